@@ -54,7 +54,7 @@ def test_schedules_come_from_the_workers(persistent):
         assert {int(batch.worker[0]) for batch in batches} == {0, 1}
         for batch, other in zip(batches, plain, strict=True):
             assert batch.schedule == other.schedule
-            assert batch.schedule.wiring.is_shared()
+            assert batch.schedule.index.is_shared()
             assert torch.equal(batch.edge_index, other.edge_index)
             assert len(batch.to_data_list()) == 4
 

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
@@ -335,7 +335,7 @@ def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name
             raise mismatch(ValueError, what, *shown, where=where, hint=hint)
         key = next(key for key in found if found[key] != expected[key])
         what = f"{name}: {key} has a different dtype or width than in the first example"
-        shown = described(first[key]), described(example[key])
+        shown = describe_value(first[key]), describe_value(example[key])
         raise mismatch(ValueError, what, *shown, where=where)
 
 

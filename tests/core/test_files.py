@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from pyg_dynbatch.core.files import (
+    atomic_file,
     download_verified,
     extract_member,
     load_tensors,
     locked_folder,
     read_lines,
     sha256_of,
-    whole_file,
     write_atomically,
 )
 
@@ -55,10 +55,10 @@ def test_nothing_is_left_of_an_interrupted_writer(tmp_path: Path) -> None:
 
 def test_a_file_written_piece_by_piece_is_whole_or_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
-    with whole_file(path, "wb") as file:
+    with atomic_file(path, "wb") as file:
         file.write(b"one")
         assert not path.exists()
-    with pytest.raises(FileNotFoundError, match="another file"), whole_file(path) as file:
+    with pytest.raises(FileNotFoundError, match="another file"), atomic_file(path) as file:
         file.write("tw")
         raise FileNotFoundError("another file")
     assert [p.name for p in path.parent.iterdir()] == ["file"]
@@ -66,7 +66,7 @@ def test_a_file_written_piece_by_piece_is_whole_or_the_old_one(tmp_path: Path) -
 
 
 def write_piece_by_piece(path: Path) -> None:
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         file.write("x")
 
 
@@ -91,25 +91,25 @@ def test_a_full_disk_names_the_file_that_did_not_fit(tmp_path: Path, mode: str) 
     with (
         files_of_at_most(8192),
         pytest.raises(OSError, match=r"inner: the file cannot be written(?s:.)*File too large"),
-        whole_file(tmp_path / "outer"),
-        whole_file(tmp_path / "inner", mode) as file,
+        atomic_file(tmp_path / "outer"),
+        atomic_file(tmp_path / "inner", mode) as file,
     ):
         file.write(content)
     assert not list(tmp_path.iterdir())
 
 
 def test_two_processes_do_not_write_one_unfinished_file(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "file", resume_at=0) as file:
+    with atomic_file(tmp_path / "file", resume_at=0) as file:
         file.write("one")
         with (
             pytest.raises(OSError, match="another process is writing it"),
-            whole_file(tmp_path / "file", resume_at=0),
+            atomic_file(tmp_path / "file", resume_at=0),
         ):
             pytest.fail("it is being written")
     assert (tmp_path / "file").read_text() == "one"
 
 
-@pytest.mark.parametrize("lock", [locked_folder, lambda path: whole_file(path, resume_at=0)])
+@pytest.mark.parametrize("lock", [locked_folder, lambda path: atomic_file(path, resume_at=0)])
 def test_where_files_cannot_be_locked_there_is_a_warning(
     tmp_path: Path, lock: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
     assert schedule.steps[0].size == len(set(rows))
     # The k-th output is the result of the first equal call.
     distinct = list(dict.fromkeys(rows))
-    found = schedule.rows_of(schedule.outputs["output"].wiring)
+    found = schedule.rows_of(schedule.outputs["output"].rows)
     assert (found - found.min()).tolist() == [distinct.index(row) for row in rows]
 
 

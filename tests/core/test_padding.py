@@ -79,11 +79,11 @@ def test_every_node_keeps_its_inputs_and_children(arity: int | None, data: st.Da
     form = padded(schedule, shape)
     assert tuple(step.size for step in form.schedule.steps) == shape.sizes
     assert shape_of(form.schedule) == shape
-    place = form.node_place.tolist()
+    place = form.node_position.tolist()
     assert len(set(place)) == schedule.num_nodes
-    rows = schedule.rows_of(schedule.outputs["node"].wiring).tolist()
+    rows = schedule.rows_of(schedule.outputs["node"].rows).tolist()
     new = {0: 0} | {row: at + 1 for row, at in zip(rows, place, strict=True)}
-    assert [new[row + 1] - 1 for row in range(len(place))] == form.level_place.tolist()
+    assert [new[row + 1] - 1 for row in range(len(place))] == form.level_position.tolist()
 
     def read(each: Schedule) -> dict[int, tuple[int, list[int]]]:
         """Input row and child rows of every state row."""
@@ -102,12 +102,12 @@ def test_every_node_keeps_its_inputs_and_children(arity: int | None, data: st.Da
         return found
 
     old, changed = read(schedule), read(form.schedule)
-    inputs = form.input_place.tolist()
+    inputs = form.input_position.tolist()
     for row, (read_row, below) in old.items():
         own, children = changed[new[row]]
         assert own == (inputs[read_row - 1] + 1 if read_row else 0)
         assert children == [new[child] for child in below]
-    assert form.input_row[form.input_place].tolist() == list(range(len(inputs)))
+    assert form.input_row[form.input_position].tolist() == list(range(len(inputs)))
     # Padding nodes only read each other.
     for row in set(changed) - set(new.values()):
         assert not set(changed[row][1]) & (set(new.values()) - {0})
@@ -122,8 +122,8 @@ def test_all_but_row_numbers_depends_on_the_shape_alone(
     one, two = padded(first, shape).schedule, padded(second, shape).schedule
     for name in ("signatures", "stores", "steps", "outputs", "num_examples", "structure"):
         assert getattr(one, name) == getattr(two, name)
-    assert one.wiring.shape == two.wiring.shape
-    assert int(one.wiring.min()) >= 0 and int(one.wiring.max()) <= shape.nodes
+    assert one.index.shape == two.index.shape
+    assert int(one.index.min()) >= 0 and int(one.index.max()) <= shape.nodes
 
 
 @given(st.data())
@@ -154,7 +154,7 @@ def test_the_schedule_itself_stays_and_moves_with_its_padded_form() -> None:
         schedule.stores,
         schedule.outputs,
     )
-    assert both.wiring[: schedule.wiring.numel()].tolist() == schedule.wiring.tolist()
+    assert both.index[: schedule.index.numel()].tolist() == schedule.index.tolist()
     right = padded_form(both)
     assert right is not None
     for copy in (both.clone(), both.cpu(), pickle.loads(pickle.dumps(both))):
@@ -162,8 +162,8 @@ def test_the_schedule_itself_stays_and_moves_with_its_padded_form() -> None:
         assert form is not None and form.schedule == right.schedule
         assert form.input_row.tolist() == right.input_row.tolist()
     again = padded_schedule(both, shape._replace(inputs=(2, 1)))
-    assert again.wiring.numel() < both.wiring.numel()
-    assert schedule_of_shape(shape, right.schedule.wiring) == right.schedule
+    assert again.index.numel() < both.index.numel()
+    assert schedule_of_shape(shape, right.schedule.index) == right.schedule
 
 
 def test_schedules_that_cannot_be_padded() -> None:

@@ -224,8 +224,8 @@ def test_depth_and_size() -> None:
     program = recorded(language, 4)
     finished = pickle.loads(pickle.dumps(concatenate([program])))
     assert (finished.depth, finished.num_calls) == (program.depth, program.num_calls) == (5, 5)
-    assert isinstance(finished.value_place, np.ndarray)
-    assert finished.value_place.tolist() == program.value_place.tolist()
+    assert isinstance(finished.value_index, np.ndarray)
+    assert finished.value_index.tolist() == program.value_index.tolist()
     assert repr(finished) == repr(program) == "Program(5 calls, depth 5, outputs ['output'])"
 
 

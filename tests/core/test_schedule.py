@@ -51,7 +51,7 @@ def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
     assert twin == schedule
     assert twin.structure == schedule.structure
     if copier in ("pickle", "deepcopy", "clone", "torch.save"):
-        assert twin.wiring.data_ptr() != schedule.wiring.data_ptr()
+        assert twin.index.data_ptr() != schedule.index.data_ptr()
     if made is program_schedule:
         found, wanted = (VECTORS.engine(s)["output"] for s in (twin, schedule))
         assert torch.equal(found, wanted)
@@ -73,7 +73,7 @@ def test_what_makes_schedules_differ() -> None:
     changed.constants[0][0][0] += 1
     assert changed != schedule
     changed = schedule.clone()
-    changed.wiring[0] += 1
+    changed.index[0] += 1
     assert changed != schedule
     program = Program()
     program.output(program.input(VECTOR, 0))
@@ -93,7 +93,7 @@ def test_moves_whole(schedule: Schedule) -> None:
     assert all(tensor.device.type == "meta" for tensor in tensors)
     assert schedule.to(torch.float64) is schedule
     assert schedule.to(torch.zeros(1, device="meta")).device.type == "meta"
-    assert schedule.to(device=torch.device("meta"), non_blocking=True).wiring.dtype == torch.int64
+    assert schedule.to(device=torch.device("meta"), non_blocking=True).index.dtype == torch.int64
 
 
 def test_moves_with_a_pyg_batch() -> None:
@@ -111,9 +111,9 @@ def test_moves_with_a_pyg_batch() -> None:
         batch.detach(),
     ):
         assert moved.schedule == schedule
-    assert batch.clone().schedule.wiring.data_ptr() != schedule.wiring.data_ptr()
+    assert batch.clone().schedule.index.data_ptr() != schedule.index.data_ptr()
     batch.share_memory_()
-    assert batch.schedule.wiring.is_shared()
+    assert batch.schedule.index.is_shared()
     assert "schedule" in batch.keys()  # noqa: SIM118
 
 
@@ -174,7 +174,7 @@ def test_children_of_a_step_with_an_arity() -> None:
 @given(structures())
 def test_edge_order_lists_the_edges_as_the_steps_read_them(dag: Dag) -> None:
     schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, child_slot=dag.child_slot)
-    row_of_node = schedule.rows_of(schedule.outputs["node"].wiring)
+    row_of_node = schedule.rows_of(schedule.outputs["node"].rows)
     children = [schedule.children_of(step) for step in schedule.steps]
     child = dag.edge_index[0][schedule.edge_order]
     assert torch.cat(children).tolist() == row_of_node[child].tolist()

@@ -63,11 +63,13 @@ def test_equal_leaves_once_and_level_order(kind: str, data: st.DataObject) -> No
     leaves, others = schedule.level_inputs[0], sum(schedule.level_inputs[1:])
     distinct = data.draw(st.integers(1, 3))
     rows = st.lists(st.integers(0, distinct - 1), min_size=leaves, max_size=leaves)
-    leaf_row = torch.tensor(data.draw(rows), dtype=torch.long)
+    leaf_inverse = torch.tensor(data.draw(rows), dtype=torch.long)
     x = features(distinct + others).requires_grad_()
-    spread = torch.cat([x[leaf_row], x[distinct:]])
+    spread = torch.cat([x[leaf_inverse], x[distinct:]])
     wanted = run_levels(layer.cell, schedule, spread)
-    found = layer(x, schedule=schedule, leaf_row=leaf_row, level_order=True, return_state=True)
+    found = layer(
+        x, schedule=schedule, leaf_inverse=leaf_inverse, level_order=True, return_state=True
+    )
     found = tuple(part.index_select(0, level_row(schedule)) for part in found)
     assert_equal(found, wanted)
     assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
@@ -113,8 +115,8 @@ def test_nodes_of_invalid_shape_or_dtype_are_refused(nodes: Tensor) -> None:
 def test_leaf_rows_that_do_not_fit_are_refused() -> None:
     layer = make("nary-2")
     schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-    with pytest.raises(ValueError, match="leaf_row does not fit the schedule") as caught:
-        layer(features(2), schedule=schedule, leaf_row=torch.tensor([0]))
+    with pytest.raises(ValueError, match="leaf_inverse does not fit the schedule") as caught:
+        layer(features(2), schedule=schedule, leaf_inverse=torch.tensor([0]))
     assert "2 leaves with an input" in str(caught.value)
 
 

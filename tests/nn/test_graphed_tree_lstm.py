@@ -199,9 +199,9 @@ def test_some_parameters_frozen_and_an_output_unused() -> None:
 def test_leaves_that_share_rows() -> None:
     layer, fast, counts, (schedule, _) = pair()
     leaves = schedule.level_inputs[0]
-    leaf_row = torch.arange(leaves) % 2
+    leaf_inverse = torch.arange(leaves) % 2
     x = torch.randn(2 + schedule.num_nodes - leaves, 3, requires_grad=True)
-    wanted, found = (m(x, schedule=schedule, leaf_row=leaf_row) for m in (layer, fast))
+    wanted, found = (m(x, schedule=schedule, leaf_inverse=leaf_inverse) for m in (layer, fast))
     assert counts.replayed == 1
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(

@@ -116,10 +116,10 @@ def test_equal_leaves_once(threads: int, with_threads: Callable[[int], None]) ->
     for layer in layers(70, (2,)):
         schedule = forest([k // 3 for k in range(600)], layer.arity)
         leaves = schedule.steps[0].size
-        leaf_row = torch.randint(0, 7, (leaves,))
+        leaf_inverse = torch.randint(0, 7, (leaves,))
         for expand in (False, True):
             inputs = torch.randn(7 + schedule.num_nodes - leaves, 3)
-            compare(layer, schedule, inputs, expand, leaf_row=leaf_row, level_order=True)
+            compare(layer, schedule, inputs, expand, leaf_inverse=leaf_inverse, level_order=True)
 
 
 def test_far_and_near_numbers() -> None:
@@ -169,9 +169,11 @@ def test_rows_that_do_not_fit_the_schedule_are_refused() -> None:
         schedule = forest([0, 0, 1, 1, 4], layer.arity)
         cases = (8, None, "cpu"), (6, 9, "cpu"), (0, 3, "cpu"), (6, None, "meta")
         for rows, leaves, device in cases:
-            leaf_row = None if leaves is None else torch.zeros(leaves, dtype=torch.long)
+            leaf_inverse = None if leaves is None else torch.zeros(leaves, dtype=torch.long)
             with pytest.raises(ValueError, match="the schedule does not fit the input rows"):
-                run_fused(layer, schedule.to(device), torch.randn(rows, 3), leaf_row=leaf_row)
+                run_fused(
+                    layer, schedule.to(device), torch.randn(rows, 3), leaf_inverse=leaf_inverse
+                )
 
 
 def test_a_tracer_sees_all_calls_of_torch() -> None:

@@ -30,7 +30,7 @@ def test_fused_step_reads_no_value(
         more: dict[str, Tensor] = {}
         x = torch.empty(nodes, 3, requires_grad=True)
         if shared:
-            more = {"leaf_row": torch.zeros(leaves, dtype=torch.long)}
+            more = {"leaf_inverse": torch.zeros(leaves, dtype=torch.long)}
             x = torch.empty(2 + others, 3, requires_grad=True)
         h = layer(x, schedule=without_values(schedule), **more)
         found = torch.autograd.grad(h.sum(), [x, *layer.parameters()])

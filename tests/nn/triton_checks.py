@@ -150,8 +150,8 @@ def interpreted_equal_leaves_once() -> None:
         schedule = Schedule.from_structure(
             torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]]), 5, arity=layer.arity
         )
-        leaf_row = torch.tensor([1, 0, 1])
-        compare(layer, schedule, torch.randn(4, 3), leaf_row=leaf_row, level_order=True)
+        leaf_inverse = torch.tensor([1, 0, 1])
+        compare(layer, schedule, torch.randn(4, 3), leaf_inverse=leaf_inverse, level_order=True)
 
 
 def interpreted_low_precision() -> None:

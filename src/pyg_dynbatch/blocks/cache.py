@@ -37,7 +37,7 @@ import torch
 from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.files import atomic_file
 
 
 class TracedExamples:
@@ -148,7 +148,7 @@ def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
     labels = {n: found for n, one in enumerate(traced) if (found := _plain_labels(one, n))}
     body = BytesIO()
     np.savez(body, text=np.array(repr((key, names, metrics, labels))), **arrays)
-    with whole_file(file, "wb") as stream:
+    with atomic_file(file, "wb") as stream:
         stream.write(_MAGIC + sha256(body.getbuffer()).digest())
         stream.write(body.getbuffer())
 

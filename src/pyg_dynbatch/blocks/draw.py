@@ -61,7 +61,7 @@ def explained(source: CompiledSource, traced: Traced) -> list[str]:
 
 
 def _value_text(merged: Any, value: int) -> str:
-    kind, place = int(merged.value_kind[value]), int(merged.value_place[value])
+    kind, place = int(merged.value_kind[value]), int(merged.value_index[value])
     if kind == RESULT:
         slot = int(merged.value_slot[value])
         several = len(merged.signatures[merged.call_signature[place]].outputs) > 1

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.row_buffer import check_precision
 
 
@@ -84,7 +84,7 @@ def _type_of_rows(rows: Any) -> ResultType:
     if not isinstance(rows, Tensor):
         what = "Layer: called with something else than batched tensors"
         expected = "tensors, first axis one row per example, or tuples of them"
-        raise mismatch(TypeError, what, expected, described(rows))
+        raise mismatch(TypeError, what, expected, describe_value(rows))
     return TensorType(tuple(rows.shape[1:]), rows.dtype)
 
 

@@ -21,11 +21,12 @@ from pyg_dynbatch.blocks.code import (
 )
 from pyg_dynbatch.blocks.types import ResultType, TensorType, numpy_dtype_of
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.movable import MovablePlan, beyond, range_of
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.policy import Policy, policy_of
 from pyg_dynbatch.core.program import INPUT, RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType as RowTensorType
+from pyg_dynbatch.core.types import overflowing_value, range_of
 
 
 class Traced(NamedTuple):
@@ -96,7 +97,7 @@ def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Prog
         [[rows] if rows else [] for rows in constants],
         value_type=tables["type"][np.repeat(site, width), slot_of],
         value_kind=np.repeat(kind, width),
-        value_place=np.repeat(place, width),
+        value_index=np.repeat(place, width),
         value_slot=slot_of,
         call_signature=tables["signature"][site[is_call]],
         read_value=number[code[position]],
@@ -215,7 +216,7 @@ def _rows_of(site: CallSite, wanted: Any, items: Sequence[Any]) -> np.ndarray:
         got = got if len(got) < 200 else got[:200] + " …"
         raise TraceError(kind, what, str(wanted), got, site.path)
     dtype = wanted.dtype or torch.float32
-    if (wrong := beyond(rows, dtype)) is not None:
+    if (wrong := overflowing_value(rows, dtype)) is not None:
         what, expected = "an integer is out of range", f"{wanted}, {range_of(dtype)}"
         raise TraceError(ValueError, what, expected, wrong, site.path)
     return rows.astype(numpy_dtype_of(dtype), copy=False)

@@ -22,7 +22,7 @@ class OneLineArguments(argparse.ArgumentParser):
         self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")
 
 
-def refuse_overwriting(
+def check_outputs(
     command: str, outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]
 ) -> None:
     """Raise an error if an output is also an input or another output, through links as well."""

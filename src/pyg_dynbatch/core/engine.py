@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.layout import ZEROS, BufferSpec, IndexSlice, Step, packed
 from pyg_dynbatch.core.operation import (
     Operation,
@@ -24,9 +24,9 @@ from pyg_dynbatch.core.row_buffer import (
     RowBuffer,
     Rows,
     Write,
+    check_no_transforms,
     exchange,
     new_token,
-    refuse_transforms,
     unsupported,
 )
 from pyg_dynbatch.core.schedule import Schedule
@@ -134,7 +134,7 @@ class Engine(nn.Module):
             ValueError: If the number of input rows is not that of the schedule.
             RuntimeError: If an operation changes an argument in place.
         """
-        refuse_transforms("Engine")
+        check_no_transforms("Engine")
         if self._leaf is not None and schedule.structure is not None and schedule.steps:
             # The first step calls the leaf operation, which reads no children.
             number, (first, *others) = len(schedule.signatures), schedule.steps
@@ -193,7 +193,7 @@ class _Run:
     ) -> None:
         self.engine, self.schedule = engine, schedule
         self.operations = [engine.operation_of(s) for s in schedule.signatures]
-        self.token = new_token(schedule.wiring)
+        self.token = new_token(schedule.index)
         # Rows to be written before the next read: one call of autograd per step does both.
         self.pending: list[Write] = []
         self.buffers: list[RowBuffer] = []
@@ -272,7 +272,7 @@ class _Run:
 
     def _reads(self, slices: Sequence[IndexSlice]) -> list[Read]:
         """List what to read; arguments with adjacent row numbers share a gather."""
-        reads, flat = [], self.schedule.wiring
+        reads, flat = [], self.schedule.index
         number = 0
         while number < len(slices):
             first = slices[number]
@@ -291,7 +291,7 @@ class _Run:
     def _touch_unused(self, known: Mapping[RowType, Rows]) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
         used = {self.operations[step.operation] for step in self.schedule.steps}
-        no_row = self.schedule.wiring[:0]
+        no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature
             row_types = [row_type_of(wanted) for wanted in signature.inputs]
@@ -317,7 +317,7 @@ class _Run:
     def outputs(self) -> dict[str, Any]:
         """Read all outputs."""
         found = self.schedule.outputs
-        reads = [Read(self.buffers[o.wiring.store], self._pick(o.wiring)) for o in found.values()]
+        reads = [Read(self.buffers[o.rows.store], self._pick(o.rows)) for o in found.values()]
         results = self._exchange(reads, copy=True)
         return {
             name: rows[0] if len(rows) == 1 else rows
@@ -349,7 +349,7 @@ def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows |
         part.size(0) != spec.inputs for part in rows
     ):
         what = f"Engine: wrong number of input rows of type {kind}"
-        raise mismatch(ValueError, what, spec.inputs, ", ".join(map(described, rows)))
+        raise mismatch(ValueError, what, spec.inputs, ", ".join(map(describe_value, rows)))
     _check_rows(rows, parts, spec.inputs, f"Engine: input rows of type {kind} do not fit")
     return rows
 
@@ -375,7 +375,7 @@ def _checked_results(signature: Signature, results: Any, size: int, where: str) 
         results = (results,)
     if not isinstance(results, tuple) or len(results) != len(signature.outputs):
         wanted = f"{len(signature.outputs)} results: {signature}"
-        got = ", ".join(map(described, results if isinstance(results, tuple) else (results,)))
+        got = ", ".join(map(describe_value, results if isinstance(results, tuple) else (results,)))
         raise mismatch(TypeError, what, wanted, got, where=where)
     checked = [result if isinstance(result, tuple) else (result,) for result in results]
     for rows, row_type in zip(checked, signature.outputs, strict=True):
@@ -390,7 +390,7 @@ def _check_rows(
         _fits(row, part, size) for row, part in zip(rows, parts, strict=True)
     ):
         wanted = f"{size} rows of {describe(parts if len(parts) > 1 else parts[0])}"
-        got, hint = ", ".join(map(described, rows)), "one row per call, along the first axis"
+        got, hint = ", ".join(map(describe_value, rows)), "one row per call, along the first axis"
         raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
 
 

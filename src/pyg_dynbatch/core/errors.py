@@ -47,7 +47,7 @@ def mismatch(
     return kind(mismatch_text(what, expected, got, where=where, hint=hint))
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Describe a value found instead of a tensor: its dtype and shape, or its class."""
     if isinstance(value, torch.Tensor):
         kind = "" if value.layout == torch.strided else f", {value.layout}"

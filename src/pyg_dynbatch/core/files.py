@@ -44,7 +44,7 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
 
 
 @contextmanager
-def whole_file(
+def atomic_file(
     path: str | Path, mode: str = "w", *, resume_at: int | None = None, **options: Any
 ) -> Iterator[Any]:
     """Open a file to be written piece by piece; it is renamed when the block ends without error."""
@@ -63,7 +63,7 @@ def whole_file(
 
 
 def part_of(path: str | Path) -> Path:
-    """Return the path of the unfinished file that :func:`whole_file` can resume."""
+    """Return the path of the unfinished file that :func:`atomic_file` can resume."""
     return Path(f"{path}.part")
 
 

@@ -46,7 +46,7 @@ class BufferSpec(NamedTuple):
 class Output(NamedTuple):
     """Rows of one named output."""
 
-    wiring: IndexSlice
+    rows: IndexSlice
     example: int  # where the example of each row is in the flat index
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import checked_choice, described, mismatch
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.layout import (
     GATHER,
     ZEROS,
@@ -104,7 +104,7 @@ def schedule_structure(
         "signatures": (signature,),
         "stores": (input_buffer, BufferSpec(state_type, 1, 0, num_nodes + 1)),
         "steps": tuple(steps),
-        "wiring": flat.tensor(),
+        "index": flat.tensor(),
         "constants": (None, None),
         "outputs": {"node": Output(output, example)},
         "num_examples": examples.size,
@@ -164,7 +164,7 @@ def _checked(
     if negative or values.dtype != dtype or found.shape != (length,):
         what = f"Schedule.from_structure: {name} has an invalid shape, dtype or value"
         wanted = f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}"
-        got = described(values) + (f", smallest {found.min()}" if negative else "")
+        got = describe_value(values) + (f", smallest {found.min()}" if negative else "")
         raise mismatch(ValueError, what, wanted, got)
     return found
 

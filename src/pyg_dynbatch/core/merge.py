@@ -40,7 +40,7 @@ def schedule_programs(
     read_call = new_number[program.read_call[kept]]
     inner = program.value_kind[read_value] == RESULT
     kind = program.call_signature[made]
-    source = new_number[program.value_place[read_value[inner]]]
+    source = new_number[program.value_index[read_value[inner]]]
     names = tuple(signature.name for signature in program.signatures)
     graph = DependencyGraph(kind, source, read_call[inner], names)
     step_of_call = order_calls(graph, policy) if made.size else np.zeros(0, dtype=np.int64)
@@ -55,12 +55,12 @@ def schedule_programs(
     for number, buffer in enumerate(buffers):
         mine = program.value_type == number
         fixed = mine & (program.value_kind == CONSTANT)
-        row[fixed] = constant_row[number][program.value_place[fixed]]
+        row[fixed] = constant_row[number][program.value_index[fixed]]
         inputs = mine & (program.value_kind == INPUT)
-        row[inputs] = buffer.constants + program.value_place[inputs]
+        row[inputs] = buffer.constants + program.value_index[inputs]
     result = np.flatnonzero(program.value_kind == RESULT)
-    result = result[alive[program.value_place[result]]]
-    call = new_number[program.value_place[result]]
+    result = result[alive[program.value_index[result]]]
+    call = new_number[program.value_index[result]]
     row[result] = first_row[step_of_call[call], program.value_slot[result]] + position[call]
     row = row[value]
 
@@ -73,7 +73,7 @@ def schedule_programs(
         "stores": tuple(buffers),
         "steps": tuple(Step(*step) for step in steps),
         "outputs": _index_outputs(program, flat, row),
-        "wiring": flat.tensor(),
+        "index": flat.tensor(),
         "constants": tuple(constants),
         "num_examples": program.num_examples,
         "merged_calls": int((~alive).sum()),
@@ -119,7 +119,7 @@ def _merge_equal_calls(
     for number, rows in enumerate(constant_row):
         mine = np.flatnonzero((program.value_type == number) & (program.value_kind == CONSTANT))
         first = np.full(int(rows.max(initial=-1)) + 1, -1, dtype=np.int64)
-        row = rows[program.value_place[mine]]
+        row = rows[program.value_index[mine]]
         first[row[::-1]] = mine[::-1]
         value[mine] = first[row]
     alive = np.ones(program.num_calls, dtype=bool)
@@ -127,7 +127,7 @@ def _merge_equal_calls(
     made = np.flatnonzero(program.value_kind == RESULT)
     # The values of the results and of the arguments of every call.
     result = np.zeros((program.num_calls, int(program.value_slot.max(initial=0)) + 1), np.int64)
-    result[program.value_place[made], program.value_slot[made]] = made
+    result[program.value_index[made], program.value_slot[made]] = made
     most = max((len(signature.inputs) for signature in program.signatures), default=0)
     table = np.zeros((program.num_calls, most), dtype=np.int64)
     for kind in _mergeable_kinds(program):
@@ -161,7 +161,7 @@ def _mergeable_kinds(program: Program) -> list[int]:
     """List the signatures whose calls may be merged, each after those whose results it reads."""
     source = program.value_kind[program.read_value] == RESULT
     user = program.call_signature[program.read_call[source]]
-    made = program.call_signature[program.value_place[program.read_value[source]]]
+    made = program.call_signature[program.value_index[program.read_value[source]]]
     reads = set(zip(user.tolist(), made.tolist(), strict=True))
     waiting = [
         number

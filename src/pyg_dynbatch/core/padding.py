@@ -27,9 +27,9 @@ class PaddedForm(NamedTuple):
     shape: LevelShape
     schedule: Schedule
     input_row: Int[Tensor, " padded_input"]  # input row of each padded input; 0 for padding
-    input_place: Int[Tensor, " input"]  # padded input of each input
-    level_place: Int[Tensor, " node"]  # padded position of each node in level order
-    node_place: Int[Tensor, " node"]  # padded position of each node in node order
+    input_position: Int[Tensor, " input"]  # padded input of each input
+    level_position: Int[Tensor, " node"]  # padded position of each node in level order
+    node_position: Int[Tensor, " node"]  # padded position of each node in node order
 
 
 def shape_of(schedule: Schedule) -> LevelShape:
@@ -50,17 +50,17 @@ def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
         wanted, got = f"one on the CPU that fits into {shape}", f"{mine} on {schedule.device}"
         hint = "LevelBuckets.fit(schedules).pad(schedule)"
         raise mismatch(ValueError, what, wanted, got, hint=hint)
-    own = schedule.wiring if info.padded is None else schedule.wiring[: info.padded[1]]
+    own = schedule.index if info.padded is None else schedule.index[: info.padded[1]]
     padded, nodes = _padded(schedule, mine, shape), info.num_nodes
     input_node = padded.input_node
-    (input_place,) = (input_node < nodes).nonzero(as_tuple=True)
+    (input_position,) = (input_node < nodes).nonzero(as_tuple=True)
     input_row = torch.zeros_like(input_node)
-    input_row[input_place] = torch.arange(input_place.numel())
-    level_place = padded.rows_of(padded.outputs["node"].wiring)[:nodes] - 1
-    node_place = level_place[schedule.rows_of(schedule.outputs["node"].wiring) - 1]
-    parts = (own, padded.wiring, input_row, input_place, level_place, node_place)
+    input_row[input_position] = torch.arange(input_position.numel())
+    level_position = padded.rows_of(padded.outputs["node"].rows)[:nodes] - 1
+    node_position = level_position[schedule.rows_of(schedule.outputs["node"].rows) - 1]
+    parts = (own, padded.index, input_row, input_position, level_position, node_position)
     structure = info._replace(padded=(shape, own.numel()))
-    return replace(schedule, wiring=torch.cat(parts), structure=structure)
+    return replace(schedule, index=torch.cat(parts), structure=structure)
 
 
 def _padded(schedule: Schedule, mine: LevelShape, shape: LevelShape) -> Schedule:
@@ -97,15 +97,15 @@ def _edges_in_level_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, n
     if not steps:
         none = np.zeros(0, dtype=np.int64)
         return none, none, None if arity is None else none
-    first, wiring = steps[0].arguments[1], schedule.wiring.numpy()
+    first, index = steps[0].arguments[1], schedule.index.numpy()
     if arity is None:
         edges = schedule.num_edges
         counts = [step.arguments[1].length for step in steps]
         starts = np.array([step.results[0][1] - 1 for step in steps]).repeat(counts)
-        children = wiring[first.offset : first.offset + edges] - 1
-        return children, wiring[first.segment_ids : first.segment_ids + edges] + starts, None
+        children = index[first.offset : first.offset + edges] - 1
+        return children, index[first.segment_ids : first.segment_ids + edges] + starts, None
     nodes = schedule.num_nodes
-    table = wiring[first.offset : first.offset + nodes * arity].reshape(nodes, arity)
+    table = index[first.offset : first.offset + nodes * arity].reshape(nodes, arity)
     parent, slot = table.nonzero()
     return table[parent, slot] - 1, parent, slot
 
@@ -143,14 +143,14 @@ def padded_form(schedule: Schedule) -> PaddedForm | None:
         return None
     shape, first = schedule.structure.padded
     nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
-    lengths = (_frame(shape).wiring.numel(), sum(shape.inputs), inputs, nodes, nodes)
-    wiring, *places = schedule.wiring[first:].split(lengths)
-    return PaddedForm(shape, schedule_of_shape(shape, wiring), *places)
+    lengths = (_frame(shape).index.numel(), sum(shape.inputs), inputs, nodes, nodes)
+    index, *places = schedule.index[first:].split(lengths)
+    return PaddedForm(shape, schedule_of_shape(shape, index), *places)
 
 
-def schedule_of_shape(shape: LevelShape, wiring: Int[Tensor, " entry"]) -> Schedule:
+def schedule_of_shape(shape: LevelShape, index: Int[Tensor, " entry"]) -> Schedule:
     """Return a padded schedule with the given row numbers."""
-    return replace(_frame(shape), wiring=wiring)
+    return replace(_frame(shape), index=index)
 
 
 class Padding(NamedTuple):

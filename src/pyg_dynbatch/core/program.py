@@ -12,15 +12,7 @@ import torch
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.core.types import (
-    RowType,
-    TensorType,
-    beyond,
-    describe,
-    has_gradient,
-    parts_of,
-    range_of,
-)
+from pyg_dynbatch.core.types import RowType, TensorType, describe, has_gradient, parts_of, range_of
 
 CONSTANT, INPUT, RESULT = 0, 1, 2
 """Kinds of values: constants, input rows, results of calls."""
@@ -85,7 +77,7 @@ class Program:
         constants: Constants of each row type, as a list of arrays with any number of rows.
         value_type: Row type of each value.
         value_kind: Whether it is a constant, an input row or a result.
-        value_place: Number of the constant, of the input row, or of the call.
+        value_index: Number of the constant, of the input row, or of the call.
         value_slot: For results, which output of the call.
         call_signature: Signature of each call.
         read_value: For each row that is read, its value.
@@ -114,7 +106,7 @@ class Program:
     constants: list[list[Rows]] = field(default_factory=list)
     value_type: Numbers = field(default_factory=_growing)
     value_kind: Numbers = field(default_factory=_growing)
-    value_place: Numbers = field(default_factory=_growing)
+    value_index: Numbers = field(default_factory=_growing)
     value_slot: Numbers = field(default_factory=_growing)
     call_signature: Numbers = field(default_factory=_growing)
     read_value: Numbers = field(default_factory=_growing)
@@ -146,7 +138,7 @@ class Program:
         reads = np.zeros(self.num_calls, dtype=bool)
         reads[call] = True
         inner = np.flatnonzero(np.array(self.value_kind)[value] == RESULT)
-        source, target = np.array(self.value_place)[value[inner]], call[inner]
+        source, target = np.array(self.value_index)[value[inner]], call[inner]
         kept = reads[source]
         depth = longest_paths(source[kept], target[kept], self.num_calls) + 1
         return int(depth[reads].max(initial=0))
@@ -297,7 +289,7 @@ class Program:
     def _value(self, row_type: RowType, kind: int, place: int, slot: int, depth: int) -> Value:
         self.value_type.append(self._number_of_type(row_type))
         self.value_kind.append(kind)
-        self.value_place.append(place)
+        self.value_index.append(place)
         self.value_slot.append(slot)
         return Value(self, len(self.value_type) - 1, row_type, depth)
 
@@ -347,7 +339,7 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     if has_gradient(tensor.dtype) and not has_gradient(part.dtype):
         got = TensorType(shape, tensor.dtype)
         raise mismatch(TypeError, "Program.constant: dtype differs", part, got)
-    if (wrong := beyond(tensor, part.dtype)) is not None:
+    if (wrong := overflowing_value(tensor, part.dtype)) is not None:
         what = "Program.constant: an integer is beyond the range of its dtype"
         raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
     if not isinstance(data, torch.Tensor | np.ndarray):
@@ -360,7 +352,7 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
 
 
 _INTEGERS = (
-    "value_type", "value_kind", "value_place", "value_slot", "call_signature", "read_value",
+    "value_type", "value_kind", "value_index", "value_slot", "call_signature", "read_value",
     "read_call", "read_argument",
 )  # fmt: skip
 
@@ -378,11 +370,11 @@ def concatenate(programs: Sequence[Program]) -> Program:
         own = {name: np.array(getattr(program, name), dtype=np.int64) for name in _INTEGERS}
         kinds = np.array([joined._number_of_signature(s) for s in program.signatures], np.int64)
         types = [joined._number_of_type(row_type) for row_type in program.row_types]
-        # ``value_place`` is the number of a constant or input row of a type, or of a call.
+        # ``value_index`` is the number of a constant or input row of a type, or of a call.
         constants = [joined.num_constants[number] for number in types]
         inputs = [joined.num_inputs[number] for number in types]
         before = np.array([constants, inputs, [calls] * len(types)], dtype=np.int64)
-        own["value_place"] += before[own["value_kind"], own["value_type"]]
+        own["value_index"] += before[own["value_kind"], own["value_type"]]
         own["value_type"] = np.array(types, dtype=np.int64)[own["value_type"]]
         own["call_signature"] = kinds[own["call_signature"]]
         own["read_value"] += values

@@ -63,7 +63,7 @@ def _run(
         reads[call][argument].append(value)
     values: list[Rows] = []
     results: dict[int, list[Any]] = {}
-    values_of = (program.value_kind, program.value_place, program.value_slot, program.value_type)
+    values_of = (program.value_kind, program.value_index, program.value_slot, program.value_type)
     for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
         row_type = program.row_types[number]
         if kind == CONSTANT:

@@ -257,7 +257,7 @@ class _Exchange(Function):
         return token, None, None, None, *found
 
 
-def refuse_transforms(owner: str) -> None:
+def check_no_transforms(owner: str) -> None:
     """Raise an error under transforms and tracing: rows are written in place."""
     if torch._C._are_functorch_transforms_active():
         raise unsupported(owner, "a transform of torch.func (grad, vjp, jvp, vmap, ...)")
@@ -280,7 +280,7 @@ def unsupported(owner: str, way: str) -> RuntimeError:
 
 def refuse_second_derivative() -> None:
     """Raise an error if a backward pass is itself recorded or transformed."""
-    refuse_transforms("Engine")
+    check_no_transforms("Engine")
     if torch.is_grad_enabled():
         what = "Engine: second derivatives through a schedule are not available"
         wanted = "backward() or autograd.grad() without create_graph"

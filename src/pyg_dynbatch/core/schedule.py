@@ -38,7 +38,7 @@ class Schedule(MovablePlan):
         signatures: Operations, to which the steps refer by number.
         stores: Sizes of the row buffers, to which index slices refer by number.
         steps: The batched calls in order.
-        wiring: All row numbers, int64, flat.
+        index: All row numbers, int64, flat.
         constants: Constant rows of each buffer, one tensor per part; ``None`` for rows of zeros.
         outputs: Named outputs.
         num_examples: Number of examples.
@@ -58,7 +58,7 @@ class Schedule(MovablePlan):
     signatures: tuple[Signature, ...]
     stores: tuple[BufferSpec, ...]
     steps: tuple[Step, ...]
-    wiring: Int[Tensor, " entry"]
+    index: Int[Tensor, " entry"]
     constants: tuple[tuple[Tensor, ...] | None, ...]
     outputs: dict[str, Output]
     num_examples: int
@@ -187,7 +187,7 @@ class Schedule(MovablePlan):
         return self._part(info.child_start, info.num_nodes)
 
     def _part(self, offset: int | None, length: int) -> Tensor:
-        return self.wiring[:0] if offset is None else self.wiring[offset : offset + length]
+        return self.index[:0] if offset is None else self.index[offset : offset + length]
 
     def belongs_to(self, edge_index: Tensor) -> bool:
         """Return whether the schedule was made from these edges.
@@ -230,7 +230,7 @@ class Schedule(MovablePlan):
     def rows_of(self, read: IndexSlice) -> Int[Tensor, " row"]:
         """Return the row numbers of an argument or output."""
         end = read.offset + read.length * read.stride
-        return self.wiring[read.offset : end : read.stride]
+        return self.index[read.offset : end : read.stride]
 
     def segment_ids_of(self, read: IndexSlice) -> Int[Tensor, " row"]:
         """Return, for a ragged argument, the call within the step that each row belongs to."""
@@ -239,7 +239,7 @@ class Schedule(MovablePlan):
     def example_of(self, name: str) -> Int[Tensor, " row"]:
         """Return the example of every row of a named output."""
         output = self.outputs[name]
-        return self._part(output.example, output.wiring.length)
+        return self._part(output.example, output.rows.length)
 
     def stats(self) -> "ScheduleStats":
         """Count steps, rows, the critical path, the lower bound, and the copies Fold would make."""
@@ -282,11 +282,11 @@ class Schedule(MovablePlan):
     # Moving to a device, pickling, comparing, printing.
 
     def _tensors(self) -> tuple[Tensor, ...]:
-        return (self.wiring, *(part for parts in self.constants for part in parts or ()))
+        return (self.index, *(part for parts in self.constants for part in parts or ()))
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
         constants = (None if parts is None else tuple(map(fn, parts)) for parts in self.constants)
-        return replace(self, wiring=fn(self.wiring), constants=tuple(constants))
+        return replace(self, index=fn(self.index), constants=tuple(constants))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_edges_seen"}

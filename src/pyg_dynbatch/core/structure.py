@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 
 
 def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -79,7 +79,7 @@ def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.
 def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Check shape, dtype and node numbers of edges; return their children and parents."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
-        what, got = f"{name}: edge_index has an invalid shape or dtype", described(edge_index)
+        what, got = f"{name}: edge_index has an invalid shape or dtype", describe_value(edge_index)
         wanted = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
         raise mismatch(ValueError, what, wanted, got)
     edges = array_of(edge_index)

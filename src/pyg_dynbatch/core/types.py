@@ -97,7 +97,7 @@ def has_gradient(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def beyond(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
+def overflowing_value(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
     """Return an integer that a dtype cannot hold, which would silently overflow; None if none."""
     if has_gradient(dtype) or dtype == torch.bool:
         return None

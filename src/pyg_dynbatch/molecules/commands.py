@@ -12,9 +12,9 @@ from string import Template
 from typing import Any
 
 from pyg_dynbatch import __version__
-from pyg_dynbatch.core.command_line import OneLineArguments, refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import sha256_of, whole_file
+from pyg_dynbatch.core.files import atomic_file, sha256_of
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
@@ -98,7 +98,7 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     options = parser.parse_args(argv)
     _check_numbers(parser, options, workers=0, dropout=0, max_pairs=1)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
-    refuse_overwriting("predict", written, [options.input, *paths])
+    check_outputs("predict", written, [options.input, *paths])
     first = MoleculeProperty.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
     predictor = MoleculePredictor(
         [first, *paths[1:]], options.device, options.dropout, options.max_pairs, options.max_atoms
@@ -188,7 +188,7 @@ def run_featurize(argv: list[str]) -> int:
     """Run ``featurize``."""
     options = _featurize_parser().parse_args(argv)
     written = [Path(options.output, name) for name in ("", HEADER, ERRORS)]
-    refuse_overwriting("featurize", written, [options.input])
+    check_outputs("featurize", written, [options.input])
     featurizer = MoleculeFeaturizer(
         options.atoms,
         options.pairs,
@@ -279,7 +279,7 @@ def run_explain(argv: list[str]) -> int:
         parser.error("the following arguments are required: --input or --smiles, not both")
     _check_numbers(parser, options, most=1, pairs=0)
     written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
-    refuse_overwriting("explain", written, [options.input, *options.checkpoint])
+    check_outputs("explain", written, [options.input, *options.checkpoint])
     predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
     given = (
         RawMolecule(number, f"--smiles {number + 1}", smiles=text)
@@ -335,7 +335,7 @@ class _Writer:
         ]
         with ExitStack() as stack:
             self.page, *tables = (
-                stack.enter_context(whole_file(self.folder / name, newline="", encoding="utf-8"))
+                stack.enter_context(atomic_file(self.folder / name, newline="", encoding="utf-8"))
                 for name in (REPORT, ATOMS, PAIRS)
             )
             self.atoms, self.pairs = map(csv.writer, tables)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.loading import (
     PlanningCollater,
     RaggedColumns,
@@ -179,7 +179,7 @@ class MoleculeData(Data):
 
 
 def _invalid(key: str, form: str, value: Any, where: str) -> ValueError:
-    got = f"no {key}" if value is None else described(value)
+    got = f"no {key}" if value is None else describe_value(value)
     what = f"MoleculeData: {key} is missing or invalid"
     return mismatch(ValueError, what, form, got, where=where)
 

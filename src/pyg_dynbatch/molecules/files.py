@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import Lines, existing, open_lines, whole_file
+from pyg_dynbatch.core.files import Lines, atomic_file, existing, open_lines
 
 FORMATS = {
     ".csv": "csv",
@@ -371,7 +371,7 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
         >>> path.read_text().splitlines()
         ['row,where,smiles,reason,atom', '3,mine.csv:5,C(,an open bracket,']
     """
-    with whole_file(path, newline="", encoding="utf-8") as file:
+    with atomic_file(path, newline="", encoding="utf-8") as file:
         columns = [field.name for field in fields(BadMolecule)]
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()

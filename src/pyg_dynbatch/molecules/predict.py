@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import part_of, whole_file
+from pyg_dynbatch.core.files import atomic_file, part_of
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
@@ -311,12 +311,12 @@ class PredictionFiles:
                     # It is about files that are overwritten now.
                     self.note.unlink(missing_ok=True)
             size, print_size = self._sizes
-            opened = whole_file(self.table, resume_at=size, newline="", encoding="utf-8")
+            opened = atomic_file(self.table, resume_at=size, newline="", encoding="utf-8")
             file = stack.enter_context(nullcontext(sys.stdout) if self.table == "-" else opened)
             writer = csv.writer(file, lineterminator="\n")
             prints = None
             if self.fingerprints is not None:
-                opened = whole_file(self.fingerprints, "wb", resume_at=print_size)
+                opened = atomic_file(self.fingerprints, "wb", resume_at=print_size)
                 prints = stack.enter_context(opened)
             if not self.rows:
                 writer.writerow([*columns.shown, *columns.own, *columns.predicted])

@@ -259,7 +259,7 @@ class MoleculeProperty(Task):
         self.tested: ScoredSplit | None = None
 
     @classmethod
-    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+    def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
         """Build a task for bonds between atoms with one feature."""
         table = PairTable(torch.eye(2)[:, 1:], ("bonded",), torch.tensor([0, 1]))
         weights = options.get("task_weights") or [1.0]

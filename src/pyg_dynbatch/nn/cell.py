@@ -113,16 +113,16 @@ class RecursiveCell(nn.Module, ABC):
         self,
         schedule: Schedule,
         inputs: Tensor,
-        leaf_row: Tensor | None = None,
+        leaf_inverse: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
         """Run a whole schedule, if the cell has a faster way than level by level.
 
         Args:
             schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
-            inputs: Input rows in the order of ``schedule.input_node``; with ``leaf_row`` the
+            inputs: Input rows in the order of ``schedule.input_node``; with ``leaf_inverse`` the
                 distinct rows of the leaves first, then the rows of all other nodes.
-            leaf_row: Which of the first input rows each leaf with an input reads, as the
+            leaf_inverse: Which of the first input rows each leaf with an input reads, as the
                 inverse of ``torch.unique``.
             level_order: Whether to return the states in level order.
 
@@ -158,9 +158,9 @@ class RecursiveCell(nn.Module, ABC):
         return f"{self.in_channels}, {self.out_channels}{arity}"
 
 
-def spread_rows(inputs: Tensor, leaf_row: Tensor | None, schedule: Schedule) -> Tensor:
+def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Schedule) -> Tensor:
     """Copy the input row that equal leaves share to each of them."""
-    if leaf_row is None:
+    if leaf_inverse is None:
         return inputs
     shared = inputs.size(0) - sum(schedule.level_inputs[1:])
-    return torch.cat([inputs.index_select(0, leaf_row), inputs[shared:]])
+    return torch.cat([inputs.index_select(0, leaf_inverse), inputs[shared:]])

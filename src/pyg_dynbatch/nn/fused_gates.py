@@ -68,11 +68,11 @@ class FusedPlan:
         inputs: Tensor,
         *,
         dropout_mask: Tensor | None = None,
-        leaf_row: Tensor | None = None,
+        leaf_inverse: Tensor | None = None,
         level_order: bool = False,
         precision: torch.dtype | None = None,
     ) -> None:
-        self.schedule, self.dropout_mask, self.leaf_row = schedule, dropout_mask, leaf_row
+        self.schedule, self.dropout_mask, self.leaf_inverse = schedule, dropout_mask, leaf_inverse
         self.level_order, self.precision = level_order, precision
         # Set by the forward pass: whether a backward pass may follow, and whether C runs all levels
         # in one call.
@@ -86,7 +86,7 @@ class FusedPlan:
         self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
         self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
         # The kernels do not check their indices.
-        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
+        given = self.leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
         fits = given == schedule.level_inputs[0] and self.leaf_inputs >= 0
         if not fits or schedule.device != inputs.device:
             what = "FusedPlan: the schedule does not fit the input rows"
@@ -99,9 +99,9 @@ class FusedPlan:
         children = steps[0].arguments[1]
         self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
         start = children.offset + self.leaves * self.arity
-        self.children = schedule.wiring.narrow(0, start, self.slots)
+        self.children = schedule.index.narrow(0, start, self.slots)
         if self.ragged:
-            self.segment_ids = schedule.wiring.narrow(0, children.segment_ids, self.slots)
+            self.segment_ids = schedule.index.narrow(0, children.segment_ids, self.slots)
             self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
 
@@ -155,10 +155,10 @@ class FusedPlan:
 
     def spread_leaves(self) -> Tensor:
         """The computed row of each leaf: equal leaves are computed once."""
-        if self.leaf_row is None:
+        if self.leaf_inverse is None:
             return torch.arange(self.leaves, device=self.children.device)
-        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_row.device)
-        return torch.cat([self.leaf_row, others])
+        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_inverse.device)
+        return torch.cat([self.leaf_inverse, others])
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Bring state rows into the requested order."""
@@ -175,7 +175,7 @@ class FusedPlan:
         return rows.index_select(0, node)
 
     def _row_of_node(self) -> Tensor:
-        return self.schedule.rows_of(self.schedule.outputs["node"].wiring)
+        return self.schedule.rows_of(self.schedule.outputs["node"].rows)
 
     def slot_of_node(self) -> Tensor:
         """For every node the argument slot that reads it, counted from 1; 0 for none."""

@@ -125,7 +125,7 @@ def _forward_leaves(
     plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
     """Compute the states of all leaves; return their gates and ``tanh(c)``."""
-    shared, width = plan.leaf_row is not None, bias.size(0) // 3
+    shared, width = plan.leaf_inverse is not None, bias.size(0) // 3
     own = [
         state.new_empty(plan.leaf_cells, width) if shared else state[1 : plan.leaves + 1]
         for state in states
@@ -240,7 +240,7 @@ def _backward_leaves(
     grads = activated.new_empty(plan.leaf_cells, own.stop)
     kernels = choose_gates(activated)(plan, [activated] * 3)  # h and c are not read
     given = given.of_nodes(0, plan.leaves)
-    if plan.leaf_row is not None:
+    if plan.leaf_inverse is not None:
         given = kernels.sum_equal(given, plan.spread_leaves(), plan.leaf_cells)
     for block, rows in zip(plan.leaf_blocks(), gates, strict=True):
         kernels.backward(block, Gates(rows), given, Gates(grads[block.nodes]))

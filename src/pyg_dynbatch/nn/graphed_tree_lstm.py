@@ -103,8 +103,8 @@ class RecordedRun:
             torch.inference_mode(False),
             torch.autocast(rows.device.type, precision, precision is not None, cache_enabled=False),
         ):
-            self.wiring = torch.empty_like(form.schedule.wiring)
-            self.schedule = schedule_of_shape(form.shape, self.wiring)
+            self.index = torch.empty_like(form.schedule.index)
+            self.schedule = schedule_of_shape(form.shape, self.index)
             self.rows = rows.new_zeros(form.input_row.size(0), rows.size(1))
             self.inputs = self.rows.detach().requires_grad_(self.of_rows)
             self.load(form, rows)
@@ -117,7 +117,7 @@ class RecordedRun:
 
     def load(self, form: PaddedForm, rows: Tensor) -> None:
         """Copy a batch into the memory that the graphs read."""
-        self.wiring.copy_(form.schedule.wiring)
+        self.index.copy_(form.schedule.index)
         if rows.size(0):
             torch.index_select(rows.detach(), 0, form.input_row, out=self.rows)
         else:
@@ -142,7 +142,7 @@ class RecordedRun:
         self.backward_graph.replay()
         of_rows = None
         if self.of_rows:
-            of_rows = self.backward_graph.results[0].index_select(0, call.form.input_place)
+            of_rows = self.backward_graph.results[0].index_select(0, call.form.input_position)
         # Copies, as the next replay of any run writes there.
         return of_rows, [total.clone() for total in self.totals]
 
@@ -234,17 +234,22 @@ class GraphedTreeLSTM(RecursiveLayer):
         return len(self._runs.kept)
 
     def _run_schedule(
-        self, schedule: Schedule, x: Tensor, leaf_row: Tensor | None, level_order: bool, parts: int
+        self,
+        schedule: Schedule,
+        x: Tensor,
+        leaf_inverse: Tensor | None,
+        level_order: bool,
+        parts: int,
     ) -> States | None:
         """Compute states by graphs if possible, otherwise as the layer does."""
         form, states = padded_form(schedule), None
         if form is None and self.buckets is not None and schedule.device.type == "cpu":
             form = padded_form(self.buckets.pad(schedule))
         if form is not None and schedule.steps:
-            place = form.level_place if level_order else form.node_place
-            states = self._runs.run(spread_rows(x, leaf_row, schedule), form, place, parts)
+            place = form.level_position if level_order else form.node_position
+            states = self._runs.run(spread_rows(x, leaf_inverse, schedule), form, place, parts)
         if states is None:
-            return super()._run_schedule(schedule, x, leaf_row, level_order, parts)
+            return super()._run_schedule(schedule, x, leaf_inverse, level_order, parts)
         return states
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.row_buffer import (
     Pick,
     RowBuffer,
+    check_no_transforms,
     check_precision,
     new_token,
-    refuse_transforms,
     unsupported,
 )
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
@@ -59,16 +59,16 @@ def run_levels(
     token = store.write(new_token(inputs), 1, states)
     most = _rows_per_call(cell, states)
     for step, filled in zip(steps[1:], projected, strict=False):
-        rows, wiring = _with_missing(filled, none, step.size), step.arguments[1]
+        rows, read = _with_missing(filled, none, step.size), step.arguments[1]
         index = children = schedule.children_of(step)
-        segment_ids = schedule.segment_ids_of(wiring) if arity is None else index
+        segment_ids = schedule.segment_ids_of(read) if arity is None else index
         for first, size in _blocks(step.size, most):
             start = first * (arity or 0)  # without an arity there is one block
             if arity is not None and size != step.size:
                 children = index[start : start + size * arity]
             states = store.read(token, children)
             if weight is not None:
-                start += wiring.offset - steps[0].arguments[1].offset
+                start += read.offset - steps[0].arguments[1].offset
                 factors = weight[start : start + children.size(0), None]
                 states = tuple(part * factors for part in states)
             given = _as_children(arity, states, segment_ids, size)
@@ -77,14 +77,14 @@ def run_levels(
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training expects a gradient of every parameter on every rank.
-        nothing = schedule.wiring[:0]
+        nothing = schedule.index[:0]
         given = _as_children(arity, store.read(token, nothing), nothing, 0)
         token = store.write(token, 1, cell.step(projected[0][:0], given))
     pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
     if chosen is not None:
         pick = chosen + 1
     elif not level_order:
-        pick = schedule.rows_of(schedule.outputs["node"].wiring)
+        pick = schedule.rows_of(schedule.outputs["node"].rows)
     return store.read(token, pick, copy=True)
 
 
@@ -102,7 +102,7 @@ def child_weights(
         raise mismatch(ValueError, what, "layer(x, edge_index, schedule)", got)
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
     segment_ids = torch.arange(child.size(0), device=child.device) // schedule.arity
-    row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
+    row, rows = schedule.rows_of(schedule.outputs["node"].rows), schedule.num_nodes + 1
     source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)
     # Sorted by (parent, child), taken slots and edges correspond; missing children come last.
     of_place = torch.where(child > 0, segment_ids * rows + child, rows * rows).argsort(stable=True)
@@ -170,11 +170,11 @@ def checked_schedule(
 ) -> Schedule:
     """Check the arguments of a layer; return its schedule, or derive one from the edges."""
     owner, direction = type(layer).__name__, layer.direction
-    refuse_transforms(owner)
+    check_no_transforms(owner)
     fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
     if not fits or x.size(1) != (channels or x.size(1)):
         wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
-        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, described(x))
+        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, describe_value(x))
     check_precision(owner, x, layer)
     if schedule is not None and (schedule.arity, schedule.direction) != (arity, direction):
         what, wanted = "the schedule was made for a different layer", f"arity {arity}, {direction}"
@@ -184,14 +184,14 @@ def checked_schedule(
     if (schedule is None or edge_index is not None) and not _is_dense(edge_index):
         what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
         hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
-        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
+        raise mismatch(TypeError, f"{owner}: {what}", wanted, describe_value(edge_index), hint=hint)
     if schedule is None:
         edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
         fields = {"edge_index": edges, "child_slot": child_slot}
         return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
     if edge_index is not None and not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
-        got = "as many edges with other values" if same_number else described(edge_index)
+        got = "as many edges with other values" if same_number else describe_value(edge_index)
         what, wanted = (
             "the schedule belongs to a different graph",
             f"its {schedule.num_edges} edges",
@@ -258,7 +258,7 @@ class RecursiveLayer(MessagePassing):
         schedule: Schedule | None = None,
         *,
         child_slot: Int[Tensor, " edge"] | None = None,
-        leaf_row: Int[Tensor, " leaf"] | None = None,
+        leaf_inverse: Int[Tensor, " leaf"] | None = None,
         level_order: bool = False,
         nodes: Int[Tensor, " chosen"] | None = None,
         return_state: bool = False,
@@ -271,7 +271,7 @@ class RecursiveLayer(MessagePassing):
             schedule: The schedule of the batch.
             child_slot: Position of each edge's child among its siblings, by default in the order
                 of the edges; only used without a schedule.
-            leaf_row: Which row of ``x`` each leaf with an input reads, in the order of
+            leaf_inverse: Which row of ``x`` each leaf with an input reads, in the order of
                 ``schedule.input_node``. Then ``x`` holds the distinct rows of the leaves,
                 followed by those of all other nodes with an input, and Tree-LSTMs without
                 recurrent dropout compute equal leaves once. Only with a schedule.
@@ -285,16 +285,16 @@ class RecursiveLayer(MessagePassing):
         """
         given = x, edge_index, schedule, child_slot
         schedule = checked_schedule(self, *given, channels=self.in_channels, arity=self.arity)
-        inputs = _input_rows(type(self).__name__, schedule, x, leaf_row)
+        inputs = _input_rows(type(self).__name__, schedule, x, leaf_inverse)
         chosen = None if nodes is None else _rows_of_nodes(schedule, nodes)
         weight = states = None
         if self.explain and schedule.num_edges:
             weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
         else:
             in_levels, parts = bool(level_order) or chosen is not None, 2 if return_state else 1
-            states = self._run_schedule(schedule, inputs, leaf_row, in_levels, parts)
+            states = self._run_schedule(schedule, inputs, leaf_inverse, in_levels, parts)
         if states is None:
-            inputs = spread_rows(inputs, leaf_row, schedule)
+            inputs = spread_rows(inputs, leaf_inverse, schedule)
             states = run_levels(
                 self.cell, schedule, inputs, level_order=level_order, chosen=chosen, weight=weight
             )
@@ -303,17 +303,22 @@ class RecursiveLayer(MessagePassing):
         return states if return_state else states[0]
 
     def _run_schedule(
-        self, schedule: Schedule, x: Tensor, leaf_row: Tensor | None, level_order: bool, parts: int
+        self,
+        schedule: Schedule,
+        x: Tensor,
+        leaf_inverse: Tensor | None,
+        level_order: bool,
+        parts: int,
     ) -> States | None:
         """Compute at least the first parts of all states at once; None to run level by level."""
-        return self.cell.run_schedule(schedule, x, leaf_row, level_order)
+        return self.cell.run_schedule(schedule, x, leaf_inverse, level_order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""
         mask = self._edge_mask
         if mask is None or mask.shape != (schedule.num_edges,):
             what = f"{type(self).__name__}: the explainer does not set one mask value per edge"
-            got = "no edge mask" if mask is None else described(mask)
+            got = "no edge mask" if mask is None else describe_value(mask)
             hint = "GNNExplainer or CaptumExplainer, on the edges of the batch"
             raise mismatch(ValueError, what, f"edge mask [{schedule.num_edges}]", got, hint=hint)
         return mask.sigmoid() if self._apply_sigmoid else mask
@@ -329,12 +334,12 @@ class RecursiveLayer(MessagePassing):
 
 def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
     """Return the index of every node in level order."""
-    return schedule.rows_of(schedule.outputs["node"].wiring) - 1
+    return schedule.rows_of(schedule.outputs["node"].rows) - 1
 
 
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
-        what, got = "RecursiveLayer: invalid nodes", described(nodes)
+        what, got = "RecursiveLayer: invalid nodes", describe_value(nodes)
         raise mismatch(TypeError, what, "int64[chosen]", got)
     try:
         return level_row(schedule).index_select(0, nodes)
@@ -344,15 +349,17 @@ def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
         raise mismatch(IndexError, what, wanted, got, hint=hint) from error
 
 
-def _input_rows(name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor | None) -> Tensor:
+def _input_rows(name: str, schedule: Schedule, x: Tensor, leaf_inverse: Tensor | None) -> Tensor:
     """Check the number of input rows, and bring them into the order of the schedule."""
     nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
-    if leaf_row is not None:
+    if leaf_inverse is not None:
         leaves, *others = schedule.level_inputs or (0,)
-        if leaf_row.size(0) != leaves or rows < sum(others):
+        if leaf_inverse.size(0) != leaves or rows < sum(others):
             wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
-            got = f"{leaf_row.size(0)} in leaf_row, {rows} rows in x"
-            raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
+            got = f"{leaf_inverse.size(0)} in leaf_inverse, {rows} rows in x"
+            raise mismatch(
+                ValueError, f"{name}: leaf_inverse does not fit the schedule", wanted, got
+            )
         return x
     if rows == inputs != nodes:
         return x

@@ -115,7 +115,7 @@ class TopologicalConv(nn.Module):
         sizes, order = [step.arguments[1].length for step in schedule.steps], schedule.edge_order
         given = [_split(rows, order, sizes) for rows in edge_rows]
         named = {key: _split(rows, order, sizes) for key, rows in named_edge_rows.items()}
-        row = schedule.rows_of(schedule.outputs["node"].wiring)
+        row = schedule.rows_of(schedule.outputs["node"].rows)
         in_order = torch.empty_like(x).index_copy(0, row - 1, x)
         levels = in_order.split([step.size for step in schedule.steps] or [0])
         store, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
@@ -124,17 +124,17 @@ class TopologicalConv(nn.Module):
             return self._call(levels[0], sources, row, edge_rows, named_edge_rows)
         with _edge_masks(self.conv, order, sizes) as masks:
             for number, (step, own) in enumerate(zip(schedule.steps, levels, strict=True)):
-                wiring = step.arguments[1]
+                read = step.arguments[1]
                 if number:
-                    adjacent = wiring.start >= 0
-                    pick = (wiring.start, wiring.length) if adjacent else schedule.rows_of(wiring)
+                    adjacent = read.start >= 0
+                    pick = (read.start, read.length) if adjacent else schedule.rows_of(read)
                     sources = store.read(token, pick)[0]
                 for attributes, key, of_levels in masks:
                     attributes[key] = of_levels[number]
                 states = self._call(
                     own,
                     sources,
-                    schedule.segment_ids_of(wiring),
+                    schedule.segment_ids_of(read),
                     [rows[number] for rows in given],
                     {key: rows[number] for key, rows in named.items()},
                 )

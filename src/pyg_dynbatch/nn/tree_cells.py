@@ -49,7 +49,7 @@ class _TreeLSTMCell(RecursiveCell):
         self,
         schedule: Schedule,
         inputs: Tensor,
-        leaf_row: Tensor | None = None,
+        leaf_inverse: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
         """Run a whole schedule in one autograd function; autocast applies to its products only."""
@@ -60,12 +60,12 @@ class _TreeLSTMCell(RecursiveCell):
             mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
             mask.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
             # Each leaf draws its own factors, so equal leaves differ.
-            inputs, leaf_row = spread_rows(inputs, leaf_row, schedule), None
+            inputs, leaf_inverse = spread_rows(inputs, leaf_inverse, schedule), None
         device = inputs.device.type
         if torch.is_autocast_enabled(device) and self.bias.dtype != torch.float64:
             precision = torch.get_autocast_dtype(device)
         weights = self.weight_input, self.weight_hidden, self.bias
-        options = {"leaf_row": leaf_row, "level_order": level_order, "precision": precision}
+        options = {"leaf_inverse": leaf_inverse, "level_order": level_order, "precision": precision}
         return fused_tree_lstm(schedule, inputs, weights, dropout_mask=mask, **options)
 
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.files import atomic_file
 
 
 class RandomState(Callback):
@@ -144,7 +144,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
             return
         content = BytesIO()  # torch's own error would not name the file
         torch.save(checkpoint, content)
-        with whole_file(path, "wb") as file:
+        with atomic_file(path, "wb") as file:
             file.write(content.getbuffer())
 
 
@@ -327,7 +327,7 @@ def _drop_after(table: Path, step: int) -> None:
     trained = [row for row in read if not any(name.startswith("test/") for name in row)]
     rows = [row for row in trained if int(row["step"]) < step]
     names = sorted({name for row in rows for name in row})
-    with whole_file(table, newline="", encoding="utf-8") as file:
+    with atomic_file(table, newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)

@@ -20,7 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_info
 
-from pyg_dynbatch.core.command_line import OneLineArguments, refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
@@ -231,7 +231,7 @@ class TaskCLI(LightningCLI):
         table = options.get("predictions")
         if table is not None and table.folder is not None:
             written = [Path(table.folder) / name for name in (table.name, table.node_name) if name]
-            refuse_overwriting("predictions", written, [*_paths(options), *self.checkpoints])
+            check_outputs("predictions", written, [*_paths(options), *self.checkpoints])
         for path in self.checkpoints:
             with naming_file(path):
                 check_options(read_checkpoint(path), self.plain_config(), training=False)
@@ -263,7 +263,7 @@ class TaskCLI(LightningCLI):
         model, data = plain_options(config["model"]), plain_options(config["data"])
         facts = class_of(data["_class_path"]).known_facts(data)
         with torch.random.fork_rng(devices=[]):
-            trial = class_of(model["_class_path"]).made_up(model, facts)
+            trial = class_of(model["_class_path"]).dry_run_instance(model, facts)
         if trial is None:
             return
         build_optimizer(trial.network, trial.optimizer_options)

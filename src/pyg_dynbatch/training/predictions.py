@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.files import atomic_file
 
 
 def checked_device(name: str) -> torch.device:
@@ -161,7 +161,7 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
     """Write columns to a CSV file atomically."""
     listed = numbered_columns(columns, first_class)
     cells = [[_cell(name, entry) for entry in entries] for name, entries in listed.items()]
-    opened = whole_file(path, newline="", encoding="utf-8")
+    opened = atomic_file(path, newline="", encoding="utf-8")
     with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
         writer = csv.writer(file)
         writer.writerow(listed)

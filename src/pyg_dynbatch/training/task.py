@@ -115,7 +115,7 @@ class Task(pl.LightningModule, ABC):
         """Return one network that predicts the mean of several tasks like this one."""
 
     @classmethod
-    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+    def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
         """Build a task without data, to find wrong options early; None if that is impossible.
 
         Args:

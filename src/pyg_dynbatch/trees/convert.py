@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, check_option, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
@@ -202,7 +202,9 @@ def from_parents(
     given = torch.as_tensor(parents)
     if given.dim() != 1 or not given.numel() or given.dtype not in _INTEGERS:
         what = "from_parents: the pointers have an invalid shape or dtype"
-        raise mismatch(ValueError, what, "one integer per node, at least one", described(given))
+        raise mismatch(
+            ValueError, what, "one integer per node, at least one", describe_value(given)
+        )
     pointers, last = given.long() - base, given.numel() - 1
     wrong = ((pointers < -1) | (pointers > last)).nonzero().view(-1)
     if wrong.numel():

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from pyg_dynbatch.core.errors import Mismatch, described, mismatch
+from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.structure import array_of, depth_of, roots_of, slots_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
@@ -50,7 +50,7 @@ def check_edge_form(edge_index: Any, *, name: str) -> None:
     if not is_tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
         expected = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
         what = f"{name}: edge_index has an invalid shape or dtype"
-        raise mismatch(ValueError, what, expected, described(edge_index))
+        raise mismatch(ValueError, what, expected, describe_value(edge_index))
 
 
 def _fault(where: str, what: str, expected: object, got: object, hint: str = "") -> ValueError:
@@ -75,14 +75,14 @@ def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
             shape = ", ".join(str(sizes.get(name, name)) for name in names)
             unit = f", one per {names[0]}" if names[0] in ("node", "edge") else ""
             what = f"{key} has an invalid shape or dtype"
-            raise _fault(where, what, f"{kind} tensor [{shape}]{unit}", described(value))
+            raise _fault(where, what, f"{kind} tensor [{shape}]{unit}", describe_value(value))
         if key == "edge_index":
             sizes["edge"] = value.size(1)
     target = getattr(data, "target", None)
     if target is not None and (not isinstance(target, Tensor) or target.shape[:1] != (1,)):
         what, hint = "target has an invalid shape or dtype", "target.unsqueeze(0)"
         expected = "tensor [1] or [1, value], one row per example"
-        raise _fault(where, what, expected, described(target), hint)
+        raise _fault(where, what, expected, describe_value(target), hint)
 
 
 def _check_depth(data: "DynTreeData", nodes: int, where: str) -> None:

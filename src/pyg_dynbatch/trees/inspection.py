@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
-from pyg_dynbatch.core.command_line import OneLineArguments, refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
@@ -121,7 +121,7 @@ def run_inspect(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be at least 1")
-    refuse_overwriting("inspect", [options.output], [options.data])
+    check_outputs("inspect", [options.output], [options.data])
     dataset = _dataset(options)
     is_file = isinstance(dataset, TreeFile)
     title = options.data if is_file else f"{type(dataset).__name__} {options.split}"

@@ -91,18 +91,18 @@ class TreeEncoder(nn.Module):
         Args:
             batch: The batch.
             level_order: Whether to return them in the order of the schedule's levels;
-                ``level_row(schedule_for(batch, layer))`` reorders their results by node.
+                ``level_row(schedule_of_batch(batch, layer))`` reorders their results by node.
             nodes: Nodes to return, such as ``batch.root_index``; None for all.
         """
-        schedule, leaf_row = schedule_for(batch, self.layer), None
+        schedule, leaf_inverse = schedule_of_batch(batch, self.layer), None
         if self.embedding is None:
             inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=…"))
         else:
             token = _field(batch, "token", "num_tokens=0 for batches with features x")
             shared = self._distinct_leaves(token, schedule)
-            token, leaf_row = shared or (_input_rows(schedule, token), None)
+            token, leaf_inverse = shared or (_input_rows(schedule, token), None)
             inputs = _embedded(self.embedding, token)
-        options: Any = {"leaf_row": leaf_row, "level_order": level_order, "nodes": nodes}
+        options: Any = {"leaf_inverse": leaf_inverse, "level_order": level_order, "nodes": nodes}
         return self.layer(self.input_dropout(inputs), batch.edge_index, schedule, **options)
 
     def _distinct_leaves(self, token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
@@ -117,10 +117,10 @@ class TreeEncoder(nn.Module):
         if token.size(0) != schedule.num_nodes:
             return None
         ordered = token.index_select(0, schedule.input_node)
-        distinct, leaf_row = ordered[:leaves].unique(return_inverse=True)
+        distinct, leaf_inverse = ordered[:leaves].unique(return_inverse=True)
         if distinct.size(0) > _WORTH_SHARING * leaves:
             return None
-        return torch.cat([distinct, ordered[leaves:]]), leaf_row
+        return torch.cat([distinct, ordered[leaves:]]), leaf_inverse
 
 
 def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
         raise mismatch(IndexError, what, expected, got, hint=hint) from error
 
 
-def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
+def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Schedule:
     """Return the batch's schedule, or derive and keep one for batches of a stock PyG loader."""
     for name in ("schedule", "schedule_down"):
         attached = getattr(batch, name, None)
@@ -247,7 +247,7 @@ class TreeClassifier(_TreeNetwork):
 
     def forward(self, batch: Any) -> Float[Tensor, "node class"]:
         """Compute the logits of all nodes."""
-        schedule = schedule_for(batch, self.encoder.layer)
+        schedule = schedule_of_batch(batch, self.encoder.layer)
         rows = self.output_dropout(self.encoder(batch, level_order=True))
         # The logits are narrower than the hidden rows, so they are reordered, not the rows.
         return self.classifier(rows).index_select(0, level_row(schedule))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.core.command_line import OneLineArguments, refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.training import predictions
@@ -53,7 +53,7 @@ def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     """Run ``predict`` on a file of bracketed trees."""
     options = _parser().parse_args(argv)
     paths = options.checkpoint
-    refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
+    check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
     device = predictions.checked_device(options.device)
     task = TreeClassification.from_checkpoint(checkpoint, paths[0])
     vocabulary = vocabulary_of(checkpoint, paths[0])

@@ -73,7 +73,7 @@ class TreeTask(Task):
         self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
 
     @classmethod
-    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+    def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
         """Create a task with these options for one word and five classes."""
         facts = {"num_tokens": 1, "num_classes": 5}
         known = inspect.signature(cls).parameters

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.structure import longest_paths
 from pyg_dynbatch.trees.data import DynTreeData, check_option, children_of
 from pyg_dynbatch.trees.vocabulary import Vocabulary
@@ -284,7 +284,7 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         raise mismatch(ValueError, what, expected, ", ".join(sorted(data.keys())))
     if "y" in data and data.y.dtype.is_floating_point:
         what, expected = "to_bracketed: the labels are not integers", "classes; -1 for none"
-        raise mismatch(ValueError, what, expected, described(data.y), hint="del data.y")
+        raise mismatch(ValueError, what, expected, describe_value(data.y), hint="del data.y")
     data.validate(require_tree=True)
     children = children_of(data)
     words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
