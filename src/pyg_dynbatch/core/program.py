@@ -12,7 +12,15 @@ import torch
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.core.types import RowType, TensorType, describe, has_gradient, parts_of, range_of
+from pyg_dynbatch.core.types import (
+    RowType,
+    TensorType,
+    describe,
+    has_gradient,
+    overflowing_value,
+    parts_of,
+    range_of,
+)
 
 CONSTANT, INPUT, RESULT = 0, 1, 2
 """Kinds of values: constants, input rows, results of calls."""
