@@ -150,7 +150,7 @@ def test_faults_are_named():
     assert "6 codes for 3 atoms" in str(caught.value)
     assert "molecule 1 of the batch" in str(caught.value)
     unknown = molecule(2, pair_code=torch.tensor([0, 5, 0], dtype=torch.uint8))
-    with pytest.raises(ValueError, match="a code is outside of the table") as caught:
+    with pytest.raises(ValueError, match="a code is not in the table") as caught:
         collate([molecule(3), molecule(0), unknown, molecule(1)])
     assert "where:    example 2" in str(caught.value)
 

@@ -13,7 +13,7 @@ from pyg_dynbatch.data import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.predict import Columns, PredictionFiles, column_names, predict_stream
 from pyg_dynbatch.tasks import MoleculePredictor
-from tests.molecules.molecules import molecule_data, property_task, trained
+from tests.molecules.molecules import molecule_data, property_task, trained, with_descriptors
 from tests.training.helpers import OLD_NAME
 
 pytestmark = OLD_NAME
@@ -167,7 +167,7 @@ def test_no_checkpoints_or_one_of_a_different_task(tmp_path: Path) -> None:
     ("options", "expected"),
     [
         ({"kind": "binary"}, "kind: regression"),
-        ({"make": described}, "featurizer.descriptors: None"),
+        ({"make": with_descriptors}, "featurizer.descriptors: None"),
     ],
 )
 def test_checkpoints_that_do_not_fit_each_other(

@@ -260,7 +260,7 @@ class Compiler(nn.Module):
                 metrics[name], metric_examples[name] = found[key], schedule.example_of(key)
             else:  # no example has a value
                 kind: Any = self.tracer.source.metric_types[name]
-                metrics[name] = engine.no_rows(kind.row_type)
+                (metrics[name],) = engine.no_rows(kind.row_type)
                 metric_examples[name] = torch.zeros(0, dtype=torch.int64, device=schedule.device)
         return BlockResult(output, metrics, batch.labels, metric_examples)
 
