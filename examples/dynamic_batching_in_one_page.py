@@ -34,7 +34,7 @@ OPERATORS = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda 
 
 
 class Call(NamedTuple):
-    """A call of an operation: a leaf reads a constant, any other operation earlier calls."""
+    """A call of an operation: a leaf reads a constant, all others the results of earlier calls."""
 
     operation: str
     arguments: tuple[int, ...] = ()  # numbers of calls of the same example

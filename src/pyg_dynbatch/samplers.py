@@ -20,7 +20,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 
 Batch = list[int]
 
@@ -241,9 +241,7 @@ class NodeBudgetBatchSampler(BatchSampler):
             raise mismatch(ValueError, f"{name}: a size is negative", got=least, where=where)
         if max_nodes < 1:
             raise mismatch(ValueError, f"{name}: max_nodes must be at least 1", got=max_nodes)
-        if oversize not in ("raise", "alone", "skip"):
-            what = f"{name}: unknown value of oversize"
-            raise mismatch(ValueError, what, "raise, alone, skip", oversize)
+        checked_choice(f"{name}: unknown value of oversize", oversize, ("raise", "alone", "skip"))
         self.max_nodes: int = int(max_nodes)
         self.shuffle: bool = shuffle
         self.drop_last = drop_last

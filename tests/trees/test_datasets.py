@@ -206,7 +206,7 @@ def test_one_example_alone(trees: Path, tmp_path: Path) -> None:
 
 
 def test_splits_are_named() -> None:
-    with pytest.raises(ValueError, match=r"X: unknown split[\s\S]*train, dev[\s\S]*all"):
+    with pytest.raises(ValueError, match=r"X: unknown split[\s\S]*'train' or 'dev'[\s\S]*all"):
         choose_split("all", ("train", "dev"), {}, "X")
 
 

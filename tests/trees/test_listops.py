@@ -129,7 +129,7 @@ def test_all_nodes_carry_the_value_of_their_part() -> None:
 @pytest.mark.parametrize(
     ("form", "labels", "text"),
     [
-        ("round", "root", r"unknown form[\s\S]*operator, binary"),
+        ("round", "root", r"unknown form[\s\S]*'operator' or 'binary'"),
         ("binary", "all", "form 'binary': unknown labels"),
         ("operator", "leaves", "form 'operator': unknown labels"),
     ],

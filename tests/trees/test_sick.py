@@ -130,5 +130,5 @@ def test_faults_of_tables(samples: Path, tmp_path: Path, text: str, problem: str
 
 
 def test_trees_must_be_a_known_option(raw: Path) -> None:
-    with pytest.raises(ValueError, match=r"unknown trees[\s\S]*dependency, constituency"):
+    with pytest.raises(ValueError, match=r"unknown trees[\s\S]*'dependency', 'constituency'"):
         SICK(None, trees="round", raw_dir=raw)

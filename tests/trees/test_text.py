@@ -143,7 +143,7 @@ def test_a_label_must_fit_into_a_tensor_without_a_number_of_classes() -> None:
 
 
 def test_labels_must_be_a_known_option() -> None:
-    with pytest.raises(ValueError, match=r"unknown labels[\s\S]*required, optional, none"):
+    with pytest.raises(ValueError, match=r"unknown labels[\s\S]*'required', 'optional' or 'none'"):
         parse_bracketed("(1 a)", labels="maybe")
 
 

@@ -329,8 +329,8 @@ class _Pipe(Block):
 def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
     """Apply blocks one after another; ``a >> b`` makes it.
 
-    Pipes inside and identities are dissolved; a pipe of nothing is an identity, of one block
-    that block.
+    Pipes are flattened and identities dropped; an empty pipe is an identity, a pipe of one block
+    is that block.
 
     Args:
         *blocks: What :func:`convert_to_block` takes.

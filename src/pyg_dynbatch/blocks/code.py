@@ -234,7 +234,7 @@ class Model:
 
 
 class Zipped(NamedTuple):
-    """What a loop over a zip walks along, one entry per item of the zipped tuples."""
+    """The values that a loop over a zip iterates over, one entry per item of the zipped tuples."""
 
     sequences: tuple[str | None, ...]  # None where one value is repeated
     values: tuple[Any, ...]  # the repeated values

@@ -34,7 +34,7 @@ from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, p
 
 
 class Engine(nn.Module):
-    """Engine that runs schedules: one batched call of a module per step, one row buffer per type.
+    """Run schedules, with one batched call of a module per step and one row buffer per row type.
 
     Args:
         operations: The operations that programs may call. For schedules made by

@@ -133,7 +133,7 @@ class IndexBuilder:
 
 
 def packed(slices: Sequence[IndexSlice], number: int) -> int:
-    """Count the arguments from one on that a single gather can read together."""
+    """Return how many consecutive arguments, from ``number`` on, one gather can read together."""
     store, offset, length, start, segment_ids, stride = slices[number]
     if start != GATHER or segment_ids >= 0:
         return 1

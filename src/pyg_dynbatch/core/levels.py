@@ -185,7 +185,7 @@ def _inputs(
     sizes: np.ndarray,
     inputs: np.ndarray,
 ) -> list[IndexSlice]:
-    """Index the inputs: the k-th node with an input reads row k, from 1; the others row 0."""
+    """Index the inputs: the k-th node with an input reads row k (from 1), all others read row 0."""
     offset = flat.add(filled.cumsum() * filled)
     # Nodes with an input come first: rows are contiguous in levels without other nodes.
     first = np.where(inputs > 0, GATHER, ZEROS)

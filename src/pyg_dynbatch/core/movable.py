@@ -55,7 +55,7 @@ class MovablePlan:
         """Copy the tensors."""
         return self._apply(lambda t: t.clone())
 
-    # PyG leaves an object as it is that has no `contiguous` or `detach`.
+    # There is no `contiguous` or `detach`: PyG leaves objects without these methods unchanged.
 
     @property
     def device(self) -> torch.device:

@@ -41,7 +41,7 @@ def checksum(source: np.ndarray, target: np.ndarray) -> int:
 
 
 class TopologicalOrder:
-    """Removal of the nodes of a graph, first those without remaining incoming edges."""
+    """Remove the nodes of a graph in topological order: those without incoming edges first."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, num_nodes: int) -> None:
         self.waiting = np.bincount(target, minlength=num_nodes)  # edges into each node

@@ -28,7 +28,7 @@ BLOCK = _HEIGHTS[-1]
 # From here on packing a matrix costs less than it saves.
 _LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
 
-# For every device and dtype; a tensor, so that -1 + 2x is one pass.
+# As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
 _MINUS_ONE = torch.tensor(-1.0)
 _NO_ROWS = torch.empty(0)
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
@@ -214,7 +214,7 @@ class Gates(NamedTuple):
 
 @dataclass
 class StateGradients:
-    """Gradients of h and c of some nodes, complete once the backward pass is done with parents.
+    """Gradients of h and c of some nodes; final once the backward pass has visited all parents.
 
     If no node has several parents, there is one row per argument slot: the parent writes to it,
     and ``place`` is the row of each node's gradient. No gradients need be added up, except those
@@ -363,7 +363,7 @@ def sum_rows(rows: Tensor) -> Tensor:
 
 
 class TorchGates:
-    """Compute the gates and states of leaves or of inner nodes with calls of torch.
+    """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
 
     ``states`` are h, c and tanh(c): those of the leaves, or with ``inner`` those of all nodes, in
     level order after a row for missing children. :meth:`forward` writes them. Of inner nodes

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.row_buffer import (
     Pick,
     RowBuffer,
@@ -150,14 +151,6 @@ def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int
     return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)
 
 
-def checked_direction(owner: str, direction: str) -> str:
-    """Check a direction."""
-    if direction not in ("bottom_up", "top_down"):
-        wanted = "'bottom_up' or 'top_down'"
-        raise mismatch(ValueError, f"{owner}: unknown direction", wanted, repr(direction))
-    return direction
-
-
 def checked_schedule(
     layer: Any,
     x: Tensor,
@@ -241,7 +234,9 @@ class RecursiveLayer(MessagePassing):
     def __init__(self, cell: RecursiveCell, direction: str = "bottom_up") -> None:
         super().__init__(aggr=None)
         self.cell = cell
-        self.direction = checked_direction(type(self).__name__, direction)
+        self.direction = checked_choice(
+            f"{type(self).__name__}: unknown direction", direction, DIRECTIONS
+        )
         self.in_channels, self.out_channels = cell.in_channels, cell.out_channels
         self.arity = cell.arity
 

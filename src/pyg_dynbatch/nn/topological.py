@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, unsupported
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.recursive import checked_direction, checked_schedule, stored_dtypes
+from pyg_dynbatch.nn.recursive import checked_schedule, stored_dtypes
 
 Rows = Sequence[Tensor | None]
 
@@ -76,7 +77,9 @@ class TopologicalConv(nn.Module):
 
     def __init__(self, conv: nn.Module, direction: str = "bottom_up") -> None:
         super().__init__()
-        self.direction = checked_direction(type(self).__name__, direction)
+        self.direction = checked_choice(
+            f"{type(self).__name__}: unknown direction", direction, DIRECTIONS
+        )
         _check_conv(conv)
         self.conv = conv
         widths = getattr(conv, "in_channels", None)

@@ -114,7 +114,7 @@ def _classes() -> list[str]:
 
 
 def check_config_file(path: str | Path) -> None:
-    """Find what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys."""
+    """Detect what jsonargparse reports poorly: empty files, invalid YAML, mistyped class keys."""
     wanted = "settings such as 'trainer:', 'model:' and 'data:'"
     if not Path(path).is_file():
         raise mismatch(FileNotFoundError, "the configuration is missing", "a YAML file", path)

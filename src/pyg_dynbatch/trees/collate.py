@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import derive_schedule
@@ -17,7 +17,6 @@ from pyg_dynbatch.trees.data import (
     NODE_FIELDS,
     DynTreeData,
     check_edge_form,
-    check_option,
     check_roots,
 )
 
@@ -95,7 +94,7 @@ class Collater(PlanningCollater):
         super().__init__(dataset, follow_batch, exclude_keys)
         self.arity = None if arity is None else checked_count("Collater: arity", arity)
         self.direction = direction
-        check_option("Collater", "direction", direction, (*DIRECTIONS, "both"))
+        checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
         self.buckets = buckets
         first = None if buckets is None else buckets.shapes[0]
         if first is not None and (first.arity, first.direction) != (self.arity, direction):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import describe_value, mismatch
-from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, check_option, children_of
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -198,7 +198,7 @@ def from_parents(
         >>> from_parents([3, 3, 0], base=1).edge_index.tolist()
         [[0, 1], [2, 2]]
     """
-    check_option("from_parents", "base", base, (0, 1))
+    checked_choice("from_parents: unknown base", base, (0, 1))
     given = torch.as_tensor(parents)
     if given.dim() != 1 or not given.numel() or given.dtype not in _INTEGERS:
         what = "from_parents: the pointers have an invalid shape or dtype"
@@ -232,7 +232,7 @@ def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
         >>> to_parents(from_parents([3, 3, 0], base=1)).tolist()
         [2, 2, -1]
     """
-    check_option("to_parents", "base", base, (0, 1))
+    checked_choice("to_parents: unknown base", base, (0, 1))
     data.validate(require_tree=True, roots=data.root_index.numel())
     pointers = torch.full((data.num_nodes,), -1, dtype=torch.long)
     child, parent = data.edge_index
@@ -269,7 +269,7 @@ def from_edge_index(
 
 def _oriented(edge_index: Tensor, arrows: str, name: str) -> Tensor:
     """Return edges from child to parent in the direction of the arrows, or the other way round."""
-    check_option(name, "direction of arrows", arrows, ARROWS)
+    checked_choice(f"{name}: unknown direction of arrows", arrows, ARROWS)
     return edge_index if arrows == "child_to_parent" else edge_index.flip(0)
 
 

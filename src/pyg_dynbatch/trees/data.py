@@ -1,6 +1,5 @@
 """Describe one tree, DAG or forest as PyG ``Data``, and check it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
 _NAMED = (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
 
-# Dtypes and axes of each field; an axis whose size is not known, as "feature", has any length.
+# Dtypes and axes of each field; an axis of unknown size, such as "feature", may have any length.
 _FORMS = {
     "edge_index": ("int64", "2 edge"),
     "child_slot": ("int64", "edge"),
@@ -35,13 +34,6 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "floating-point": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     "int64 or floating-point": (torch.int64, torch.float32, torch.float64),
 }
-
-
-def check_option(name: str, option: str, value: object, allowed: Sequence[object]) -> None:
-    """Check that an option has one of the allowed values."""
-    if value not in allowed:
-        expected = ", ".join(map(str, allowed))
-        raise mismatch(ValueError, f"{name}: unknown {option}", expected, repr(value))
 
 
 def check_edge_form(edge_index: Any, *, name: str) -> None:
@@ -188,7 +180,7 @@ class DynTreeData(Data):
         x: Input features of every node, zeros where it has none.
         y: Label of every node; -1 (float: nan) if unlabelled.
         root_index: Nodes without a parent, in ascending order.
-        target: What to predict for the whole example, its first axis of length 1.
+        target: Target of the whole example; its first dimension has size 1.
         num_nodes: Number of nodes; by default that of ``depth``, ``token``, ``x`` or ``y``.
         **kwargs: Further fields, such as ``has_input``.
 

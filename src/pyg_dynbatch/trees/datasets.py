@@ -19,12 +19,12 @@ from torch import Tensor
 from torch_geometric.data import InMemoryDataset
 
 from pyg_dynbatch.core import files
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
 from pyg_dynbatch.trees.columns import TreeColumns
-from pyg_dynbatch.trees.data import DynTreeData, check_option
+from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
@@ -39,7 +39,7 @@ _FORMAT = "pyg_dynbatch.trees.2"
 class Content:
     """What a data set consists of before it is cached."""
 
-    splits: Mapping[str, Sequence[Any]]  # items, whose ``words`` a vocabulary can be made of
+    splits: Mapping[str, Sequence[Any]]  # items with an attribute ``words``, for the vocabulary
     featurize: Callable[[Any, Vocabulary], DynTreeData]  # makes an example of an item
     num_classes: int
 
@@ -228,7 +228,7 @@ def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
     """Return the name that the data set uses for a split."""
     name = aliases.get(split, split)
-    check_option(what, "split", name, known)
+    checked_choice(f"{what}: unknown split", name, known)
     return name
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.files import existing, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData, check_option
+from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
 from pyg_dynbatch.trees.text import ParsedTree, location, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
@@ -102,9 +102,9 @@ def format_listops(pieces: Sequence[str]) -> str:
 
 def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
     """Turn an expression into a tree whose root is labelled with the value."""
-    check_option("listops_tree", "form", form, FORMS)
+    checked_choice("listops_tree: unknown form", form, FORMS)
     known = ("root", "all") if form == "operator" else ("root",)
-    check_option(f"listops_tree with form {form!r}", "labels", labels, known)
+    checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, known)
     if form == "operator":
         marks = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
         text = " ".join(marks.get(piece, f"({piece})") for piece in pieces)

@@ -12,9 +12,9 @@ from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
 
-# Share of different tokens among leaves up to which gathering costs less than computing all.
+# Up to this fraction of distinct tokens, gathering leaves is cheaper than computing all of them.
 _WORTH_SHARING = 0.85
-# Leaves from which looking for equal ones costs less than it saves.
+# From this many leaves on, finding equal ones takes less time than it saves.
 _MANY_LEAVES = 128
 
 # Per cell, its layer and which options of `make_layer` that takes.

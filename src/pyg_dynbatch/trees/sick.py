@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.files import read_lines, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData, check_option
+from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents
 from pyg_dynbatch.trees.vocabulary import Vocabulary
@@ -130,7 +130,7 @@ class SICK(TreeDataset):
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     """Find, for each split, either one table or the files of words, parents and scores."""
-    check_option("SICK", "trees", trees, _TREES)
+    checked_choice("SICK: unknown trees", trees, _TREES)
     names = ["a.toks", "b.toks", "sim.txt"]
     if trees in _PARENT_FILES:
         names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]

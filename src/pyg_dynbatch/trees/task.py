@@ -34,7 +34,7 @@ from pyg_dynbatch.visualize import draw_tree, draw_tree_legend, save_figure
 def polarity_hits(
     logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
 ) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Find the rows whose side of the middle class is right; rows of the middle do not count."""
+    """Find rows predicted on the correct side of the middle class; middle labels are ignored."""
     middle = logits.size(-1) // 2
     chance = logits.float().softmax(-1)
     positive = chance[:, middle + 1 :].sum(-1) > chance[:, :middle].sum(-1)
@@ -152,7 +152,7 @@ class TreeClassification(TreeTask):
 
     Logged for every stage: ``loss`` (mean over the labelled rows), ``accuracy`` (roots),
     ``node_accuracy`` (all labelled nodes), and with ``polarity`` also ``binary_accuracy`` and
-    ``node_binary_accuracy``, each counted by the same model without training it for two classes.
+    ``node_binary_accuracy``, computed from the same model, which is not trained on two classes.
 
     Args:
         num_tokens: Rows of the embedding.

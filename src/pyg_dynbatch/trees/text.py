@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.trees.data import DynTreeData, check_option, children_of
+from pyg_dynbatch.trees.data import DynTreeData, children_of
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 UNLABELLED = -1
@@ -21,7 +21,7 @@ NO_PARENT = -1
 class ParsedTree:
     """Label, token, parent, position among its siblings and depth of every node, as lists.
 
-    Lists are what a parser can fill quickly; each becomes one tensor at the end.
+    The parser appends to lists, which is fast; each list is converted to one tensor at the end.
 
     Attributes:
         labels: Class of the node, -1 = unlabelled.
@@ -99,7 +99,7 @@ def forest_to_data(
 
 LABELS = ("required", "optional", "none")
 
-# Only the ASCII space (and the tab) separates: tokens of the treebank hold no-break spaces, which
+# Only spaces and tabs separate tokens: some treebank tokens contain no-break spaces, at which
 # str.split() and \s would split.
 _PIECES = re.compile(r"[()]|[^ \t()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
@@ -112,7 +112,7 @@ def parse_bracketed(
     """Read one bracketed tree without recursion.
 
     A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``, each
-    child again a node in brackets. Nodes are numbered in the order in which they open, so the
+    child being a bracketed node itself. Nodes are numbered in the order in which they open, so the
     root is node 0.
 
     Args:
@@ -132,7 +132,7 @@ def parse_bracketed(
         >>> tree.labels, tree.tokens, tree.parents, tree.depths
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
-    check_option("parse_bracketed", "labels", labels, LABELS)
+    checked_choice("parse_bracketed: unknown labels", labels, LABELS)
     tree, pieces = ParsedTree(), _PIECES.findall(line)
     parents, tokens = tree.parents, tree.tokens
     fault = partial(_bracket_fault, line, where)

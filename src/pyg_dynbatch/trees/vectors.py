@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.files import existing, load_tensors, write_atomically
 from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.trees.data import check_option
 from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 
@@ -193,7 +192,7 @@ def read_word_vectors(
         >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
         [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
     """
-    check_option("read_word_vectors", "missing", missing, MISSING)
+    checked_choice("read_word_vectors: unknown missing", missing, MISSING)
     path = existing(path, "word vectors as text, or as text compressed to .gz")
     spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
     vectors, width = _read_vectors(path, set(chain.from_iterable(spellings)))
