@@ -1,1 +1,1 @@
-"""The programs behind every performance figure: ``python -m benchmarks.sst`` and so on."""
+"""Benchmarks of speed, memory and fidelity, run by ``python -m benchmarks.NAME``."""

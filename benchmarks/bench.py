@@ -1,12 +1,12 @@
-"""The frame of every benchmark: protocol, options, records, tables, figures, the command line.
+"""What all benchmarks share: timing, options, records, tables, figures, the command line.
 
-Contenders are timed side by side in one process, so that a busy machine slows all of them alike:
-in every round each runs once, and the first one changes from round to round. Times are medians
-over the rounds; a ratio is the median of the ratios within the rounds.
+Contenders are timed in one process, so that a busy machine slows all of them equally: each runs
+once per round, and a different one goes first in every round. Times are medians over the rounds;
+a ratio is the median of the ratios within the rounds.
 
-A record is a flat dictionary with ``bench``, ``case``, ``batch`` (examples at once), ``mode`` (way
-of computing), ``phase`` (part of the work), ``median_seconds``, ``ratio``, ``ratio_to``, fields of
-its own, and the machine.
+A record is a flat dictionary with ``bench``, ``case``, ``batch`` (number of examples), ``mode``
+(how it is computed), ``phase`` (part of the work), ``median_seconds``, ``ratio``, ``ratio_to``,
+fields specific to the benchmark, and the machine.
 """
 
 import argparse
@@ -16,8 +16,8 @@ import json
 import math
 import platform
 import statistics
-import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -37,33 +37,35 @@ from pyg_dynbatch.core.native import keep_freed_memory
 Rounds = list[dict[str, float]]
 """Seconds of every phase, one entry per round."""
 
+AllRounds = Mapping[str, Rounds]
+"""The rounds of every contender."""
+
 
 class Stopwatch:
-    """Measure the phases of one run; wait for the device at the end of each."""
+    """Time the phases of a run, synchronising with the device; the first phase begins at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
+        self.skip()
 
     def __call__(self, phase: str) -> None:
-        """End a phase and begin the next one."""
-        self._synchronize()
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._since
-        self._since = time.perf_counter()
+        """End a phase; the next one begins."""
+        begin = self._since
+        self.skip()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._since - begin
 
     def skip(self) -> None:
-        """Leave out the time since the last phase."""
-        self._synchronize()
-        self._since = time.perf_counter()
-
-    def _synchronize(self) -> None:
+        """Discard the time since the last phase."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self._since = time.perf_counter()
 
 
 Contender = Callable[[Stopwatch], object]
+Contenders = dict[str, Contender]
+Batch = tuple[Contenders, dict[str, float]]
+"""The contenders on one batch, and facts about it, such as its number of nodes."""
 
 
 def interleave(
@@ -74,18 +76,18 @@ def interleave(
     warm_up: int = 1,
     budget: float = math.inf,
 ) -> dict[str, Rounds]:
-    """Run all contenders in turn; no further round begins after ``budget`` seconds."""
+    """Run all contenders in turn; start no further round after ``budget`` seconds."""
     names = list(contenders)
     rounds: dict[str, Rounds] = {name: [] for name in names}
     begin = time.perf_counter()
-    # Existing objects are kept, so that the collections below need not visit them.
+    # Exclude existing objects from the garbage collections below, which makes them fast.
     gc.collect()
     gc.freeze()
     try:
         for number in range(warm_up + repeats):
             if number > warm_up and time.perf_counter() - begin > budget:
                 break
-            first = number % len(names) if names else 0
+            first = number % len(names)
             for name in names[first:] + names[:first]:
                 seconds = _run_once(contenders[name], device)
                 if number >= warm_up:
@@ -96,26 +98,21 @@ def interleave(
 
 
 def _run_once(contender: Contender, device: torch.device) -> dict[str, float]:
-    # Otherwise a garbage collection would count for whichever contender is running.
-    was_enabled = gc.isenabled()
+    # Otherwise a garbage collection would be charged to whichever contender is running.
     gc.collect()
     gc.disable()
     try:
         watch = Stopwatch(device)
-        watch.skip()
         contender(watch)
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
     return watch.seconds
 
 
 def interleave_batches(
-    batches: Iterable[tuple[Mapping[str, Contender], Mapping[str, float]]],
-    options: argparse.Namespace,
-    device: torch.device,
+    batches: Iterable[Batch], options: Namespace, device: torch.device
 ) -> tuple[dict[str, Rounds], dict[str, float]]:
-    """Time the contenders of several batches; return all rounds, and the mean of every fact."""
+    """Time the contenders of several batches; return all rounds and the mean of every fact."""
     rounds: dict[str, Rounds] = {}
     facts = []
     budget = getattr(options, "budget", math.inf)
@@ -145,7 +142,7 @@ def time_passes(
     optimizer: torch.optim.Optimizer | None = None,
     infer: Callable[[], object] | None = None,
 ) -> None:
-    """Time the forward and backward pass, the step of an optimiser, and inference."""
+    """Time the forward and backward pass, then the optimiser step and inference if given."""
     lap.skip()
     result = compute()
     lap("forward")
@@ -163,7 +160,7 @@ def time_passes(
 
 
 def median_seconds(rounds: Rounds, *phases: str) -> float:
-    """Return the median over the rounds of the time of some phases together."""
+    """Return the median over the rounds of the total time of some phases."""
     return statistics.median(_totals(rounds, phases))
 
 
@@ -179,32 +176,33 @@ def _totals(rounds: Rounds, phases: Sequence[str]) -> list[float]:
     return [sum(each[phase] for phase in phases) for each in rounds]
 
 
-def gradients(loss: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return dense gradients, zeros for a parameter that the loss does not depend on."""
+def with_gradients(output: Tensor, loss: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return an output and the dense gradients of its loss, zeros for unused parameters."""
     found = torch.autograd.grad(loss, list(parameters), materialize_grads=True)
-    return [grad.to_dense() if grad.is_sparse else grad.clone() for grad in found]
+    dense = (grad.to_dense() if grad.is_sparse else grad.clone() for grad in found)
+    return [output.detach(), *dense]
 
 
 def assert_agreement(
     what: str, wanted: Sequence[Tensor], found: Sequence[Tensor], tolerance: float = 1e-4
 ) -> None:
-    """Raise if results differ; the tolerance is relative to the largest entry of each."""
+    """Raise an error if tensors differ; the tolerance is relative to the largest entry of each."""
     for number, (right, mine) in enumerate(zip(wanted, found, strict=True)):
         right, mine = right.detach(), mine.detach()
         scale = float(right.abs().max()) if right.numel() else 0.0
         same_shape = right.shape == mine.shape
         off = float((right - mine).abs().max()) if same_shape and right.numel() else 0.0
-        # Written so that NaN counts as a difference.
+        # The comparison is false for NaN, so NaN counts as a difference.
         if same_shape and off <= tolerance * max(scale, 1e-6):
             continue
         expected = f"{list(right.shape)} within {tolerance:g} of {scale:.3g}"
         got = f"off by {off:.3g}" if same_shape else str(list(mine.shape))
-        what = f"{what} computes something else, so nothing is timed"
+        what = f"{what} computes something different, so nothing is timed"
         raise mismatch(RuntimeError, what, expected, got, where=f"result {number}")
 
 
 def chosen_device(name: str) -> torch.device:
-    """Return a device by name; raise if it cannot be used."""
+    """Return a device by name; raise an error if it cannot be used."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -217,7 +215,7 @@ def chosen_device(name: str) -> torch.device:
 
 @contextmanager
 def thread_count(threads: int | None) -> Iterator[None]:
-    """Set the number of threads of torch and restore it afterwards; None leaves it alone."""
+    """Set torch's number of threads and restore it afterwards; None leaves it unchanged."""
     former = torch.get_num_threads()
     torch.set_num_threads(threads or former)
     try:
@@ -227,10 +225,10 @@ def thread_count(threads: int | None) -> Iterator[None]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """Return the peak memory of a run above that before it; None if the system does not report it.
+    """Return the peak memory of a run minus the memory before it; None if it cannot be measured.
 
-    On CUDA it is the memory of tensors; on the CPU (Linux only) the resident memory of the whole
-    process: tensors, the records of autograd and Python objects alike, in whole pages.
+    On CUDA this counts the memory of tensors; on a CPU (Linux only) the resident memory of the
+    process, in whole pages: tensors, autograd's records and Python objects.
     """
     gc.collect()
     if device.type == "cuda":
@@ -253,14 +251,11 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 def _reset_peak() -> bool:
-    """Return free memory to the system, so that it cannot hide what a run needs; reset the peak."""
-    if sys.platform != "linux" or not Path("/proc/self/status").is_file():
-        return False
+    """Return freed memory to the system, so that it cannot hide what a run uses; reset the peak."""
     try:
-        # Not every C library has it; without it the peak may come out too low.
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, TypeError):  # this is not Linux with glibc
         return False
     return True
 
@@ -279,11 +274,11 @@ def growth_exponent(points: Sequence[tuple[int, float]]) -> float | None:
 
 Record = dict[str, Any]
 Phases = dict[str, Sequence[str]]
-"""What is reported, and the timed phases it is the sum of."""
+"""The phases that are reported, each with the timed phases that it is the sum of."""
 
 
 def phases(*names: str, **totals: Sequence[str]) -> Phases:
-    """Report each of the timed phases, and totals of several."""
+    """Report single timed phases, and totals of several."""
     return {**{name: (name,) for name in names}, **totals}
 
 
@@ -296,8 +291,8 @@ def _count(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         if text.isdigit() and int(text) >= least:
             return int(text)
-        expected = f"a whole number of at least {least}"
-        raise mismatch(argparse.ArgumentTypeError, "not a count", expected, text)
+        expected = f"an integer of at least {least}"
+        raise mismatch(argparse.ArgumentTypeError, "invalid number", expected, text)
 
     return count
 
@@ -306,43 +301,26 @@ COMMON: dict[str, tuple[Callable[[str], float], str, str]] = {
     "batches": (_count(1), "N", "different batches per case"),
     "budget": (float, "SECONDS", "no further repeat of a batch after this time"),
     "repeats": (_count(1), "N", "rounds that are timed"),
-    "seed": (int, "N", "of everything that is drawn"),
+    "seed": (int, "N", "seed of everything that is drawn"),
 }
 
 
 class Options(argparse.ArgumentParser):
     """Declare options of the kinds that benchmarks have, one line each."""
 
-    def count(
-        self, name: str, default: int | None, help: str = "", least: int = 1, metavar: str = "N"
-    ) -> None:
-        """Add an option for one number."""
-        self.add_argument(name, type=_count(least), default=default, metavar=metavar, help=help)
+    def count(self, name: str, default: Any, help: str = "", least: int = 1, **more: Any) -> None:
+        """Add an option for a number."""
+        more = {"type": _count(least), "metavar": "N", **more}
+        self.add_argument(name, default=default, help=help, **more)
 
-    def counts(
-        self,
-        name: str,
-        default: Sequence[int] | None,
-        help: str = "",
-        least: int = 1,
-        nargs: str = "+",
-        metavar: str = "N",
-    ) -> None:
+    def counts(self, name: str, default: Any, help: str = "", least: int = 1, **more: Any) -> None:
         """Add an option for several numbers."""
-        kind = _count(least)
-        self.add_argument(name, type=kind, nargs=nargs, default=default, metavar=metavar, help=help)
+        self.count(name, default, help, least, **{"nargs": "+", **more})
 
-    def choices(
-        self,
-        name: str,
-        choices: Iterable[str],
-        default: Iterable[str] | None = None,
-        help: str = "",
-        nargs: str = "+",
-    ) -> None:
+    def choices(self, name: str, choices: Iterable[str], default: Any = None, **more: Any) -> None:
         """Add an option for some of the choices; by default all."""
-        default = list(default or choices)
-        self.add_argument(name, nargs=nargs, choices=tuple(choices), default=default, help=help)
+        more = {"nargs": "+", "choices": tuple(choices), **more}
+        self.add_argument(name, default=list(default or choices), **more)
 
     def common(self, **defaults: float) -> None:
         """Add options of ``COMMON`` with these defaults."""
@@ -359,14 +337,14 @@ class Options(argparse.ArgumentParser):
 
     def molecules(self) -> None:
         """Add ``--files``, ``--molecules`` and ``--deepchem-python``."""
-        text = "csv or smi files of molecules besides those of RDKit"
+        text = "csv or smi files of molecules in addition to those of RDKit"
         self.add_argument("--files", type=Path, nargs="+", default=[], metavar="FILE", help=text)
         self.count("--molecules", None, "the first N of each file (default: all)")
-        text = "an interpreter with DeepChem, to be timed as well"
+        text = "an interpreter with DeepChem, which is then timed as well"
         self.add_argument("--deepchem-python", type=Path, metavar="PYTHON", help=text)
 
     def output(self) -> None:
-        """Add what every benchmark has: threads, device, records, figure."""
+        """Add the options of every benchmark: threads, device, records, figure."""
         self.count("--threads", None, "threads of torch")
         self.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 …")
         for name, text in (("json", "write all records to FILE"), ("figure", "draw: .png, .svg")):
@@ -374,11 +352,11 @@ class Options(argparse.ArgumentParser):
 
 
 def main(benchmark: ModuleType, argv: Sequence[str] | None = None) -> int:
-    """Run a benchmark: print tables, write records and a figure if asked to.
+    """Run a benchmark; print its tables, and write records and a figure if requested.
 
-    A benchmark is a module with ``add_options(parser)``, ``run(options, device)`` for its records,
-    ``report(records)`` for tables and remarks, ``panels(records)`` for its figure, and perhaps
-    ``passed(records)``; its docstring is the help.
+    A benchmark is a module with ``add_options(parser)``, ``run(options, device)``, which returns
+    records, ``report(records)``, which yields tables and remarks, ``panels(records)`` for its
+    figure, and optionally ``passed(records)``. Its docstring is the help text.
     """
     name = Path(str(benchmark.__file__)).stem
     text = " ".join((benchmark.__doc__ or "").split())
@@ -408,9 +386,8 @@ def make_record(
     seconds: float | None = None,
     ratio: float | None = None,
     ratio_to: str | None = None,
-    **more: Any,
 ) -> Record:
-    """Make a flat record; the speed, in ``unit`` per second, follows from ``batch``."""
+    """Return a flat record; the speed, in ``unit`` per second, follows from ``batch``."""
     measured = {
         "mode": mode,
         "phase": phase,
@@ -419,34 +396,37 @@ def make_record(
         "ratio": ratio,
         "ratio_to": ratio_to,
     }
-    return {**common, **measured, **more}
+    return {**common, **measured}
 
 
 def phase_records(
     common: Record,
     mode: str,
-    rounds: Rounds,
+    rounds: AllRounds,
     phases: Phases,
-    base: Rounds | None = None,
+    base: str | None = None,
     to: str | None = None,
-    **more: Any,
 ) -> list[Record]:
-    """Make one record per phase that was timed, with the ratio to ``base`` if it has the phase."""
+    """Return one record per phase that a mode has, with the ratio to ``base`` if it has the phase.
+
+    The ratio is labelled ``to``, by default ``base``.
+    """
     records = []
+    mine, theirs = rounds[mode], [] if base is None else rounds[base]
     for phase, parts in phases.items():
-        if not set(parts) <= set(rounds[0]):
+        if not set(parts) <= set(mine[0]):
             continue
-        # A contender without this part of the work has no time for it, and no speed.
-        seconds = median_seconds(rounds, *parts) or None
-        compared = base is not None and set(parts) <= set(base[0])
-        ratio = median_ratio(rounds, base, parts) if base is not None and compared else None
-        to_base = to if compared else None
-        records.append(make_record(common, mode, phase, seconds, ratio, to_base, **more))
+        # None for a contender that does not have this part of the work.
+        seconds = median_seconds(mine, *parts) or None
+        record = make_record(common | {"repeats": len(mine)}, mode, phase, seconds)
+        if theirs and set(parts) <= set(theirs[0]):
+            record |= {"ratio": median_ratio(mine, theirs, parts), "ratio_to": to or base}
+        records.append(record)
     return records
 
 
 def machine(device: torch.device) -> Record:
-    """Describe the machine and the versions."""
+    """Return the machine and the versions."""
     return {
         "threads": torch.get_num_threads(),
         "device": str(device),
@@ -483,15 +463,17 @@ def grouped(records: Iterable[Record], *fields: str) -> dict[tuple[Any, ...], li
 
 
 def by_phase(records: Sequence[Record]) -> Record:
-    """Make one row of a table: the fields of the first record, and each record by its phase."""
+    """Return a table row: the fields of the first record, and each record under its phase."""
     return {**records[0], **{record["phase"]: record for record in records}}
 
 
 Cell = Callable[[Any], str]
+Columns = dict[str, Any]
+"""Columns of a table by their headers: the name of a field or a ``Cell``."""
 
 
 def cell(*path: str, form: str = "", times: float | None = None) -> Cell:
-    """Return a function that writes a value of a row, or a dash where it is missing."""
+    """Return a function that formats a value of a row, or writes a dash if it is missing."""
 
     def show(row: Any) -> str:
         for name in path:
@@ -503,12 +485,13 @@ def cell(*path: str, form: str = "", times: float | None = None) -> Cell:
     return show
 
 
-def table(title: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> str:
-    """Write a table in plain text, words to the left and numbers to the right.
+def table(title: str, rows: Iterable[Any], columns: Columns) -> str:
+    """Write a table in plain text, with words aligned to the left and numbers to the right.
 
-    A row that has nothing but dashes behind its name is left out.
+    A row with nothing but dashes after its first column is omitted.
     """
-    cells = [[column(row) for column in columns.values()] for row in rows]
+    shown = [cell(column) if isinstance(column, str) else column for column in columns.values()]
+    cells = [[column(row) for column in shown] for row in rows]
     cells = [line for line in cells if set(line[1:]) != {"-"}]
     widths = [max(len(each) for each in column) for column in zip(columns, *cells, strict=True)]
     rule = ["-" * width for width in widths]
@@ -525,14 +508,14 @@ def table(title: str, rows: Iterable[Any], columns: Mapping[str, Cell]) -> str:
 
 def phase_cells(
     phases: Iterable[str], name: str, field: str, form: str = ".2f", times: float | None = None
-) -> dict[str, Cell]:
-    """Return one column per phase, with ``name`` behind the phase in its header."""
+) -> Columns:
+    """Return one column per phase; its header is the phase, then ``name``."""
     return {f"{phase} {name}": cell(phase, field, form=form, times=times) for phase in phases}
 
 
-def milliseconds(phases: Iterable[str], form: str = ".2f") -> dict[str, Cell]:
+def milliseconds(phases: Iterable[str]) -> Columns:
     """Return one column per phase with its median time."""
-    return phase_cells(phases, "ms", "median_seconds", form, 1e3)
+    return phase_cells(phases, "ms", "median_seconds", times=1e3)
 
 
 def tables(
@@ -540,12 +523,12 @@ def tables(
     by: Sequence[str],
     title: str,
     rows: Sequence[str],
-    columns: Mapping[str, Cell],
+    columns: Columns,
     remarks: Callable[[list[Record]], Iterable[str]] = lambda records: (),
 ) -> Iterator[str]:
-    """Write a table for every group of records, with a row for every group within; then remarks.
+    """Write one table per group ``by`` of records, one row per group ``rows`` in it, and remarks.
 
-    The title has the fields of the first record in braces.
+    The title is a format string for the fields of the first record.
     """
     for mine in grouped(records, *by).values():
         lines = map(by_phase, grouped(mine, *rows).values())
@@ -557,10 +540,10 @@ def _is_number(text: str) -> bool:
 
 
 class Panel(NamedTuple):
-    """One panel of a figure; records without a value for either axis are left out."""
+    """One panel of a figure; records without a value for either axis are omitted."""
 
     records: Iterable[Record]
-    curve: str  # name of the curve of a record, with its fields in braces
+    curve: str  # name of the curve of a record: a format string for its fields
     x: str
     y: str
     labels: tuple[str, str]
@@ -583,8 +566,8 @@ def draw(panels: Iterable[Panel], path: Path) -> Path:
     from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
 
     panels = list(panels)
-    figure, places = new_figure(1, len(panels), 5.0, 3.5)
-    for axes, panel in zip(places, panels, strict=True):
+    figure, grid = new_figure(1, len(panels), 5.0, 3.5)
+    for axes, panel in zip(grid, panels, strict=True):
         draw_curves(axes, panel.curves(), *panel.labels)
         axes.set_title(panel.title)
         if "x" in panel.log:

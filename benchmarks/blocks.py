@@ -1,14 +1,15 @@
-"""A model written in blocks and the same model as fused layers; policies side by side.
+"""A model written in blocks, compared with the same model as fused layers; then policies.
 
 Training of the sentiment model with the same weights, the cost of tracing, and the steps and time
-of every policy on a calculator and a reader of letters and words.
+of every policy on a calculator and on a model that reads letters and words.
 """
 
-import argparse
+import operator
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,18 +30,19 @@ from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.models import TreeClassifier
 
 FUSED, BLOCKS = "fused", "blocks"
-CACHED, ANEW = "collate and step", "trace, collate and step"
+CACHED, TRACED = "collate and step", "trace, collate and step"
 PHASES = {
     **bench.phases("trace", "collate", *bench.STEP, train=bench.TRAIN, step=bench.STEP),
     CACHED: ("collate", *bench.STEP),
-    ANEW: ("trace", "collate", *bench.STEP),
+    TRACED: ("trace", "collate", *bench.STEP),
 }
 HOST = bench.phases("compile", "read")
 POLICIES = ("depth", "agenda", "learned")
 POLICY_PHASES = bench.phases("collate", train=bench.TRAIN)
+STATS = ("steps", "lower_bound", "critical_path", "fold_steps", "rows")
 
 LOSS = "loss"
-"""The metric in which a model returns its losses."""
+"""The metric that holds the losses of a model."""
 
 
 def add_options(parser: bench.Options) -> None:
@@ -49,14 +51,14 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--batch-sizes", [100, 256])
     parser.counts("--units", [150, 300])
     parser.count("--embedding", 300, metavar="WIDTH")
-    text = "models on which policies are compared; none to leave that out"
+    text = "models on which policies are compared; none to omit the comparison"
     parser.choices("--models", MODELS, help=text, nargs="*")
-    parser.count("--width", 32, "width of these (default: 32)")
+    parser.count("--width", 32, "width of these models (default: 32)")
     parser.common(batches=3, seed=0, repeats=5)
 
 
 def sentiment(model: TreeClassifier) -> td.Block:
-    """Write a binary Tree-LSTM classifier in blocks with its parameters; examples are nested."""
+    """Write a binary Tree-LSTM classifier in blocks, with its parameters, for nested trees."""
     cell: Any = model.encoder.layer.cell
     width = Weights.of(cell).width
     node = td.ForwardDeclaration(td.PyObjectType(), (width, width), name="node")
@@ -76,7 +78,7 @@ def sentiment(model: TreeClassifier) -> td.Block:
 
 
 def nested_tree(tree: DynTreeData) -> Any:
-    """Nest a labelled binary tree: ``(label, token)``, ``(label, left, right)``."""
+    """Convert a labelled binary tree to nested ``(label, token)`` or ``(label, left, right)``."""
     labels, tokens = tree.y.tolist(), tree.token.tolist()
     return to_nested(tree, lambda n, parts: (labels[n], *(parts or (tokens[n],))))
 
@@ -88,7 +90,12 @@ class WrittenModel(NamedTuple):
     examples: list[Any]
 
 
-OPERATORS = "+-*/"
+OPERATORS: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda left, right: left / right if right else 0.0,
+}
 LETTERS = 32
 LANGUAGES = 8
 
@@ -96,22 +103,21 @@ LANGUAGES = 8
 def calculator(examples: int, width: int = 32, seed: int = 0) -> WrittenModel:
     """Write a model that predicts the sign of an expression, with one layer per operator.
 
-    An example is ``(expression, sign)``; an expression is a number or ``(operator, left, right)``
-    and has 1 to 24 operators. A quotient by zero counts as zero.
+    An example is ``(expression, sign)``, where the sign is 0 (negative), 1 (zero) or 2 (positive).
+    An expression is a number or ``(operator, left, right)`` and has 1 to 24 operators; division by
+    zero gives zero.
     """
     value = td.ForwardDeclaration(td.PyObjectType(), width, name="value")
-    cases: dict[str, Any] = {
-        operator: td.Record([(1, value()), (2, value())])
-        >> td.Concat()
-        >> td.FC(width, torch.tanh, name=name)
-        for operator, name in zip(OPERATORS, ("add", "subtract", "multiply", "divide"), strict=True)
-    }
+    cases: dict[str, Any] = {}
+    for sign, name in zip(OPERATORS, ("add", "subtract", "multiply", "divide"), strict=True):
+        operands = td.Record([(1, value()), (2, value())]) >> td.Concat()
+        cases[sign] = operands >> td.FC(width, torch.tanh, name=name)
     cases["number"] = td.Scalar("int64") >> td.Embedding(10, width, name="number")
     root = td.Record((value() >> td.FC(3, activation=None, name="sign"), td.Scalar("int64")))
     value.resolve_to(td.OneOf(lambda e: e[0] if isinstance(e, tuple) else "number", cases))
     generator = random.Random(seed)
     drawn = [_expression(generator, generator.randint(1, 24)) for _ in range(examples)]
-    return WrittenModel(_with_loss(root), [(each, sign(each)) for each in drawn])
+    return WrittenModel(_with_loss(root), [(e, 1 + (v > 0) - (v < 0)) for e, v in drawn])
 
 
 def _with_loss(scored: td.Block) -> td.Block:
@@ -119,53 +125,39 @@ def _with_loss(scored: td.Block) -> td.Block:
     return scored >> loss >> td.Metric(LOSS)
 
 
-def _expression(generator: random.Random, operators: int) -> Any:
+def _expression(generator: random.Random, operators: int) -> tuple[Any, float]:
+    """Draw an expression and its value."""
     if operators == 0:
-        return generator.randint(0, 9)
-    left = generator.randint(0, operators - 1)
-    parts = (_expression(generator, n) for n in (left, operators - 1 - left))
-    return (generator.choice(OPERATORS), *parts)
-
-
-def _value(expression: Any) -> float:
-    if not isinstance(expression, tuple):
-        return float(expression)
-    operator, left, right = expression[0], _value(expression[1]), _value(expression[2])
-    if operator == "/":
-        return left / right if right else 0.0
-    return {"+": left + right, "-": left - right, "*": left * right}[operator]
-
-
-def sign(expression: Any) -> int:
-    """Return 0, 1 or 2 for a negative, zero or positive value."""
-    value = _value(expression)
-    return 0 if value < 0 else 1 + (value > 0)
+        return (digit := generator.randint(0, 9)), float(digit)
+    below = generator.randint(0, operators - 1)
+    sign = generator.choice(list(OPERATORS))
+    left, first = _expression(generator, below)
+    right, second = _expression(generator, operators - 1 - below)
+    return (sign, left, right), OPERATORS[sign](first, second)
 
 
 def language(examples: int, width: int = 32, seed: int = 0) -> WrittenModel:
-    """Write a model that reads letters into words and words into a sentence, with an LSTM each.
+    """Write a model that combines letters to words and words to a sentence, with an LSTM each.
 
-    An example is ``(words, language)``, random: 3 to 20 words, each a list of 1 to 10 letters.
+    An example is a random ``(words, language)``: 3 to 20 words, each a list of 1 to 10 letters.
     """
+
+    def last_state(name: str) -> td.Block:
+        cell = td.ScopedLayer(nn.LSTMCell(width, width), name)
+        return td.RNN(cell) >> td.GetItem(1) >> td.GetItem(0)
+
+    def draw_word() -> list[int]:
+        return [generator.randrange(LETTERS) for _ in range(generator.randint(1, 10))]
+
     letter = td.Scalar("int64") >> td.Embedding(LETTERS, width, name="letter")
-    word = td.Map(letter) >> _last_state(width, "word")
-    sentence = td.Map(word) >> _last_state(width, "sentence")
+    word = td.Map(letter) >> last_state("word")
+    sentence = td.Map(word) >> last_state("sentence")
     score = td.FC(LANGUAGES, activation=None, name="language")
     root = td.Record((sentence >> score, td.Scalar("int64")))
     generator = random.Random(seed)
-    drawn = [[_word(generator) for _ in range(generator.randint(3, 20))] for _ in range(examples)]
-    return WrittenModel(
-        _with_loss(root), [(words, generator.randrange(LANGUAGES)) for words in drawn]
-    )
-
-
-def _last_state(width: int, name: str) -> td.Block:
-    cell = td.ScopedLayer(nn.LSTMCell(width, width), name)
-    return td.RNN(cell) >> td.GetItem(1) >> td.GetItem(0)
-
-
-def _word(generator: random.Random) -> list[int]:
-    return [generator.randrange(LETTERS) for _ in range(generator.randint(1, 10))]
+    drawn = [[draw_word() for _ in range(generator.randint(3, 20))] for _ in range(examples)]
+    labelled = [(words, generator.randrange(LANGUAGES)) for words in drawn]
+    return WrittenModel(_with_loss(root), labelled)
 
 
 MODELS: dict[str, Callable[..., WrittenModel]] = {"calculator": calculator, "language": language}
@@ -182,7 +174,7 @@ class Sentiment:
         self.collate = Collater(arity=2)
 
     def compile(self) -> td.Compiler:
-        """Compile the block anew."""
+        """Compile the block again."""
         return td.Compiler.create(sentiment(self.model)).to(self.device)
 
     def check(self, trees: Sequence[Any]) -> None:
@@ -191,17 +183,16 @@ class Sentiment:
         fused = self.ways.loss(self.model(batch), batch.y)
         blocks = self.loss([nested_tree(tree) for tree in trees])
         wanted, found = (
-            [loss, *bench.gradients(loss, self.model.parameters())] for loss in (fused, blocks)
+            bench.with_gradients(loss, loss, self.model.parameters()) for loss in (fused, blocks)
         )
         bench.assert_agreement("the model in blocks", wanted, found)
 
     def loss(self, examples: Any) -> Tensor:
-        """Return the summed loss of the model in blocks."""
+        """Return the total loss of the model in blocks."""
         return self.compiler(examples).metric_tensors[LOSS].sum()
 
     def fused_step(self, trees: Sequence[Any], lap: bench.Stopwatch) -> None:
         """Time collating and one training step with the layers."""
-        lap.skip()
         batch = self.collate(list(trees)).to(self.device)
         lap("collate")
         self.ways.train(FUSED, batch, lap)
@@ -209,7 +200,6 @@ class Sentiment:
     def blocks_step(self, examples: Sequence[Any], lap: bench.Stopwatch) -> None:
         """Time tracing, collating and one training step with the block."""
         tracer, optimizer = self.compiler.tracer, self.ways.optimizer
-        lap.skip()
         traced = [tracer(example) for example in examples]
         lap("trace")
         batch = self.compiler.collate(traced).to(self.device)
@@ -219,28 +209,24 @@ class Sentiment:
 
     def host(self, examples: Sequence[Any], file: Path, lap: bench.Stopwatch) -> None:
         """Time compiling, and reading traced examples from a file."""
-        lap.skip()
         tracer = self.compile().tracer
         lap("compile")
         td.TracedExamples(tracer, examples, file)
         lap("read")
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; tracing and collating are done on the CPU."""
-    trees, source, num_tokens = sentiment_trees(options.raw_dir, options.trees, options.seed)
+    trees, source, num_tokens = sentiment_trees(options)
     records: list[bench.Record] = []
     for units in options.units:
         both = Sentiment(num_tokens, options.embedding, units, device)
         both.check([trees[k] for k in range(min(4, len(trees)))])
         for size in options.batch_sizes:
-            rounds, facts = bench.interleave_batches(
-                _batches(options, both, trees, size), options, device
-            )
-            common = {
-                "case": f"{units} units", "batch": size, "data": source, "units": units,
-                "embedding": options.embedding, **facts, "repeats": len(rounds[FUSED]),
-            }  # fmt: skip
+            batches = _batches(options, both, trees, size)
+            rounds, facts = bench.interleave_batches(batches, options, device)
+            common = {"case": f"{units} units", "batch": size, "data": source, "units": units}
+            common |= {"embedding": options.embedding, **facts}
             records += _speeds(rounds, common)
     for name in options.models:
         for size in options.batch_sizes:
@@ -248,10 +234,8 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return records
 
 
-def _batches(
-    options: argparse.Namespace, both: Sentiment, trees: Any, size: int
-) -> Iterator[tuple[dict[str, bench.Contender], dict[str, float]]]:
-    """Yield the contenders of every batch, and its sizes."""
+def _batches(options: Namespace, both: Sentiment, trees: Any, size: int) -> Iterator[bench.Batch]:
+    """Yield the contenders and the sizes of every batch."""
     for numbers in draw(len(trees), size, options.batches, options.seed):
         members = [trees[k] for k in numbers]
         examples = [nested_tree(tree) for tree in members]
@@ -259,55 +243,46 @@ def _batches(
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "examples"
             td.TracedExamples(both.compiler.tracer, examples, file)
-            contenders: dict[str, bench.Contender] = {
+            contenders: bench.Contenders = {
                 FUSED: partial(both.fused_step, members),
                 BLOCKS: partial(both.blocks_step, examples),
                 "host": partial(both.host, examples, file),
             }
-            yield (
-                contenders,
-                {
-                    "nodes": sum(tree.num_nodes for tree in members),
-                    "steps": len(schedule.steps),
-                    "file_bytes": file.stat().st_size,
-                },
-            )
+            sizes = {"nodes": sum(tree.num_nodes for tree in members)}
+            sizes |= {"steps": len(schedule.steps), "file_bytes": file.stat().st_size}
+            yield contenders, sizes
 
 
-def _speeds(rounds: Mapping[str, bench.Rounds], common: bench.Record) -> Iterator[bench.Record]:
+def _speeds(rounds: bench.AllRounds, common: bench.Record) -> Iterator[bench.Record]:
     fused, blocks = rounds[FUSED], rounds[BLOCKS]
-    yield from bench.phase_records(common, FUSED, fused, PHASES)
-    for record in bench.phase_records(common, BLOCKS, blocks, PHASES, fused, FUSED):
-        # The layers have no tracing: its share of all work, and all work over theirs.
+    yield from bench.phase_records(common, FUSED, rounds, PHASES)
+    for record in bench.phase_records(common, BLOCKS, rounds, PHASES, FUSED):
+        # The layers need no tracing, so compare it with all the work, and all the work with theirs.
         if record["phase"] == "trace":
-            share = bench.median_ratio(blocks, blocks, PHASES["trace"], PHASES[ANEW])
-            record |= {"ratio": share, "ratio_to": ANEW}
-        elif record["phase"] == ANEW:
-            ratio = bench.median_ratio(blocks, fused, PHASES[ANEW], PHASES[CACHED])
+            share = bench.median_ratio(blocks, blocks, PHASES["trace"], PHASES[TRACED])
+            record |= {"ratio": share, "ratio_to": TRACED}
+        elif record["phase"] == TRACED:
+            ratio = bench.median_ratio(blocks, fused, PHASES[TRACED], PHASES[CACHED])
             record |= {"ratio": ratio, "ratio_to": f"{FUSED}, {CACHED}"}
         yield record
-    yield from bench.phase_records(common, "host", rounds["host"], HOST)
+    yield from bench.phase_records(common, "host", rounds, HOST)
 
 
 class Policies:
-    """One model whose operations take turns, trained with the steps in several orders."""
+    """One model whose operations alternate, trained with the steps in several orders."""
 
-    def __init__(
-        self, name: str, examples: int, options: argparse.Namespace, device: torch.device
-    ) -> None:
+    def __init__(self, name: str, examples: int, options: Namespace, device: torch.device) -> None:
         torch.manual_seed(0)
         block, drawn = MODELS[name](2 * examples, options.width, options.seed)
         self.compiler = td.Compiler.create(block).to(device)
         tracer = self.compiler.tracer
         traced = [tracer(example) for example in drawn]
-        # Learned on other examples than those that are timed.
+        # The policy learns from different examples than those that are timed.
         self.traced, others = traced[:examples], traced[examples:]
         learned = LearnedPolicy().fit([[tracer.program(one) for one in others]])
-        policies: tuple[str | Policy, ...] = ("depth", "agenda", learned)
-        self.collaters = {
-            name: td.Collater(tracer, policy)
-            for name, policy in zip(POLICIES, policies, strict=True)
-        }
+        policies: dict[str, str | Policy] = {name: name for name in POLICIES}
+        policies["learned"] = learned
+        self.collaters = {name: td.Collater(tracer, policy) for name, policy in policies.items()}
 
     def check(self) -> None:
         """Compare the losses of all orders."""
@@ -328,34 +303,28 @@ class Policies:
 
 
 def _policies(
-    options: argparse.Namespace, name: str, size: int, device: torch.device
+    options: Namespace, name: str, size: int, device: torch.device
 ) -> Iterator[bench.Record]:
     model = Policies(name, size, options, device)
     model.check()
-    contenders: dict[str, bench.Contender] = {p: partial(model.train, p) for p in POLICIES}
+    contenders = {policy: partial(model.train, policy) for policy in POLICIES}
     rounds = bench.interleave(contenders, repeats=options.repeats, device=device)
-    common = {"case": name, "batch": size, "unit": "examples"}
+    common = {"case": name, "batch": size, "unit": "examples", "width": options.width}
     for policy in POLICIES:
         stats = model.collaters[policy](model.traced).schedule.stats()
-        facts = {
-            "steps": stats.steps, "lower_bound": stats.lower_bound, "rows": stats.rows,
-            "critical_path": stats.critical_path, "fold_steps": stats.fold_steps,
-            "width": options.width, "repeats": options.repeats,
-        }  # fmt: skip
-        base = None if policy == POLICIES[0] else rounds[POLICIES[0]]
-        yield from bench.phase_records(
-            common, policy, rounds[policy], POLICY_PHASES, base, POLICIES[0], **facts
-        )
+        own = common | {field: getattr(stats, field) for field in STATS}
+        base = None if policy == POLICIES[0] else POLICIES[0]
+        yield from bench.phase_records(own, policy, rounds, POLICY_PHASES, base)
 
 
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
-    """Write one table per case and batch size, and one of policies."""
+    """Write one table per case and batch size, and one for policies."""
     title = (
         "blocks: {case}, batch {batch} ({data}, {nodes:.0f} nodes, {steps:.0f} steps, "
         "{threads} threads, {device})"
     )
     columns = {
-        "mode": bench.cell("mode"),
+        "mode": "mode",
         **bench.milliseconds(("collate", *bench.STEP, "step")),
         **bench.phase_cells(("step", CACHED), "trees/s", "trees_per_second", ".0f"),
         **bench.phase_cells(("train", "step", CACHED), "x", "ratio"),
@@ -363,9 +332,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
     speeds = [record for record in records if record["mode"] not in POLICIES]
     yield from bench.tables(speeds, ("case", "batch"), title, ("mode",), columns, _remarks)
     policies = [record for record in records if record["mode"] in POLICIES]
-    columns = {name: bench.cell(name) for name in ("case", "batch", "mode", "steps")}
-    for name in ("lower_bound", "critical_path", "fold_steps"):
-        columns[name.replace("_", " ")] = bench.cell(name)
+    columns = {name.replace("_", " "): name for name in ("case", "batch", "mode", *STATS[:-1])}
     columns |= bench.milliseconds(POLICY_PHASES)
     columns["train x depth"] = bench.cell("train", "ratio", form=".2f")
     by, rows = ("width",), ("case", "batch", "mode")
@@ -373,21 +340,21 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
 
 
 def _remarks(records: Sequence[bench.Record]) -> Iterator[str]:
-    """Write what tracing costs, which the layers do not have."""
-    trace, anew = bench.find(records, phase="trace"), bench.find(records, phase=ANEW)
-    compiled, read = bench.find(records, phase="compile"), bench.find(records, phase="read")
+    """Write the cost of tracing, which the layers do not need, and of compiling."""
+    phases = ("trace", TRACED, "read", "compile")
+    trace, traced, read, compiled = (bench.find(records, phase=phase) for phase in phases)
     batch = trace["batch"]
     yield (
         f"tracing: {trace['median_seconds'] / batch * 1e6:.0f} us per tree, "
-        f"{trace['ratio']:.1%} of {ANEW} ({anew['ratio']:.2f} x fused); kept on disk: "
+        f"{trace['ratio']:.1%} of {TRACED} ({traced['ratio']:.2f} x fused); from a file: "
         f"{read['median_seconds'] / batch * 1e6:.0f} us and "
-        f"{read['file_bytes'] / batch:.0f} bytes per tree; kept in memory: none"
+        f"{read['file_bytes'] / batch:.0f} bytes per tree; from memory: nothing"
     )
     yield f"compiling: {compiled['median_seconds'] * 1e3:.0f} ms"
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw trees per second, the ratio to the fused layers, and steps, over the batch size."""
+    """Draw trees per second, the ratio to the fused layers, and steps over the batch size."""
     mine = [r for r in records if r["mode"] in (FUSED, BLOCKS) and r["phase"] == CACHED]
     curve, labels = "{mode}, {case}", ("batch", "trees per second")
     yield bench.Panel(mine, curve, "batch", "trees_per_second", labels, "y", "training")

@@ -1,7 +1,7 @@
-"""Time DeepChem inside an interpreter that has it: one line of JSON out for each line in.
+"""Time DeepChem in an interpreter that has it: one line of JSON out for each line in.
 
-Run as a script by :mod:`benchmarks.molecules`. It does not import this package, which need not
-be installed there.
+:mod:`benchmarks.molecules` runs this file as a script. It does not import this package, which need
+not be installed there.
 """
 
 import gc
@@ -20,7 +20,7 @@ Answer = dict[str, Any]
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Return the seconds of a run without garbage collection."""
+    """Return the duration of a run in seconds, without garbage collection."""
     gc.collect()
     gc.disable()
     try:
@@ -32,13 +32,13 @@ def timed(run: Callable[[], object]) -> float:
 
 
 class Probe:
-    """Answer requests; every public method is one."""
+    """Answer requests; every public method answers one kind."""
 
     def __init__(self) -> None:
+        deepchem = import_module("deepchem")
         self._chem = import_module("rdkit.Chem")
         self._torch = import_module("torch")
-        deepchem = import_module("deepchem")
-        # One warning per atom would take most of the time.
+        # Otherwise a warning per atom would take most of the time.
         import_module("rdkit.rdBase").DisableLog("rdApp.*")
         self._version = deepchem.__version__
         self._featurizer = deepchem.feat.WeaveFeaturizer()
@@ -92,27 +92,17 @@ class Probe:
         model = import_module("deepchem.models.torch_models").WeaveModel
         with np.load(path) as file:
             arrays = dict(file)
-        self._inputs = [arrays[name] for name in ("x", "pair", "source", "ends")]
-        atom_in, pair_in = self._inputs[0].shape[1], self._inputs[1].shape[1]
-        whole = model(
-            n_tasks=1,
-            mode="regression",
-            n_weave=2,
-            n_hidden=units,
-            n_atom_feat=[atom_in, units],
-            n_pair_feat=[pair_in, units],
-            batch_normalize=False,
-        )
+        self._inputs = [arrays.pop(name) for name in ("x", "pair", "source", "ends")]
+        atom_in, pair_in = (each.shape[1] for each in self._inputs[:2])
+        sizes: dict[str, Any] = {"n_atom_feat": [atom_in, units], "n_pair_feat": [pair_in, units]}
+        sizes |= {"n_tasks": 1, "n_weave": 2, "n_hidden": units}
+        whole = model(mode="regression", batch_normalize=False, **sizes)
         self._layers = list(whole.model.layers)
-        for number, layer in enumerate(self._layers):
-            for name, value in arrays.items():
-                level, _, attribute = name.partition(".")
-                if level == str(number):
-                    setattr(layer, attribute, self._torch.from_numpy(value))
-        atoms = self._run()
-        np.save(f"{path}.atoms.npy", atoms.numpy())
-        learned = {name for name, _ in whole.model.named_parameters()}
-        return {"weave_weights_are_learned": any(".W_" in name for name in learned)}
+        for name, value in arrays.items():
+            level, _, attribute = name.partition(".")
+            setattr(self._layers[int(level)], attribute, self._torch.from_numpy(value))
+        np.save(f"{path}.atoms.npy", self._run().numpy())
+        return {}
 
     def forward(self) -> Answer:
         """Run the weave layers on the arrays that were loaded last."""
@@ -134,9 +124,9 @@ def _bytes(one: Any) -> int:
 def main() -> None:
     """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # The output of the libraries must not mix with the answers.
+    # Redirect the output of libraries, which must not mix with the answers.
     os.dup2(2, 1)
-    # The folder of a script comes first, and modules in it could hide others of the same name.
+    # The folder of a script is first in sys.path, where its modules could hide others.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [each for each in sys.path if each != here]
     probe = Probe()
@@ -145,7 +135,7 @@ def main() -> None:
         try:
             answer = getattr(probe, wanted.pop("do"))(**wanted)
         except Exception as error:
-            # The other side ends the run with it.
+            # The benchmark raises an error with this text.
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,11 +1,11 @@
 """Molecules per second of the featurizers, in one process and in several, and of DeepChem's.
 
-On the 5,000 molecules that come with RDKit and on files of your own; also bytes per molecule.
+On the 5,000 molecules that come with RDKit and on your own files; also bytes per molecule.
 """
 
-import argparse
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -29,7 +29,7 @@ FEATURE_SETS = ("kearnes", "deepchem")
 FEATURES, PACKED = "features", "packed"
 RATIO_TO = "DeepChem's WeaveFeaturizer, one process"
 _CHUNK = 128
-# DeepChem loses one ring or another of a cage, depending on its numbering of the atoms.
+# DeepChem misses some ring of a cage; which one depends on how it numbers the atoms.
 _ORDER_DEPENDENT = "same_ring"
 
 Chunks = Sequence[tuple[None, list[RawMolecule]]]
@@ -39,28 +39,23 @@ def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.choices("--features", FEATURE_SETS)
     parser.counts("--processes", [1, 2], "processes that featurize and pack (default: 1 2)")
-    text = "molecules whose features are compared with DeepChem's (default: 500)"
+    text = "number of molecules whose features are compared with DeepChem's (default: 500)"
     parser.count("--compared", 500, text)
     parser.molecules()
     parser.common(repeats=5)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; featurizers run on the CPU."""
     records: list[bench.Record] = []
     with deepchem(options) as other:
         for case, found in sources(options):
             kept, molecules = usable(found, MoleculeFeaturizer("deepchem", "deepchem"))
-            common = {
-                "case": case,
-                "batch": len(kept),
-                "unit": "molecules",
-                "left_out": len(found) - len(kept),
-                "atoms": sum(int(one.num_nodes or 0) for one in molecules),
-                "pairs": sum(one.pair_code.numel() for one in molecules),
-                "repeats": options.repeats,
-                "rdkit": rdkit_version(),
-            }
+            common = {"case": case, "batch": len(kept), "unit": "molecules"}
+            common |= {"left_out": len(found) - len(kept), "repeats": options.repeats}
+            common["atoms"] = sum(int(one.num_nodes or 0) for one in molecules)
+            common["pairs"] = sum(one.pair_code.numel() for one in molecules)
+            common["rdkit"] = rdkit_version()
             if other:
                 other.ask("load", smiles=[record.smiles for record in kept])
                 common |= other.facts | _compare(other, molecules[: options.compared])
@@ -69,7 +64,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
 
 
 def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> bench.Record:
-    """Raise if features are not DeepChem's; count the molecules whose rings differ."""
+    """Raise an error if features differ from DeepChem's; count molecules with missed rings."""
     table = MoleculeFeaturizer("deepchem", "deepchem").pair_table
     ring = table.names.index(_ORDER_DEPENDENT)
     lost = 0
@@ -80,27 +75,21 @@ def _compare(other: DeepChem, molecules: Sequence[MoleculeData]) -> bench.Record
             for number, molecule in enumerate(molecules):
                 first, second = np.sort(file[f"ends{number}"], 0)
                 atoms = int(molecule.num_nodes or 0)
-                # Row by row of the upper triangle: those before a row, and the place in it.
-                spot = first * (2 * atoms - first - 1) // 2 + second
-                pairs = table.features[molecule.pair_code.long()].numpy()[spot]
+                # Index into the upper triangle, row by row.
+                index = first * (2 * atoms - first - 1) // 2 + second
+                pairs = table.features[molecule.pair_code.long()].numpy()[index]
                 wrong = pairs != file[f"pair{number}"]
                 lost += bool(wrong[:, ring].any())
                 wrong[:, ring] &= pairs[:, ring] == 0
                 if wrong.any() or not np.array_equal(molecule.x.numpy(), file[f"atom{number}"]):
-                    raise mismatch(
-                        RuntimeError,
-                        "the features are not those of DeepChem, so nothing is timed",
-                        "equal features of every atom and pair",
-                        f"other features of {molecule.smiles}",
-                    )
+                    what = "the features are not those of DeepChem, so nothing is timed"
+                    expected, got = "equal features", f"different ones for {molecule.smiles}"
+                    raise mismatch(RuntimeError, what, expected, got)
     return {"compared": len(molecules), "with_lost_rings": lost}
 
 
 def _measure(
-    options: argparse.Namespace,
-    kept: Sequence[RawMolecule],
-    common: bench.Record,
-    other: DeepChem | None,
+    options: Namespace, kept: Sequence[RawMolecule], common: bench.Record, other: DeepChem | None
 ) -> Iterator[bench.Record]:
     contenders: dict[tuple[str, str, int], bench.Contender] = {}
     sizes: dict[str, bench.Record] = {}
@@ -125,26 +114,23 @@ def _measure(
     times = dict(zip(contenders, rounds.values(), strict=True))
     theirs = times.get((DEEPCHEM, FEATURES, 1))
     for (name, phase, processes), mine in times.items():
-        more: dict[str, Any] = {"processes": processes, **sizes[name]}
+        own = common | {"processes": processes, **sizes[name]}
         alone = times.get((name, PACKED, 1))
         if phase == PACKED and processes > 1 and alone:
-            more["times_one_process"] = bench.median_ratio(alone, mine, ["run"])
+            own["times_one_process"] = bench.median_ratio(alone, mine, ["run"])
+        record = bench.make_record(own, name, phase, bench.median_seconds(mine, "run"))
         if theirs and name != DEEPCHEM:
-            more |= {"ratio": bench.median_ratio(theirs, mine, ["run"]), "ratio_to": RATIO_TO}
-        yield bench.make_record(common, name, phase, bench.median_seconds(mine, "run"), **more)
+            record |= {"ratio": bench.median_ratio(theirs, mine, ["run"]), "ratio_to": RATIO_TO}
+        yield record
 
 
-def _featurize(
-    featurizer: MoleculeFeaturizer, smiles: Sequence[str], lap: bench.Stopwatch
-) -> object:
-    lap.skip()
+def _featurize(featurizer: MoleculeFeaturizer, smiles: Sequence[str], lap: bench.Stopwatch) -> Any:
     molecules = [featurizer(text) for text in smiles]
     lap("run")
     return molecules
 
 
 def _pack(workers: Workers, chunks: Chunks, lap: bench.Stopwatch) -> None:
-    lap.skip()
     for _ in workers.run(chunks):
         pass
     lap("run")
@@ -164,9 +150,9 @@ def _sizes(featurizer: MoleculeFeaturizer, packing: AtomPacking, chunks: Chunks)
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write one table per case."""
     columns = {
-        "featurizer": bench.cell("mode"),
-        "result": bench.cell("phase"),
-        "processes": bench.cell("processes"),
+        "featurizer": "mode",
+        "result": "phase",
+        "processes": "processes",
         "molecules/s": bench.cell("molecules_per_second", form=".0f"),
         "us per molecule": bench.cell("seconds_per_molecule", form=".0f", times=1e6),
         "x DeepChem": bench.cell("ratio", form=".1f"),
@@ -175,21 +161,19 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         "bytes packed": bench.cell("bytes_packed", form=".0f"),
     }
     for mine in bench.grouped(records, "case").values():
-        first = mine[0]
-        count = first["batch"]
+        first, count = mine[0], mine[0]["batch"]
         title = (
             f"featurize: {first['case']}, {count} molecules, {first['atoms'] / count:.1f} atoms, "
             f"{first['pairs'] / count:.0f} pairs each ({first['left_out']} left out, "
             f"RDKit {first['rdkit']})"
         )
         rows = [r | {"seconds_per_molecule": r["median_seconds"] / count} for r in mine]
-        text = bench.table(title, rows, columns)
+        yield bench.table(title, rows, columns)
         if "compared" in first:
-            text += (
-                f"\n{first['compared']} molecules compared with DeepChem {first['deepchem']}: "
-                f"equal, except rings that DeepChem loses in {first['with_lost_rings']}"
+            yield (
+                f"{first['compared']} molecules compared with DeepChem {first['deepchem']}: "
+                f"equal, except rings that DeepChem misses in {first['with_lost_rings']}"
             )
-        yield text
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:

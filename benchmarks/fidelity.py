@@ -1,16 +1,17 @@
-"""Train one model batched and node by node from the same start, and compare every loss.
+"""Train a model batched and node by node from the same initial weights, and compare every loss.
 
-A sentiment model (Adagrad, summed loss, dropout off); the parameters at the end are compared, too.
-The loop over the nodes of each tree is slow: a step of 100 trees takes it seconds.
+A sentiment model (Adagrad, summed loss, no dropout); the final parameters are compared as well.
+The loop over the nodes of each tree is slow: a step of 100 trees takes seconds.
 """
 
-import argparse
 import copy
 import math
 import random
 import statistics
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,12 @@ WIDTH = 300
 MODES = ("fused", "generic", "engine")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
-# Rounding alone drives two correct runs apart. In float64 that stays far below this limit; in
-# float32 the yardstick is what rounding does to the run without batching.
+# Rounding alone makes two correct runs differ. In float64 the difference is far below this limit;
+# in float32 it is compared with the effect of rounding on the run without batching.
 LIMIT_FLOAT64 = 1e-10
 LIMIT_FLOAT32_ROUNDINGS = 10.0
 
-# Fold's sentiment example: Looks et al. (2017), arXiv:1702.02181, table 2.
+# As in Fold's sentiment example: Looks et al. (2017), arXiv:1702.02181, table 2.
 ADAGRAD = OptimizerOptions(
     "adagrad", lr=0.05, initial_accumulator=0.1, eps=0.0, embedding_gradient_scale=0.1
 )
@@ -57,7 +58,7 @@ def add_options(parser: bench.Options) -> None:
 
 
 class Training:
-    """Take training steps with a copy of a model: in a mode of :class:`Ways`, or one by one."""
+    """Train a copy of a model, in a mode of :class:`Ways` or one by one."""
 
     def __init__(
         self, start: TreeClassifier, mode: str, dtype: torch.dtype, device: torch.device
@@ -70,7 +71,7 @@ class Training:
         self.seconds: list[float] = []
 
     def step(self, batch: Any, trees: Sequence[PlainTree]) -> None:
-        """Take one step with the summed loss of a mini-batch, in the form that the mode reads."""
+        """Take one step with the summed loss of a mini-batch, given in both forms."""
         watch = bench.Stopwatch(self.model.classifier.weight.device)
         self.ways.optimizer.zero_grad()
         watch.skip()
@@ -91,8 +92,8 @@ class Training:
         return loss.item()
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
-    """Train in all modes and precisions, step by step side by side."""
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
+    """Train in all modes and precisions, all of them step by step."""
     trees, source, start = _prepare(options)
     collate = Collater(arity=2)
     drawn = _draw(len(trees), options)
@@ -107,97 +108,79 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
                 for training in runs.values():
                     training.step(batch, plain)
                 progress.update()
-        common = {
-            "case": name,
-            "batch": options.batch,
-            "data": source,
-            "units": options.units,
-            "embedding": start.encoder.layer.in_channels,
-            "vectors": None if options.vectors is None else options.vectors.name,
-            "seed": options.seed,
-        }
+        common = {"case": name, "batch": options.batch, "data": source, "seed": options.seed}
+        common |= {"units": options.units, "embedding": start.encoder.layer.in_channels}
+        common |= {"vectors": options.vectors and options.vectors.name}
         for mode in options.modes:
             records += _records(runs[mode], runs[REFERENCE], common)
     return records
 
 
-def _prepare(options: argparse.Namespace) -> tuple[Any, str, TreeClassifier]:
-    """Load trees and make the model that all runs begin with."""
+def _prepare(options: Namespace) -> tuple[Any, str, TreeClassifier]:
+    """Load trees and create the model that all runs start from."""
     torch.manual_seed(options.seed)
     if options.vectors is not None and options.raw_dir is None:
         expected, got = "--raw-dir with trees of words", f"--vectors {options.vectors}"
         raise mismatch(ValueError, "word vectors for random trees", expected, got)
-    given = options.raw_dir, options.trees, options.seed
-    trees, source, num_tokens = sentiment_trees(*given)
-    if options.vectors is None:
-        start = TreeClassifier(num_tokens, CLASSES, WIDTH, options.units, sparse_embedding=True)
-        return trees, source, start
-    # Fold's protocol: words without a vector are one word.
-    vectors = read_word_vectors(
-        options.vectors, trees.vocabulary, missing="shared_uniform", seed=options.seed
-    ).only_found()
-    trees, source, num_tokens = sentiment_trees(*given, vectors.vocabulary)
-    start = TreeClassifier(num_tokens, CLASSES, vectors.width, options.units, sparse_embedding=True)
-    start.get_parameter("embedding.weight").data.copy_(vectors.matrix)
+    trees, source, num_tokens = sentiment_trees(options)
+    width, vectors = WIDTH, None
+    if options.vectors is not None:
+        # As in Fold's protocol, all words without a vector are one word.
+        given = {"missing": "shared_uniform", "seed": options.seed}
+        vectors = read_word_vectors(options.vectors, trees.vocabulary, **given).only_found()
+        trees, source, num_tokens = sentiment_trees(options, vectors.vocabulary)
+        width = vectors.width
+    start = TreeClassifier(num_tokens, CLASSES, width, options.units, sparse_embedding=True)
+    if vectors is not None:
+        start.get_parameter("embedding.weight").data.copy_(vectors.matrix)
     return trees, source, start
 
 
-def _draw(trees: int, options: argparse.Namespace) -> list[list[int]]:
-    """Draw the members of each step's mini-batch: epoch after epoch, shuffled."""
+def _draw(trees: int, options: Namespace) -> list[list[int]]:
+    """Draw the trees of each step, from one shuffled epoch after another."""
     generator = random.Random(options.seed)
-    drawn: list[list[int]] = []
-    waiting: list[int] = []
-    while len(drawn) < options.steps:
-        while len(waiting) < options.batch:
-            waiting += generator.sample(range(trees), trees)
-        drawn.append(waiting[: options.batch])
-        del waiting[: options.batch]
-    return drawn
+    size, total = options.batch, options.steps * options.batch
+    epochs = [generator.sample(range(trees), trees) for _ in range(math.ceil(total / trees))]
+    order = list(chain.from_iterable(epochs))
+    return [order[first : first + size] for first in range(0, total, size)]
 
 
 def relative(found: float, wanted: float) -> float:
-    """Return the difference as a fraction of ``wanted``; infinite if one is not finite."""
+    """Return the difference relative to ``wanted``; infinity if either value is not finite."""
     if not (math.isfinite(found) and math.isfinite(wanted)):
         return math.inf
     return abs(found - wanted) / max(abs(wanted), 1e-300)
 
 
 def _records(mine: Training, reference: Training, common: bench.Record) -> list[bench.Record]:
-    pairs = enumerate(zip(mine.losses, reference.losses, strict=True), start=1)
-    records = [
-        bench.make_record(
-            common, mine.mode, "loss", step=step, loss=loss, reference_loss=wanted,
-            difference=relative(loss, wanted),
-        )
-        for step, (loss, wanted) in pairs
-    ]  # fmt: skip
+    records = []
+    for step, (loss, wanted) in enumerate(zip(mine.losses, reference.losses, strict=True), 1):
+        own = common | {"step": step, "loss": loss, "reference_loss": wanted}
+        own["difference"] = relative(loss, wanted)
+        records.append(bench.make_record(own, mine.mode, "loss"))
     worst, name = max(_parameter_differences(mine.model, reference.model))
     seconds, slow = (statistics.median(each.seconds) for each in (mine, reference))
-    summary = bench.make_record(
-        common, mine.mode, "summary", seconds, slow / seconds, REFERENCE,
-        steps=len(mine.losses), difference=max(record["difference"] for record in records),
-        parameter_difference=worst, parameter=name, reference_seconds=slow,
-    )  # fmt: skip
-    return [*records, summary]
+    own = common | {"steps": len(records), "difference": max(r["difference"] for r in records)}
+    own |= {"parameter_difference": worst, "parameter": name, "reference_seconds": slow}
+    ratio = slow / seconds
+    return [*records, bench.make_record(own, mine.mode, "summary", seconds, ratio, REFERENCE)]
 
 
 def _parameter_differences(
     mine: TreeClassifier, reference: TreeClassifier
 ) -> Iterator[tuple[float, str]]:
     """Yield the largest difference of each parameter, relative to its largest entry."""
-    others = dict(reference.named_parameters())
     for name, parameter in mine.named_parameters():
-        wanted = others[name].detach()
+        wanted = reference.get_parameter(name).detach()
         off = float((parameter.detach() - wanted).abs().max())
         share = off / max(float(wanted.abs().max()), 1e-300)
         yield (share if math.isfinite(share) else math.inf), name
 
 
 def rounding(records: Sequence[bench.Record], steps: Sequence[int] | None = None) -> float | None:
-    """Return how far float32 drives the loop over nodes from float64, without batching.
+    """Return the largest relative difference of a loss of the loop in float32 and float64.
 
-    It is the largest relative difference of a loss, of some steps or all; None if one precision
-    was not run.
+    Over the given steps or all of them; None if one precision was not run.
     """
     losses: dict[str, dict[int, float]] = {name: {} for name in DTYPES}
     for record in records:
@@ -211,7 +194,7 @@ def rounding(records: Sequence[bench.Record], steps: Sequence[int] | None = None
 def agreement(records: Sequence[bench.Record], summary: bench.Record) -> tuple[bool | None, str]:
     """Return whether a run is within the limit for its precision, and the limit in words.
 
-    The verdict is None for float32 without float64, which leaves it without a yardstick.
+    The verdict is None for float32 without float64, since there is no limit then.
     """
     if summary["case"] == "float64":
         return summary["difference"] <= LIMIT_FLOAT64, f"limit {LIMIT_FLOAT64:g}"
@@ -219,7 +202,7 @@ def agreement(records: Sequence[bench.Record], summary: bench.Record) -> tuple[b
     if own is None:
         return None, "no limit without float64"
     limit = LIMIT_FLOAT32_ROUNDINGS * max(own, torch.finfo(torch.float32).eps)
-    words = f"limit {limit:.1e}, {LIMIT_FLOAT32_ROUNDINGS:g} times the rounding of the loop itself"
+    words = f"limit {limit:.1e}, {LIMIT_FLOAT32_ROUNDINGS:g} times the rounding of the loop"
     return summary["difference"] <= limit, words
 
 
@@ -233,21 +216,13 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write a table of losses and one line per precision and mode."""
     losses = [record for record in records if record["phase"] == "loss"]
     steps = bench.grouped(losses, "step")
-    columns = {
-        "step": bench.cell("step"),
-        f"loss, {REFERENCE}": bench.cell("reference_loss", form=".6f"),
-    }
-    for case, mode in bench.grouped(records, "case", "mode"):
-        columns[f"{mode}, {case}"] = bench.cell(f"{mode}, {case}", form=".1e")
-    columns["rounding, float32"] = bench.cell("rounding", form=".1e")
-    rows = [
-        {
-            **mine[0],
-            **{f"{r['mode']}, {r['case']}": r["difference"] for r in mine},
-            "rounding": rounding(mine),
-        }
-        for mine in list(steps.values())[:: math.ceil(len(steps) / 50)]
-    ]
+    runs = [f"{mode}, {case}" for case, mode in bench.grouped(records, "case", "mode")]
+    columns = {"step": "step", f"loss, {REFERENCE}": bench.cell("reference_loss", form=".6f")}
+    columns |= {name: bench.cell(name, form=".1e") for name in (*runs, "rounding, float32")}
+    rows = []
+    for mine in list(steps.values())[:: math.ceil(len(steps) / 50)]:
+        differences = {f"{r['mode']}, {r['case']}": r["difference"] for r in mine}
+        rows.append(mine[0] | differences | {"rounding, float32": rounding(mine)})
     title = (
         "fidelity: summed loss of batch {batch}, {units} units "
         "({data}, dropout off, {threads} threads, {device})"

@@ -1,9 +1,9 @@
-"""The molecules of the benchmarks, and DeepChem, which runs in an environment of its own."""
+"""The molecules of the benchmarks, and DeepChem, which runs in a separate environment."""
 
-import argparse
 import json
 import subprocess
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -22,8 +22,8 @@ from pyg_dynbatch.molecules.rdkit_access import MoleculeError, rdkit_data_folder
 DEEPCHEM = "deepchem's own"
 
 
-def sources(options: argparse.Namespace) -> Iterator[tuple[str, list[RawMolecule]]]:
-    """Read the molecules that come with RDKit, and those of every file given."""
+def sources(options: Namespace) -> Iterator[tuple[str, list[RawMolecule]]]:
+    """Read the molecules that come with RDKit and those of every given file."""
     paths = {"nci": rdkit_data_folder() / "NCI" / "first_5K.smi"}
     paths |= {path.stem: path for path in options.files}
     for case, path in paths.items():
@@ -33,7 +33,7 @@ def sources(options: argparse.Namespace) -> Iterator[tuple[str, list[RawMolecule
 def usable(
     records: list[RawMolecule], featurizer: MoleculeFeaturizer
 ) -> tuple[list[RawMolecule], list[MoleculeData]]:
-    """Return the records that are molecules, and their features; raise if there are none."""
+    """Return the records that are molecules, with their features; raise an error if none is."""
     kept, molecules = [], []
     for record in records:
         try:
@@ -45,17 +45,16 @@ def usable(
             kept.append(record)
             molecules.append(molecule)
     if not kept:
-        what, got = "no record is a molecule", f"{len(records)} other records"
-        raise mismatch(ValueError, what, "SMILES", got)
+        raise mismatch(ValueError, "no record is a molecule", "SMILES", f"{len(records)} others")
     return kept, molecules
 
 
 class DeepChem:
-    """DeepChem in another interpreter: one request after another, timed there."""
+    """DeepChem in a separate interpreter, which answers requests and times itself."""
 
     def __init__(self, python: Path) -> None:
         self._python = python
-        # Closed with the process. A pipe would fill up with DeepChem's messages and block it.
+        # A file, because a pipe would fill up with DeepChem's messages and block it.
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(python), "-u", str(deepchem_probe.__file__)],
@@ -67,7 +66,7 @@ class DeepChem:
         self.facts: dict[str, Any] = {}
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Call a method of the probe; raise if it fails."""
+        """Call a method of the probe; raise an error if it fails."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:
@@ -79,9 +78,8 @@ class DeepChem:
         answer: dict[str, Any] = json.loads(line) if line else {"error": self._last_message()}
         if "error" in answer:
             what, expected = f"DeepChem did not {do}", "an interpreter with DeepChem, RDKit, torch"
-            hint = "the installation in docs/benchmarks.md"
-            got = answer["error"]
-            raise mismatch(RuntimeError, what, expected, got, where=self._python, hint=hint)
+            more = {"where": self._python, "hint": "install it as in docs/benchmarks.md"}
+            raise mismatch(RuntimeError, what, expected, answer["error"], **more)
         return answer
 
     def contender(self, do: str, phase: str) -> bench.Contender:
@@ -101,11 +99,11 @@ class DeepChem:
         self._process.wait(timeout=60)
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
-        return lines[-1] if lines else f"it ended with {self._process.returncode}"
+        return lines[-1] if lines else f"exit status {self._process.returncode}"
 
 
 @contextmanager
-def deepchem(options: argparse.Namespace) -> Iterator[DeepChem | None]:
+def deepchem(options: Namespace) -> Iterator[DeepChem | None]:
     """Start DeepChem if its interpreter is given, and end it afterwards."""
     if options.deepchem_python is None:
         yield None

@@ -1,11 +1,11 @@
-"""How much of padded schedules is padding, on mini-batches that the shapes were not made from.
+"""How much larger schedules become when they are padded to a few shapes, for CUDA graphs.
 
-Nodes and levels of schedules padded to a few shapes, for CUDA graphs, over those of the schedules
-themselves. The shapes come from one epoch, the mini-batches from another.
+Nodes and levels with padding, relative to those without. The shapes are fitted to the mini-batches
+of one epoch and applied to those of the next.
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,34 +24,30 @@ def add_options(parser: bench.Options) -> None:
     parser.common(seed=0)
     parser.counts("--batch-sizes", [1, 8, 25])
     parser.counts("--shapes", [8, 16, 32], "numbers of shapes (default: 8 16 32)")
-    text = "how much larger than the sample (default: 0.1)"
+    text = "how much larger than the sample the shapes are (default: 0.1)"
     parser.add_argument("--margin", type=float, default=0.1, help=text)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Count nodes and levels with and without padding; nothing is timed."""
-    trees, source, _ = sentiment_trees(options.raw_dir, options.trees, options.seed)
-    kept = [trees[k] for k in range(len(trees))]
+    loaded, source, _ = sentiment_trees(options)
+    trees = [loaded[k] for k in range(len(loaded))]
     records = []
     for batch in options.batch_sizes:
         common = {"case": "sentiment trees", "batch": batch, "data": source}
         generator = torch.Generator().manual_seed(options.seed)
-        sample, later = (_epoch(kept, batch, generator) for _ in range(2))
+        sample, later = (_epoch(trees, batch, generator) for _ in range(2))
         for shapes in options.shapes:
-            buckets = LevelBuckets.fit(sample, shapes, margin=options.margin)
-            found = buckets.padding(later)
-            records.append(
-                bench.make_record(
-                    common, f"{shapes} shapes", "padding", None, found.nodes, "nodes",
-                    levels=found.levels, fitting=found.fitting, used=found.shapes,
-                    margin=options.margin, batches=len(later),
-                )
-            )  # fmt: skip
+            found = LevelBuckets.fit(sample, shapes, margin=options.margin).padding(later)
+            own = common | {"levels": found.levels, "fitting": found.fitting, "used": found.shapes}
+            own |= {"margin": options.margin, "batches": len(later)}
+            given = f"{shapes} shapes", "padding", None, found.nodes, "nodes"
+            records.append(bench.make_record(own, *given))
     return records
 
 
 def _epoch(trees: Sequence[Any], batch: int, generator: torch.Generator) -> list[Schedule]:
-    """Shuffle the trees, and make the schedules of all mini-batches."""
+    """Shuffle the trees; return the schedules of all mini-batches."""
     order = torch.randperm(len(trees), generator=generator).tolist()
     collate = Collater(arity=2)
     return [
@@ -61,19 +57,19 @@ def _epoch(trees: Sequence[Any], batch: int, generator: torch.Generator) -> list
 
 
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
-    """Write one table, a line for every batch size and number of shapes."""
+    """Write one table, with a row per batch size and number of shapes."""
     columns = {
-        "trees per batch": bench.cell("batch"),
-        "padded to": bench.cell("mode"),
+        "trees per batch": "batch",
+        "padded to": "mode",
         "nodes": bench.cell("ratio", form=".2f"),
         "levels": bench.cell("levels", form=".2f"),
         "% that fit": bench.cell("fitting", form=".1f", times=100),
     }
-    yield bench.table("padding: with / without, mini-batches of another epoch", records, columns)
+    yield bench.table("padding: with / without, mini-batches of the next epoch", records, columns)
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw the nodes with padding over those without against the batch size."""
+    """Draw the ratio of nodes with padding to nodes without over the batch size."""
     labels = ("trees per batch", "nodes with padding / without")
     yield bench.Panel(records, "{mode}", "batch", "ratio", labels, "x", "sentiment trees")
 

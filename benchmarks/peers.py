@@ -1,15 +1,14 @@
-"""The same trees through what a user would otherwise write or install.
+"""One binary Tree-LSTM on random trees, computed as users would do it without this package.
 
-One binary Tree-LSTM on random trees: a recursive loop over nodes, a loop over levels in PyG,
-padding, and DGL, torchfold and DyNet where they can be imported. Roots and gradients are compared
-first.
+A recursive loop over nodes, a loop over levels in PyG, padding, and DGL, torchfold and DyNet where
+they can be imported. Roots and gradients are compared first.
 """
 
-import argparse
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
@@ -43,12 +42,12 @@ COMPARED = {
     "train, end to end": ("prepare", *bench.TRAIN),
 }
 PHASES = PREPARED | COMPARED
-"""Preparing makes the batch."""
+"""Preparing creates the batch."""
 
 SHOWN = ("train", "inference", "train, end to end", "inference, end to end")
 
 _LEAST = 16
-"""Trees of one run: small mini-batches come several in a row, as they do in training."""
+"""Least number of trees per run: small mini-batches are run several in a row, as in training."""
 
 
 def add_options(parser: bench.Options) -> None:
@@ -66,12 +65,12 @@ class PeerTree(NamedTuple):
     """One tree in the forms that the peers read."""
 
     shape: Shape
-    tokens: list[int]  # a word for every node, -1 for inner nodes
+    tokens: list[int]  # the word of each node, -1 for inner nodes
     data: DynTreeData
 
     @classmethod
     def of(cls, shape: Shape, words: Tensor) -> "PeerTree":
-        """Make a tree with one word per leaf."""
+        """Create a tree with one word per leaf."""
         data = shape.example(words)
         return cls(shape, data.token.tolist(), data)
 
@@ -83,21 +82,19 @@ class PeerModel(nn.Module):
 
     def __init__(self, words: int, units: int) -> None:
         super().__init__()
-        # Sparse gradients, so that a batch touches only its own words, whichever peer runs it.
+        # With sparse gradients, a batch touches only its own words, whichever peer runs it.
         self.encoder = TreeEncoder(words, units, NaryTreeLSTM(units, units), sparse_embedding=True)
         self.units = units
-        # The loss is the sum over the roots of their products with this row.
+        # The loss is the sum of the dot products of the roots with this row.
         self.register_buffer("direction", torch.linspace(-1.0, 1.0, units))
 
     @property
-    def words(self) -> nn.Embedding:
+    def words(self) -> Any:
         """The embedding."""
-        embedding = self.encoder.embedding
-        assert embedding is not None
-        return embedding
+        return self.encoder.embedding
 
     def weights(self) -> Weights:
-        """Return the matrices and biases in the order u, i, o, f, f."""
+        """Return the weights and biases in the order u, i, o, f, f."""
         return Weights.of(self.encoder.layer.cell)
 
 
@@ -109,7 +106,7 @@ class Peer(ABC):
         self.device = model.direction.device
 
     def prepare(self, trees: Sequence[PeerTree]) -> Any:
-        """Make a batch; what is made here needs no weights."""
+        """Create a batch, as far as this is possible without the weights."""
         return trees
 
     @abstractmethod
@@ -117,19 +114,18 @@ class Peer(ABC):
         """Compute the hidden rows of the roots, ``[tree, unit]``."""
 
     def run(self, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
-        """Time making the batch, both passes, and inference."""
+        """Time creating the batch, both passes, and inference."""
         self.model.zero_grad()
         lap.skip()
         batch = self.prepare(trees)
         lap("prepare")
-        bench.time_passes(
-            lap, lambda: self._loss(self.roots(batch)), infer=lambda: self.roots(batch)
-        )
+        roots = partial(self.roots, batch)
+        bench.time_passes(lap, lambda: self._loss(roots()), infer=roots)
 
     def results(self, trees: Sequence[PeerTree]) -> list[Tensor]:
         """Return the roots and the gradients of all parameters, for comparison."""
         roots = self.roots(self.prepare(trees))
-        return [roots.detach(), *bench.gradients(self._loss(roots), self.model.parameters())]
+        return bench.with_gradients(roots, self._loss(roots), self.model.parameters())
 
     def _loss(self, roots: Tensor) -> Tensor:
         return (roots * self.model.direction).sum()
@@ -148,7 +144,7 @@ class Ours(Peer):
 
 
 class EveryLeaf(Ours):
-    """The layer of this package on every leaf, equal words or not."""
+    """The layer of this package, computing every leaf even if words are equal."""
 
     def roots(self, batch: Any) -> Tensor:
         """Look up every leaf and run the layer."""
@@ -159,30 +155,26 @@ class EveryLeaf(Ours):
 
 
 class RecursiveLoop(Peer):
-    """A function for a node that calls itself for the children."""
+    """A function of a node that calls itself for the children."""
 
     def roots(self, batch: Sequence[PeerTree]) -> Tensor:
-        """Visit every tree; its words are looked up at once, to the loop's advantage."""
+        """Visit every tree; in favour of the loop, its words are looked up in one call."""
         weights, roots = self.model.weights(), []
+
+        def visit(node: int) -> State:
+            children = tree.shape.children[node]
+            return weights.join(*map(visit, children)) if children else weights.leaves(rows[node])
+
         for tree in batch:
             leaves = tree.shape.leaves
             token = torch.tensor([tree.tokens[node] for node in leaves], device=self.device)
             rows = dict(zip(leaves, self.model.words(token).split(1), strict=True))
-            roots.append(_visit(0, tree.shape.children, rows, weights)[0])
+            roots.append(visit(0)[0])
         return torch.cat(roots)
 
 
-def _visit(
-    node: int, children: list[tuple[int, ...]], rows: Mapping[int, Tensor], weights: Weights
-) -> State:
-    if not children[node]:
-        return weights.leaves(rows[node])
-    left, right = (_visit(child, children, rows, weights) for child in children[node])
-    return weights.join(left, right)
-
-
 class _ChildRows(MessagePassing):
-    """Bring the states of the children to their parents, each in the place of its slot."""
+    """Concatenate the states of the children at their parents, each at its slot."""
 
     def __init__(self) -> None:
         super().__init__(aggr="add")
@@ -191,12 +183,12 @@ class _ChildRows(MessagePassing):
         return self.propagate(edge_index, state=state, slot=slot)
 
     def message(self, state_j: Tensor, slot: Tensor) -> Tensor:
-        place = one_hot(slot, 2).to(state_j.dtype)
-        return (place[:, :, None] * state_j[:, None]).flatten(1)
+        at_slot = one_hot(slot, 2).to(state_j.dtype)
+        return (at_slot[:, :, None] * state_j[:, None]).flatten(1)
 
 
 class LevelLoop(Peer):
-    """Message passing of PyG level by level, edges and nodes of a level chosen by masks.
+    """Message passing of PyG level by level; masks select the edges and nodes of a level.
 
     Reference:
         The advice of PyG's maintainers, https://github.com/pyg-team/pytorch_geometric/issues/121.
@@ -207,11 +199,11 @@ class LevelLoop(Peer):
         self.gather = _ChildRows()
 
     def prepare(self, trees: Sequence[PeerTree]) -> Any:
-        """Make a batch of PyG; the depths are known beforehand, as the advice assumes."""
+        """Create a PyG batch; the depths are known beforehand, as the advice assumes."""
         return Batch.from_data_list([tree.data for tree in trees]).to(self.device)
 
     def roots(self, batch: Any) -> Tensor:
-        """Loop over the levels; all nodes have a row in the state from the start."""
+        """Loop over the levels; the state has a row for every node from the start."""
         weights, units = self.model.weights(), self.model.units
         leaf = batch.token >= 0
         first = torch.cat(weights.leaves(self.model.words(batch.token[leaf])), 1)
@@ -228,12 +220,15 @@ class LevelLoop(Peer):
 
 
 class PaddedBatch(NamedTuple):
-    """Trees as rectangles, one per level, each as wide as the widest tree there."""
+    """Trees as rectangles, one per level, each as wide as the widest tree there.
 
-    token: Tensor  # words of the leaves, [tree, place]; 0 for padding
-    levels: list[Tensor]  # places of the children, [tree, place, 2], of every other level
-    filled: list[Tensor]  # which places of every level are nodes, [tree, place, 1]
-    root: Tensor  # place of each root among all levels of its tree
+    Positions are counted within a tree, over all levels.
+    """
+
+    token: Tensor  # words of the leaves, [tree, position]; 0 for padding
+    levels: list[Tensor]  # positions of the children, [tree, position, 2], for the other levels
+    filled: list[Tensor]  # which positions of each level are nodes, [tree, position, 1]
+    root: Tensor  # position of each root, [tree]
 
 
 class Padded(Peer):
@@ -241,25 +236,25 @@ class Padded(Peer):
 
     def prepare(self, trees: Sequence[PeerTree]) -> PaddedBatch:
         """Lay out the nodes of every tree level by level."""
-        places: list[dict[int, int]] = [{} for _ in trees]
+        positions: list[dict[int, int]] = [{} for _ in trees]
         filled, values, start = [], [], 0
         for level in range(int(max(tree.data.depth.max() for tree in trees)) + 1):
-            nodes = [(tree.data.depth == level).nonzero().flatten().tolist() for tree in trees]
-            filled.append(_padded([[[True]] * len(here) for here in nodes], 1, torch.bool))
-            read = [
-                [[place[c] for c in tree.shape.children[k]] or [tree.tokens[k]] for k in here]
-                for tree, place, here in zip(trees, places, nodes, strict=True)
-            ]
-            values.append(_padded(read, 2 if level else 1, torch.int64))
-            for place, here in zip(places, nodes, strict=True):
-                place.update(zip(here, range(start, start + len(here)), strict=True))
+            marks, read = [], []
+            for tree, position in zip(trees, positions, strict=True):
+                nodes = (tree.data.depth == level).nonzero().flatten().tolist()
+                children = [[position[c] for c in tree.shape.children[k]] for k in nodes]
+                read.append([c or [tree.tokens[k]] for c, k in zip(children, nodes, strict=True)])
+                marks.append([[True]] * len(nodes))
+                position.update((node, start + k) for k, node in enumerate(nodes))
+            filled.append(_padded(marks, 1, torch.bool).to(self.device))
+            values.append(_padded(read, 2 if level else 1, torch.int64).to(self.device))
             start += filled[-1].size(1)
-        token, *levels = (each.to(self.device) for each in values)
-        root = torch.tensor([place[0] for place in places], device=self.device)
-        return PaddedBatch(token[:, :, 0], levels, [each.to(self.device) for each in filled], root)
+        token, *levels = values
+        root = torch.tensor([position[0] for position in positions], device=self.device)
+        return PaddedBatch(token[:, :, 0], levels, filled, root)
 
     def roots(self, batch: PaddedBatch) -> Tensor:
-        """Compute rectangle after rectangle."""
+        """Compute one rectangle after another."""
         weights = self.model.weights()
         tree = torch.arange(batch.token.size(0), device=self.device)
         hidden, memory = (
@@ -282,7 +277,7 @@ def _padded(rows: Sequence[list[Any]], width: int, dtype: torch.dtype) -> Tensor
 
 
 class DGLPeer(Peer):
-    """Messages in topological order with DGL, as in its own example of a Tree-LSTM.
+    """Messages in topological order with DGL, as in DGL's example of a Tree-LSTM.
 
     Reference:
         https://github.com/dmlc/dgl, examples/pytorch/tree_lstm.
@@ -290,12 +285,12 @@ class DGLPeer(Peer):
 
     def __init__(self, model: PeerModel) -> None:
         super().__init__(model)
-        # Otherwise DGL writes its choice into a file in the home folder.
+        # Otherwise DGL saves its choice in a file in the home folder.
         os.environ.setdefault("DGLBACKEND", "pytorch")
         self.dgl = import_module("dgl")
 
     def prepare(self, trees: Sequence[PeerTree]) -> Any:
-        """Make a graph of every tree and a batch of the graphs."""
+        """Create a graph per tree and a batch of the graphs."""
         graphs = []
         for tree in trees:
             edge_index = tree.data.edge_index
@@ -338,7 +333,7 @@ class DGLPeer(Peer):
 class TorchFoldPeer(Peer):
     """torchfold, which batches the recorded calls of every tree and computes equal leaves once.
 
-    torchfold 0.1 looks for a class that torch lost after version 0.3; it is given the present one.
+    torchfold 0.1 needs a class that torch removed after version 0.3; it gets the current one.
     """
 
     def __init__(self, model: PeerModel) -> None:
@@ -354,10 +349,14 @@ class TorchFoldPeer(Peer):
         """Record all trees, then run them."""
         fold = self.fold(cuda=self.device.type == "cuda")
         weights = self.model.weights()
-        roots = []
-        for tree in batch:
-            leaf = partial(_record_leaf, fold, tree.tokens)
-            roots.append(root_state(tree.shape, leaf, partial(_record_inner, fold))[0])
+
+        def leaf(tokens: Sequence[int], node: int) -> Any:
+            return fold.add("leaf", tokens[node]).split(2)
+
+        def inner(left: Any, right: Any) -> Any:
+            return fold.add("inner", *left, *right).split(2)
+
+        roots = [root_state(tree.shape, partial(leaf, tree.tokens), inner)[0] for tree in batch]
         # torchfold calls the functions of a model by the names that were recorded.
         functions = SimpleNamespace(
             leaf=lambda token: weights.leaves(self.model.words(token)),
@@ -367,32 +366,18 @@ class TorchFoldPeer(Peer):
         return found[0]
 
 
-def _record_leaf(fold: Any, tokens: Sequence[int], node: int) -> Any:
-    return fold.add("leaf", tokens[node]).split(2)
-
-
-def _record_inner(fold: Any, left: Any, right: Any) -> Any:
-    return fold.add("inner", *left, *right).split(2)
-
-
-_DYNET_POOLS = "4096,4096,512,1024"
-"""MB for values, gradients, parameters and scratch: with autobatching they cannot grow."""
-
-
 class DyNetPeer(Peer):
-    """One expression per batch, which DyNet batches itself, on the CPU.
-
-    The weights are copied when the peer is made.
-    """
+    """One expression per batch, batched by DyNet, on the CPU, with a copy of the weights."""
 
     def __init__(self, model: PeerModel) -> None:
         super().__init__(model)
-        import_module("dynet_config").set(autobatch=1, mem=_DYNET_POOLS)
+        # MB for values, gradients, parameters and scratch; with autobatching these cannot grow.
+        import_module("dynet_config").set(autobatch=1, mem="4096,4096,512,1024")
         self.dy = dy = import_module("dynet")
         self.store = dy.ParameterCollection()
         self.words = self.store.lookup_parameters_from_numpy(_numpy(model.words.weight))
         self.weights = [self.store.parameters_from_numpy(_numpy(each)) for each in model.weights()]
-        # A step of length 0 resets the gradients of DyNet.
+        # A step with learning rate 0 resets the gradients of DyNet.
         self.trainer = dy.SimpleSGDTrainer(self.store, learning_rate=0.0)
 
     def roots(self, batch: Sequence[PeerTree]) -> Tensor:
@@ -417,11 +402,9 @@ class DyNetPeer(Peer):
             return state(dy.affine_transform([leaf_bias, leaf_weight, self.words[tokens[node]]]))
 
         def join(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
-            both = dy.concatenate([left[0], right[0]])
-            gates = dy.affine_transform([bias, hidden, both])
-            return state(
-                gates, dy.cmult(gate(gates, 3), left[1]) + dy.cmult(gate(gates, 4), right[1])
-            )
+            gates = dy.affine_transform([bias, hidden, dy.concatenate([left[0], right[0]])])
+            kept = dy.cmult(gate(gates, 3), left[1]) + dy.cmult(gate(gates, 4), right[1])
+            return state(gates, kept)
 
         return [root_state(tree.shape, partial(leaf, tree.tokens), join)[0] for tree in batch]
 
@@ -432,7 +415,7 @@ class DyNetPeer(Peer):
         return dy.esum([dy.sum_elems(dy.cmult(root, direction)) for root in roots])
 
     def run(self, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
-        """Time both passes and inference, each with its expressions."""
+        """Time both passes and inference, including building the expressions."""
         lap.skip()
         lap("prepare")
         loss = self._expression(trees)
@@ -455,8 +438,8 @@ class DyNetPeer(Peer):
             torch.from_numpy(each.grad_as_array()).float() for each in (self.words, *self.weights)
         )
         self.trainer.update()
-        # The model has weights for the forget gate of a leaf, which has no gradient, and one bias
-        # for both forget gates.
+        # Unlike DyNet's copy, the model has weights for the forget gate of a leaf, whose gradient
+        # is zero, and one bias for both forget gates.
         units = self.model.units
         none = torch.zeros(units, leaf.size(1))
         shared = bias[3 * units :].view(2, units).sum(0)
@@ -481,7 +464,7 @@ WAYS: dict[str, Callable[[PeerModel], Peer]] = {
 
 
 def make_peers(model: PeerModel, names: Sequence[str]) -> tuple[dict[str, Peer], dict[str, str]]:
-    """Make the peers; for a package that cannot be imported, return why."""
+    """Create the peers; return the reason for each package that cannot be imported."""
     peers: dict[str, Peer] = {}
     missing: dict[str, str] = {}
     for name in names:
@@ -490,7 +473,7 @@ def make_peers(model: PeerModel, names: Sequence[str]) -> tuple[dict[str, Peer],
             continue
         try:
             peers[name] = WAYS[name](model)
-        # A package built for another torch fails in many ways while it is imported.
+        # Importing a package built for a different torch can fail in many ways.
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
             missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return peers, missing
@@ -499,9 +482,7 @@ def make_peers(model: PeerModel, names: Sequence[str]) -> tuple[dict[str, Peer],
 class Case:
     """One width on trees of one size."""
 
-    def __init__(
-        self, options: argparse.Namespace, leaves: int, units: int, device: torch.device
-    ) -> None:
+    def __init__(self, options: Namespace, leaves: int, units: int, device: torch.device) -> None:
         self.options, self.leaves, self.device = options, leaves, device
         self.generator = np.random.default_rng(options.seed)
         torch.manual_seed(options.seed)
@@ -511,7 +492,7 @@ class Case:
         self.common = {"case": f"{leaves} leaves, {units} units", "leaves": leaves, "units": units}
 
     def draw_trees(self, count: int) -> list[PeerTree]:
-        """Draw trees of random shape; the frequency of a word falls off as 1 / rank."""
+        """Draw trees of random shapes; the frequency of a word is proportional to 1 / rank."""
         trees = []
         for _ in range(count):
             shape = Shape.draw("random", self.leaves, self.generator)
@@ -532,20 +513,16 @@ class Case:
         batches = (self._contenders(size, few) for _ in range(self.options.batches))
         rounds, _ = bench.interleave_batches(batches, self.options, self.device)
         common = self.common | {"batch": size}
-        for name, mine in rounds.items():
-            more: bench.Record = {"repeats": len(mine)}
-            if name == RECURSIVE:
-                more["scaled_by"] = size / few
-            base = () if name == OURS else (rounds[OURS], OURS)
-            yield from bench.phase_records(common, name, mine, PREPARED, **more)
-            yield from bench.phase_records(common, name, mine, COMPARED, *base, **more)
+        for name in rounds:
+            own = common | ({"scaled_by": size / few} if name == RECURSIVE else {})
+            base = None if name == OURS else OURS
+            yield from bench.phase_records(own, name, rounds, PREPARED)
+            yield from bench.phase_records(own, name, rounds, COMPARED, base)
         for name, reason in self.missing.items():
-            yield bench.make_record(common, name, bench.LEFT_OUT, reason=reason)
+            yield bench.make_record(common | {"reason": reason}, name, bench.LEFT_OUT)
 
-    def _contenders(
-        self, size: int, few: int
-    ) -> tuple[dict[str, bench.Contender], dict[str, float]]:
-        """Run mini-batches one after another, as in training; the time is that of one."""
+    def _contenders(self, size: int, few: int) -> bench.Batch:
+        """Run mini-batches one after another, as in training; report the time of one."""
         batches = [self.draw_trees(size) for _ in range(max(1, _LEAST // size))]
         contenders = {
             name: bench.scaled(partial(_run, peer, batches), 1 / len(batches))
@@ -563,8 +540,8 @@ def _run(peer: Peer, batches: Sequence[Sequence[PeerTree]], lap: bench.Stopwatch
         peer.run(trees, lap)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
-    """Measure all cases; a package that is left out has a record, too."""
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases; a package that is left out also has a record."""
     records: list[bench.Record] = []
     for leaves in options.leaves:
         for units in options.units:
@@ -578,22 +555,22 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write one table per case and batch size."""
     title = "peers: {case}, batch {batch} ({threads} threads, {device})"
-    columns = {"peer": bench.cell("mode")}
+    columns: bench.Columns = {"peer": "mode"}
     for phase in SHOWN:
         columns |= bench.phase_cells([phase], "trees/s", "trees_per_second", ".0f")
         columns |= bench.phase_cells([phase], "x", "ratio")
     timed = [record for record in records if record["phase"] != bench.LEFT_OUT]
     yield from bench.tables(timed, ("case", "batch"), title, ("mode",), columns, _best)
     yield (
-        f"x: time over that of {OURS}; end to end includes making the batch; the recursive loop "
-        "runs a few trees\nof each batch, scaled by their number"
+        f"x: time over that of {OURS}; end to end includes creating the batch; the recursive loop "
+        "runs a few trees\nof each batch, and its time is scaled accordingly"
     )
     for name, reason in {r["mode"]: r["reason"] for r in records if "reason" in r}.items():
         yield f"{name} is left out: {reason}"
 
 
 def _best(records: Sequence[bench.Record]) -> Iterator[str]:
-    """Write how far ahead of the best peer this package is, in each phase."""
+    """Write how far this package is ahead of the best peer in each phase."""
     parts = []
     for phase in SHOWN:
         others = [r for r in records if r["phase"] == phase and r["mode"] not in (OURS, EVERY_LEAF)]
@@ -605,7 +582,7 @@ def _best(records: Sequence[bench.Record]) -> Iterator[str]:
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw trees per second of all peers over the batch size, training and inference."""
+    """Draw trees per second of all peers over the batch size, for training and inference."""
     labels = ("batch", "trees per second")
     for (case, phase), mine in bench.grouped(records, "case", "phase").items():
         if phase in ("train", "inference"):

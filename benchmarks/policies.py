@@ -1,13 +1,14 @@
-"""Steps of every policy against the lower bound, on shapes whose operations take turns.
+"""Steps of every policy relative to the lower bound, on shapes whose operations alternate.
 
-Depth, agenda and a learned policy on chains, trees, lattices and typed trees, on mini-batches the
-learned one has not seen.
+Depth, agenda and a learned policy on chains, trees, lattices and typed trees, on mini-batches that
+the learned policy has not seen.
 """
 
-import argparse
 import random
+import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ BOUND = "lower bound"
 
 
 def chain(generator: random.Random, length: int) -> Program:
-    """Record a recurrent tagger: one cell along the sentence, one label per word."""
+    """Record a recurrent tagger: a cell along the sentence and a label per word."""
     program, state = Program(), None
     cell, label = Signature("cell", (ROW, ROW), (ROW,)), Signature("label", (ROW,), (ROW,))
     for word in range(length):
@@ -37,7 +38,7 @@ def chain(generator: random.Random, length: int) -> Program:
 
 
 def tree(generator: random.Random, length: int, types: int = 1) -> Program:
-    """Record a recursive network whose nodes draw one of ``types`` operations."""
+    """Record a recursive network in which each node has one of ``types`` operations."""
     program, word = Program(), Signature("word", (ROW,), (ROW,))
     joins = [Signature(f"join_{number}", (ROW, ROW), (ROW,)) for number in range(types)]
     phrases: list[Value] = [program.call(word, program.input(ROW, k)) for k in range(length)]
@@ -52,8 +53,8 @@ def tree(generator: random.Random, length: int, types: int = 1) -> Program:
 def lattice(generator: random.Random, length: int) -> Program:
     """Record a lattice network: a cell per character, and a cell per word that spans several.
 
-    Every other character begins a word of two to four characters; the character where it ends
-    reads its state as well as the previous one.
+    On average, every second character begins a word of two to four characters. The character after
+    a word reads the state of the word in addition to that of the previous character.
 
     Reference:
         Zhang, Yang (2018), arXiv:1805.02023 (the shape only).
@@ -63,18 +64,18 @@ def lattice(generator: random.Random, length: int) -> Program:
     word = Signature("word", (ROW, ROW), (ROW,))
     ending: dict[int, list[Value]] = {}
     state: Any = program.input(ROW, length)
-    for place in range(length):
-        x = program.input(ROW, place)
-        state = program.call(character, x, state, ending.get(place, []))
+    for position in range(length):
+        x = program.input(ROW, position)
+        state = program.call(character, x, state, ending.get(position, []))
         if generator.random() < 0.5:
-            end = place + generator.randint(1, 3)
+            end = position + generator.randint(1, 3)
             ending.setdefault(end, []).append(program.call(word, x, state))
     program.output(state)
     return program
 
 
 def turns(generator: random.Random, length: int) -> Program:
-    """Record a chain of two cells that mostly take turns."""
+    """Record a chain of two cells that mostly alternate."""
     cells = [Signature(f"cell_{number}", (ROW,), (ROW,)) for number in range(2)]
     program, kind = Program(), generator.randrange(2)
     state: Any = program.input(ROW, 0)
@@ -113,8 +114,8 @@ def draw_batches(
     ]
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
-    """Measure all cases; schedules are made on the CPU."""
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
+    """Measure all cases; scheduling runs on the CPU."""
     records: list[bench.Record] = []
     for shape in options.shapes:
         for batch in options.batch_sizes:
@@ -122,7 +123,7 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return records
 
 
-def _measure(options: argparse.Namespace, common: bench.Record) -> Iterator[bench.Record]:
+def _measure(options: Namespace, common: bench.Record) -> Iterator[bench.Record]:
     generator = random.Random(options.seed)
     drawn = partial(draw_batches, common["case"], common["batch"], generator=generator)
     first, later = drawn(batches=options.fit), drawn(batches=options.batches)
@@ -130,53 +131,51 @@ def _measure(options: argparse.Namespace, common: bench.Record) -> Iterator[benc
     learned = LearnedPolicy().fit(first)
     fitted = time.perf_counter() - begin
     policies: dict[str, Any] = {"depth": "depth", "agenda": "agenda", "learned": learned}
-    contenders: dict[str, bench.Contender] = {
-        name: partial(_schedule, later, policy) for name, policy in policies.items()
-    }
+    contenders = {name: partial(_schedule, later, policy) for name, policy in policies.items()}
     rounds = bench.interleave(contenders, repeats=options.repeats, device=torch.device("cpu"))
     for name, policy in policies.items():
-        seconds = bench.median_seconds(rounds[name], "schedule") / len(later)
+        own = common | {"fit_seconds": None, "frontiers": None}
+        if policy is learned:
+            own |= {"fit_seconds": fitted, "frontiers": len(learned.table)}
         for data, batches in (("learned from", first), ("new", later)):
             stats = [Schedule.from_programs(batch, policy).stats() for batch in batches]
-            steps, bound = sum(s.steps for s in stats), sum(s.lower_bound for s in stats)
-            yield bench.make_record(
-                common, name, "schedule", seconds if data == "new" else None, steps / bound,
-                BOUND, data=data, steps=steps / len(stats), lower_bound=bound / len(stats),
-                critical_path=sum(s.critical_path for s in stats) / len(stats),
-                batches=len(stats), fit_seconds=fitted if name == "learned" else None,
-                frontiers=len(learned.table) if name == "learned" else None,
-            )  # fmt: skip
+            mean = {
+                field: statistics.mean(getattr(each, field) for each in stats)
+                for field in ("steps", "lower_bound", "critical_path")
+            }
+            own |= mean | {"data": data, "batches": len(batches)}
+            new = data == "new"
+            seconds = bench.median_seconds(rounds[name], "schedule") / len(later) if new else None
+            ratio = mean["steps"] / mean["lower_bound"]
+            yield bench.make_record(own, name, "schedule", seconds, ratio, BOUND)
 
 
 def _schedule(batches: Sequence[Sequence[Program]], policy: Any, lap: bench.Stopwatch) -> None:
-    lap.skip()
     for batch in batches:
         Schedule.from_programs(batch, policy)
     lap("schedule")
 
 
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
-    """Write one table, a line for every shape, batch size and policy."""
+    """Write one table, with a row per shape, batch size and policy."""
     columns = {
-        "shape": bench.cell("new", "case"),
-        "batch": bench.cell("new", "batch"),
-        "policy": bench.cell("new", "mode"),
-        BOUND: bench.cell("new", "lower_bound", form=".1f"),
-        "steps": bench.cell("new", "steps", form=".1f"),
-        "steps / bound": bench.cell("new", "ratio", form=".3f"),
-        "where learned": bench.cell("learned from", "ratio", form=".3f"),
-        "schedule ms": bench.cell("new", "median_seconds", form=".1f", times=1e3),
-        "fit s": bench.cell("new", "fit_seconds", form=".2f"),
+        **{"shape": "case", "batch": "batch", "policy": "mode"},
+        BOUND: bench.cell("lower_bound", form=".1f"),
+        "steps": bench.cell("steps", form=".1f"),
+        "steps / bound": bench.cell("ratio", form=".3f"),
+        "where learned": bench.cell("where learned", form=".3f"),
+        "schedule ms": bench.cell("median_seconds", form=".1f", times=1e3),
+        "fit s": bench.cell("fit_seconds", form=".2f"),
     }
     rows = [
-        {record["data"]: record for record in mine}
-        for mine in bench.grouped(records, "case", "batch", "mode").values()
+        new | {"where learned": first["ratio"]}
+        for first, new in bench.grouped(records, "case", "batch", "mode").values()
     ]
     yield bench.table("policies: new mini-batches", rows, columns)
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw steps over the lower bound against the batch size, one panel per shape."""
+    """Draw the ratio of steps to the lower bound over the batch size, one panel per shape."""
     new = [record for record in records if record["data"] == "new"]
     for (shape,), mine in bench.grouped(new, "case").items():
         labels = ("batch", "steps / lower bound")

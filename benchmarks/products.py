@@ -1,4 +1,4 @@
-"""The bare matrix products of a model, and nothing else: what no implementation can do without."""
+"""The bare matrix products of a model: the work that no implementation can avoid."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pyg_dynbatch.nn.fused_gates import BLOCK, RowProduct
 
 
 class Product(NamedTuple):
-    """The products of one matrix with blocks of rows, which are known one after another."""
+    """The products of one matrix with blocks of rows, each computed after the previous one."""
 
     levels: Sequence[int]  # rows of each block
     inner: int
@@ -32,17 +32,15 @@ class Product(NamedTuple):
 
     def bytes(self, blocks: Sequence[int]) -> int:
         """Count the bytes moved if each product reads and writes every matrix once."""
-        numbers = (
-            sum(blocks) * (self.inner + self.columns) + len(blocks) * self.inner * self.columns
-        )
-        return 4 * numbers
+        rows, matrix = self.inner + self.columns, self.inner * self.columns
+        return 4 * (sum(blocks) * rows + len(blocks) * matrix)
 
 
 def work(products: Sequence[Product]) -> dict[str, int]:
     """Count the operations and bytes of both passes.
 
-    Backward, every product has one for the gradient of its rows, block by block, and one for
-    that of its matrix, over all blocks.
+    In the backward pass, every product has one product per block for the gradient of its rows and
+    a single one, over all blocks, for the gradient of its matrix.
     """
     return {
         "flops_forward": sum(p.flops for p in products),
@@ -92,7 +90,7 @@ class Part:
 
 
 class BareProducts:
-    """Run the products of one mini-batch, level by level, in memory that is already there."""
+    """Run the products of one mini-batch, level by level, in preallocated memory."""
 
     def __init__(self, products: Sequence[Product], device: torch.device) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -119,7 +117,6 @@ class BareProducts:
 
     def run(self, lap: bench.Stopwatch) -> None:
         """Time both passes, then the forward pass alone."""
-        lap.skip()
         self.forward()
         lap("forward")
         self.backward()
@@ -129,10 +126,10 @@ class BareProducts:
 
 
 class PackedProducts(BareProducts):
-    """Run the same products on a CPU, with oneDNN where that is faster, in blocks of rows.
+    """Run the same products on a CPU, in blocks of rows, with oneDNN where that is faster.
 
-    A matrix is packed anew in every pass, because a training step changes it. A race decides for
-    each product when this is made; the gradients of weights stay as they are.
+    A trial run at construction decides for each product. Matrices are packed in every pass, because
+    a training step changes them. Gradients of weights are computed as in the base class.
     """
 
     def __init__(self, products: Sequence[Product], device: torch.device) -> None:
@@ -155,7 +152,7 @@ class PackedProducts(BareProducts):
             torch.mm(part.out.t(), part.rows, out=part.weight_grad)
 
     def _packed_wins(self, part: Part, backward: bool) -> bool:
-        """Run both ways in turn and compare the best times."""
+        """Run both versions in turn and compare their best times."""
         best = {False: float("inf"), True: float("inf")}
         for _ in range(4):
             for packed in best:

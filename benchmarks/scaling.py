@@ -1,31 +1,31 @@
-"""Time and memory per node on growing forests: growth should be linear whatever the shape.
+"""Time and memory per node on growing forests: growth should be linear for every shape.
 
-A binary Tree-LSTM with the exponent of growth (1 = linear). A case of n nodes is a forest of equal
+A binary Tree-LSTM and its exponents of growth (1 = linear). A case of n nodes is a forest of equal
 trees of at most --tree-nodes nodes; a chain of 10,000 nodes is 10,000 levels deep.
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from benchmarks import bench
 from benchmarks.trees import FOREST_SHAPES, Forest
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.operation import Signature
-from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import slots_of
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM, run_levels
+from pyg_dynbatch.testing import program_of_structure
 
 MODES = ("fused", "generic", "engine")
 PHASES = bench.phases("schedule", "forward", "backward", train=bench.TRAIN)
-"""The schedule is made on the CPU, from edges or from recorded programs."""
+"""The schedule is derived on the CPU, from edges or from recorded programs."""
 
 ALL_SIZES, LARGEST = "all sizes", "the two largest"
 
@@ -58,13 +58,13 @@ class Ways:
         self.programs: list[Program] = []
 
     def schedule(self, mode: str) -> Schedule:
-        """Make the schedule, for the engine from programs recorded before."""
+        """Derive the schedule; that of the engine from programs recorded beforehand."""
         if mode != "engine":
             return Schedule.from_structure(self.edges, self.forest.nodes, arity=self.layer.arity)
         if not self.programs:
             signature = self.engine.operations["node"].signature
-            program = record_tree(signature, self.forest.edges, self.forest.tree_nodes)
-            self.programs = [program] * self.forest.trees
+            tree = Data(edge_index=self.forest.edges, num_nodes=self.forest.tree_nodes)
+            self.programs = [program_of_structure(signature, tree)] * self.forest.trees
         return Schedule.from_programs(self.programs)
 
     def forward(self, mode: str, schedule: Schedule) -> Tensor:
@@ -89,45 +89,22 @@ class Ways:
         return hidden.detach()
 
     def timed(self, mode: str, schedule: Schedule, lap: bench.Stopwatch) -> None:
-        """Time making the schedule once more, and both passes."""
+        """Time deriving the schedule once more, and both passes."""
         self.clear()
         lap.skip()
         self.schedule(mode)
         lap("schedule")
-        bench.time_passes(
-            lap, partial(self.forward, mode, schedule), gradient=lambda hidden: self.grad
-        )
+        forward = partial(self.forward, mode, schedule)
+        bench.time_passes(lap, forward, gradient=lambda hidden: self.grad)
 
     def results(self, mode: str, schedule: Schedule) -> list[Tensor]:
         """Return the hidden rows and all gradients."""
         hidden = self.forward(mode, schedule)
         loss = (hidden * self.grad).sum()
-        return [hidden.detach(), *bench.gradients(loss, [self.x, *self.layer.parameters()])]
+        return bench.with_gradients(hidden, loss, [self.x, *self.layer.parameters()])
 
 
-def record_tree(signature: Signature, edges: Tensor, num_nodes: int) -> Program:
-    """Record one binary tree as a program, with zero states for missing children."""
-    input_type, *places = signature.inputs
-    state = signature.outputs[0]
-    program = Program()
-    parts = state if isinstance(state, tuple) else (state,)
-    zeros = tuple(torch.zeros(part.shape or ()) for part in parts)
-    missing = program.constant(state, zeros if isinstance(state, tuple) else zeros[0])
-    children = [dict.fromkeys(range(len(places))) for _ in range(num_nodes)]
-    slots = slots_of(edges, num_nodes).tolist()
-    for child, parent, slot in zip(*edges.tolist(), slots, strict=True):
-        children[parent][slot] = child
-    states: list[Value] = []
-    for node in range(num_nodes):
-        given = (missing if c is None else states[c] for c in children[node].values())
-        x: Any = program.input(input_type, node)  # type: ignore[arg-type]
-        states.append(program.call(signature, x, *given))
-    for value in states:
-        program.output(value, "node")
-    return program
-
-
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all shapes and sizes, and fit the growth of time and memory."""
     records: list[bench.Record] = []
     for threads in options.thread_counts or [None]:
@@ -140,44 +117,32 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return [_with_gain(record, records) for record in records]
 
 
-def _measure(
-    options: argparse.Namespace, forest: Forest, device: torch.device
-) -> list[bench.Record]:
+def _measure(options: Namespace, forest: Forest, device: torch.device) -> list[bench.Record]:
     torch.manual_seed(0)
     ways = Ways(NaryTreeLSTM(options.units, options.units).to(device), forest, device)
     schedules = {mode: ways.schedule(mode).to(device) for mode in options.modes}
     first, *others = options.modes
     wanted = ways.results(first, schedules[first])
     for mode in others:
-        bench.assert_agreement(
-            f"{mode} on {forest.shape}", wanted, ways.results(mode, schedules[mode])
-        )
+        found = ways.results(mode, schedules[mode])
+        bench.assert_agreement(f"{mode} on {forest.shape}", wanted, found)
+        del found
     del wanted
-    common = {
-        "case": forest.shape,
-        "batch": forest.trees,
-        "nodes": forest.nodes,
-        "steps": len(schedules[first].steps),
-        "units": options.units,
-        "threads": torch.get_num_threads(),
-    }
-    # The comparison has warmed up everything.
+    common = {"case": forest.shape, "batch": forest.trees, "nodes": forest.nodes}
+    common |= {"steps": len(schedules[first].steps), "units": options.units}
+    common |= {"threads": torch.get_num_threads()}
     contenders = {mode: partial(ways.timed, mode, schedules[mode]) for mode in options.modes}
-    rounds = bench.interleave(
-        contenders, repeats=options.repeats, device=device, warm_up=0, budget=options.budget
-    )
+    # The comparison was the warm-up.
+    given: Any = {"repeats": options.repeats, "budget": options.budget, "warm_up": 0}
+    rounds = bench.interleave(contenders, device=device, **given)
     records = []
     for mode in options.modes:
-        for record in bench.phase_records(
-            common, mode, rounds[mode], PHASES, repeats=len(rounds[mode])
-        ):
+        for record in bench.phase_records(common, mode, rounds, PHASES):
             records.append(record | {"seconds_per_node": record["median_seconds"] / forest.nodes})
         ways.clear()
         peak = bench.peak_bytes(partial(ways.train, mode, schedules[mode]), device)
-        per_node = None if peak is None else peak / forest.nodes
-        records.append(
-            bench.make_record(common, mode, "memory", peak_bytes=peak, bytes_per_node=per_node)
-        )
+        own = common | {"peak_bytes": peak, "bytes_per_node": peak and peak / forest.nodes}
+        records.append(bench.make_record(own, mode, "memory"))
     return records
 
 
@@ -214,9 +179,8 @@ def _with_gain(record: bench.Record, records: Sequence[bench.Record]) -> bench.R
     seconds = record["median_seconds"]
     if seconds is None:
         return record
-    first = bench.find(
-        records, **{name: record[name] for name in ("case", "mode", "phase", "nodes")}
-    )
+    where = {name: record[name] for name in ("case", "mode", "phase", "nodes")}
+    first = bench.find(records, **where)
     if first["threads"] == record["threads"]:
         return record
     gain = first["median_seconds"] / seconds
@@ -227,24 +191,21 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write two tables per number of threads: times per node, and exponents of growth."""
     title = (
         "scaling: binary Tree-LSTM, {units} units, {threads} threads, {device}; us and KiB per "
-        "node, growth as exponent of the nodes (1 = linear)"
+        "node; growth is the exponent of the nodes (1 = linear)"
     )
     for mine in bench.grouped(records, "threads").values():
         fitted = [record for record in mine if "fitted" in record]
         measured = [record for record in mine if "fitted" not in record]
         columns = {
-            "shape": bench.cell("case"),
-            **{name: bench.cell(name) for name in ("mode", "nodes")},
-            "trees": bench.cell("batch"),
-            "steps": bench.cell("steps"),
+            **{"shape": "case", "mode": "mode", "nodes": "nodes", "trees": "batch"},
+            "steps": "steps",
             **bench.phase_cells(PHASES, "us/node", "seconds_per_node", ".2f", 1e6),
             "peak KiB/node": bench.cell("memory", "bytes_per_node", form=".2f", times=1 / 1024),
         }
         if any("gain" in record for record in measured):
             columns["train gain of threads"] = bench.cell("train", "gain", form=".2f")
         yield from bench.tables(measured, ("units",), title, ("case", "mode", "nodes"), columns)
-        columns = {"shape": bench.cell("case"), "mode": bench.cell("mode")}
-        columns["fitted on"] = bench.cell("fitted")
+        columns = {"shape": "case", "mode": "mode", "fitted on": "fitted"}
         for phase in (*PHASES, "memory"):
             columns[phase] = bench.cell(f"growth of {phase}", "ratio", form=".3f")
         rows = bench.grouped(fitted, "case", "mode", "fitted").values()

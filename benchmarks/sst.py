@@ -1,11 +1,11 @@
-"""Trees per second on sentiment trees, against bare products and a loop over nodes.
+"""Trees per second on sentiment trees, compared with bare products and a loop over nodes.
 
-A binary Tree-LSTM classifier in training and inference, and the share of collating.
+A binary Tree-LSTM classifier in training and inference, and the share of time spent on collating.
 """
 
-import argparse
 import random
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ BARE, PACKED, ONE_BY_ONE = "bare", "bare, packed", "one by one"
 TO_BARE = "bare matrix products"
 
 _SAMPLE = 64
-"""Batches from which the shapes of padded levels are found."""
+"""Number of batches to which the shapes of padded levels are fitted."""
 
 
 def add_options(parser: bench.Options) -> None:
@@ -37,18 +37,18 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--batch-sizes", [25, 100, 256])
     parser.counts("--units", [150, 300])
     text = (
-        "unshared is fused with every leaf computed, equal words or not; graphed is that with "
-        "CUDA graphs (on CPUs the same padded levels without graphs); default: all but graphed"
+        "unshared is fused with every leaf computed, even if words are equal; graphed is unshared "
+        "with CUDA graphs (on CPUs the same padded levels without graphs); default: all but graphed"
     )
-    parser.choices("--modes", MODES, MODES[:-1], text)
+    parser.choices("--modes", MODES, MODES[:-1], help=text)
     parser.count("--embedding", 300, metavar="WIDTH")
     parser.count("--loop-trees", 4, "trees of a batch that the loop over nodes runs (default: 4)")
     parser.common(batches=4, seed=0, repeats=5)
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; batches are always collated on the CPU, in this process."""
-    trees, source, num_tokens = sentiment_trees(options.raw_dir, options.trees, options.seed)
+    trees, source, num_tokens = sentiment_trees(options)
     records = []
     for units in options.units:
         ways = make_ways(num_tokens, options.embedding, units, device)
@@ -57,22 +57,15 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
         for size in options.batch_sizes:
             batches = _batches(options, ways, trees, size, units)
             rounds, facts = bench.interleave_batches(batches, options, device)
-            common = {
-                "case": f"{units} units",
-                "batch": size,
-                "data": source,
-                "units": units,
-                "embedding": options.embedding,
-                "nodes": facts["nodes"],
-                "steps": facts["steps"],
-                "repeats": len(rounds[BARE]),
-            }
+            common = {"case": f"{units} units", "batch": size, "data": source, "units": units}
+            common |= {"embedding": options.embedding, "repeats": len(rounds[BARE])}
+            common |= {name: facts[name] for name in ("nodes", "steps")}
             records += _records(rounds, common, options.modes, facts)
     return records
 
 
 def draw(trees: int, size: int, batches: int, seed: int) -> list[list[int]]:
-    """Draw the members of every batch, with repetition only if there are too few trees."""
+    """Draw the trees of every batch, with repetition only if there are too few."""
     generator = random.Random(seed)
     if size > trees:
         return [generator.choices(range(trees), k=size) for _ in range(batches)]
@@ -80,13 +73,13 @@ def draw(trees: int, size: int, batches: int, seed: int) -> list[list[int]]:
 
 
 def _batches(
-    options: argparse.Namespace, ways: Ways, trees: Any, size: int, units: int
-) -> Iterator[tuple[dict[str, bench.Contender], dict[str, float]]]:
-    """Yield the contenders of every batch, and its sizes."""
+    options: Namespace, ways: Ways, trees: Any, size: int, units: int
+) -> Iterator[bench.Batch]:
+    """Yield the contenders and the sizes of every batch."""
     device, collate = ways.model.classifier.weight.device, Collater(arity=2)
     buckets = None
     if "graphed" in options.modes:
-        # Found from other batches than those that are timed.
+        # The shapes are fitted to different batches than those that are timed.
         others = draw(len(trees), size, _SAMPLE, options.seed + 1)
         buckets = LevelBuckets.fit([collate([trees[k] for k in each]).schedule for each in others])
     for members in draw(len(trees), size, options.batches, options.seed):
@@ -98,7 +91,7 @@ def _batches(
         # The work of a tree is proportional to its nodes.
         scale = batch.num_nodes / sum(len(tree.shape.order) for tree in few)
         products = classifier_products(batch.schedule, options.embedding, units, CLASSES)
-        contenders: dict[str, bench.Contender] = {BARE: BareProducts(products, device).run}
+        contenders: bench.Contenders = {BARE: BareProducts(products, device).run}
         if device.type == "cpu":
             contenders[PACKED] = PackedProducts(products, device).run
         for mode in options.modes:
@@ -111,8 +104,7 @@ def _batches(
 
 
 def _load(trees: Any, members: Sequence[int], collate: Collater, lap: bench.Stopwatch) -> None:
-    lap.skip()
-    # Loaders fetch the trees of a batch at once if the data set supports it.
+    # Loaders fetch all trees of a batch in one call if the data set supports it.
     fetch = getattr(trees, "__getitems__", None)
     examples = fetch(members) if fetch else [trees[k] for k in members]
     lap("fetch")
@@ -121,18 +113,15 @@ def _load(trees: Any, members: Sequence[int], collate: Collater, lap: bench.Stop
 
 
 def _records(
-    rounds: Mapping[str, bench.Rounds],
-    common: bench.Record,
-    modes: Sequence[str],
-    facts: Mapping[str, float],
+    rounds: bench.AllRounds, common: bench.Record, modes: Sequence[str], facts: Mapping[str, float]
 ) -> list[bench.Record]:
     records: list[bench.Record] = []
     for name in (BARE, PACKED):
         if name in rounds:
-            records += _bare_records(name, rounds[name], common, facts)
+            records += _bare_records(name, rounds, common, facts)
     for mode in modes:
         mine = rounds[mode]
-        for record in bench.phase_records(common, mode, mine, PHASES, rounds[BARE], TO_BARE):
+        for record in bench.phase_records(common, mode, rounds, PHASES, BARE, TO_BARE):
             if record["ratio"] is None:
                 ratio = record["median_seconds"] / bench.median_seconds(mine, *bench.STEP)
                 record |= {"ratio": ratio, "ratio_to": "step"}
@@ -141,10 +130,8 @@ def _records(
                 record["ratio_to_packed"] = bench.median_ratio(mine, rounds[PACKED], parts)
             records.append(record)
     first, loop = modes[0], {phase: PHASES[phase] for phase in ("train", "inference")}
-    records += bench.phase_records(
-        common, ONE_BY_ONE, rounds[ONE_BY_ONE], loop, rounds[first], first,
-        scaled_by=facts["scaled_by"],
-    )  # fmt: skip
+    own = common | {"scaled_by": facts["scaled_by"]}
+    records += bench.phase_records(own, ONE_BY_ONE, rounds, loop, first)
     for phase in ("fetch", "collate"):
         seconds = bench.median_seconds(rounds["host"], phase)
         ratio = seconds / bench.median_seconds(rounds[first], *bench.STEP)
@@ -153,9 +140,9 @@ def _records(
 
 
 def _bare_records(
-    name: str, bare: bench.Rounds, common: bench.Record, facts: Mapping[str, float]
+    name: str, rounds: bench.AllRounds, common: bench.Record, facts: Mapping[str, float]
 ) -> Iterator[bench.Record]:
-    for record in bench.phase_records(common, name, bare, PHASES):
+    for record in bench.phase_records(common, name, rounds, PHASES):
         phase = record["phase"]
         passes = ("forward",) if phase == "inference" else PHASES[phase]
         flops = sum(facts[f"flops_{each}"] for each in passes)
@@ -171,7 +158,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         "{threads} threads, {device})"
     )
     columns = {
-        "mode": bench.cell("mode"),
+        "mode": "mode",
         **bench.phase_cells(("train", "step", "inference"), "trees/s", "trees_per_second", ".0f"),
         **bench.milliseconds(("forward", "backward", "optimizer", "inference")),
         **bench.phase_cells(("train", "inference"), "x bare", "ratio_to_bare"),
@@ -185,7 +172,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
 
 
 def _remarks(records: Sequence[bench.Record]) -> Iterator[str]:
-    """Write what the columns cannot show: loading, the loop over nodes, the products."""
+    """Write what does not fit the columns: loading, the loop over nodes, the products."""
     for phase in ("fetch", "collate"):
         one = bench.find(records, mode="host", phase=phase)
         share = f"{one['ratio']:.1%} of the training step ({one['ratio_to']})"

@@ -1,13 +1,13 @@
-"""Fold's Table 1: what dynamic batching costs over batching by hand, and what it gains.
+"""Fold's Table 1: the cost of dynamic batching over manual batching, and its speedup.
 
-Trees of one shape batched by hand, the same dynamically, and trees of different shapes
-dynamically; inference and training, with the schedule ready and end to end. A batch of 1,024
-takes minutes on a processor and 5 GB.
+Trees of one shape batched by hand, the same trees batched dynamically, and trees of different
+shapes batched dynamically; inference and training, with the schedule ready and end to end. A batch
+of 1,024 takes minutes on a CPU and 5 GB.
 """
 
-import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from benchmarks import bench
 from benchmarks.products import BareProducts, Product, work
@@ -36,22 +35,22 @@ PHASES = {
     "train, end to end": ("collate", "transfer", *bench.TRAIN),
     **bench.phases("collate", "transfer"),
 }
-"""The schedule is made while collating."""
+"""The schedule is part of collating."""
 
 
 def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.counts("--batch-sizes", [1, 32, 64, 128, 256, 512, 1024])
     text = "the cell of the paper, the N-ary Tree-LSTM (default: fold)"
-    parser.choices("--cells", CELLS, ["fold"], text)
-    parser.choices("--shapes", TREE_SHAPES, ["random"], "(default: random)")
+    parser.choices("--cells", CELLS, ["fold"], help=text)
+    parser.choices("--shapes", TREE_SHAPES, ["random"], help="(default: random)")
     parser.count("--leaves", 128, "of a tree (default: 128)", least=2)
     parser.count("--units", 1024, "width (default: 1024)")
     parser.common(batches=1, seed=0, budget=300.0, repeats=5)
 
 
 class FoldCell(RecursiveCell):
-    r"""Compute one step of the cell of Fold's Table 1, for two children.
+    r"""The cell of Fold's Table 1, for two children.
 
     With the rows :math:`l, r` of the children and one hidden layer,
 
@@ -59,11 +58,11 @@ class FoldCell(RecursiveCell):
         f_l, f_r, i, g = \sigma, \sigma, \sigma, \tanh\,(V\,\mathrm{relu}(W [l; r] + b) + d),
         \qquad h = f_l \odot l + f_r \odot r + i \odot g
 
-    A leaf is its input row; inner nodes have no input.
+    The state of a leaf is its input row; inner nodes have no input.
 
     Reference:
-        Looks et al. (2017), arXiv:1702.02181, section 3.1; its published benchmark program for
-        the initial weights.
+        Looks et al. (2017), arXiv:1702.02181, section 3.1; initial weights as in the benchmark
+        program published with it.
     """
 
     def __init__(self, width: int) -> None:
@@ -74,7 +73,7 @@ class FoldCell(RecursiveCell):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights uniformly, scaled by the width of what they multiply; no bias."""
+        """Draw weights uniformly, scaled by the number of inputs; biases are zero."""
         for layer, factor in ((self.hidden, 1.43), (self.gates, 1.0)):
             bound = factor * (3.0 / layer.in_features) ** 0.5
             nn.init.uniform_(layer.weight, -bound, bound)
@@ -91,15 +90,17 @@ class FoldCell(RecursiveCell):
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state."""
         (rows,) = children
-        gates = self.gates(torch.relu(self.hidden(rows.flatten(1))))
-        f_left, f_right, i, g = gates.chunk(4, 1)
-        left, right = rows.unbind(1)
+        return (self.combine(rows.flatten(1), *rows.unbind(1)),)
+
+    def combine(self, both: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Compute the new state from the rows of the children, side by side and separately."""
+        f_left, f_right, i, g = self.gates(torch.relu(self.hidden(both))).chunk(4, 1)
         kept = torch.sigmoid(f_left) * left + torch.sigmoid(f_right) * right
-        return (kept + torch.sigmoid(i) * torch.tanh(g),)
+        return kept + torch.sigmoid(i) * torch.tanh(g)
 
 
 class Table1Model(nn.Module):
-    """Look leaves up in a table and carry a cell to the root of every tree."""
+    """Look up the leaves in a table and compute the root of every tree with a cell."""
 
     def __init__(self, cell: str, width: int, rows: int) -> None:
         super().__init__()
@@ -118,30 +119,24 @@ class Table1Model(nn.Module):
     def by_hand(self, shape: Shape, token: Int[Tensor, "leaf tree"]) -> Float[Tensor, "tree width"]:
         """Compute the roots of trees of one shape, node by node, all trees at once.
 
-        Plain torch with the weights of the layer. All leaves are looked up at once, and their
-        gates are one product, to its advantage.
+        Plain torch with the weights of the layer. In favour of this loop, all leaves are looked up
+        at once, and their gates are one product.
         """
         cell, rows = self.layer.cell, self.table(token)
         if isinstance(cell, FoldCell):
-            leaves = dict(zip(shape.leaves, rows.unbind(0), strict=True))
-            return root_state(shape, leaves.pop, partial(_fold_by_hand, cell))
+
+            def join(*both: Tensor) -> Tensor:
+                return cell.combine(torch.cat(both, 1), *both)
+
+            return root_state(shape, dict(zip(shape.leaves, rows, strict=True)).pop, join)
         weights = Weights.of(cell)
         parts = zip(*(part.unbind(0) for part in weights.leaves(rows)), strict=True)
         states = dict(zip(shape.leaves, parts, strict=True))
         return root_state(shape, states.pop, weights.join)[0]
 
 
-def _fold_by_hand(cell: FoldCell, left: Tensor, right: Tensor) -> Tensor:
-    joint = torch.cat([left, right], 1)
-    hidden = torch.relu(linear(joint, cell.hidden.weight, cell.hidden.bias))
-    gates = linear(hidden, cell.gates.weight, cell.gates.bias)
-    f_left, f_right, i, g = gates.chunk(4, 1)
-    kept = torch.sigmoid(f_left) * left + torch.sigmoid(f_right) * right
-    return kept + torch.sigmoid(i) * torch.tanh(g)
-
-
 def cell_products(cell: str, schedule: Schedule, units: int) -> list[Product]:
-    """List the products of a cell; leaves have one in the Tree-LSTM only."""
+    """List the products of a cell; only the Tree-LSTM has one for leaves."""
     leaves, *levels = [step.size for step in schedule.steps]
     if cell == "fold":
         return [Product(levels, 2 * units, units), Product(levels, units, 4 * units)]
@@ -151,9 +146,7 @@ def cell_products(cell: str, schedule: Schedule, units: int) -> list[Product]:
 class Case:
     """One cell on trees of one kind of shape."""
 
-    def __init__(
-        self, options: argparse.Namespace, cell: str, kind: str, device: torch.device
-    ) -> None:
+    def __init__(self, options: Namespace, cell: str, kind: str, device: torch.device) -> None:
         self.options, self.cell, self.kind, self.device = options, cell, kind, device
         self.generator = np.random.default_rng(options.seed)
         torch.manual_seed(options.seed)
@@ -179,48 +172,40 @@ class Case:
         alone = [self.model.by_hand(*pair) for pair in zip(shapes, columns, strict=True)]
         dynamic = self.model.dynamic(self.collate(examples).to(self.device))
         wanted, found = (
-            [roots, *bench.gradients(_loss(roots), self.model.parameters())]
+            bench.with_gradients(roots, _loss(roots), self.model.parameters())
             for roots in (torch.cat(alone), dynamic)
         )
         bench.assert_agreement("dynamic", wanted, found)
 
     def measure(self, size: int) -> list[bench.Record]:
         """Measure one batch size."""
-        batches = (self._contenders(size) for _ in range(self.options.batches))
-        rounds, facts = bench.interleave_batches(batches, self.options, self.device)
-        common = {
-            "case": f"{self.cell}, {self.kind}",
-            "batch": size,
-            "units": self.options.units,
-            "leaves": self.options.leaves,
-            **facts,
-        }
+        options = self.options
+        batches = (self._contenders(size) for _ in range(options.batches))
+        rounds, facts = bench.interleave_batches(batches, options, self.device)
+        common = {"case": f"{self.cell}, {self.kind}", "batch": size}
+        common |= {"units": options.units, "leaves": options.leaves, **facts}
         return list(_records(rounds, common))
 
-    def _contenders(self, size: int) -> tuple[dict[str, bench.Contender], dict[str, float]]:
+    def _contenders(self, size: int) -> bench.Batch:
         shape, tokens = self.shape(), self.tokens(size)
         sets = {DYNAMIC: [shape.example(row) for row in tokens]}
         if self.kind == "random":
             sets[DIFFERENT] = [self.shape().example(row) for row in tokens]
         schedule = schedule_of(list(sets.values())[-1])
         products = cell_products(self.cell, schedule, self.options.units)
-        contenders: dict[str, bench.Contender] = {
-            MANUAL: partial(self._by_hand, shape, tokens),
-            **{name: partial(self._dynamic, trees) for name, trees in sets.items()},
-            ALONE: partial(self._by_hand, shape, tokens[:1]),
-            BARE: BareProducts(products, self.device).run,
-        }
+
+        def by_hand(tokens: Tensor) -> bench.Contender:
+            def collate() -> Tensor:
+                return torch.stack(list(tokens)).t().contiguous()
+
+            return partial(self._run, collate, partial(self.model.by_hand, shape))
+
+        contenders = {MANUAL: by_hand(tokens)}
+        for name, trees in sets.items():
+            contenders[name] = partial(self._run, partial(self.collate, trees), self.model.dynamic)
+        contenders |= {ALONE: by_hand(tokens[:1]), BARE: BareProducts(products, self.device).run}
         flops = work(products)["flops_forward"]
         return contenders, {"steps": len(schedule.steps), "flops_forward": flops}
-
-    def _by_hand(self, shape: Shape, tokens: Tensor, lap: bench.Stopwatch) -> None:
-        def collate() -> Tensor:
-            return torch.stack(list(tokens)).t().contiguous()
-
-        self._run(collate, partial(self.model.by_hand, shape), lap)
-
-    def _dynamic(self, trees: list[Any], lap: bench.Stopwatch) -> None:
-        self._run(partial(self.collate, trees), self.model.dynamic, lap)
 
     def _run(
         self, collate: Callable[[], Any], roots: Callable[[Any], Tensor], lap: bench.Stopwatch
@@ -231,16 +216,15 @@ class Case:
         lap("collate")
         batch = batch.to(self.device)
         lap("transfer")
-        bench.time_passes(
-            lap, lambda: _loss(roots(batch)), optimizer=self.optimizer, infer=partial(roots, batch)
-        )
+        rest: Any = {"optimizer": self.optimizer, "infer": partial(roots, batch)}
+        bench.time_passes(lap, lambda: _loss(roots(batch)), **rest)
 
 
 def _loss(roots: Tensor) -> Tensor:
     return roots.square().sum() / 2
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases."""
     records = []
     for cell_name in options.cells:
@@ -252,17 +236,14 @@ def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]
     return records
 
 
-def _records(rounds: Mapping[str, bench.Rounds], common: bench.Record) -> Iterator[bench.Record]:
+def _records(rounds: bench.AllRounds, common: bench.Record) -> Iterator[bench.Record]:
     for name, mine in rounds.items():
         size = 1 if name == ALONE else common["batch"]
-        base = (rounds[MANUAL], MANUAL) if name in (DYNAMIC, DIFFERENT) else ()
+        base = MANUAL if name in (DYNAMIC, DIFFERENT) else None
         own = common | {"batch": size}
-        for record in bench.phase_records(own, name, mine, PHASES, *base, repeats=len(mine)):
-            parts = PHASES[record["phase"]]
-            record |= {
-                "batch": common["batch"],
-                "seconds_per_tree": record["median_seconds"] / size,
-            }
+        for record in bench.phase_records(own, name, rounds, PHASES, base):
+            parts, per_tree = PHASES[record["phase"]], record["median_seconds"] / size
+            record |= {"batch": common["batch"], "seconds_per_tree": per_tree}
             if name in (MANUAL, DYNAMIC, DIFFERENT):
                 record["speedup"] = size * bench.median_ratio(rounds[ALONE], mine, parts)
                 if set(parts) <= set(rounds[BARE][0]):
@@ -282,7 +263,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
             yield bench.table(what.format_map(mine[0]), rows, _columns(phase))
     yield (
         "cost: time of dynamic over manual, same shape; shapes: of different shapes over one "
-        "shape;\nspeedup: time per tree of manual at batch 1 over that of dynamic (different "
+        "shape;\nspeedup: time per tree of manual at batch 1 over that of dynamic (of different "
         "shapes if there are any);\nx bare: time over that of the bare matrix products; all with "
         "the schedule ready, except the\nlast columns: end to end includes schedule and transfer"
     )
@@ -295,7 +276,7 @@ def _row(records: Sequence[bench.Record]) -> bench.Record:
     return row | {"best": row.get(DIFFERENT, row[DYNAMIC])}
 
 
-def _columns(phase: str) -> dict[str, bench.Cell]:
+def _columns(phase: str) -> bench.Columns:
     def times(mode: str) -> bench.Cell:
         whole = bench.cell(mode, phase, "median_seconds", form=".1f", times=1e3)
         per_tree = bench.cell(mode, phase, "seconds_per_tree", form=".3f", times=1e3)
@@ -303,7 +284,7 @@ def _columns(phase: str) -> dict[str, bench.Cell]:
 
     all_in = f"{phase}, end to end"
     return {
-        "batch": bench.cell("batch"),
+        "batch": "batch",
         "manual ms / tree": times(MANUAL),
         "dynamic ms / tree": times(DYNAMIC),
         "different ms / tree": times(DIFFERENT),

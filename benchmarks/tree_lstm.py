@@ -1,4 +1,4 @@
-"""The binary Tree-LSTM in plain torch, and a classifier with it, computed in several ways."""
+"""The binary Tree-LSTM in plain torch, and a classifier that uses it, computed in several ways."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ S = TypeVar("S")
 
 
 class Weights(NamedTuple):
-    """The matrices of a binary Tree-LSTM without inputs at inner nodes.
+    """The weights of a binary Tree-LSTM without inputs at inner nodes.
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
@@ -43,16 +43,16 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, cell: Any) -> "Weights":
-        """Take the weights of a cell; gradients reach them."""
+        """Return the weights of a cell; gradients flow back to them."""
         if not isinstance(cell, NaryTreeLSTMCell) or cell.arity != 2:
-            what, expected = "this cell is not written out", "NaryTreeLSTMCell with two children"
+            what, expected = "no plain code for this cell", "NaryTreeLSTMCell with two children"
             raise mismatch(TypeError, what, expected, type(cell).__name__)
         own = 3 * cell.out_channels
         both = torch.cat([cell.bias, cell.bias[own:]])
         return cls(cell.weight_input[:own], cell.bias[:own], cell.weight_hidden, both)
 
     def leaves(self, rows: Tensor) -> State:
-        """Compute the states of leaves; the last axis of ``rows`` is the feature."""
+        """Compute the states of leaves from ``[..., feature]``."""
         u, gates = linear(rows, self.leaf, self.leaf_bias).split([self.width, 2 * self.width], -1)
         i, o = gates.sigmoid().chunk(2, -1)
         memory = i * u.tanh()
@@ -89,24 +89,12 @@ class Leaf(nn.Module):
         return Weights.of(self.cell).leaves(x)
 
 
-class Pair(nn.Module):
-    """Compute the states of phrases from those of their two parts."""
+class Pair(Leaf):
+    """Compute the states of phrases from those of their two parts, which come last."""
 
-    def __init__(self, cell: NaryTreeLSTMCell) -> None:
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, left: State, right: State) -> State:
-        """Compute batched rows."""
-        return Weights.of(self.cell).join(left, right)
-
-
-class JoinCell(Pair):
-    """Compute the states of nodes from two children, without the input."""
-
-    def forward(self, x: Tensor, left: State, right: State) -> State:  # type: ignore[override]
-        """Compute batched rows."""
-        return super().forward(left, right)
+    def forward(self, *given: Any) -> State:
+        """Compute batched rows; the input that the engine passes to a cell is ignored."""
+        return Weights.of(self.cell).join(*given[-2:])
 
 
 def node_states(
@@ -130,7 +118,7 @@ def root_state(shape: Shape, leaf: Callable[[int], S], join: Callable[[S, S], S]
 
 
 class PlainTree(NamedTuple):
-    """A tree in the form that the loop over nodes reads."""
+    """A tree as the loop over nodes reads it."""
 
     shape: Shape
     token: Tensor
@@ -145,23 +133,18 @@ class PlainTree(NamedTuple):
 def node_by_node(model: TreeClassifier, tree: PlainTree) -> Tensor:
     """Compute the logits of one tree by a loop over its nodes, ``[node, class]``.
 
-    Words are looked up and nodes are classified once per tree, to the loop's advantage.
+    In favour of the loop, words are looked up and nodes classified once per tree.
     """
     weights = Weights.of(model.encoder.layer.cell)
-    rows = _embedding(model)(tree.token.clamp(min=0))
+    rows = model.get_submodule("embedding")(tree.token.clamp(min=0))
     hidden: list[Tensor] = [rows] * len(tree.shape.order)
-    states = node_states(
-        tree.shape, lambda node: weights.leaves(rows[node : node + 1]), weights.join
-    )
-    for node, (h, _) in states:
+
+    def leaf(node: int) -> State:
+        return weights.leaves(rows[node : node + 1])
+
+    for node, (h, _) in node_states(tree.shape, leaf, weights.join):
         hidden[node] = h
     return model.classifier(torch.cat(hidden))
-
-
-def _embedding(model: TreeClassifier) -> nn.Embedding:
-    embedding = model.embedding
-    assert embedding is not None
-    return embedding
 
 
 class Ways:
@@ -169,8 +152,8 @@ class Ways:
 
     ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
     leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs two
-    modules written as a user would, without layers of this package; ``graphed`` replays
-    CUDA graphs over levels padded to a few shapes, every leaf computed.
+    modules as a user would write them, without layers of this package; ``graphed`` replays CUDA
+    graphs over levels padded to a few shapes and computes every leaf.
     """
 
     def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
@@ -178,7 +161,7 @@ class Ways:
         cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
         self.graphed = GraphedTreeLSTM(model.encoder.layer)
-        self.engine = Engine.of_cell(JoinCell(cell), cell.state_type, cell.arity, row, Leaf(cell))
+        self.engine = Engine.of_cell(Pair(cell), cell.state_type, cell.arity, row, Leaf(cell))
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
 
     def logits(self, mode: str, batch: Any) -> Tensor:
@@ -186,7 +169,8 @@ class Ways:
         model, schedule = self.model, batch.schedule
         if mode == "fused":
             return model(batch)
-        inputs = _embedding(model)(batch.token.index_select(0, schedule.input_node))
+        embedding = model.get_submodule("embedding")
+        inputs = embedding(batch.token.index_select(0, schedule.input_node))
         if mode in ("unshared", "graphed"):
             layer = self.graphed if mode == "graphed" else model.encoder.layer
             rows = layer(inputs, batch.edge_index, schedule, level_order=True)
@@ -198,15 +182,11 @@ class Ways:
         return model.classifier(hidden)
 
     def train(self, mode: str, batch: Any, lap: bench.Stopwatch, infer: bool = False) -> None:
-        """Time one training step, and perhaps inference."""
+        """Time one training step, and inference if ``infer``."""
         self.optimizer.zero_grad()
         logits = partial(self.logits, mode, batch)
-        bench.time_passes(
-            lap,
-            lambda: self.loss(logits(), batch.y),
-            optimizer=self.optimizer,
-            infer=logits if infer else None,
-        )
+        rest: Any = {"optimizer": self.optimizer, "infer": logits if infer else None}
+        bench.time_passes(lap, lambda: self.loss(logits(), batch.y), **rest)
 
     def loop(self, trees: Sequence[PlainTree], lap: bench.Stopwatch) -> None:
         """Time training and inference node by node."""
@@ -230,19 +210,20 @@ class Ways:
         batch.schedule = LevelBuckets.fit([batch.schedule]).pad(batch.schedule)
         batch = batch.to(device)
         one_by_one = [node_by_node(self.model, PlainTree.of(tree, device)) for tree in trees]
-        wanted = self._with_gradients(torch.cat(one_by_one), batch.y)
-        for mode in modes:
-            found = self._with_gradients(self.logits(mode, batch), batch.y)
-            bench.assert_agreement(mode, wanted, found)
 
-    def _with_gradients(self, logits: Tensor, label: Tensor) -> list[Tensor]:
-        return [logits, *bench.gradients(self.loss(logits, label), self.model.parameters())]
+        def results(logits: Tensor) -> list[Tensor]:
+            loss = self.loss(logits, batch.y)
+            return bench.with_gradients(logits, loss, self.model.parameters())
+
+        wanted = results(torch.cat(one_by_one))
+        for mode in modes:
+            bench.assert_agreement(mode, wanted, results(self.logits(mode, batch)))
 
 
 def make_ways(num_tokens: int, embedding: int, units: int, device: torch.device) -> Ways:
-    """Make a classifier with the optimiser of Fold's sentiment example, always the same."""
+    """Create a classifier with fixed weights and the optimiser of Fold's sentiment example."""
     if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
-        # Adagrad builds a sparse tensor, and torch warns unless this is decided explicitly.
+        # Adagrad builds a sparse tensor, and torch warns unless this is set explicitly.
         torch.sparse.check_sparse_tensor_invariants.disable()
     torch.manual_seed(0)
     model = TreeClassifier(num_tokens, CLASSES, embedding, units, sparse_embedding=True).to(device)

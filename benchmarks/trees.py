@@ -1,7 +1,7 @@
 """The trees of the benchmarks: given shapes, random sentences, the Stanford Sentiment Treebank."""
 
+from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,9 @@ FOREST_SHAPES = ("balanced", "random", "chain")
 
 
 class Shape(NamedTuple):
-    """The shape of a binary tree."""
+    """The shape of a binary tree, for example ``Shape([(1, 2), (), ()], [2, 1, 0])``."""
 
-    children: list[tuple[int, ...]]  # of every node, none for a leaf
+    children: list[tuple[int, ...]]  # children of each node, () for a leaf
     order: list[int]  # all nodes, children before parents
 
     @classmethod
@@ -62,7 +62,7 @@ class Shape(NamedTuple):
         return [node for node, children in enumerate(self.children) if not children]
 
     def example(self, token: Tensor, label: Tensor | None = None) -> DynTreeData:
-        """Make an example with one token per leaf and one label per node."""
+        """Return an example with one token per leaf and one label per node."""
         edges = [(c, node) for node, children in enumerate(self.children) for c in children]
         tokens = torch.full((len(self.children),), -1)
         tokens[self.leaves] = token
@@ -91,7 +91,7 @@ class Forest(NamedTuple):
 
     @classmethod
     def of(cls, shape: str, nodes: int, largest_tree: int) -> "Forest":
-        """Make a forest of about this many nodes."""
+        """Create a forest of about this many nodes."""
         tree_nodes = min(nodes, largest_tree)
         return cls(shape, tree_edges(shape, tree_nodes), tree_nodes, max(1, nodes // tree_nodes))
 
@@ -102,10 +102,10 @@ class Forest(NamedTuple):
 
 
 def tree_edges(shape: str, num_nodes: int, seed: int = 0) -> Tensor:
-    """Return the edges of one binary tree, children before parents in number.
+    """Return the edges of a binary tree whose children have lower numbers than their parents.
 
-    In a random tree the two children of a node share its other nodes uniformly at random; in a
-    chain every node has one child.
+    In a random tree, the descendants of a node are split uniformly between its two children; in a
+    chain, every node has one child.
     """
     child = np.arange(1, num_nodes)
     if shape == "chain":
@@ -114,7 +114,7 @@ def tree_edges(shape: str, num_nodes: int, seed: int = 0) -> Tensor:
         parent = (child - 1) // 2
     else:
         parent = _random_parents(num_nodes, np.random.default_rng(seed))
-    # Counted from the root so far; reversed, so that the root comes last.
+    # So far the root is node 0; reverse the numbers, so that it is the last node.
     edges = num_nodes - 1 - np.stack([child, parent])
     if shape == "chain":
         edges = edges[:, ::-1]
@@ -137,7 +137,7 @@ def _random_parents(num_nodes: int, generator: np.random.Generator) -> np.ndarra
 
 
 def frequent_words(count: int, num_tokens: int, generator: np.random.Generator) -> Tensor:
-    """Draw words whose frequency falls off as 1 / rank, the commonest first."""
+    """Draw words whose frequency is proportional to 1 / rank; word 0 is the most frequent."""
     rank = np.power(num_tokens, generator.random(count)).astype(int)
     return torch.from_numpy(np.minimum(rank, num_tokens - 1))
 
@@ -161,19 +161,12 @@ def sentiment_like_trees(
     return found
 
 
-class SentimentTrees(NamedTuple):
-    """Trees, the name of their source, and the rows of an embedding of their words."""
-
-    trees: Any
-    source: str
-    num_tokens: int
-
-
 def sentiment_trees(
-    raw_dir: Path | None, count: int, seed: int, vocabulary: Vocabulary | None = None
-) -> SentimentTrees:
-    """Load the treebank from a folder, or draw ``count`` random trees with as many words."""
-    if raw_dir is None:
-        return SentimentTrees(sentiment_like_trees(count, seed=seed), "random trees", 21_702)
-    trees = SST(None, "train", vocabulary or "all", raw_dir)
-    return SentimentTrees(trees, "sst", trees.num_tokens)
+    options: Namespace, vocabulary: Vocabulary | None = None
+) -> tuple[Any, str, int]:
+    """Load the treebank or draw similar trees; return them, their source, and ``num_tokens``."""
+    if options.raw_dir is None:
+        trees = sentiment_like_trees(options.trees, seed=options.seed)
+        return trees, "random trees", 21_702
+    treebank = SST(None, "train", vocabulary or "all", options.raw_dir)
+    return treebank, "sst", treebank.num_tokens

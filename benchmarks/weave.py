@@ -1,16 +1,15 @@
 """Time, memory and work of two weave modules, compared with plain code, the engine and DeepChem.
 
 The factored layer, a plain implementation over all ordered pairs, the engine on recorded programs,
-and DeepChem's layers; then the growth with the size of one molecule.
+and DeepChem's layers; then growth with the size of a single molecule.
 """
 
-import argparse
 import copy
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +32,7 @@ from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 FUSED, PLAIN, ENGINE = "fused", "plain", "engine"
 MODES = (FUSED, PLAIN, ENGINE)
 PHASES = bench.phases("forward", "backward", "inference", train=bench.TRAIN)
-"""Forward records what backward needs, inference does not."""
+"""Forward saves what backward needs, inference does not."""
 
 BARE, SPEED = "bare", "machine"
 SINGLE = "one molecule"
@@ -45,7 +44,7 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--batch-sizes", [1, 32, 128, 512])
     parser.choices("--modes", MODES)
     parser.count("--units", 50, "width (default: 50)")
-    text = "sizes of single molecules (default: 10 to 500); none to leave them out"
+    text = "sizes of single molecules (default: 10 to 500); none to omit them"
     sizes = [10, 25, 50, 100, 200, 300, 500]
     parser.counts("--sizes", sizes, text, nargs="*", metavar="ATOMS")
     for name in ("engine", "deepchem"):
@@ -58,13 +57,13 @@ def add_options(parser: bench.Options) -> None:
 class OrderedPairs(NamedTuple):
     """Every pair of two atoms in both orders, sorted by the first atom."""
 
-    first: Int[Tensor, " ordered"]  # the atom whose sum the pair is part of
+    first: Int[Tensor, " ordered"]  # the atom to whose sum the pair contributes
     second: Int[Tensor, " ordered"]
     code: Int[Tensor, " ordered"]
 
     @classmethod
     def of(cls, pairs: Pairs) -> "OrderedPairs":
-        """Write out the pairs of a plan in both orders."""
+        """List the pairs of a plan in both orders."""
         twice = ~pairs.is_self
         first = torch.cat([pairs.first, pairs.second[twice]]).long()
         second = torch.cat([pairs.second, pairs.first[twice]]).long()
@@ -79,8 +78,9 @@ def plain_weave(
     pair: Float[Tensor, "ordered channel"],
     ends: OrderedPairs,
 ) -> Float[Tensor, "atom out"]:
-    """Compute the modules as in the equations, with one row for every ordered pair."""
-    for conv in _convs(stack):
+    """Compute the modules by their equations, with one row per ordered pair."""
+    for conv in stack.convs:
+        assert isinstance(conv, WeaveConv)
         own = conv.lin_aa(x).relu()
         received = conv.lin_pa(pair).relu()
         total = torch.zeros_like(own).index_add(0, ends.first, received)
@@ -94,16 +94,11 @@ def plain_weave(
     return x
 
 
-def _convs(stack: WeaveStack) -> list[WeaveConv]:
-    return list(stack.convs)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class WeaveSizes:
+class WeaveSizes(NamedTuple):
     """The sizes that determine the work of two weave modules."""
 
     atoms: int
-    pairs: int  # unordered, atoms with themselves included
+    pairs: int  # unordered, including each atom with itself
     ordered: int
     codes: int  # rows of the pair table
     atom_in: int
@@ -116,8 +111,7 @@ class WeaveSizes:
         return [
             Product(atoms, self.atom_in, d, input_gradient=False),
             Product(rows, self.pair_in, 2 * d, input_gradient=False),
-            Product(rows, 2 * self.atom_in, d, input_gradient=False),
-            Product(rows, 2 * self.atom_in, d, input_gradient=False),
+            *[Product(rows, 2 * self.atom_in, d, input_gradient=False)] * 2,
             Product(atoms, 2 * d, d),
             Product(rows, 2 * d, d),
             *self._last(rows),
@@ -140,25 +134,21 @@ class WeaveSizes:
         d = self.units
         return [Product([self.atoms], d, d), Product(rows, d, d), Product([self.atoms], 2 * d, d)]
 
-    def least_bytes(self) -> int:
-        """Count what must move: atom rows and pair codes in, updated atom rows out."""
-        return 4 * self.atoms * (self.atom_in + self.units) + self.pairs
-
     def facts(self) -> dict[str, float]:
         """Return the sizes and the work of both forms."""
-        plain = {f"plain_{name}": value for name, value in work(self.plain()).items()}
-        return {
+        facts: dict[str, float] = {
             "atoms": self.atoms,
             "pairs": self.pairs,
             "ordered_pairs": self.ordered,
-            "least_bytes": self.least_bytes(),
-            **work(self.factored()),
-            **plain,
         }
+        # Atom rows and pair codes are read, updated atom rows are written.
+        facts["least_bytes"] = 4 * self.atoms * (self.atom_in + self.units) + self.pairs
+        facts |= work(self.factored())
+        return facts | {f"plain_{name}": value for name, value in work(self.plain()).items()}
 
 
 class Machine:
-    """Measure how fast the machine multiplies large matrices and moves memory."""
+    """Measure how fast the machine multiplies large matrices and copies memory."""
 
     def __init__(self, device: torch.device, width: int = 768, numbers: int = 8_000_000) -> None:
         self.flops = 2 * width**3
@@ -170,14 +160,13 @@ class Machine:
 
     def run(self, lap: bench.Stopwatch) -> None:
         """Time a product and a copy."""
-        lap.skip()
         torch.mm(self._matrix, self._matrix, out=self._product)
         lap("multiply")
         self._target.copy_(self._source)
         lap("copy")
 
     def limit(self, rounds: bench.Rounds, flops: float, moved: float) -> float:
-        """Return the least time for some work, at the best speeds of all rounds."""
+        """Return the least possible time for some work, at the best speeds of all rounds."""
         multiply, copy = (min(each[phase] for each in rounds) for phase in ("multiply", "copy"))
         return max(flops * multiply / self.flops, moved * copy / self.bytes)
 
@@ -220,14 +209,13 @@ class Ways:
         self.program = WeaveProgram(stack, table)
 
     def record(self, batch: WeaveBatch) -> None:
-        """Record the molecules as programs, and make the schedule that the engine runs."""
+        """Record the molecules as programs and derive the schedule that the engine runs."""
         programs = []
         for molecule in batch.molecules:
             atoms = int(molecule.num_nodes or 0)
             code = np.zeros((atoms, atoms), dtype=np.int64)
             code[np.triu_indices(atoms)] = molecule.pair_code.numpy()
-            both = np.maximum(code, code.T)
-            programs.append(self.program.program(atoms, both.tolist()))
+            programs.append(self.program.program(atoms, np.maximum(code, code.T).tolist()))
         batch.schedule = Schedule.from_programs(programs).to(batch.x.device)
 
     def atoms(self, mode: str, batch: WeaveBatch) -> Tensor:
@@ -254,8 +242,8 @@ class Ways:
     def check(self, modes: Sequence[str], batch: WeaveBatch) -> Tensor:
         """Compare all modes with the fused layers; return the atom rows.
 
-        Plain and fused are compared in double precision: over the 250,000 ordered pairs of one
-        large molecule single precision rounds by nearly a thousandth.
+        Plain and fused are compared in double precision, because the rounding error of single
+        precision over the 250,000 ordered pairs of a large molecule is nearly 0.1 %.
         """
         wanted = self._results(FUSED, batch)
         if ENGINE in modes:
@@ -269,13 +257,13 @@ class Ways:
 
     def _results(self, mode: str, batch: WeaveBatch) -> list[Tensor]:
         atoms = self.atoms(mode, batch)
-        return [atoms.detach(), *bench.gradients(atoms.sum(), self.stack.parameters())]
+        return bench.with_gradients(atoms, atoms.sum(), self.stack.parameters())
 
     def arrays(self, batch: WeaveBatch) -> dict[str, np.ndarray]:
         """Return weights and rows under the names of DeepChem's layers."""
         ends = torch.stack([batch.ends.first, batch.ends.second], 1)
         found = {"x": batch.x, "pair": batch.pair, "source": batch.ends.first, "ends": ends}
-        for level, conv in enumerate(_convs(self.stack)):
+        for level, conv in enumerate(self.stack.convs):
             for name in ("aa", "pa", "a", "ap", "pp", "p"):
                 linear = getattr(conv, f"lin_{name}", None)
                 if linear is not None:
@@ -285,11 +273,9 @@ class Ways:
 
 
 class Weave:
-    """What all cases share: the modules, the molecules, the machine, DeepChem if there is one."""
+    """What all cases share: the modules, the molecules, the machine, and DeepChem if given."""
 
-    def __init__(
-        self, options: argparse.Namespace, device: torch.device, other: DeepChem | None
-    ) -> None:
+    def __init__(self, options: Namespace, device: torch.device, other: DeepChem | None) -> None:
         self.options, self.device, self.other = options, device, other
         self.featurizer = MoleculeFeaturizer("deepchem", "deepchem")
         self.collate = MoleculeCollater(self.featurizer.pair_table)
@@ -301,7 +287,7 @@ class Weave:
         self.machine = Machine(device)
 
     def cases(self) -> Iterator[tuple[str, list[list[MoleculeData]]]]:
-        """Draw the batches of every case: of each source, then single molecules that grow."""
+        """Draw the batches of every case: of each source, then single molecules of all sizes."""
         for case, found in sources(self.options):
             _, molecules = usable(found, self.featurizer)
             generator = random.Random(self.options.seed)
@@ -309,7 +295,7 @@ class Weave:
                 batches = self.options.batches
                 yield case, [generator.choices(molecules, k=size) for _ in range(batches)]
         for atoms in self.options.sizes:
-            # A polyether: a molecule of any size, with its ends farther and farther apart.
+            # A polyether, a chain of any number of atoms.
             chain = ("CCO" * (atoms // 3 + 1))[:atoms]
             yield SINGLE, [[self.featurizer(chain)]]
 
@@ -322,7 +308,7 @@ class Weave:
         common = {"case": case, "batch": len(drawn[0]), "unit": "molecules", "units": options.units}
         if not modes:
             reason = f"{ordered} ordered pairs, more than --engine-pairs"
-            return [bench.make_record(common, ENGINE, bench.LEFT_OUT, reason=reason)]
+            return [bench.make_record(common | {"reason": reason}, ENGINE, bench.LEFT_OUT)]
         other = self.other if ordered <= options.deepchem_pairs else None
         contenders = (self._contenders(batch, modes, other) for batch in batches)
         rounds, facts = bench.interleave_batches(contenders, options, self.device)
@@ -331,47 +317,41 @@ class Weave:
         for mode in modes:
             self.ways.stack.zero_grad()
             peak = bench.peak_bytes(partial(self.ways.train, mode, batches[-1]), self.device)
-            records.append(bench.make_record(common, mode, "memory", peak_bytes=peak))
+            records.append(bench.make_record(common | {"peak_bytes": peak}, mode, "memory"))
         return records
 
     def _contenders(
         self, batch: WeaveBatch, modes: Sequence[str], other: DeepChem | None
-    ) -> tuple[dict[str, bench.Contender], dict[str, float]]:
+    ) -> bench.Batch:
         if ENGINE in modes:
             self.ways.record(batch)
         atoms = self.ways.check(modes, batch)
         sizes = batch.sizes(self.options.units)
         bare = BareProducts(sizes.factored(), self.device)
-        contenders: dict[str, bench.Contender] = {SPEED: self.machine.run, BARE: bare.run}
+        contenders: bench.Contenders = {SPEED: self.machine.run, BARE: bare.run}
         contenders |= {mode: partial(self.ways.timed, mode, batch) for mode in modes}
         if other is not None:
-            self._load(other, batch, atoms)
+            # Load weights and rows into DeepChem's layers.
+            with tempfile.TemporaryDirectory() as folder:
+                path = str(Path(folder) / "weave.npz")
+                np.savez(path, **self.ways.arrays(batch))  # type: ignore[arg-type]
+                other.ask("weave", path=path, units=self.options.units)
+                theirs = torch.from_numpy(np.load(f"{path}.atoms.npy"))
+            bench.assert_agreement("DeepChem's WeaveModel", [atoms.cpu()], [theirs])
             contenders[DEEPCHEM] = other.contender("forward", "inference")
         return contenders, sizes.facts()
 
-    def _load(self, other: DeepChem, batch: WeaveBatch, atoms: Tensor) -> None:
-        """Load weights and rows into DeepChem's layers, and compare the results."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = str(Path(folder) / "weave.npz")
-            np.savez(path, **self.ways.arrays(batch))  # type: ignore[arg-type]
-            other.ask("weave", path=path, units=self.options.units)
-            theirs = torch.from_numpy(np.load(f"{path}.atoms.npy"))
-        bench.assert_agreement("DeepChem's WeaveModel", [atoms.cpu()], [theirs])
-
     def _records(
-        self, common: bench.Record, rounds: Mapping[str, bench.Rounds], modes: Sequence[str]
+        self, common: bench.Record, rounds: bench.AllRounds, modes: Sequence[str]
     ) -> Iterator[bench.Record]:
         first = modes[0]
-        for name, mine in rounds.items():
+        for name in rounds:
             if name == SPEED:
                 continue
-            to = {BARE: None, first: BARE}.get(name, first)
-            to_name = "bare products" if to == BARE else to
-            base = None if to is None else rounds[to]
-            for record in bench.phase_records(
-                common, name, mine, PHASES, base, to_name, repeats=len(mine)
-            ):
-                # Least time of the factored form at the best speeds seen of the machine.
+            base = {BARE: None, first: BARE}.get(name, first)
+            to = "bare products" if base == BARE else base
+            for record in bench.phase_records(common, name, rounds, PHASES, base, to):
+                # The least time of the factored form at the best speeds of the machine.
                 parts = PHASES[record["phase"]]
                 passes = ["forward" if part == "inference" else part for part in parts]
                 flops = sum(common[f"flops_{each}"] for each in passes)
@@ -381,7 +361,7 @@ class Weave:
                 yield record | {"times_limit": times, "limit_seconds": limit}
 
 
-def run(options: argparse.Namespace, device: torch.device) -> list[bench.Record]:
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     """Measure all cases; DeepChem's modules run on the CPU."""
     records: list[bench.Record] = []
     with deepchem(options) as other:
@@ -401,7 +381,7 @@ def growth(records: Sequence[bench.Record]) -> Iterator[bench.Record]:
         if exponent is not None:
             common = {key: mine[-1][key] for key in ("batch", "unit", "units", "atoms")}
             common["case"] = f"growth of {SINGLE}"
-            to = f"exponent of the atoms, {points[0][0]} to {points[-1][0]}; 2 is that of the pairs"
+            to = f"exponent of the atoms, {points[0][0]} to {points[-1][0]}; pairs have exponent 2"
             yield bench.make_record(common, mode, f"growth of {phase}", None, exponent, to)
 
 
@@ -412,7 +392,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         "{pairs:.0f} pairs, {threads} threads, {device})"
     )
     columns = {
-        "mode": bench.cell("mode"),
+        "mode": "mode",
         **bench.milliseconds(TIMES),
         **bench.phase_cells(TIMES, "x", "ratio"),
         **bench.phase_cells(("train", "inference"), "x limit", "times_limit", ".1f"),
@@ -429,8 +409,8 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
             yield f"{r['case']}, batch {r['batch']} is left out: {r['reason']}"
     fitted = [r for r in records if r["phase"].startswith("growth")]
     if fitted:
-        columns = {"mode": bench.cell("mode"), "of": bench.cell("phase")}
-        columns |= {"exponent": bench.cell("ratio", form=".2f"), "meaning": bench.cell("ratio_to")}
+        exponent = bench.cell("ratio", form=".2f")
+        columns = {"mode": "mode", "of": "phase", "exponent": exponent, "meaning": "ratio_to"}
         yield bench.table("growth with the atoms", fitted, columns)
 
 
@@ -438,12 +418,11 @@ def _remarks(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write how much work there is."""
     first = records[0]
     for name, prefix in (("factored", ""), (PLAIN, "plain_")):
-        yield (
-            f"{name}, forward: {first[f'{prefix}flops_forward'] / 1e6:.1f} MFLOP and "
-            f"{first[f'{prefix}bytes_forward'] / 1e6:.1f} MB in products; backward: "
-            f"{first[f'{prefix}flops_backward'] / 1e6:.1f} MFLOP, "
-            f"{first[f'{prefix}bytes_backward'] / 1e6:.1f} MB"
-        )
+        done = {phase: first[f"{prefix}{phase}"] / 1e6 for phase in work([])}
+        yield f"{name}, " + (
+            "forward: {flops_forward:.1f} MFLOP and {bytes_forward:.1f} MB in products; backward: "
+            "{flops_backward:.1f} MFLOP, {bytes_backward:.1f} MB"
+        ).format_map(done)
     bound = bench.find(records, mode=BARE, phase="inference")
     yield (
         f"limit of a forward pass: {bound['limit_seconds'] * 1e3:.3f} ms, for the factored "

@@ -1,8 +1,8 @@
 """Run PyG convolutions over circuits in topological order, and compare with a stack of them.
 
 The circuits are and-inverter graphs: every gate is the conjunction of two earlier nodes, and some
-of its edges negate. A stack of three layers sees three gates far; in topological order one layer
-carries the values through the whole circuit.
+of its edges negate. A stack of three layers reaches gates that are three edges away; in topological
+order, a single layer carries the values through the whole circuit.
 """
 
 import torch
@@ -33,7 +33,7 @@ def circuit(num_inputs: int, num_gates: int) -> DynTreeData:
 
 
 def with_activation(conv: nn.Module) -> nn.Module:
-    """Combine a layer and what follows it in one module."""
+    """Combine a layer and those that follow it in one module."""
     call = "x, edge_index, edge_attr"
     return Sequential(call, [(conv, f"{call} -> x"), nn.Linear(WIDTH, WIDTH), nn.Tanh()])
 
@@ -59,8 +59,8 @@ def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTr
             x = layer(x, batch.edge_index, batch.edge_attr, **options)
         return model[-1](x)
 
-    for _ in range(15):
-        for batch in DataLoader(circuits[50:], batch_size=100, shuffle=True):
+    for _ in range(12):
+        for batch in DataLoader(circuits[50:], batch_size=75, shuffle=True):
             optimizer.zero_grad()
             nn.functional.cross_entropy(logits(batch), batch.y).backward()
             optimizer.step()
@@ -72,7 +72,7 @@ def accuracy_of(layers: list[nn.Module], topological: bool, circuits: list[DynTr
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    circuits = [circuit(4, 16) for _ in range(250)]
+    circuits = [circuit(4, 16) for _ in range(200)]
     for name in convolutions():
         stacked = accuracy_of([convolutions()[name] for _ in range(3)], False, circuits)
         ordered = accuracy_of([TopologicalConv(convolutions()[name])], True, circuits)

@@ -1,7 +1,7 @@
 """Feed-forward attention in blocks: add up the two marked numbers of a sequence of any length.
 
-The model, its toy task and its measure of success are those of Raffel and Ellis (2015),
-arXiv:1512.08756, section 3; only the sequences are shorter. Nothing is padded or masked.
+The model, the toy task and the measure of success are those of Raffel and Ellis (2015),
+arXiv:1512.08756, section 3, with shorter sequences. Nothing is padded or masked.
 """
 
 import random
@@ -49,7 +49,7 @@ def draw(rng: random.Random) -> dict[str, list]:
 
 
 def main() -> None:
-    """Train for some hundred mini-batches, then test on new sequences."""
+    """Train for a few hundred mini-batches, then test on new sequences."""
     torch.manual_seed(0)
     rng = random.Random(0)
     model = adder(width=32)

@@ -1,9 +1,9 @@
 """Rebuild the sentiment model of TensorFlow Fold: dropout in three places, six metrics.
 
-Settings are those of Fold's own example (blocks/examples/sentiment) but for the
-sizes: Adagrad of 0.05 starting from 0.1, gradients of the embedding times 0.1, 0.75 of the inputs,
-outputs and candidates kept. Fine metrics are over five classes; binary ones leave neutral phrases
-out.
+Except for the sizes, the settings are those of Fold's example (blocks/examples/sentiment): Adagrad
+with a rate of 0.05 and an initial accumulator of 0.1, gradients of the embedding times 0.1, and
+dropout of 0.25 at inputs, outputs and candidates. Fine metrics are over five classes; binary ones
+omit neutral phrases.
 """
 
 import random
@@ -26,7 +26,7 @@ State = tuple[Tensor, Tensor]
 class DropoutTreeLSTM(nn.Module):
     """Return the input of the classifier, and the state for the parent."""
 
-    random = True  # equal leaves differ, since each call drops other entries
+    random = True  # equal leaves differ, since dropout draws a mask for each call
 
     def __init__(self, width_in: int, width: int, keep: float) -> None:
         super().__init__()

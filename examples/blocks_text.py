@@ -1,4 +1,4 @@
-"""Build a text classifier from small blocks, and exchange one of them at a time.
+"""Build a text classifier from small blocks, and replace one of them at a time.
 
 The pipeline is that of Looks et al. (2017), arXiv:1702.02181, section 3.3: split a text, look up
 its words, combine them into one vector, classify. The types are checked as blocks are connected.

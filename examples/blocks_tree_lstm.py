@@ -1,8 +1,8 @@
 """Train a binary Tree-LSTM on the sentiment of phrases, from bracketed text to an epoch.
 
 The model is that of Tai, Socher and Manning (2015), arXiv:1503.00075, equations 9-14: a loss at
-every node, and accuracies of all nodes and of the roots. Put the lines of your own file of trees,
-such as the Stanford Sentiment Treebank, instead of those drawn here.
+every node, and accuracies of all nodes and of the roots. To train on your own trees, such as the
+Stanford Sentiment Treebank, use the lines of their file instead of those generated here.
 """
 
 import random

@@ -60,9 +60,9 @@ def main() -> None:
         weave = weave >> weave_module({name: td.FC(WIDTH) for name in FUNCTIONS})
     found = weave >> td.GetItem(0) >> td.Sum() >> td.FC(WIDTH) >> td.FC(1, activation=None)
     model = td.Compiler.create(td.AllOf(found, td.GetItem("longest") >> td.Vector(1)))
-    examples = [molecule(rng, rng.randint(1, 7)) for _ in range(400)]
-    train, test = (list(model.build_loom_inputs(e)) for e in (examples[:300], examples[300:]))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    examples = [molecule(rng, rng.randint(1, 7)) for _ in range(250)]
+    train, test = (list(model.build_loom_inputs(e)) for e in (examples[:200], examples[200:]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for _ in range(15):
         rng.shuffle(train)
         for batch in td.group_by_batches(train, 30):

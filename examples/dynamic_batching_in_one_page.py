@@ -1,18 +1,24 @@
-"""Dynamic batching on one page, in plain PyTorch: record, schedule by depth, run with gathers.
+r"""Dynamic batching on one page, in plain PyTorch: record, schedule by depth, run with gathers.
 
-A network over trees computes another graph for every example, so examples cannot simply be
-stacked. Dynamic batching (Looks et al., 2017) instead
+A network over trees computes a different graph for every example, so examples cannot be stacked
+into one tensor. Dynamic batching (Looks et al., 2017) instead
 
 1. **records** what each example computes, as a list of calls;
-2. **schedules** the calls of a whole mini-batch: a call has depth 0 if it reads no other call,
-   otherwise one more than the deepest call it reads; all calls of one operation at one depth
-   become one *step*;
-3. **runs** the steps in order: gather the rows that a step reads, call its operation once on all
-   of them, append the rows that it returns. Autograd takes care of the gradients.
+2. **schedules** the calls of all examples: calls of one operation at one depth become one *step*;
+3. **runs** the steps: gather the rows that the calls read, call the operation once on all of them,
+   append the resulting rows to those of earlier steps. Autograd does the rest.
 
-Here the trees are Boolean expressions and the network learns to evaluate them. The engine in
-``pyg_dynbatch.core`` does the same; it adds types, many kinds of values, one preallocated buffer
-of rows instead of ``torch.cat``, shared gradients and other policies than depth.
+Here the trees are Boolean expressions, and the network learns to evaluate them:
+
+    ("xor", ("and", 1, 0), 1)       ("and", 0, 1)         steps of both examples
+
+              xor                                         depth 2: one xor
+             /   \
+          and     1                     and               depth 1: two ands
+         /   \                         /   \
+        1     0                       0     1             depth 0: five leaves
+
+``pyg_dynbatch.core`` adds types, preallocated buffers of rows, shared gradients, other policies.
 """
 
 import random
@@ -28,18 +34,18 @@ OPERATORS = {"and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda 
 
 
 class Call(NamedTuple):
-    """A call of an operation on earlier results, or on a constant if there are none."""
+    """A call of an operation: a leaf reads a constant, all others the results of earlier calls."""
 
     operation: str
-    arguments: tuple[int, ...] = ()
+    arguments: tuple[int, ...] = ()  # numbers of calls of the same example
     constant: int = 0
 
 
 class Step(NamedTuple):
-    """One call of an operation for many rows."""
+    """All calls of one operation at one depth."""
 
     operation: str
-    gathers: list[Tensor]  # per argument: which row of the buffer each call reads, [call]
+    gathers: list[Tensor]  # for each argument, the row that each call reads, [call]
     constants: Tensor  # [call]
 
 
@@ -59,87 +65,84 @@ def record(tree: int | tuple) -> list[Call]:
     return calls
 
 
-def schedule(programs: list[list[Call]]) -> tuple[list[Step], Tensor]:
-    """2. Group the calls of all programs by depth and operation; also return the roots' rows."""
+def schedule(examples: list[list[Call]]) -> tuple[list[Step], Tensor]:
+    """2. Group the calls of all examples into steps; also return the row of each root."""
     groups: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
-    for program, calls in enumerate(programs):
+    for example, calls in enumerate(examples):
         depth: list[int] = []
         for number, call in enumerate(calls):
             depth.append(1 + max((depth[argument] for argument in call.arguments), default=-1))
-            groups[depth[-1], call.operation].append((program, number))
+            groups[depth[-1], call.operation].append((example, number))
 
-    row: dict[tuple[int, int], int] = {}  # the row of each call's result in the buffer
+    # A step appends one row per call, so the row of every call is known before anything runs.
+    row: dict[tuple[int, int], int] = {}
     steps = []
     for (_, operation), members in sorted(groups.items()):
-        calls = [programs[program][number] for program, number in members]
-        sources = [
-            [row[program, argument] for argument in call.arguments]
-            for (program, _), call in zip(members, calls, strict=True)
-        ]
-        gathers = [torch.tensor(column) for column in zip(*sources, strict=True)]
-        steps.append(Step(operation, gathers, torch.tensor([call.constant for call in calls])))
-        row |= {member: len(row) + place for place, member in enumerate(members)}
-    return steps, torch.tensor([row[i, len(calls) - 1] for i, calls in enumerate(programs)])
+        reads, constants = [], []
+        for example, number in members:
+            call = examples[example][number]
+            reads.append([row[example, argument] for argument in call.arguments])
+            constants.append(call.constant)
+            row[example, number] = len(row)
+        gathers = [torch.tensor(column) for column in zip(*reads, strict=True)]
+        steps.append(Step(operation, gathers, torch.tensor(constants)))
+    return steps, torch.tensor([row[k, len(calls) - 1] for k, calls in enumerate(examples)])
 
 
 def run(operations: nn.ModuleDict, steps: list[Step], roots: Tensor) -> Tensor:
-    """3. Run the steps and return the roots' rows, [program, width]."""
-    rows = operations["leaf"].weight.new_empty(0, WIDTH)
+    """3. Run the steps and return the rows of the roots, [example, width]."""
+    rows = torch.empty(0, WIDTH)
     for step in steps:
         inputs = [rows[index] for index in step.gathers] or [step.constants]
         rows = torch.cat([rows, operations[step.operation](*inputs)])
     return rows[roots]
 
 
-class Merge(nn.Module):
-    """Combine the rows of two children."""
+class Merge(nn.Sequential):
+    """Compute the rows of parents from the rows of their two children."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        super().__init__(nn.Linear(2 * WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """Map two tensors [row, width] to one."""
-        return torch.tanh(self.outer(torch.relu(self.inner(torch.cat([left, right], 1)))))
+        """Map two tensors [call, width] to one; nothing here knows about trees."""
+        return super().forward(torch.cat([left, right], 1))
 
 
 def random_tree(depth: int) -> tuple[int | tuple, int]:
     """Draw an expression and its value."""
     if depth == 0 or random.random() < 0.2:
-        value = random.randrange(2)
-        return value, value
+        return (bit := random.randrange(2)), bit
     operator = random.choice(list(OPERATORS))
     (left, a), (right, b) = random_tree(depth - 1), random_tree(depth - 1)
     return (operator, left, right), OPERATORS[operator](a, b)
 
 
 def main() -> None:
-    """Train the network and compare batched with one-by-one evaluation."""
+    """Train the network, then compare batched evaluation with one example at a time."""
     random.seed(0)
     torch.manual_seed(0)
-    merges = {name: Merge() for name in OPERATORS}
-    operations = nn.ModuleDict({"leaf": nn.Embedding(2, WIDTH), **merges})
+    operations = nn.ModuleDict({"leaf": nn.Embedding(2, WIDTH)} | {k: Merge() for k in OPERATORS})
     head = nn.Linear(WIDTH, 2)
     optimizer = torch.optim.Adam([*operations.parameters(), *head.parameters()], lr=0.003)
     for _ in range(150):
         trees, values = zip(*(random_tree(5) for _ in range(64)), strict=True)
         logits = head(run(operations, *schedule([record(tree) for tree in trees])))
-        loss = nn.functional.cross_entropy(logits, torch.tensor(values))
         optimizer.zero_grad()
-        loss.backward()
+        nn.functional.cross_entropy(logits, torch.tensor(values)).backward()
         optimizer.step()
 
     trees, values = zip(*(random_tree(5) for _ in range(256)), strict=True)
-    programs = [record(tree) for tree in trees]
+    examples = [record(tree) for tree in trees]
     start = time.perf_counter()
-    steps, roots = schedule(programs)
+    steps, roots = schedule(examples)
     batched = run(operations, steps, roots)
     middle = time.perf_counter()
-    alone = torch.cat([run(operations, *schedule([program])) for program in programs])
-    torch.testing.assert_close(batched, alone, rtol=1e-4, atol=1e-5)
+    alone = torch.cat([run(operations, *schedule([calls])) for calls in examples])
     ratio = (time.perf_counter() - middle) / (middle - start)
+    torch.testing.assert_close(batched, alone, rtol=1e-4, atol=1e-5)
     accuracy = (head(batched).argmax(1) == torch.tensor(values)).float().mean()
-    print(f"{sum(map(len, programs))} calls of {len(programs)} trees run as {len(steps)} steps")
+    print(f"{sum(map(len, examples))} calls of {len(examples)} trees run as {len(steps)} steps")
     print(f"batched = one by one, {ratio:.0f} times as fast; test accuracy {accuracy:.2f}")
 
 

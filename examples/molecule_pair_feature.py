@@ -1,4 +1,4 @@
-"""Describe pairs of atoms by a feature of your own, and let the weave network use it.
+"""Define your own feature of pairs of atoms and use it in a weave network.
 
 Hydrogen bonds within a molecule need polar atoms on both sides of a pair. The feature is one bit
 per pair; its codes are combined with those of the library, and nothing else changes.
@@ -10,9 +10,8 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from pyg_dynbatch.data import MoleculeFeaturizer, PairFeatures
+from pyg_dynbatch.data import MoleculeFeaturizer, PairFeatures, PairTable
 from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
 from pyg_dynbatch.training import OptimizerOptions
 
@@ -33,7 +32,7 @@ class BothPolar(PairFeatures):
 
 
 def polar_pairs(smiles: str) -> int:
-    """Count pairs of polar atoms at any distance: the target."""
+    """Return the target: the number of pairs of polar atoms at any distance."""
     polar = sum(letter in "NO" for letter in smiles)
     return polar * (polar - 1) // 2
 

@@ -1,7 +1,8 @@
 """Train on molecules that come with RDKit, predict ten others, and draw their explanations.
 
-The target is the topological polar surface area, a sum over polar atoms: the colours should be on
-nitrogen and oxygen. The pictures are written to a temporary folder; use another one to keep them.
+The target is the topological polar surface area, a sum over polar atoms, so nitrogen and oxygen
+should be coloured. The pictures are written to a temporary folder; choose a different one to keep
+them.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""Write a cell of your own, check it, and train it; the library does the batching.
+"""Write, check and train your own cell; the library does the batching.
 
 The cell is a minimal gated unit for any number of children: a gate decides how much of the
-children's sum is kept. It learns to count, at every node of a random tree, the marked leaves below.
+children's sum is kept. It learns to count the marked leaves below every node of a random tree.
 """
 
 import torch
@@ -66,7 +66,7 @@ programs = [testing.program_of_structure(node, tree) for tree in trees[:5]]
 testing.assert_batching_agrees(engine, programs, inputs)
 print(f"batching agrees: {Schedule.from_programs(programs)}".splitlines()[0])
 
-# 2. As a layer of any PyTorch model.
+# 2. As a layer in any PyTorch model.
 layer, head = RecursiveLayer(cell), nn.Linear(16, 1)
 optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.01)
 for _ in range(20):

@@ -1,6 +1,6 @@
 """Predict the sign of Python expressions from their syntax trees, with one module per node type.
 
-Every expression is recorded as a program; the engine finds the calls that can run together.
+Every expression is recorded as a program; the engine runs calls of the same module together.
 """
 
 import ast
@@ -77,4 +77,4 @@ with torch.no_grad():
     found = engine(schedule)["output"].argmax(1)
 print(f"{sources[1200]} is {['negative', 'zero', 'positive'][found[0]]} according to the model")
 shares = [(guess == signs[1200:]).float().mean() for guess in (found, torch.tensor(2))]
-print("test accuracy {:.3f}, always saying positive {:.3f}".format(*shares))
+print("test accuracy {:.3f}, always predicting positive {:.3f}".format(*shares))

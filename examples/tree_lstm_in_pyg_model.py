@@ -1,7 +1,7 @@
 """Put a Tree-LSTM between the layers of an ordinary PyG model, with PyG's own loader.
 
-The task: evaluate formulas of and, or, not over true and false. Two graph convolutions reach two
-edges; the Tree-LSTM carries values from the leaves to the root, however deep the formula is.
+The task is to evaluate formulas of and, or, not over true and false. Two graph convolutions reach
+nodes two edges away; the Tree-LSTM carries values from the leaves to the root of any formula.
 """
 
 import random

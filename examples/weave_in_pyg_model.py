@@ -1,7 +1,8 @@
-"""Put a weave layer between ordinary PyG layers: pairs of atoms see beyond bonds.
+"""Put a weave layer between ordinary PyG layers, so that pairs of nodes exchange information.
 
 Each graph is a ring with two marked nodes; the target is the number of bonds between them. Three
-convolutions reach three bonds. The weave layer sees all pairs, with the distance as a feature.
+convolutions reach nodes three bonds away; a weave layer reads all pairs, with their distance as a
+feature.
 """
 
 import torch

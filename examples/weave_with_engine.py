@@ -1,7 +1,7 @@
-"""Write weave as the equations of one molecule; the engine batches molecules of any size.
+"""Write weave by the equations of one molecule; the engine batches molecules of any size.
 
-The factored layer with the same weights gives the same results faster. So a changed weave can be
-tried as a program first, and the layer can be checked.
+The factored layer with the same weights gives the same results faster. In this way, a variant of
+weave can be tried as a program first, and a layer for it can be checked.
 """
 
 import time
@@ -18,7 +18,7 @@ stack = WeaveStack(ATOM_FEATURES, PAIR_FEATURES, channels=16, num_modules=2)
 table = torch.rand(NUM_CODES, PAIR_FEATURES)
 weave = WeaveProgram(stack, table)  # the stack's weights, not copies of them
 
-# 1. Molecules of different sizes; a chain of atoms, whose pair code is the number of bonds.
+# 1. Molecules of different sizes: chains of atoms, whose pair code is the number of bonds.
 sizes = [int(n) for n in torch.randint(1, 12, (24,))]
 x = torch.randn(sum(sizes), ATOM_FEATURES)
 bonds = [[[min(abs(i - j), 8) for j in range(n)] for i in range(n)] for n in sizes]

@@ -1,33 +1,37 @@
-"""Shared by all tests: a fixed seed, one thread per worker, a Hypothesis profile, real data."""
+"""Shared by all tests: seed, threads, Hypothesis profile, checks of annotations, data."""
 
 import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 SAMPLES = Path(__file__).parent / "samples"
+# Files and folders with tests of whole runs.
+WHOLE_RUNS = ["benchmarks", "integration", "test_cli.py", "test_cli_molecules.py"]
+WHOLE_RUNS += ["test_docs.py", "test_readme.py"]
 
-# Commands that run in this process would change how it keeps memory for all later tests.
+# A command that runs in this process would change its memory settings for all later tests.
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Several workers share the cores.
+    # The workers share the cores.
     torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw more examples per law where the long tests are selected."""
+    """Draw more examples per law if the long tests are selected."""
     settings.register_profile(
         "tests",
         max_examples=60 if config.option.markexpr == "long" else 20,
         derandomize="CI" in os.environ,
         print_blob=True,
-        # Batches are small and first calls are slow: a deadline would only measure the machine.
+        # Batches are small and first calls slow: a deadline would only measure the machine.
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
     )
@@ -36,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add every law to the long tests where these are selected."""
+    """Count every law among the long tests if these are selected."""
     if config.option.markexpr == "long":
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):
@@ -45,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _seed() -> Iterator[None]:
-    """Give every test the same random state, and restore the former one."""
+    """Start every test with the same random state, and restore the previous state afterwards."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(0)
@@ -56,15 +60,24 @@ def _seed() -> Iterator[None]:
     np.random.set_state(numpy_state)
 
 
+@pytest.fixture(autouse=True)
+def _checks_of_annotations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Disable jaxtyping's checks of shapes and dtypes in whole runs, which take twice as long."""
+    whole_run = not set(WHOLE_RUNS).isdisjoint(request.path.parts)
+    jaxtyping.config.update("jaxtyping_disable", whole_run)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Callable[[str], Path]:
     """Find real data that is too large for the repository: ``shared_data("sst/train.txt")``.
 
-    The folder is ``$PYG_DYNBATCH_DATA``, else ``../shared/data`` beside the checkout. The test is
-    skipped where the file is missing.
+    The folder is ``$PYG_DYNBATCH_DATA``, by default ``../shared/data`` next to the checkout. If
+    the file is missing, the test is skipped.
     """
-    beside = Path(__file__).parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("PYG_DYNBATCH_DATA", beside))
+    default = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("PYG_DYNBATCH_DATA", default))
 
     def find(name: str) -> Path:
         path = folder / name
@@ -77,5 +90,5 @@ def shared_data() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def samples() -> Path:
-    """The folder of small files in the raw formats."""
+    """Return the folder of small files in the raw formats."""
     return SAMPLES

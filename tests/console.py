@@ -1,4 +1,4 @@
-"""Run the console script within a test."""
+"""Run the console script in a test."""
 
 import csv
 from pathlib import Path
@@ -9,7 +9,7 @@ from pyg_dynbatch.cli import main
 
 
 def run(*argv: str) -> int:
-    """Return the exit code."""
+    """Run a command, and return its exit code."""
     try:
         return main(argv)
     except SystemExit as end:
@@ -17,7 +17,7 @@ def run(*argv: str) -> int:
 
 
 def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:
-    """Return the one line that an error prints."""
+    """Run a command that fails, and return the line that it prints."""
     assert run(*argv) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert lines[-1].startswith("pyg-dynbatch: error: ")

@@ -1,4 +1,4 @@
-"""The names that the files of examples define."""
+"""Access to the names that the example files define."""
 
 import runpy
 from functools import cache

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for random structures, and special shapes, without code of the package."""
+"""Hypothesis strategies for random structures, and special shapes, independent of the package."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def few(examples: int) -> settings:
-    """Settings of a law whose examples are expensive; three times as many in a long run."""
+    """Return settings for a law with expensive examples; a long run draws three times as many."""
     number = examples * settings().max_examples // 20
     return settings(max_examples=number, suppress_health_check=list(HealthCheck))
 
@@ -84,7 +84,7 @@ class Dag:
 
 
 def _finish(draw: st.DrawFn, children: Sequence[Sequence[int]]) -> Dag:
-    """Number the nodes and order the edges at random."""
+    """Renumber the nodes and reorder the edges at random."""
     labels = draw(st.permutations(range(len(children))))
     order = draw(st.permutations(range(sum(map(len, children)))))
     renamed: list[tuple[int, ...]] = [()] * len(children)
@@ -94,16 +94,16 @@ def _finish(draw: st.DrawFn, children: Sequence[Sequence[int]]) -> Dag:
 
 
 def _grow(draw: st.DrawFn, num_nodes: int, max_arity: int) -> list[list[int]]:
-    """Add node after node below one that still has room."""
+    """Add nodes one by one, each below a node with fewer than ``max_arity`` children."""
     children: list[list[int]] = [[] for _ in range(num_nodes)]
-    roomy = [0]
+    open_nodes = [0]
     for node in range(1, num_nodes):
-        place = draw(st.integers(0, len(roomy) - 1))
-        parent = roomy[place]
+        position = draw(st.integers(0, len(open_nodes) - 1))
+        parent = open_nodes[position]
         children[parent].append(node)
         if len(children[parent]) == max_arity:
-            roomy.pop(place)
-        roomy.append(node)
+            open_nodes.pop(position)
+        open_nodes.append(node)
     return children
 
 
@@ -129,7 +129,7 @@ def full_trees(draw: st.DrawFn, max_leaves: int = 12, arity: int = 2) -> Dag:
 
 @st.composite
 def forests(draw: st.DrawFn, max_trees: int = 3, max_nodes: int = 8, max_arity: int = 3) -> Dag:
-    """One example of several trees, their nodes mixed."""
+    """One example of several trees whose nodes are mixed."""
     children: list[list[int]] = []
     for _ in range(draw(st.integers(1, max_trees))):
         first = len(children)
@@ -161,9 +161,8 @@ def batches(
     examples: st.SearchStrategy[Dag] | None = None, max_examples: int = 4
 ) -> st.SearchStrategy[list[Dag]]:
     """A mini-batch: 1 to ``max_examples`` structures."""
-    return st.lists(
-        structures() if examples is None else examples, min_size=1, max_size=max_examples
-    )
+    drawn = structures() if examples is None else examples
+    return st.lists(drawn, min_size=1, max_size=max_examples)
 
 
 def single_node() -> Dag:
@@ -172,12 +171,12 @@ def single_node() -> Dag:
 
 
 def chain(num_nodes: int = 7) -> Dag:
-    """Node 0 at the bottom, each node the only child of the next."""
+    """A chain: node 0 is the leaf, and each node is the only child of the next."""
     return Dag(((), *((node,) for node in range(num_nodes - 1))))
 
 
 def star(num_nodes: int = 7) -> Dag:
-    """Node 0 with all others as its children."""
+    """Node 0 with all other nodes as its children."""
     return Dag((tuple(range(1, num_nodes)), *(() for _ in range(num_nodes - 1))))
 
 
@@ -189,25 +188,21 @@ def balanced(height: int = 3, arity: int = 2) -> Dag:
 
 
 def diamond() -> Dag:
-    """One leaf used by two nodes that meet again: the smallest DAG with a shared part."""
+    """A leaf with two parents that share a parent: the smallest DAG with a shared part."""
     return Dag(((), (0,), (0,), (1, 2)))
 
 
 def wide(num_nodes: int = 2001) -> Dag:
-    """A root over very many nodes."""
+    """A root with very many children."""
     return star(num_nodes)
 
 
 def deep(num_nodes: int = 10_000) -> Dag:
-    """A chain far beyond Python's recursion limit."""
+    """A chain far longer than Python's recursion limit."""
     return chain(num_nodes)
 
 
 SHAPES: dict[str, Callable[[], Dag]] = {
-    "single_node": single_node,
-    "chain": chain,
-    "star": star,
-    "balanced": balanced,
-    "diamond": diamond,
+    shape.__name__: shape for shape in (single_node, chain, star, balanced, diamond)
 }
 """Small special shapes, for ``pytest.mark.parametrize``; ``wide`` and ``deep`` are the big ones."""

@@ -24,17 +24,17 @@ NAMESPACES = (
 MAX_FILES = 120
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "blocks": 5_950,
-    "core": 4_580,
-    "molecules": 7_430,
-    "nn": 4_430,
-    "training": 2_150,
-    "trees": 4_400,
-    "other files": 1_850,
-    "installed": 30_650,
-    "benchmarks": 4_650,
+    "blocks": 5_700,
+    "core": 4_460,
+    "molecules": 7_150,
+    "nn": 4_200,
+    "training": 2_050,
+    "trees": 4_200,
+    "other files": 1_800,
+    "installed": 29_450,
+    "benchmarks": 4_400,
 }
-MAX_CODE = 19_700
+MAX_CODE = 18_550
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
@@ -52,7 +52,6 @@ MORE_PARAMETERS = {
 }
 LONGER: dict[str, str] = {}
 NO_EXAMPLE = {
-    "blocks.ExplainedCall": "Compiler.explain writes some",
     "blocks.ResultType": "an interface; every type is an example",
     "core.DependencyGraph": "the policies show it",
     "core.RaggedRows": "made by the engine, handed to modules",
@@ -258,7 +257,7 @@ def test_the_package_says_that_it_is_typed() -> None:
 def test_rooms_are_attributes() -> None:
     import pyg_dynbatch
 
-    assert set(pyg_dynbatch._ROOMS) == set(NAMESPACES)
+    assert set(pyg_dynbatch._NAMESPACES) == set(NAMESPACES)
     assert pyg_dynbatch.nn is importlib.import_module("pyg_dynbatch.nn")
 
 

@@ -1,5 +1,6 @@
 """The console script: help, one-line complaints, and every sub-command on small data."""
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -50,7 +51,7 @@ CONFIG = {
 
 
 def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Goes to a folder, and writes a small configuration there."""
+    """Change to a folder, and write a small configuration there."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
     (folder / "small.ckpt").write_text("no checkpoint", encoding="utf-8")
@@ -93,10 +94,13 @@ def test_version(capsys) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("command", ["ensemble", "inspect"])
+@pytest.mark.parametrize(
+    "command", ["ensemble", "inspect", "featurize", "explain", "predict --checkpoint x"]
+)
 def test_help_of_a_command(folder: Path, command: str, capsys) -> None:
-    assert run(command, "--help") == 0
-    assert "--" in capsys.readouterr().out
+    assert run(*command.split(), "--help") == 0
+    option = "--checkpoints" if command == "ensemble" else "--output"
+    assert option in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
@@ -125,17 +129,17 @@ def test_unknown_command(capsys) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("fit", "--config", "none.yaml"), "none.yaml"),
-        (("fit",), "model"),
-        (("fit", "--config", "small.yaml", "--trainer.devices", "3x"), "Trainer: an option"),
-        (("test", "--config", "small.yaml", "--ckpt_path", "none.ckpt"), "none.ckpt"),
-        (("test", "--config", "small.yaml", "--ckpt_path", "small.ckpt"), "not a checkpoint"),
-        (("inspect", "none.txt"), "none.txt"),
-        (("inspect", "listops", "--batches", "0"), "--batches"),
+        ("fit --config none.yaml", "none.yaml"),
+        ("fit", "model"),
+        ("fit --config small.yaml --trainer.devices 3x", "Trainer: an option"),
+        ("test --config small.yaml --ckpt_path none.ckpt", "none.ckpt"),
+        ("test --config small.yaml --ckpt_path small.ckpt", "not a checkpoint"),
+        ("inspect none.txt", "none.txt"),
+        ("inspect listops --batches 0", "--batches"),
     ],
 )
-def test_wrong_options_and_missing_files(folder: Path, argv, said: str, capsys) -> None:
-    assert said in complaint(capsys, *argv)
+def test_wrong_options_and_missing_files(folder: Path, argv: str, said: str, capsys) -> None:
+    assert said in complaint(capsys, *argv.split())
 
 
 def _stopping(monitor: str) -> str:
@@ -209,7 +213,7 @@ def test_a_checkpoint_without_options_or_other_weights_does_not_predict(
     assert "got: no hyper_parameters; where: odd.ckpt" in complaint(capsys, *alone)
     contents["hyper_parameters"] = {"num_tokens": 3, "num_classes": 2, "hidden_channels": 4}
     torch.save(contents, "odd.ckpt")
-    assert "the checkpoint belongs to another model" in complaint(capsys, *alone)
+    assert "the checkpoint belongs to a different model" in complaint(capsys, *alone)
 
 
 def test_faulty_input_names_the_place(folder: Path, capsys) -> None:
@@ -242,20 +246,32 @@ def test_one_line_joins_notes_and_names_silent_errors() -> None:
 # Runs ---------------------------------------------------------------------------------------------
 
 
-def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
-    assert run("fit", "--config", "small.yaml") == 0
-    lines = capsys.readouterr().out.strip().splitlines()
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the small configuration has run; its output is in ``output.txt``."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch, (folder / "output.txt").open("w") as output:
+        prepare(folder, patch)
+        with contextlib.redirect_stdout(output):
+            assert run("fit", "--config", "small.yaml") == 0
+    return folder
+
+
+@pytest.fixture
+def fitted(folder: Path, trained: Path) -> str:
+    """The folder of a run, which a test may change."""
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    return "runs/small/version_0"
+
+
+def test_fit_tests_predicts_draws_and_lists_its_files(fitted: str, capsys) -> None:
+    lines = Path("output.txt").read_text(encoding="utf-8").splitlines()
     wanted = re.compile(r"test/accuracy: 0\.\d\d+")
     where = next(i for i, line in enumerate(lines) if wanted.fullmatch(line))
     written = dict(re.split(r":\s+", line, maxsplit=1) for line in lines[where + 1 :])
-    assert list(written) == [
-        "checkpoint",
-        "metrics",
-        "predictions",
-        "learning curve",
-        "predicted trees",
-    ]
-    version = Path("runs/small/version_0")
+    names = ["checkpoint", "metrics", "predictions", "learning curve", "predicted trees"]
+    assert list(written) == names
+    version = Path(fitted)
     for path in map(Path, written.values()):
         assert path.is_file()
         assert version in path.parents
@@ -264,13 +280,11 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
 
     # The saved configuration runs again, with any sub-command.
     saved, best = str(version / "config.yaml"), written["checkpoint"]
-    assert run("test", "--config", saved, "--ckpt_path", best) == 0
-    again = capsys.readouterr().out
-    assert lines[where] in again
-    assert run("validate", "--config", saved, "--ckpt_path", best) == 0
-    assert (
-        run("predict", "--config", saved, "--ckpt_path", best, "--predictions.folder", "out") == 0
-    )
+    settings = ["--config", saved, "--ckpt_path", best]
+    assert run("test", *settings) == 0
+    assert lines[where] in capsys.readouterr().out
+    assert run("validate", *settings) == 0
+    assert run("predict", *settings, "--predictions.folder", "out") == 0
     assert "predictions:      out/predictions.csv" in capsys.readouterr().out
     tables = [version / "predictions.csv", Path("out/predictions.csv")]
     assert len({table.read_text() for table in tables}) == 1
@@ -279,9 +293,9 @@ def test_fit_tests_predicts_draws_and_says_where(folder: Path, capsys) -> None:
     assert run("ensemble", "--config", "small.yaml", "--checkpoints", best, last) == 0
     closing = capsys.readouterr().out.splitlines()
     assert len([line for line in closing if wanted.fullmatch(line)]) == 1
-    told = [re.split(r":\s+", line, maxsplit=1)[0] for line in closing]
-    assert told[-4:] == ["test/accuracy", "metrics", "predictions", "predicted trees"]
-    assert told.count("metrics") == 1
+    listed = [re.split(r":\s+", line, maxsplit=1)[0] for line in closing]
+    assert listed[-4:] == ["test/accuracy", "metrics", "predictions", "predicted trees"]
+    assert listed.count("metrics") == 1
 
 
 KILLED = """
@@ -301,12 +315,7 @@ main(["fit", "--config", "small.yaml", "--trainer.max_epochs", "4"])
 """
 
 
-def fitted_here(*options: str) -> str:
-    assert run("fit", "--config", "small.yaml", *options) == 0
-    return ""
-
-
-def fitted_elsewhere(*options: str) -> str:
+def fit_in_a_process(*options: str) -> str:
     argv = ["-m", "pyg_dynbatch", "fit", "--config", "small.yaml", *options]
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -317,14 +326,19 @@ def fitted_elsewhere(*options: str) -> str:
     "stopped", ["by max_epochs", pytest.param("by a kill", marks=pytest.mark.long)]
 )
 def test_resumed_run_leaves_the_files_of_the_straight_one(
-    folder: Path, stopped: str, monkeypatch: pytest.MonkeyPatch, caplog
+    folder: Path, trained: Path, stopped: str, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     written = Path("runs/small/version_0")
+
+    def fit(*options: str) -> str:
+        if stopped == "by a kill":  # this process might compute with different kernels
+            return fit_in_a_process(*options)
+        assert run("fit", "--config", "small.yaml", *options) == 0
+        return caplog.text
+
     for name in ("straight", "cut"):
         Path(name).mkdir()
         Path(name, "small.yaml").write_text(Path("small.yaml").read_text())
-    # All in processes of their own if one is killed: this one may compute with other kernels.
-    fit = fitted_elsewhere if stopped == "by a kill" else fitted_here
     monkeypatch.chdir(folder / "straight")
     fit("--trainer.max_epochs", "4")
     monkeypatch.chdir(folder / "cut")
@@ -332,10 +346,9 @@ def test_resumed_run_leaves_the_files_of_the_straight_one(
         died = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, timeout=300)
         assert died.returncode == -9, died.stderr
     else:
-        fit("--trainer.max_epochs", "2")
+        shutil.copytree(trained, folder / "cut", dirs_exist_ok=True)  # two epochs
     resume = ["--ckpt_path", str(written / "last.ckpt"), "--trainer.max_epochs", "4"]
-    said = fit(*resume) or caplog.text
-    assert f"continuing in {written} after epoch 2" in said
+    assert f"continuing in {written} after epoch 2" in fit(*resume)
 
     straight, cut = folder / "straight" / written, folder / "cut" / written
     names = sorted(path.name for path in straight.iterdir())
@@ -343,29 +356,13 @@ def test_resumed_run_leaves_the_files_of_the_straight_one(
     assert sorted(path.name for path in cut.parent.iterdir()) == ["version_0"]
     for name in names:
         if name.endswith(".ckpt"):
-            # The version of a run that was killed may lay equal content out in another way.
+            # The file of a run that was killed may arrange equal content differently.
             one, other = (torch.load(f / name, weights_only=True) for f in (straight, cut))
             assert one["epoch"] == other["epoch"]
             for key, weight in one["state_dict"].items():
                 assert torch.equal(weight, other["state_dict"][key]), key
         else:
             assert (straight / name).read_bytes() == (cut / name).read_bytes(), name
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the small configuration has run."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = prepare(tmp_path_factory.mktemp("trained"), patch)
-        assert run("fit", "--config", "small.yaml") == 0
-    return folder
-
-
-@pytest.fixture
-def fitted(folder: Path, trained: Path) -> str:
-    """The folder of a run, to change at will."""
-    shutil.copytree(trained, folder, dirs_exist_ok=True)
-    return "runs/small/version_0"
 
 
 def test_forked_ranks_keep_one_table_of_metrics(folder: Path) -> None:
@@ -397,14 +394,13 @@ def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> 
     for split in ("train", "val", "test"):
         settings["data"]["init_args"][f"{split}_file"] = f"{split}.txt"
     Path("trees.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
-    nodes = ["--predictions.node_name", "nodes.csv"]
-    assert run("fit", "--config", "trees.yaml", *nodes) == 0
+    options = ["--predictions.node_name", "nodes.csv", "--trainer.max_epochs", "1"]
+    assert run("fit", "--config", "trees.yaml", *options) == 0
     written = Path("runs/small/version_0")
     best = str(written / "best.ckpt")
     alone = ["predict", "--checkpoint", best, "--input"]
-    assert (
-        run(*alone, "test.txt", "--output", "o.csv", "--nodes", "n.csv", "--batch-size", "3") == 0
-    )
+    more = ["--nodes", "n.csv", "--batch-size", "3"]
+    assert run(*alone, "test.txt", "--output", "o.csv", *more) == 0
     assert Path("o.csv").read_text() == (written / "predictions.csv").read_text()
     assert Path("n.csv").read_text() == (written / "nodes.csv").read_text()
 
@@ -418,12 +414,11 @@ def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> 
     assert row.endswith(",")
     assert run("predict", "--checkpoint", best, best, "--input", "new.txt") == 0
     assert capsys.readouterr().out.splitlines() == [header, row]
-    assert "an output is also an input" in complaint(
-        capsys, *alone, "new.txt", "--output", "new.txt"
-    )
-    assert "unrecognized arguments: --fingerprints" in complaint(
-        capsys, *alone, "new.txt", "--fingerprints", "f.npy"
-    )
+    for options, said in (
+        (["--output", "new.txt"], "an output is also an input"),
+        (["--fingerprints", "f.npy"], "unrecognized arguments: --fingerprints"),
+    ):
+        assert said in complaint(capsys, *alone, "new.txt", *options)
 
 
 def test_moved_run_keeps_its_best_checkpoint(fitted: str, capsys) -> None:
@@ -461,7 +456,7 @@ def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, ca
     assert "optimizer.name" in refused("fit", "--model.init_args.optimizer.name", "sgd")
     said = refused("fit", "--seed_everything", "9")
     assert "seed_everything: 1 in the checkpoint, 9 given" in said
-    assert "chosen in another way" in refused("fit", "--checkpoint.monitor", "val/loss")
+    assert "chosen in a different way" in refused("fit", "--checkpoint.monitor", "val/loss")
     ensemble = ["--config", "small.yaml", "--model.init_args.loss_on", "roots"]
     last = f"{fitted}/last.ckpt"
     said = complaint(capsys, "ensemble", *ensemble, "--checkpoints", last)

@@ -1,4 +1,4 @@
-"""Errors in the console script: one line for the user's, a traceback for its own."""
+"""Errors in the console script: one line for a mistake of the user, a traceback for a bug."""
 
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -19,22 +19,22 @@ OURS = mismatch_text("Layer: rows of the wrong form", "[row, 3]", "[row, 4]")
         MisconfigurationException("no GPU here"),
     ],
 )
-def test_a_complaint_is_one_line(error: Exception, monkeypatch, capsys) -> None:
+def test_an_error_of_the_user_is_one_line(error: Exception, monkeypatch, capsys) -> None:
     def fail(argv: list[str]) -> int:
         raise error
 
     monkeypatch.setattr(cli, "_dispatch", fail)
     assert cli.main(["fit"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("pyg-dynbatch: error: ")
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("pyg-dynbatch: error: ")
+    assert printed.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     "error",
     [TypeError("int + str"), RuntimeError(f"not ours: {OURS}"), KeyError("x"), AssertionError()],
 )
-def test_a_fault_of_the_program_keeps_its_traceback(error: Exception, monkeypatch) -> None:
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch) -> None:
     def fail(argv: list[str]) -> int:
         raise error
 
@@ -44,23 +44,23 @@ def test_a_fault_of_the_program_keeps_its_traceback(error: Exception, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "text"),
     [
         (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
         (["inspect"], "the following arguments are required: DATA"),
         (["ensemble"], "the following arguments are required: --checkpoints"),
     ],
 )
-def test_wrong_options_of_own_commands_are_one_line(argv, said: str, capsys) -> None:
+def test_wrong_options_are_reported_on_one_line(argv, text: str, capsys) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(argv)
     error = capsys.readouterr().err
     assert caught.value.code == 2
-    assert said in error
+    assert text in error
     assert error.count("\n") == 1
 
 
-def test_types_that_were_tried_in_vain_are_left_out() -> None:
+def test_rejected_alternatives_are_left_out() -> None:
     text = (
         "Does not validate against any of the Union subtypes\nSubtypes: [<class 'A'>]\nErrors:\n"
         "  - make_layer: no layer for cell 'foo'.\n      expected: one of 'nary'\n"

@@ -1,4 +1,4 @@
-"""The guides do what they show, and lead to one another."""
+"""Code and commands of the README and the guides run, and the index lists every page."""
 
 import re
 import shlex
@@ -11,25 +11,26 @@ import yaml
 from pyg_dynbatch.cli import _COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+README = ROOT / "README.md"
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+EVERY_PAGE = pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda page: page.name)
 
 
-def fenced(page: Path, language: str) -> list[str]:
-    text = page.read_text(encoding="utf-8")
+def fenced(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def commands(page: Path) -> list[list[str]]:
-    blocks = [block.replace("\\\n", " ") for block in fenced(page, "bash")]
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = fenced(text, "bash")
     lines = [line for block in blocks for line in re.split(r"\n|; (?:do )?| && ", block)]
     ours = [line.removeprefix(".venv/bin/") for line in lines]
     return [shlex.split(line)[1:] for line in ours if line.startswith("pyg-dynbatch ")]
 
 
 def trainings() -> list[list[str]]:
-    """Every different ``fit`` that a page shows, but those that need the folder of a run."""
-    shown = [tuple(words) for page in [ROOT / "README.md", *PAGES] for words in commands(page)]
+    """Return every different ``fit`` on a page, except those that need the folder of a run."""
+    shown = [tuple(words) for page in [README, *GUIDES] for words in commands(page)]
     different = dict.fromkeys(shown)
     return [list(words) for words in different if words[0] == "fit" and "--run" not in words]
 
@@ -37,17 +38,17 @@ def trainings() -> list[list[str]]:
 @EVERY_PAGE
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the blocks of a page in order, in one namespace, in an empty folder."""
+    """Run the blocks of a page in order, in one namespace, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page.stem}
-    for block in fenced(page, "python"):
+    for block in fenced(page.read_text(encoding="utf-8"), "python"):
         exec(compile(block, str(page), "exec"), namespace)
 
 
-def test_the_index_leads_to_every_page() -> None:
+def test_the_index_links_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\((\w+\.md)\)", index))
-    assert linked == {page.name for page in PAGES} - {"index.md"}
+    assert linked == {page.name for page in GUIDES} - {"index.md"}
 
 
 def test_the_index_lists_every_example() -> None:
@@ -64,7 +65,7 @@ def test_commands_and_configs_exist(page: Path) -> None:
     assert sorted(name for name in named if not (ROOT / name).is_file()) == []
 
 
-def test_commands_of_the_guides_are_found() -> None:
+def test_the_commands_on_the_pages_are_found() -> None:
     assert len(commands(ROOT / "docs" / "training.md")) >= 7
     assert len(trainings()) >= 9
 
@@ -74,7 +75,7 @@ def test_commands_of_the_guides_are_found() -> None:
 def test_options_of_a_training_are_understood(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Reads the options alone: no data is loaded, nothing is trained or written."""
+    """Read the options only, without loading data, training or writing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
     given = [word.replace("$seed", "1") for word in words if word != "--print_config"]
@@ -86,7 +87,7 @@ def test_options_of_a_training_are_understood(
     assert settings["data"]["init_args"]
 
 
-def test_the_page_on_architecture_is_true() -> None:
+def test_the_page_on_architecture_names_existing_files_and_names() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     package = ROOT / "src" / "pyg_dynbatch"
     shown = [

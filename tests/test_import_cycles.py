@@ -1,4 +1,4 @@
-"""No file of the package imports itself through others, not even inside a function."""
+"""No file of the package imports itself through other files, not even inside a function."""
 
 import grimp
 import networkx

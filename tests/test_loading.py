@@ -54,7 +54,7 @@ def test_schedules_come_from_the_workers(persistent):
         assert {int(batch.worker[0]) for batch in batches} == {0, 1}
         for batch, other in zip(batches, plain, strict=True):
             assert batch.schedule == other.schedule
-            assert batch.schedule.wiring.is_shared()
+            assert batch.schedule.index.is_shared()
             assert torch.equal(batch.edge_index, other.edge_index)
             assert len(batch.to_data_list()) == 4
 
@@ -103,61 +103,51 @@ def test_batch_sampler_is_used():
     assert sum(numbers(loader), []) == list(range(12))
 
 
-def loaders(workers):
-    data = trees(40)
-    budget = NodeBudgetBatchSampler(None, node_counts(data), 60, seed=1)
-    return {
-        "shuffled": lambda: DataLoader(data, 3, shuffle=True, seed=1, num_workers=workers),
-        "in order": lambda: DataLoader(data, 3, num_workers=workers),
-        "budget": lambda: DataLoader(
-            data,
-            batch_sampler=NodeBudgetBatchSampler(None, budget.sizes, 60, seed=1),
-            num_workers=workers,
-        ),
-    }
+DATA = trees(24)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+def loader_of(kind, workers=0):
+    if kind == "budget":
+        sampler = NodeBudgetBatchSampler(None, node_counts(DATA), 30, seed=1)
+        return DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
+    return DataLoader(DATA, 3, shuffle=kind == "shuffled", seed=1, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", ["shuffled", "in order", "budget"])
 def test_continues_in_the_middle_of_an_epoch(kind, workers):
-    make = loaders(workers)[kind]
-    loader = make()
+    loader, other = loader_of(kind, workers), loader_of(kind, workers)
     list(loader)
     running = iter(loader)
     taken = [next(running).target.tolist() for _ in range(4)]
     state = loader.state_dict()
-    assert state["position"] == 4, "workers have asked for more, the training loop has not"
+    assert state["position"] == 4, "workers have loaded more, the training loop has not"
     rest = numbers(running)
-    following = numbers(loader)
-    other = make()
+    assert sorted(sum(taken + rest, [])) == list(range(24))
     other.load_state_dict(state)
     assert len(other) == len(loader)
     assert numbers(other) == rest
-    assert numbers(other) == following
-    assert sorted(sum(taken + rest, [])) == list(range(40))
+    assert numbers(other) == numbers(loader)
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "budget"])
 def test_state_at_the_end_of_an_epoch_begins_the_next(kind):
-    make = loaders(0)[kind]
-    loader = make()
+    loader, other = loader_of(kind), loader_of(kind)
     list(loader)
-    other = make()
     other.load_state_dict(loader.state_dict())
     assert numbers(other) == numbers(loader)
 
 
-def test_another_epoch_set_after_loading_starts_from_its_beginning():
-    make = loaders(0)["shuffled"]
-    loader = make()
+def test_a_different_epoch_set_after_loading_starts_from_its_beginning():
+    loader = loader_of("shuffled")
     loader.load_state_dict({"epoch": 2, "position": 5})
     loader.sampler.set_epoch(0)
-    assert numbers(loader) == numbers(make())
+    assert numbers(loader) == numbers(loader_of("shuffled"))
 
 
 def test_epoch_may_be_set_after_iter():
     # Lightning calls iter() first and set_epoch() second when it resumes.
-    loader, other = (loaders(2)["shuffled"]() for _ in range(2))
+    loader, other = (loader_of("shuffled", workers=1) for _ in range(2))
     running = iter(loader)
     loader.sampler.set_epoch(3)
     other.sampler.set_epoch(3)
@@ -175,12 +165,13 @@ def test_options_are_kept_under_their_own_names():
 def test_a_collate_function_is_refused_rather_than_dropped():
     with pytest.raises(TypeError, match="DataLoader: collate_fn is given"):
         DataLoader(trees(), collate_fn=list)
-    DataLoader(trees(), collate_fn=Collater())
+    collate = Collater(arity=2)
+    assert DataLoader(trees(), collate_fn=collate).collate_fn is collate
 
 
-def test_sizes_of_another_data_set():
+def test_sizes_of_a_different_data_set():
     sampler = NodeBudgetBatchSampler(SequentialSampler(range(3)), [1, 2, 3], 10)
-    with pytest.raises(ValueError, match="belong to another data set") as caught:
+    with pytest.raises(ValueError, match="belong to a different data set") as caught:
         DataLoader(trees(), batch_sampler=sampler)
     assert "expected: 12 sizes, one per example\n  got:      3" in str(caught.value)
 

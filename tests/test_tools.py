@@ -1,4 +1,4 @@
-"""Formatter, linter, type checker and import contracts find no fault."""
+"""Formatter, linter, type checker and import contracts pass."""
 
 import subprocess
 import sys
@@ -21,6 +21,6 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
     ],
     ids=["format", "lint", "imports", "types"],
 )
-def test_tool_finds_no_fault(command: list[str]) -> None:
+def test_tool_passes(command: list[str]) -> None:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,4 +1,4 @@
-"""Pictures: layouts by hand, and what the axes hold; no pixels are compared."""
+"""Figures: layouts computed by hand and the contents of the axes; no pixels are compared."""
 
 from pathlib import Path
 
@@ -6,29 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from pyg_dynbatch.visualize import (
-    draw_calibration,
-    draw_curves,
-    draw_parity,
-    draw_schedule,
-    draw_tree,
-    draw_tree_legend,
-    new_figure,
-    save_figure,
-    tree_layout,
-)
+from pyg_dynbatch import visualize
 from tests.strategies import Dag, trees
 
 
 def one_axes():
-    return new_figure(1, 1, 4.0, 3.0)[1][0]
+    return visualize.new_figure(1, 1, 4.0, 3.0)[1][0]
 
 
 def drawn(children: tuple, predicted: list[int], gold: list[int], words: list[str], classes: int):
     tree = Dag(children)
     edges, slots, depth = tree.edge_index.numpy(), tree.child_slot.numpy(), np.array(tree.depth)
     labels = (np.array(predicted), np.array(gold))
-    return draw_tree(one_axes(), edges, slots, depth, *labels, words, classes)
+    return visualize.draw_tree(one_axes(), edges, slots, depth, *labels, words, classes)
 
 
 def texts_of(axes) -> list[str]:
@@ -42,7 +32,7 @@ def labels_of(legend) -> list[str]:
 @given(trees(max_nodes=30))
 def test_leaves_are_side_by_side_in_order_and_parents_between_children(tree: Dag) -> None:
     edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
-    x, y = tree_layout(edges, slots, np.array(tree.depth))
+    x, y = visualize.tree_layout(edges, slots, np.array(tree.depth))
     assert y.tolist() == tree.depth
     order: list[int] = []
     stack = list(reversed(tree.roots))
@@ -59,13 +49,13 @@ def test_leaves_are_side_by_side_in_order_and_parents_between_children(tree: Dag
 
 
 def test_layout_of_a_deep_chain_and_of_shared_nodes() -> None:
-    n = 5000
-    x, y = tree_layout(
+    n = 2000
+    x, y = visualize.tree_layout(
         np.stack([np.arange(n - 1), np.arange(1, n)]), np.zeros(n - 1, int), np.arange(n)
     )
     assert (x == 0).all()
     diamond = np.array([[0, 0, 1, 2], [1, 2, 3, 3]])
-    x, y = tree_layout(diamond, np.array([0, 0, 0, 1]), np.array([0, 1, 1, 2]))
+    x, y = visualize.tree_layout(diamond, np.array([0, 0, 0, 1]), np.array([0, 1, 1, 2]))
     assert not np.isnan(x).any()
 
 
@@ -78,92 +68,92 @@ def test_tree_shows_predictions_words_and_rings() -> None:
     assert rings[2].tolist() == faces[2].tolist()  # its own colour: no label
 
 
-def test_a_digit_that_the_disc_shows_is_not_written_twice() -> None:
+def test_a_digit_on_the_disc_is_not_repeated_below() -> None:
     assert texts_of(drawn(((),), [0], [-1], ["word"], 1)) == ["word"]
     axes = drawn(((), (), (0, 1)), [7, 3, 7], [7, 5, 7], ["7", "5", "MAX"], 10)
     assert texts_of(axes) == ["7", "3", "7", "5", "MAX"]
 
 
 def test_legend_of_many_classes_names_a_few() -> None:
-    figure, _ = new_figure(1, 1, 4.0, 3.0)
-    draw_tree_legend(figure, 300)
+    figure, _ = visualize.new_figure(1, 1, 4.0, 3.0)
+    visualize.draw_tree_legend(figure, 300)
     labels = labels_of(figure.legends[0])
     assert len(labels) == 13
     assert labels[0] == "class 0" and labels[9] == "class 299"
 
 
 def test_schedule_has_one_bar_per_step_in_the_colour_of_its_operation() -> None:
-    axes = draw_schedule(one_axes(), ["leaf", "node"], [0, 1, 1, 0], [9, 4, 2, 1], "agenda")
+    axes = visualize.draw_schedule(
+        one_axes(), ["leaf", "node"], [0, 1, 1, 0], [9, 4, 2, 1], "agenda"
+    )
     heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in axes.patches}
     assert heights == {0: 9, 1: 4, 2: 2, 3: 1}
     assert len({bar.get_facecolor() for bar in axes.patches}) == 2
     assert labels_of(axes.get_legend()) == ["leaf (2 steps, 10 rows)", "node (2 steps, 6 rows)"]
     with pytest.raises(ValueError, match="operation and rows differ in length"):
-        draw_schedule(one_axes(), ["leaf"], [0, 0], [1], "depth")
+        visualize.draw_schedule(one_axes(), ["leaf"], [0, 0], [1], "depth")
 
 
-def test_curves_are_labelled() -> None:
-    axes = draw_curves(one_axes(), {"train": ([0, 1], [1, 2]), "val": ([0], [3])}, "epoch", "loss")
+def test_curves_have_labels() -> None:
+    axes = visualize.draw_curves(
+        one_axes(), {"train": ([0, 1], [1, 2]), "val": ([0], [3])}, "epoch", "loss"
+    )
     assert [line.get_label() for line in axes.lines] == ["train", "val"]
-    assert draw_curves(one_axes(), {}, "epoch", "loss").get_legend() is None
+    assert visualize.draw_curves(one_axes(), {}, "epoch", "loss").get_legend() is None
 
 
-def test_many_curves_differ_and_are_beside_their_names() -> None:
+def test_many_curves_differ_and_the_legend_is_next_to_them() -> None:
     many = {f"curve {number}": ([0, 1], [number, number]) for number in range(18)}
-    axes = draw_curves(one_axes(), many, "epoch", "loss")
+    axes = visualize.draw_curves(one_axes(), many, "epoch", "loss")
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 18
     axes.figure.draw_without_rendering()
-    names = axes.get_legend().get_window_extent()
-    assert names.x0 >= axes.get_window_extent().x1
+    assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "deep/er/picture.pdf"])
-def test_figures_are_written_whole(tmp_path: Path, name: str) -> None:
-    figure, _ = new_figure(1, 1, 2.0, 2.0)
-    path = save_figure(figure, tmp_path / name)
+def test_figures_are_saved_atomically(tmp_path: Path, name: str) -> None:
+    figure, _ = visualize.new_figure(1, 1, 2.0, 2.0)
+    path = visualize.save_figure(figure, tmp_path / name)
     assert path.stat().st_size > 500
+    with pytest.raises(ValueError, match="not supported"):
+        visualize.save_figure(figure, path.with_suffix(".nothing"))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_failed_picture_leaves_nothing(tmp_path: Path) -> None:
-    figure, _ = new_figure(1, 1, 2.0, 2.0)
-    with pytest.raises(ValueError, match="not supported"):
-        save_figure(figure, tmp_path / "picture.nothing")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_matplotlib_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="visualize: matplotlib is missing"):
-        new_figure(1, 1, 1.0, 1.0)
+        visualize.new_figure(1, 1, 1.0, 1.0)
 
 
 def test_parity_shows_known_values_on_equal_axes() -> None:
     target = np.array([1.0, np.nan, 3.0])
-    axes = draw_parity(one_axes(), target, np.array([0.5, 9.0, 4.0]), "logS")
+    axes = visualize.draw_parity(one_axes(), target, np.array([0.5, 9.0, 4.0]), "logS")
     assert axes.collections[0].get_offsets().tolist() == [[1.0, 0.5], [3.0, 4.0]]
     assert axes.get_xlim() == axes.get_ylim()
     assert axes.get_xlim()[0] < 0.5 < 4.0 < axes.get_xlim()[1]
     assert axes.get_title() == "logS"
 
 
-def test_parity_of_nothing_and_of_one_value() -> None:
-    points = draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).collections[0]
+def test_parity_without_values_and_with_one_value() -> None:
+    points = visualize.draw_parity(one_axes(), np.array([np.nan]), np.array([1.0])).collections[0]
     assert len(points.get_offsets()) == 0
-    low, high = draw_parity(one_axes(), np.array([2.0]), np.array([2.0])).get_xlim()
+    low, high = visualize.draw_parity(one_axes(), np.array([2.0]), np.array([2.0])).get_xlim()
     assert low < 2.0 < high
 
 
-def test_calibration_has_one_point_for_equally_many_molecules() -> None:
+def test_calibration_has_one_point_per_bin_of_equal_size() -> None:
     label = np.where(np.arange(20) == 7, np.nan, (np.arange(20) >= 10).astype(float))
-    axes = draw_calibration(one_axes(), label, np.linspace(0, 1, 20), bins=2)
+    axes = visualize.draw_calibration(one_axes(), label, np.linspace(0, 1, 20), bins=2)
     (low, high), seen = axes.lines[1].get_data()
     assert seen.tolist() == [0.1, 1.0]
     assert 0 < low < 0.5 < high < 1
 
 
-def test_calibration_is_compared_with_what_it_was_before() -> None:
+def test_calibration_is_compared_with_the_uncalibrated_probability() -> None:
     label = np.array([1.0, 0.0])  # fewer molecules than bins
-    axes = draw_calibration(one_axes(), label, np.array([0.9, 0.2]), uncalibrated=label * 0.9)
+    axes = visualize.draw_calibration(
+        one_axes(), label, np.array([0.9, 0.2]), uncalibrated=label * 0.9
+    )
     assert axes.lines[1].get_xdata().tolist() == [0.2, 0.9]
     assert labels_of(axes.get_legend()) == ["calibrated", "uncalibrated"]

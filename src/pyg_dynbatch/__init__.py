@@ -1,7 +1,7 @@
 """Dynamic batching of tree- and graph-structured networks for PyTorch Geometric.
 
-The names below are imported on first use, so ``import pyg_dynbatch`` costs next to nothing; all
-others are in the namespaces (``pyg_dynbatch.nn``, ``pyg_dynbatch.datasets``, ...).
+The names below are imported on first use, so ``import pyg_dynbatch`` is fast. All other names are
+in the namespaces (``pyg_dynbatch.nn``, ``pyg_dynbatch.datasets``, ...).
 """
 # fmt: off
 # isort: skip_file
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_ROOMS = (
+_NAMESPACES = (
     "blocks", "core", "data", "datasets", "loader", "models", "nn", "tasks", "testing", "training",
     "visualize",
 )
@@ -32,15 +32,16 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import a public name or a namespace on first use."""
-    if name in _ROOMS:
+    if name in _NAMESPACES:
         return import_module(f"pyg_dynbatch.{name}")
     if name in __all__:
-        homes = (import_module(f"pyg_dynbatch.{room}") for room in ("core", "loader", "data"))
-        globals()[name] = value = next(vars(home)[name] for home in homes if name in vars(home))
+        modules = (import_module(f"pyg_dynbatch.{each}") for each in ("core", "loader", "data"))
+        value = next(vars(module)[name] for module in modules if name in vars(module))
+        globals()[name] = value
         return value
     raise AttributeError(f"module 'pyg_dynbatch' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """List the public names and the namespaces, imported or not."""
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_NAMESPACES})

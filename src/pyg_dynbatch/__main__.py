@@ -1,4 +1,4 @@
-"""Runs the console script: ``python -m pyg_dynbatch fit --config configs/listops.yaml``."""
+"""Run the console script: ``python -m pyg_dynbatch fit --config configs/listops.yaml``."""
 
 import sys
 

@@ -12,7 +12,7 @@ from pyg_dynbatch import __version__
 _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
     "validate": "measure a checkpoint on the validation split",
-    "test": "measure a checkpoint on the test split, and draw what it predicts",
+    "test": "measure a checkpoint on the test split, and draw its predictions",
     "predict": "write predictions to a table, of a split or of a file of molecules or trees",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
@@ -75,12 +75,12 @@ the run:
 
 output:
   --trainer.logger.init_args.name NAME   folder below runs/
-  --checkpoint.monitor METRIC   choose the best checkpoint by it (default: val/accuracy)
+  --checkpoint.monitor METRIC   metric of the best checkpoint (default: val/accuracy)
   --checkpoint.mode MODE        max or min (default: max)
   --predictions.folder FOLDER   where the table of predictions goes (default: that of the run)
   --predictions.node_name FILE  write a table of all nodes too
   --report.trees N              trees in the picture (default: 4)
-  --report.resamples N          resamples behind the intervals of molecules (default: 1000)
+  --report.resamples N          bootstrap resamples for molecules (default: 1000)
 
 'pyg-dynbatch {command} --help_all' lists every option of Lightning's trainer as well.
 """
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_complaint(error: Exception) -> bool:
-    """Tell whether an error is about the user's input, not a fault of the program."""
+    """Return whether an error is about the user's input, not a fault of the program."""
     if isinstance(error, (ValueError, OSError, ImportError)):
         return True
     from pyg_dynbatch.core.errors import Mismatch
@@ -153,7 +153,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _predict_file(options: list[str]) -> int:
     """Predict a file of trees or of molecules, according to the first checkpoint."""
-    from pyg_dynbatch.core.errors import OneLineArguments
+    from pyg_dynbatch.core.command_line import OneLineArguments
     from pyg_dynbatch.training.checkpoints import read_checkpoint
 
     known = OneLineArguments("pyg-dynbatch predict", add_help=False)

@@ -1,4 +1,4 @@
-"""Public namespace of data objects: trees, molecules, what makes them and what converts them."""
+"""Public namespace of data objects: trees, molecules, their features, readers and converters."""
 # fmt: off
 # isort: skip_file
 

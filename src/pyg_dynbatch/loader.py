@@ -2,9 +2,9 @@
 
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeLoader
 from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler, node_counts, pair_counts
-from pyg_dynbatch.trees.collate import BucketedCollater, Collater, DataLoader
+from pyg_dynbatch.trees.collate import Collater, DataLoader
 
 __all__ = [
-    "BucketedCollater", "Collater", "DataLoader", "EpochSampler", "MoleculeCollater",
+    "Collater", "DataLoader", "EpochSampler", "MoleculeCollater",
     "MoleculeLoader", "NodeBudgetBatchSampler", "node_counts", "pair_counts",
 ]  # fmt: skip

@@ -15,14 +15,17 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.structure import concatenated_ranges
-from pyg_dynbatch.core.types import MovablePlan
 from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
 
 
 class Segments:
-    """Where the rows of each example begin in a column, and how many there are."""
+    """Where the rows of each example start in a column, and how many there are.
+
+    Sizes ``[2, 0, 3]`` have starts ``[0, 2, 2, 5]``, the last of which is the end.
+    """
 
     __slots__ = ("sizes", "starts")
 
@@ -56,15 +59,15 @@ class RaggedColumns(Sequence[Data]):
     def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "RaggedColumns | None":
         """Join at least one example; None where PyG has to merge.
 
-        PyG merges examples of another class, with further fields, or of different fields, dtypes
-        or widths.
+        PyG merges examples of other classes or with other fields, and examples that differ in
+        their fields, dtypes or widths.
         """
         columns = _values_by_field(examples, cls, excluded)
         if columns is None:
             return None
         counts = columns.pop("num_nodes")
         nodes = Segments(counts)
-        # Most fields have one row per node, edge or example.
+        # Most fields have one row per node, edge or example, and then share their segments.
         known = {tuple(counts): nodes}
         fields: dict[str, Any] = {}
         segments: dict[str, Segments] = {}
@@ -133,16 +136,16 @@ class RaggedColumns(Sequence[Data]):
         return example
 
     def _take(self, chosen: np.ndarray) -> "RaggedColumns":
-        cuts = {}
+        taken_rows = {}
         for each in {self.nodes, *self.segments.values()}:
-            cut = Segments(each.sizes[chosen])
-            cuts[each] = cut, concatenated_ranges(each.starts[:-1][chosen], cut.sizes)
+            taken = Segments(each.sizes[chosen])
+            taken_rows[each] = taken, concatenated_ranges(each.starts[:-1][chosen], taken.sizes)
         fields = {
-            key: _gather(column, cuts[self.segments[key]][1], axis_of(key))
+            key: _gather(column, taken_rows[self.segments[key]][1], axis_of(key))
             for key, column in self.fields.items()
         }
-        segments = {key: cuts[each][0] for key, each in self.segments.items()}
-        return type(self)(cuts[self.nodes][0], fields, segments)
+        segments = {key: taken_rows[each][0] for key, each in self.segments.items()}
+        return type(self)(taken_rows[self.nodes][0], fields, segments)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} examples, {self.nodes.starts[-1]} nodes)"
@@ -168,7 +171,7 @@ def _values_by_field(
     found = {
         key: values
         for key, values in listed.items()
-        # A plan of a whole batch that is kept on an example is of no use to the next batch.
+        # The plan of an earlier batch, which an example may carry, is of no use to this one.
         if key not in excluded and not isinstance(values[0], MovablePlan)
     }
     has_counts = set(map(type, found.get("num_nodes", ()))) == {int}
@@ -181,7 +184,7 @@ def axis_of(key: str) -> int:
 
 
 def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
-    """Join one field; None where the values differ in form or are not plain tensors on the CPU."""
+    """Join one field; None if the values differ in dtype or width, or are not plain CPU tensors."""
     kinds = set(map(type, values))
     if kinds == {str}:
         return values
@@ -195,12 +198,12 @@ def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
         # Of several widths or devices, or scalars: the error comes from the checks before PyG.
         return None
     # Along with matrices, cat accepts empty vectors.
-    alike = joined.dim() == 1 or set(map(Tensor.dim, values)) == {joined.dim()}
-    return joined if is_plain(joined) and alike else None
+    same_dim = joined.dim() == 1 or set(map(Tensor.dim, values)) == {joined.dim()}
+    return joined if is_plain(joined) and same_dim else None
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value is a dense tensor on the CPU that is not a scalar."""
+    """Return whether a value is a dense tensor on the CPU that is not a scalar."""
     plain = type(value) is Tensor and value.layout == torch.strided and value.is_cpu
     return plain and value.dim() > 0
 
@@ -223,13 +226,13 @@ def _gather(column: Any, rows: np.ndarray, axis: int) -> Any:
 
 
 def slices_of(batch: Any) -> Mapping[str, Tensor]:
-    """Return where the rows of each example begin, per field; empty if PyG did not store it."""
-    # Private in PyG, and the only place on the host where these numbers are.
+    """Return where the rows of each example begin, per field; empty if PyG did not store them."""
+    # Private in PyG, and the only copy of these numbers on the host.
     return getattr(batch, "_slice_dict", {})
 
 
 def empty_batch(kind: Any) -> Batch:
-    """Make a batch without fields."""
+    """Create a batch without fields."""
     return Batch(_base_cls=kind)
 
 
@@ -238,7 +241,7 @@ _empty_batch = cache(empty_batch)
 
 
 def allow_batches(kind: type[Data]) -> None:
-    """Allow ``torch.load(..., weights_only=True)`` to read batches of a class of your own.
+    """Allow ``torch.load(..., weights_only=True)`` to read batches of your own ``Data`` class.
 
     PyG pickles batches by an object that is called, which such a load never allows. The batches of
     ``Data``, ``DynTreeData`` and ``MoleculeData`` are allowed already; those of ``Data`` without a
@@ -265,7 +268,7 @@ def allow_batches(kind: type[Data]) -> None:
 
 
 class PlanningCollater(PyGCollater, ABC):
-    """Merge examples, check that they are alike, and let a subclass attach its plan."""
+    """Merge examples, check that they have the same fields, and let a subclass attach its plan."""
 
     columns: ClassVar[type[RaggedColumns]]  # merge the examples quickly
     needed: ClassVar[str]  # the field that the plan is made from
@@ -296,7 +299,7 @@ class PlanningCollater(PyGCollater, ABC):
             fields = batch[0].stores[0].items()
             plans = {key for key, value in fields if isinstance(value, MovablePlan)}
             excluded = plans.union(excluded)
-            check_alike(batch, excluded, name)
+            _check_same_fields(batch, excluded, name)
             merged = Batch.from_data_list(list(batch), self.follow_batch, list(excluded))
         if self.needed in merged.stores[0]:
             self._attach(merged, quick)
@@ -312,48 +315,47 @@ class PlanningCollater(PyGCollater, ABC):
         """Set the plan of a batch, which was merged from columns (``quick``) or by PyG."""
 
 
-def check_alike(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:
-    """Check that all examples hold the same fields, with equal dtypes and widths."""
+def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:
+    """Check that all examples have the same fields, with equal dtypes and widths."""
     first = examples[0]
-    axes = {
-        key: first.__cat_dim__(key, value)
-        for key, value in first.stores[0].items()
-        if isinstance(value, Tensor)
-    }
-    wanted = _forms(first, axes, excluded)
+    fields = first._store._mapping.items()
+    axes = {key: first.__cat_dim__(key, v) for key, v in fields if isinstance(v, Tensor)}
+    expected = _forms(first, axes, excluded)
     for number, example in enumerate(examples):
         found = _forms(example, axes, excluded)
-        if found == wanted:
+        if found == expected:
             continue
         where = f"example {number} of the batch"
-        if found.keys() != wanted.keys():
+        if found.keys() != expected.keys():
             what = f"{name}: an example has other fields than the first of its batch"
-            missing = [f"no {key}" for key in sorted(wanted.keys() - found.keys())]
-            further = [f"also {key}" for key in sorted(found.keys() - wanted.keys())]
-            expected, got = ", ".join(sorted(wanted)), ", ".join(missing + further)
+            missing = [f"no {key}" for key in sorted(expected.keys() - found.keys())]
+            further = [f"also {key}" for key in sorted(found.keys() - expected.keys())]
+            shown = ", ".join(sorted(expected)), ", ".join(missing + further)
             hint = "give all examples the same fields, or name the field in exclude_keys"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
-        key = next(key for key in found if found[key] != wanted[key])
-        what = f"{name}: {key} has another dtype or width than in the first example"
-        expected, got = described(first[key]), described(example[key])
-        raise mismatch(ValueError, what, expected, got, where=where)
+            raise mismatch(ValueError, what, *shown, where=where, hint=hint)
+        key = next(key for key in found if found[key] != expected[key])
+        what = f"{name}: {key} has a different dtype or width than in the first example"
+        shown = describe_value(first[key]), describe_value(example[key])
+        raise mismatch(ValueError, what, *shown, where=where)
 
 
 def _forms(example: Data, axes: Mapping[str, Any], excluded: Collection[str]) -> dict[str, Any]:
-    return {
-        key: _form(value, axes.get(key)) if isinstance(value, Tensor) else None
-        for key, value in example.stores[0].items()
-        if key not in excluded and not isinstance(value, MovablePlan)
-    }
-
-
-def _form(value: Tensor, axis: int | tuple[int, int] | None) -> Any:
-    if isinstance(axis, tuple):  # a sparse matrix, which PyG puts on the diagonal of a larger one
-        return value.dtype, value.layout
-    widths = list(value.shape)
-    if axis is not None and widths:
-        del widths[axis % len(widths)]
-    return value.dtype, len(value.shape), widths
+    """Return what must agree between examples: per field the dtype and the axes not joined."""
+    forms: dict[str, Any] = {}
+    for key, value in example._store._mapping.items():
+        axis = axes.get(key)
+        if key in excluded or isinstance(value, MovablePlan):
+            continue
+        if not isinstance(value, Tensor):
+            forms[key] = None
+        elif isinstance(axis, tuple):  # a sparse matrix, which PyG puts on the diagonal of a batch
+            forms[key] = value.dtype, value.layout
+        elif axis is None or not (shape := value.shape):
+            forms[key] = value.dtype, value.shape
+        else:
+            axis %= len(shape)
+            forms[key] = value.dtype, shape[:axis], shape[axis + 1 :]
+    return forms
 
 
 class ResumableLoader(PyGDataLoader):
@@ -371,14 +373,16 @@ class ResumableLoader(PyGDataLoader):
     ) -> None:
         name = type(self).__name__
         collate_fn = kwargs.pop("collate_fn", None)
-        # Lightning passes the collater on when it builds a loader again.
+        # Lightning passes the collater on when it rebuilds a loader.
         if collate_fn is not None and type(collate_fn) is not type(collater):
-            expected = f"no collate_fn: this loader collates with {type(collater).__name__}"
-            got, hint = collate_fn, "torch.utils.data.DataLoader(dataset, collate_fn=…)"
-            raise mismatch(TypeError, f"{name}: collate_fn is given", expected, got, hint=hint)
+            what = (
+                f"{name}: collate_fn is given; this loader collates with {type(collater).__name__}"
+            )
+            hint = "torch.utils.data.DataLoader(dataset, collate_fn=…)"
+            raise mismatch(TypeError, what, got=collate_fn, hint=hint)
         sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):
-            what = f"{name}: the sizes of the batch sampler belong to another data set"
+            what = f"{name}: the sizes of the batch sampler belong to a different data set"
             expected = f"{len(dataset)} sizes, one per example"
             hint = "sizes=node_counts(dataset), or pair_counts(dataset) for molecules"
             raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
@@ -389,7 +393,7 @@ class ResumableLoader(PyGDataLoader):
         if shuffle and kwargs.get("sampler") is None and kwargs.get("batch_sampler") is None:
             kwargs["sampler"], shuffle = EpochSampler(dataset, seed), False
         super().__init__(dataset, batch_size, shuffle, **kwargs)
-        self.collate_fn = collater
+        self.collate_fn = collater if collate_fn is None else collate_fn
 
     def __iter__(self) -> Iterator[Any]:
         # Nothing is fetched before the first `next`: Lightning sets the epoch after `iter`.
@@ -435,7 +439,7 @@ class ResumableLoader(PyGDataLoader):
             self.generator.set_state(torch.from_numpy(state["generator"]))
 
     def _epoch_source(self) -> Any:
-        """Find what counts the epochs; None where the order never changes."""
+        """Return the sampler that counts the epochs; None if the order never changes."""
         for source in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
             if hasattr(source, "epoch") and hasattr(source, "set_epoch"):
                 return source

@@ -1,4 +1,4 @@
-"""Public namespace of whole networks: a PyG batch goes in, predictions come out."""
+"""Public namespace of whole networks, from a PyG batch to predictions."""
 
 from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
 from pyg_dynbatch.trees.models import TreeClassifier, TreeEncoder, TreeSimilarity

@@ -20,7 +20,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 
 Batch = list[int]
 
@@ -87,15 +87,15 @@ def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> li
 def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
     """Put each example into the fullest batch that still has room for it (best fit)."""
     batches: list[Batch] = []
-    rooms: list[tuple[int, int]] = []  # (room left, batch), rising
+    rooms: list[tuple[int, int]] = []  # (room left, batch), ascending
     for example in order:
         size = sizes[example]
-        place = bisect_left(rooms, (size, -1))
-        if place == len(rooms):
+        fullest = bisect_left(rooms, (size, -1))
+        if fullest == len(rooms):
             insort(rooms, (budget - size, len(batches)))
             batches.append([example])
             continue
-        room, batch = rooms.pop(place)
+        room, batch = rooms.pop(fullest)
         batches[batch].append(example)
         insort(rooms, (room - size, batch))
     return batches
@@ -120,25 +120,25 @@ def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list
 
 
 def _halves(batch: Batch, sizes: Sequence[int]) -> tuple[Batch, Batch]:
-    """Cut a batch where the sum of its sizes is nearest to one half."""
+    """Split a batch where the sum of its sizes is closest to one half."""
     ends = list(accumulate(sizes[example] for example in batch))
     middles = [end - sizes[example] / 2 for example, end in zip(batch, ends, strict=True)]
-    cut = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
-    return batch[:cut], batch[cut:]
+    middle = bisect_right(middles, ends[-1] / 2, 1, len(batch) - 1)
+    return batch[:middle], batch[middle:]
 
 
 def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
     """Form steps of one batch per rank, of about equal size if the batches are sorted by size."""
     steps = [batches[start : start + ranks] for start in range(0, len(batches), ranks)]
-    # Turned, so that the largest batch of a step is not always on the same rank.
+    # Rotated, so that the largest batch of a step is not always on the same rank.
     turned = ((step, number % ranks) for number, step in enumerate(steps))
     return [step[-turn:] + step[:-turn] for step, turn in turned]
 
 
 class EpochSampler(RandomSampler):
-    """Shuffle anew in every epoch, depending only on a seed and the number of the epoch.
+    """Shuffle differently in every epoch, depending only on a seed and the epoch.
 
-    ``RandomSampler`` draws from the global random state, so a resumed run gets another order.
+    ``RandomSampler`` draws from the global random state, so a resumed run has a different order.
 
     Args:
         data_source: The data set, or anything of its length.
@@ -176,16 +176,16 @@ def checked_seed(seed: int) -> int:
     return seed
 
 
-_TRIES = 8  # shuffles to try for few enough batches before packing by falling size
+_TRIES = 8  # shuffles to try for few enough batches before packing by decreasing size
 
 
 class NodeBudgetBatchSampler(BatchSampler):
     """Build batches of at most ``max_nodes`` nodes instead of a number of examples.
 
     One epoch is planned for all ranks together, from ``seed`` and the epoch: the examples are
-    packed under the budget, the largest batches are split until their number suits the ranks, and
-    batches of about equal size form a step. So every example comes exactly once per epoch, all
-    ranks get equally many batches of about equal size, and every epoch has equally many.
+    packed under the budget, the largest batches are split until their number is a multiple of the
+    number of ranks, and batches of about equal size form a step. So every example is used exactly
+    once per epoch, and all ranks get the same number of batches, in every epoch.
 
     Rank and epoch are those of ``sampler`` if it is a ``DistributedSampler``, which Lightning
     inserts; otherwise the rank is that of ``torch.distributed``. Lightning calls ``set_epoch``; a
@@ -201,8 +201,8 @@ class NodeBudgetBatchSampler(BatchSampler):
         seed: Non-negative, the same on all ranks.
         oversize: What to do with an example above the budget: ``"raise"``, put it in a batch
             ``"alone"``, or ``"skip"`` it with a warning.
-        batch_size: A sampler to take all options from but ``drop_last``, as Lightning does when it
-            builds a sampler again that was not made inside a ``*_dataloader`` hook.
+        batch_size: A sampler to copy all options from except ``drop_last``, as Lightning does when
+            it rebuilds a sampler that was not created inside a ``*_dataloader`` hook.
 
     Raises:
         ValueError: If an example exceeds the budget, or an option is out of range.
@@ -231,9 +231,8 @@ class NodeBudgetBatchSampler(BatchSampler):
         name = type(self).__name__
         if sizes is None or max_nodes is None:
             what = f"{name}: {'sizes' if sizes is None else 'max_nodes'} is missing"
-            expected = "sizes (one number per example) and max_nodes"
             hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
-            raise mismatch(ValueError, what, expected, hint=hint)
+            raise mismatch(ValueError, what, hint=hint)
         self.sizes: tuple[int, ...] = tuple(map(int, np.asarray(sizes).reshape(-1).tolist()))
         if not self.sizes:
             raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
@@ -242,40 +241,37 @@ class NodeBudgetBatchSampler(BatchSampler):
             raise mismatch(ValueError, f"{name}: a size is negative", got=least, where=where)
         if max_nodes < 1:
             raise mismatch(ValueError, f"{name}: max_nodes must be at least 1", got=max_nodes)
-        if oversize not in ("raise", "alone", "skip"):
-            what, expected = f"{name}: unknown value of oversize", "raise | alone | skip"
-            raise mismatch(ValueError, what, expected, oversize)
+        checked_choice(f"{name}: unknown value of oversize", oversize, ("raise", "alone", "skip"))
         self.max_nodes: int = int(max_nodes)
         self.shuffle: bool = shuffle
         self.drop_last = drop_last
         self.seed: int = checked_seed(seed)
         self.oversize: str = oversize
-        self._ranked = _checked_sampler(sampler, len(self.sizes))
+        self._epochs = _epoch_counter(sampler, len(self.sizes))
         self._examples = self._admit()
-        self._epoch = 0
         self._position = 0
         self._resume_at = 0
 
     @property
     def batch_size(self) -> "NodeBudgetBatchSampler":  # type: ignore[override]
-        """The sampler itself, as Lightning passes ``batch_size`` on to another one."""
+        """The sampler itself: Lightning passes ``batch_size`` to the sampler that it rebuilds."""
         return self
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]  # never set, only read
         """The object Lightning calls ``set_epoch`` on: the ``DistributedSampler``, else self."""
-        return self if self._ranked is None else self._ranked
+        return self._epochs if isinstance(self._epochs, DistributedSampler) else self
 
     @property
     def epoch(self) -> int:
         """Number of the current or next epoch."""
-        return self._epoch if self._ranked is None else self._ranked.epoch
+        return self._epochs.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; a position to resume at in another epoch is discarded."""
+        """Set the epoch; a position to resume at in a different epoch is discarded."""
         if epoch != self.epoch:
             self._resume_at = self._position = 0
-        self._set_epoch(epoch)
+        self._epochs.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the number of its batches returned so far.
@@ -289,7 +285,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         epoch, position = state["epoch"], state["position"]
         if position >= len(self):
             epoch, position = epoch + 1, 0
-        self._set_epoch(epoch)
+        self._epochs.set_epoch(epoch)
         self._resume_at = self._position = position
 
     def __len__(self) -> int:
@@ -303,25 +299,17 @@ class NodeBudgetBatchSampler(BatchSampler):
         for position in range(start, len(steps)):
             self._position = position + 1
             yield list(steps[position][rank])
-        if self._ranked is None and self._epoch == epoch:
-            self._epoch += 1
-            self._position = 0
+        if not isinstance(self._epochs, DistributedSampler) and self.epoch == epoch:
+            self.set_epoch(epoch + 1)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self._examples)} examples, max_nodes={self.max_nodes}, "
-            f"shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch})"
-        )
-
-    def _set_epoch(self, epoch: int) -> None:
-        if self._ranked is None:
-            self._epoch = epoch
-        else:
-            self._ranked.set_epoch(epoch)
+        options = f"shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch}"
+        size = f"{len(self._examples)} examples, max_nodes={self.max_nodes}"
+        return f"{type(self).__name__}({size}, {options})"
 
     def _ranks(self) -> tuple[int, int]:
-        if self._ranked is not None:
-            return self._ranked.num_replicas, self._ranked.rank
+        if isinstance(self._epochs, DistributedSampler):
+            return self._epochs.num_replicas, self._epochs.rank
         # Not earlier: the process group may be initialised after this object is made.
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -338,11 +326,9 @@ class NodeBudgetBatchSampler(BatchSampler):
             got, where = f"{self.sizes[too_big[0]]} nodes{more}", f"example {too_big[0]}"
             hint = f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'"
             raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
-        warnings.warn(
-            f"NodeBudgetBatchSampler: left out {len(too_big)} of {len(self.sizes)} examples "
-            f"with more than {self.max_nodes} nodes, the first of them example {too_big[0]}.",
-            stacklevel=3,
-        )
+        left_out = f"left out {len(too_big)} of {len(self.sizes)} examples"
+        reason = f"more than {self.max_nodes} nodes, the first of them example {too_big[0]}"
+        warnings.warn(f"NodeBudgetBatchSampler: {left_out} with {reason}.", stacklevel=3)
         return [example for example, size in enumerate(self.sizes) if size <= self.max_nodes]
 
     def _pack(self, epoch: int, attempt: int = 0) -> list[Batch]:
@@ -352,7 +338,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         generator = np.random.default_rng([self.seed, epoch, attempt])
         order = generator.permutation(self._examples).tolist()
         if attempt == _TRIES:
-            # By falling size the number of batches depends on the sizes alone.
+            # In order of decreasing size, the number of batches depends on the sizes alone.
             order.sort(key=lambda example: -self.sizes[example])
         return pack_tightly(order, self.sizes, self.max_nodes)
 
@@ -366,7 +352,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         """Return the number of batches per rank, which is the same in every epoch."""
         steps = self._enough // ranks if self.drop_last else math.ceil(self._enough / ranks)
         if steps == 0:
-            what = "NodeBudgetBatchSampler: there is not one batch for every rank"
+            what = "NodeBudgetBatchSampler: there are fewer batches than ranks"
             expected, got = f"at least {ranks} batches", f"{len(self._examples)} examples"
             hint = "drop_last=False, a smaller max_nodes, or fewer ranks"
             raise mismatch(ValueError, what, expected, got, hint=hint)
@@ -375,11 +361,9 @@ class NodeBudgetBatchSampler(BatchSampler):
     def _steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
         count = self._num_steps(ranks) * ranks
         if count > len(self._examples):
-            warnings.warn(
-                f"NodeBudgetBatchSampler: {len(self._examples)} examples do not go into equally "
-                f"many batches on {ranks} ranks; {count - len(self._examples)} of them come twice.",
-                stacklevel=3,
-            )
+            twice = count - len(self._examples)
+            what = f"{len(self._examples)} examples are fewer than {count} batches on {ranks} ranks"
+            warnings.warn(f"NodeBudgetBatchSampler: {what}; {twice} are repeated.", stacklevel=3)
         tries = (self._pack(epoch, attempt) for attempt in range(_TRIES + 1))
         batches = next(batches for batches in tries if len(batches) <= self._enough)
         if ranks == 1 and not self.shuffle:
@@ -387,23 +371,22 @@ class NodeBudgetBatchSampler(BatchSampler):
         steps = assign_to_ranks(make_exactly(batches, self.sizes, count), ranks)
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
-        # In the order of falling size the steps would be a curriculum.
+        # In the order of decreasing size the steps would be a curriculum.
         generator = np.random.default_rng([self.seed, epoch, _TRIES + 1])
         return [steps[i] for i in generator.permutation(len(steps))]
 
 
-def _checked_sampler(sampler: Any, num_examples: int) -> DistributedSampler | None:
-    """Return a sampler that has ranks, None for one over all examples, and refuse all others."""
-    if sampler is None or isinstance(sampler, NodeBudgetBatchSampler):
-        return None
+def _epoch_counter(sampler: Any, num_examples: int) -> DistributedSampler | EpochSampler:
+    """Return the sampler if it has ranks, otherwise one that only counts epochs."""
     ranked = isinstance(sampler, DistributedSampler)
-    if not ranked and type(sampler) not in (SequentialSampler, RandomSampler, EpochSampler):
-        what = "NodeBudgetBatchSampler: the sampler selects examples itself"
-        expected = "a DistributedSampler, a SequentialSampler, a RandomSampler or None"
-        hint = "torch.utils.data.Subset(dataset, indices) for a part of the examples"
-        raise mismatch(TypeError, what, expected, type(sampler).__name__, hint=hint)
-    over = sampler.dataset if ranked else sampler.data_source
-    if len(over) != num_examples:
-        what = "NodeBudgetBatchSampler: sizes belong to another data set"
-        raise mismatch(ValueError, what, f"{len(over)} sizes, one per example", num_examples)
-    return sampler if ranked else None
+    if sampler is not None and not isinstance(sampler, NodeBudgetBatchSampler):
+        if not ranked and type(sampler) not in (SequentialSampler, RandomSampler, EpochSampler):
+            what = "NodeBudgetBatchSampler: the sampler selects examples itself"
+            expected = "a DistributedSampler, a SequentialSampler, a RandomSampler or None"
+            hint = "torch.utils.data.Subset(dataset, indices) for a part of the examples"
+            raise mismatch(TypeError, what, expected, type(sampler).__name__, hint=hint)
+        over = len(sampler.dataset if ranked else sampler.data_source)
+        if over != num_examples:
+            what = "NodeBudgetBatchSampler: sizes belong to a different data set"
+            raise mismatch(ValueError, what, f"{over} sizes, one per example", num_examples)
+    return sampler if ranked else EpochSampler(range(num_examples), seed=0)

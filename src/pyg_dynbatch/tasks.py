@@ -1,4 +1,4 @@
-"""Public namespace of Lightning modules and data modules, and what runs with them."""
+"""Public namespace of Lightning modules and data modules, and of prediction with them."""
 # fmt: off
 # isort: skip_file
 

@@ -1,13 +1,13 @@
 """Laws of dynamic batching, as assertions for your own operations, cells and models.
 
-Every law is checked on a copy in float64 and evaluation mode, so the tolerance can be tight and
-the given object is not changed. A broken law raises ``AssertionError`` with the result, the row
-and the difference.
+Every law is checked on a copy in float64 and evaluation mode, so that the tolerance can be tight
+and the given module stays unchanged. If a law is broken, the ``AssertionError`` names the result,
+the index and the difference.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import Program
+from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.reference import run_one_by_one
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import depth_of, slots_of
@@ -28,6 +27,7 @@ from pyg_dynbatch.core.types import RowType, TensorType, parts_of
 TOLERANCE = 1e-10
 
 Inputs = Mapping[Any, Any]
+Run = Callable[[Inputs], Any]
 
 
 def prepared(module: Any) -> Any:
@@ -36,14 +36,17 @@ def prepared(module: Any) -> Any:
 
 
 def in_float64(part: Tensor) -> Tensor:
-    """Convert floating numbers to float64."""
+    """Convert floating-point numbers to float64."""
     return part.detach().double() if part.is_floating_point() else part
 
 
-def gradients_of(
-    module: nn.Module, inputs: Inputs, run: Callable[[Inputs], Any]
-) -> dict[str, Tensor]:
-    """Compute the gradients of a fixed random weighting of all floating results."""
+def joined(results: Sequence[Any]) -> Any:
+    """Concatenate the rows of results with the same structure."""
+    return tree_map(lambda *parts: torch.cat(parts), *results)
+
+
+def gradients_of(module: nn.Module, inputs: Inputs, run: Run) -> dict[str, Tensor]:
+    """Compute the gradients of a fixed random weighting of all floating-point results."""
     given = tree_map(lambda p: p.clone().requires_grad_(p.is_floating_point()), dict(inputs))
     leaves = dict(module.named_parameters())
     for key, rows in given.items():
@@ -52,33 +55,39 @@ def gradients_of(
     results = run(given)
     if isinstance(results, Mapping):
         results = [results[name] for name in sorted(results)]
+    # The zero has a gradient even if no result and no parameter has one.
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
     loss, generator = zero, torch.Generator().manual_seed(0)
-    for rows in tree_leaves(results):
-        if rows.is_floating_point():
-            weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
-            loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
-    # The zero has a gradient even if no result and no parameter has one.
+    for rows in filter(torch.is_floating_point, tree_leaves(results)):
+        weight = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+        loss = loss + (rows * weight.to(rows.device)).sum().to(loss.device)
     _, *found = torch.autograd.grad(loss, [zero, *leaves.values()], materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
 
 
 def assert_same(law: str, wanted: Any, found: Any, tolerance: float) -> None:
     """Assert that two nested containers of results are equal up to rounding."""
+    options: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
+    try:
+        torch.testing.assert_close(found, wanted, **options, check_device=False, check_dtype=False)
+    except AssertionError as error:
+        raise AssertionError(f"Law {law!r} is broken.\n{error}") from None
 
-    def exact(part: Tensor) -> Tensor:
-        return part.detach().to(torch.promote_types(part.dtype, torch.float64))
 
-    torch.testing.assert_close(
-        tree_map(exact, found),
-        tree_map(exact, wanted),
-        rtol=tolerance,
-        atol=tolerance,
-        equal_nan=True,
-        check_device=False,
-        check_dtype=False,
-        msg=lambda text: f"Law {law!r} is broken.\n{text}",
-    )
+def _assert_agree(what: str, results: Mapping[str, Any], tolerance: float) -> None:
+    """Compare the results of the first way to compute something with those of all others."""
+    (first, wanted), *others = results.items()
+    for way, found in others:
+        assert_same(f"{what}: {way} = {first}", wanted, found, tolerance)
+
+
+def _ways(engine: Engine, programs: Sequence[Program]) -> dict[str, Run]:
+    """Return all ways to run programs, the reference first."""
+    ways: dict[str, Run] = {"one by one": partial(run_one_by_one, engine, programs)}
+    for policy in ("depth", "agenda"):
+        schedule = Schedule.from_programs(programs, policy)
+        ways[f"batched ({policy})"] = partial(engine, schedule)
+    return ways
 
 
 def program_of_structure(signature: Signature, structure: Data) -> Program:
@@ -88,8 +97,8 @@ def program_of_structure(signature: Signature, structure: Data) -> Program:
         signature: First the input, then one :class:`Ragged` for all children, or one argument per
             child slot; all types with a shape.
         structure: The ``edge_index`` from child to parent and ``num_nodes``, optionally the
-            ``child_slot`` of each edge (else the order of the edges) and ``has_input``, which
-            nodes read an input row (else all). The rows of nodes are rows 0, 1, … of the input.
+            ``child_slot`` of each edge (by default in the order of the edges) and ``has_input``,
+            the nodes that read an input row (by default all). Node n reads input row n.
 
     Returns:
         The program; its output ``"node"`` lists all nodes in node order.
@@ -101,28 +110,30 @@ def program_of_structure(signature: Signature, structure: Data) -> Program:
         >>> program_of_structure(node, tree).depth
         2
     """
+    input_type, *slot_types = signature.inputs
     data, num_nodes = _with_defaults(structure), structure.num_nodes
-    input_type, *places = signature.inputs
-    ragged = len(places) == 1 and isinstance(places[0], Ragged)
     children: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
-    edges = torch.cat([data.edge_index, data.child_slot[None]])
-    for child, parent, slot in edges.T.tolist():
+    edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
+    for slot, child, parent in sorted(edges):
         children[parent].append((slot, child))
     program = Program()
-    zeros = partial(_zeros, program)
-    states: dict[int, Any] = {}
+
+    @cache
+    def zeros(wanted: RowType | Ragged) -> Value:
+        rows = tree_map(lambda p: torch.zeros(p.shape or (), dtype=p.dtype), row_type_of(wanted))
+        return program.constant(row_type_of(wanted), rows)
+
+    states: dict[int, Value] = {}
     for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
         reads = data.has_input[node]
         x = program.input(row_type_of(input_type), node) if reads else zeros(input_type)
-        below = sorted(children[node], key=itemgetter(0))
-        arguments: list[Any]
-        if ragged:
-            arguments = [[states[child] for _, child in below]]
+        if [type(wanted) for wanted in slot_types] == [Ragged]:
+            arguments: list[Any] = [[states[child] for _, child in children[node]]]
         else:
-            child_at = dict(below)
+            child_at = dict(children[node])
             arguments = [
                 states[child_at[slot]] if slot in child_at else zeros(wanted)
-                for slot, wanted in enumerate(places)
+                for slot, wanted in enumerate(slot_types)
             ]
         states[node] = program.call(signature, x, *arguments)
     program.declare_inputs(row_type_of(input_type), num_nodes)
@@ -131,18 +142,11 @@ def program_of_structure(signature: Signature, structure: Data) -> Program:
     return program
 
 
-def _zeros(program: Program, wanted: RowType | Ragged) -> Any:
-    row_type = row_type_of(wanted)
-    rows = tuple(torch.zeros(part.shape or (), dtype=part.dtype) for part in parts_of(row_type))
-    return program.constant(row_type, rows if isinstance(row_type, tuple) else rows[0])
-
-
 def _with_defaults(structure: Data) -> Data:
     edges, nodes = structure.edge_index, structure.num_nodes
-    slots = structure.child_slot if "child_slot" in structure else slots_of(edges, nodes)
-    every = torch.ones(nodes, dtype=torch.bool)
-    has_input = structure.has_input if "has_input" in structure else every
-    return Data(edge_index=edges, num_nodes=nodes, child_slot=slots, has_input=has_input)
+    given = {name: structure[name] for name in ("child_slot", "has_input") if name in structure}
+    defaults = {"child_slot": slots_of(edges, nodes), "has_input": torch.full((nodes,), True)}
+    return Data(edge_index=edges, num_nodes=nodes, **defaults | given)
 
 
 def assert_batching_agrees(
@@ -173,10 +177,8 @@ def assert_batching_agrees(
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     with torch.no_grad():
-        wanted = run_one_by_one(engine, programs, inputs)
-        for policy in ("depth", "agenda"):
-            found = engine(Schedule.from_programs(programs, policy), inputs)
-            assert_same(f"batched ({policy}) = one by one", wanted, found, tolerance)
+        results = {way: run(inputs) for way, run in _ways(engine, programs).items()}
+    _assert_agree("values", results, tolerance)
 
 
 def assert_gradients_agree(
@@ -202,11 +204,9 @@ def assert_gradients_agree(
         >>> assert_gradients_agree(Engine(operations), [program] * 2, {"word": torch.ones(4, 3)})
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
-    wanted = gradients_of(engine, inputs, partial(run_one_by_one, engine, programs))
-    for policy in ("depth", "agenda"):
-        schedule = Schedule.from_programs(programs, policy)
-        found = gradients_of(engine, inputs, partial(engine, schedule))
-        assert_same(f"gradients batched ({policy}) = one by one", wanted, found, tolerance)
+    ways = _ways(engine, programs)
+    results = {way: gradients_of(engine, inputs, run) for way, run in ways.items()}
+    _assert_agree("gradients", results, tolerance)
 
 
 def assert_order_is_free(
@@ -218,8 +218,8 @@ def assert_order_is_free(
 ) -> None:
     """Assert that results of an example do not depend on its position or on other examples.
 
-    Each example alone, and all examples in reverse order, must agree with the whole batch. The
-    arguments are those of :func:`assert_batching_agrees`.
+    The whole batch, and the batch in reverse order, must agree with the examples one at a time.
+    The arguments are those of :func:`assert_batching_agrees`.
 
     Raises:
         AssertionError: If some output differs.
@@ -233,17 +233,18 @@ def assert_order_is_free(
         >>> assert_order_is_free(Engine(operations), programs)
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
-    shares = _inputs_by_example(programs, inputs)
-    turned = tree_map(lambda *parts: torch.cat(parts), *shares[::-1]) if shares else {}
-    with torch.no_grad():
-        whole = _by_example(engine, programs, inputs)
-        alone = [
-            _by_example(engine, [program], share)[0]
-            for program, share in zip(programs, shares, strict=True)
-        ]
-        reverse = _by_example(engine, programs[::-1], turned)[::-1]
-    assert_same("results do not depend on other examples", whole, alone, tolerance)
-    assert_same("results do not depend on the order of examples", whole, reverse, tolerance)
+    examples = list(zip(programs, _inputs_by_example(programs, inputs), strict=True))
+
+    def run(batch: Sequence[tuple[Program, Inputs]]) -> dict[str, Any]:
+        given = {key: joined([share[key] for _, share in batch]) for key in inputs}
+        return engine(Schedule.from_programs([program for program, _ in batch]), given)
+
+    for law, batch in {"other examples": examples, "the order of examples": examples[::-1]}.items():
+        with torch.no_grad():
+            alone, found = [run([example]) for example in batch], run(batch)
+        names = dict.fromkeys(name for each in alone for name in each)
+        wanted = {name: joined([each[name] for each in alone if name in each]) for name in names}
+        assert_same(f"results do not depend on {law}", wanted, found, tolerance)
 
 
 def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict[Any, Any]]:
@@ -261,21 +262,6 @@ def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict
     return shares
 
 
-def _by_example(
-    engine: Engine, programs: Sequence[Program], inputs: Inputs
-) -> list[dict[str, Any]]:
-    schedule = Schedule.from_programs(programs)
-    results = engine(schedule, inputs)
-    return [
-        {
-            name: tree_map(itemgetter(schedule.example_of(name) == number), rows)
-            for name, rows in results.items()
-            if name in program.outputs
-        }
-        for number, program in enumerate(programs)
-    ]
-
-
 def assert_cell_agrees(
     cell: nn.Module,
     state: RowType,
@@ -285,10 +271,10 @@ def assert_cell_agrees(
     arity: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Assert that a cell applied to structures and node by node agree.
+    """Assert that a cell agrees on structures, on recorded programs and node by node.
 
-    Values and gradients must agree for the schedule of the structures, the schedule of recorded
-    programs, and one call after another; the two schedules must have equal steps.
+    Values and gradients must agree, and the schedule of the structures must have the same steps
+    as the schedule of the programs.
 
     Args:
         cell: As for :meth:`Engine.of_cell`.
@@ -312,38 +298,27 @@ def assert_cell_agrees(
     engine = prepared(Engine.of_cell(cell, state, arity, input_type))
     signature = engine.operations["node"].signature
     programs = [program_of_structure(signature, structure) for structure in structures]
-    joined = Batch.from_data_list([_with_defaults(structure) for structure in structures])
+    batch = Batch.from_data_list([_with_defaults(structure) for structure in structures])
     by_structure = Schedule.from_structure(
-        joined.edge_index,
-        joined.num_nodes,
-        child_slot=joined.child_slot,
+        batch.edge_index,
+        batch.num_nodes,
+        child_slot=batch.child_slot,
         arity=arity,
-        has_input=joined.has_input,
+        has_input=batch.has_input,
     )
-    by_program = Schedule.from_programs(programs)
-    sizes = [[step.size for step in schedule.steps] for schedule in (by_structure, by_program)]
-    if sizes[0] != sizes[1]:
-        what = "Law 'schedule of structures = schedule of programs' is broken: step sizes differ"
-        expected, got = f"{sizes[1]}, of programs", f"{sizes[0]}, of structures"
-        raise mismatch(AssertionError, what, expected, got)
+    schedules = {"programs": Schedule.from_programs(programs), "structures": by_structure}
+    sizes = {way: [step.size for step in each.steps] for way, each in schedules.items()}
+    _assert_agree("step sizes", sizes, 0.0)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(joined.num_nodes, in_channels, dtype=torch.float64, generator=generator)
+    x = torch.randn(batch.num_nodes, in_channels, dtype=torch.float64, generator=generator)
 
     def on_structures(given: Inputs) -> dict[str, Any]:
         return engine(by_structure, {"input": given["input"][by_structure.input_node]})
 
-    ways: dict[str, Callable[[Inputs], Any]] = {
-        "one by one": partial(run_one_by_one, engine, programs),
-        "recorded programs": partial(engine, by_program),
-        "structures": on_structures,
-    }
-    found = {
-        way: (run({"input": x}), gradients_of(engine, {"input": x}, run))
-        for way, run in ways.items()
-    }
-    first, *others = found
-    for way in others:
-        assert_same(f"{way} = {first}", found[first], found[way], tolerance)
+    ways = _ways(engine, programs) | {"structures": on_structures}
+    inputs = {"input": x}
+    results = {way: (run(inputs), gradients_of(engine, inputs, run)) for way, run in ways.items()}
+    _assert_agree("values and gradients", results, tolerance)
 
 
 def assert_model_agrees(
@@ -357,9 +332,9 @@ def assert_model_agrees(
 
     Args:
         model: Called with a batch; returns a tensor (or a dict or tuple of tensors) whose rows
-            are in the order of the examples, any number per example.
+            are in the order of the examples, with any number of rows per example.
         examples: Such as ``Data`` objects, whose floating fields are converted to float64.
-        collate: Makes a batch of a list of examples, such as a ``Collater``.
+        collate: Builds a batch from a list of examples, such as a ``Collater``.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
     Raises:
@@ -384,15 +359,12 @@ def assert_model_agrees(
         results = model(collate(batch))
         return dict(results) if isinstance(results, Mapping) else results
 
-    def alone(_: Inputs) -> Any:
-        return tree_map(lambda *parts: torch.cat(parts), *(results_of([each]) for each in examples))
-
-    def together(_: Inputs) -> Any:
-        return results_of(examples)
-
-    assert_same("batch = each example alone", alone({}), together({}), tolerance)
-    wanted, found = (gradients_of(model, {}, run) for run in (alone, together))
-    assert_same("gradients: batch = each example alone", wanted, found, tolerance)
+    ways: dict[str, Run] = {
+        "each example alone": lambda _: joined([results_of([example]) for example in examples]),
+        "batch": lambda _: results_of(examples),
+    }
+    results = {way: (run({}), gradients_of(model, {}, run)) for way, run in ways.items()}
+    _assert_agree("values and gradients", results, tolerance)
 
 
 __all__ = [

@@ -1,9 +1,10 @@
 """Draw schedules, learning curves, labelled trees, predictions: arrays in, matplotlib axes out.
 
-Figures are made without ``pyplot``, so they need no display and leave no global state.
+Figures are created without ``pyplot``, so they need no display and leave no global state.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEQUENCE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-"""Colours that colour-blind people can tell apart (Tol's bright scheme)."""
+"""Tol's bright scheme, whose colours colour-blind readers can distinguish."""
 
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": "small"}
 _LINE = "#555555"
@@ -25,19 +26,18 @@ _GOLD = "#e0a800"
 
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
-    """Make a figure with a grid of axes."""
+    """Create a figure with a grid of axes, listed row by row."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         what, hint = "visualize: matplotlib is missing", "pip install 'pyg_dynbatch[cli]'"
         raise mismatch(ImportError, what, "the package matplotlib", error, hint=hint) from error
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(grid.flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def save_figure(figure: "Figure", path: str | Path) -> Path:
-    """Write a figure atomically, in the format of the suffix."""
+    """Save a figure atomically in the format that the suffix names."""
     form = Path(path).suffix.removeprefix(".") or None
     return write_atomically(path, lambda file: figure.savefig(file, dpi=150, format=form))
 
@@ -45,7 +45,7 @@ def save_figure(figure: "Figure", path: str | Path) -> Path:
 def draw_schedule(
     axes: "Axes", names: Sequence[str], operation: Sequence[int], rows: Sequence[int], title: str
 ) -> "Axes":
-    """Draw one bar per step, as high as its number of rows, coloured by operation."""
+    """Draw one bar per step: its height is the number of rows, its colour the operation."""
     kind, height = np.asarray(operation, dtype=int), np.asarray(rows, dtype=int)
     if kind.shape != height.shape:
         what, got = "draw_schedule: operation and rows differ in length", (kind.size, height.size)
@@ -53,13 +53,12 @@ def draw_schedule(
     for number, name in enumerate(names):
         steps = np.flatnonzero(kind == number)
         colour = SEQUENCE[number % len(SEQUENCE)]
-        count = "1 step" if steps.size == 1 else f"{steps.size} steps"
-        label = f"{name} ({count}, {height[steps].sum():,} rows)"
+        number_of_steps = "1 step" if steps.size == 1 else f"{steps.size} steps"
+        label = f"{name} ({number_of_steps}, {height[steps].sum():,} rows)"
         axes.bar(steps, height[steps], width=0.9, color=colour, label=label)
-    # Leaves outnumber the last levels a hundredfold, which a linear scale would hide.
+    # There are a hundred times as many leaves as nodes near the root: a linear scale hides those.
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="step", ylabel="rows", title=title)
+    axes.set(ylim=(0, None), xlabel="step", ylabel="rows", title=title)
     if names:
         axes.legend(**_LEGEND)
     return axes
@@ -71,25 +70,25 @@ def draw_curves(
     x_label: str,
     y_label: str,
 ) -> "Axes":
-    """Draw one line for each named curve."""
+    """Draw one labelled line per curve ``(x, y)``."""
     from cycler import cycler
 
-    # The colours repeat with another line style.
+    # After the last colour, the colours repeat with a different line style.
     axes.set_prop_cycle(cycler(linestyle=["-", "--", ":", "-."]) * cycler(color=SEQUENCE))
     for name, (x, y) in curves.items():
         # A single point has no line, so every point has a marker while they are few.
         axes.plot(x, y, label=name, marker="o" if len(x) <= 30 else None, markersize=3)
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
-    if len(curves) > len(SEQUENCE):  # so many names would hide the curves
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), **_LEGEND)
-    elif curves:
-        axes.legend(**_LEGEND)
+    if curves:
+        # A long legend would hide the curves, so it goes next to the axes.
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axes.legend(**_LEGEND, **(beside if len(curves) > len(SEQUENCE) else {}))
     return axes
 
 
 def draw_parity(axes: "Axes", target: np.ndarray, predicted: np.ndarray, title: str = "") -> "Axes":
-    """Draw predicted against true values, with the line where they are equal."""
+    """Draw predicted against measured values, with the line where they are equal."""
     known = ~np.isnan(target)
     both = np.stack([target[known], predicted[known]])
     low, high = (both.min(), both.max()) if both.size else (0.0, 0.0)
@@ -108,21 +107,21 @@ def draw_calibration(
     bins: int = 10,
     uncalibrated: np.ndarray | None = None,
 ) -> "Axes":
-    """Draw the share of positive labels against the predicted probability."""
+    """Draw the share of positive labels against the predicted probability, in equal bins."""
     known = np.flatnonzero(~np.isnan(label))
     x_label, y_label = "predicted probability", "share of positives"
     _prepare_square(axes, (-0.02, 1.02), title, x_label, y_label)
-    given = {"calibrated": probability, "uncalibrated": uncalibrated}
-    for (name, chance), colour in zip(given.items(), SEQUENCE, strict=False):
-        if chance is None:
-            continue
+    curves = {"calibrated": probability}
+    if uncalibrated is not None:
+        curves["uncalibrated"] = uncalibrated
+    for (name, chance), colour in zip(curves.items(), SEQUENCE, strict=False):
         order = known[np.argsort(chance[known], kind="stable")]
         parts = [part for part in np.array_split(order, bins) if part.size]
         mean = [float(np.mean(chance[part])) for part in parts]
         share = np.array([np.mean(label[part]) for part in parts])
         error = 2 * np.sqrt(share * (1 - share) / [part.size for part in parts])
         axes.errorbar(mean, share, error, color=colour, marker="o", ms=4, capsize=2, label=name)
-    if uncalibrated is not None:
+    if len(curves) > 1:
         axes.legend(**_LEGEND)
     return axes
 
@@ -139,21 +138,20 @@ def _prepare_square(
 def tree_layout(
     edge_index: np.ndarray, child_slot: np.ndarray, depth: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Place the nodes of a tree: leaves side by side in order, parents above their children."""
+    """Return x and y of every node: leaves side by side in order, parents above their children."""
     children: list[list[int]] = [[] for _ in depth]
     for child, parent in edge_index[:, np.lexsort((child_slot, edge_index[1]))].T.tolist():
         children[parent].append(child)
     stack = np.setdiff1d(np.arange(len(depth)), edge_index[0])[::-1].tolist()
+    x, leaf_x = np.zeros(len(depth)), count()
     seen: set[int] = set()
-    leaves = []
     while stack:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
             stack.extend(reversed(children[node]))
-            leaves += [] if children[node] else [node]
-    x = np.zeros(len(depth))
-    x[leaves] = np.arange(len(leaves))
+            if not children[node]:
+                x[node] = next(leaf_x)
     for node in np.argsort(depth, kind="stable"):
         if children[node]:
             x[node] = (x[children[node][0]] + x[children[node][-1]]) / 2
@@ -170,7 +168,7 @@ def draw_tree(
     words: Sequence[str],
     num_classes: int,
 ) -> "Axes":
-    """Draw a tree with the predicted class of every node and the words below the nodes."""
+    """Draw a tree; ``gold`` is -1 for no label, and an empty string among ``words`` for no word."""
     from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba
 
@@ -181,26 +179,23 @@ def draw_tree(
     colours, labelled = _class_colours(num_classes), gold >= 0
     faces, rings = colours[predicted], colours[np.where(labelled, gold, predicted)]
     rings[predicted == gold] = to_rgba(_GOLD)
-    # Two discs, one on the other: the outline keeps a white ring visible on white paper.
+    # A small disc on a large one; the outline keeps a white ring visible on white paper.
     for scale, filled in ((2.4, rings), (1.3, faces)):
         axes.scatter(x, y, s=size**2 * scale, c=filled, zorder=2, edgecolors=_LINE, linewidths=0.4)
     number: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75, "zorder": 3}
     for node in np.flatnonzero(labelled).tolist():
         ink = "white" if faces[node, :3].sum() < 1.5 else "black"
         axes.text(x[node], y[node], str(predicted[node]), color=ink, **number)
-    # The box keeps words of inner nodes legible on the lines to their children.
+    # A word equal to the number on its disc is not repeated below.
+    on_disc = [str(predicted[node]) if labelled[node] else "" for node in range(len(x))]
+    shown = [node for node, word in enumerate(words) if word not in ("", on_disc[node])]
+    # The box keeps the words of inner nodes legible on the lines to their children.
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     below: dict[str, Any] = {"ha": "center", "va": "top", "zorder": 1.5, "bbox": box}
-    # A word that is the number on its disc is not written again.
-    places = [
-        node
-        for node, word in enumerate(words)
-        if word and not (labelled[node] and word == str(predicted[node]))
-    ]
-    if len(places) > 12:
+    if len(shown) > 12:
         below |= {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
     gap = 0.05 * max(1.0, float(np.max(y))) + 0.15
-    for node in places:
+    for node in shown:
         axes.text(x[node], y[node] - gap, words[node], fontsize=max(5.0, size * 0.8), **below)
     axes.margins(x=0.04, y=0.1)
     axes.set_axis_off()
@@ -208,11 +203,12 @@ def draw_tree(
 
 
 def draw_tree_legend(figure: "Figure", num_classes: int) -> None:
-    """Explain the colours of :func:`draw_tree` below a figure."""
+    """Add a legend for the colours of :func:`draw_tree` below a figure."""
     from matplotlib.lines import Line2D
 
     colours = _class_colours(num_classes)
     classes = np.unique(np.linspace(0, num_classes - 1, min(num_classes, 10)).round().astype(int))
+    # Face, edge and edge width of each mark.
     marks: dict[str, Any] = {f"class {i}": (colours[i], _LINE, 0.5) for i in classes}
     marks["correct"] = ("white", _GOLD, 3.0)
     marks["wrong: ring of the true class"] = (colours[0], colours[-1], 3.0)
@@ -229,6 +225,5 @@ def draw_tree_legend(figure: "Figure", num_classes: int) -> None:
 def _class_colours(num_classes: int) -> np.ndarray:
     from matplotlib import colormaps
 
-    # The ends of the map are nearly black; the middle four fifths leave a number legible.
-    places = np.linspace(0.1, 0.9, num_classes) if num_classes > 1 else np.array([0.5])
-    return colormaps["RdBu"](places)
+    # The ends of the map are nearly black: a number is legible on the middle four fifths only.
+    return colormaps["RdBu"](np.linspace(0.1, 0.9, num_classes) if num_classes > 1 else [0.5])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import bench, peers
+from benchmarks import peers
 from benchmarks.peers import OURS, PACKAGES, PEERS, RECURSIVE, WAYS, Padded, PeerModel, PeerTree
 from benchmarks.trees import Shape
 
@@ -64,25 +64,6 @@ def test_packages_agree(name: str) -> None:
     assert_same(WAYS[RECURSIVE](model).results(trees), made[name].results(trees))
 
 
-def test_recursive_loop_against_the_equations() -> None:
-    model = model_of(2)
-    (tree,) = trees_of(2)
-    cell, words = model.encoder.layer.cell, model.words.weight
-    w, u, b = (cell.get_parameter(n) for n in ("weight_input", "weight_hidden", "bias"))
-
-    def leaf(token: int) -> tuple[Tensor, Tensor]:
-        gates = w @ words[token] + b
-        c = gates[2:4].sigmoid() * gates[:2].tanh()
-        return gates[4:6].sigmoid() * c.tanh(), c
-
-    (h1, c1), (h2, c2) = (leaf(tree.tokens[node]) for node in tree.shape.leaves)
-    gates = u @ torch.cat([h1, h2]) + torch.cat([b, b[6:]])
-    c = gates[2:4].sigmoid() * gates[:2].tanh()
-    c = c + gates[6:8].sigmoid() * c1 + gates[8:].sigmoid() * c2
-    wanted = gates[4:6].sigmoid() * c.tanh()
-    torch.testing.assert_close(WAYS[RECURSIVE](model).roots([tree])[0], wanted)
-
-
 def test_padding_is_as_wide_as_the_widest_tree() -> None:
     batch = Padded(model_of()).prepare(trees_of(1, 2, 4))
     assert batch.token.shape == (3, 4)
@@ -120,11 +101,3 @@ def test_records(
     shown = capsys.readouterr().out
     assert "ahead of the best peer: train " in shown
     assert "DGL is left out: ModuleNotFoundError: import of dgl" in shown
-
-
-def test_nothing_is_timed_when_a_peer_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Padded, "results", lambda self, trees: [-r for r in WAYS[OURS](self.model).results(trees)]
-    )
-    with pytest.raises(RuntimeError, match="padded computes something else"):
-        bench.main(peers, [*SMALL, "--peers", "padded"])

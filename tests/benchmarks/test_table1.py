@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bench, table1
+from benchmarks import table1
 from benchmarks.table1 import CELLS, FoldCell, Table1Model
 from benchmarks.trees import TREE_SHAPES, Shape
-from pyg_dynbatch.nn import NaryTreeLSTM, TreeGRU
 from pyg_dynbatch.trees.collate import Collater
 
 SMALL = ["--batch-sizes", "1", "3", "--leaves", "5", "--units", "4", "--repeats", "1"]
@@ -45,23 +44,6 @@ def test_fold_cell_against_its_equation() -> None:
     wanted = f_left.sigmoid() * left + f_right.sigmoid() * right + i.sigmoid() * g.tanh()
     torch.testing.assert_close(cell(torch.zeros(2, 3), left, right), wanted)
     assert sum(p.numel() for p in FoldCell(1024).parameters()) == 6_296_576
-
-
-def test_another_cell_is_not_written_out() -> None:
-    model = Table1Model("tai", 4, 3)
-    model.layer = TreeGRU(4, 4)
-    with pytest.raises(TypeError, match=r"this cell is not written out.*\n.*\n.*TreeGRUCell"):
-        model.by_hand(shape_of("random", 3), torch.zeros(3, 1, dtype=torch.int64))
-
-
-def test_nothing_is_timed_when_the_cells_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(self: NaryTreeLSTM, *given: Any, **named: Any) -> torch.Tensor:
-        return -right(self, *given, **named)
-
-    right = NaryTreeLSTM.forward
-    monkeypatch.setattr(NaryTreeLSTM, "forward", other)
-    with pytest.raises(RuntimeError, match="dynamic computes something else"):
-        bench.main(table1, [*SMALL, "--cells", "tai"])
 
 
 @pytest.mark.parametrize(("cell", "kind"), [("fold", "random"), ("tai", "sequence")])

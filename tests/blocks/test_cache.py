@@ -1,4 +1,4 @@
-"""What a host function does and reads: one name in every run, and another after a change."""
+"""The digest of a host function: equal in every run, and different after a change."""
 
 import os
 import re
@@ -15,7 +15,7 @@ import torch
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.cache import stable_text
-from tests.blocks.harness import refused
+from tests.blocks.harness import message
 
 WORDS = {"a": 1, "b": 2}
 TABLE = ModuleType("a_table_of_words")
@@ -38,7 +38,7 @@ def number(word: str) -> int:
     return WORDS[word]
 
 
-def by_another(word: str) -> int:
+def by_number(word: str) -> int:
     return number(word) + 1
 
 
@@ -68,7 +68,7 @@ def closure_over(held: Any) -> Any:
 VOCABULARY = Vocabulary(["a", "b"])
 READERS = {
     "global": (number, lambda: WORDS.update(c=3)),
-    "through another function": (by_another, lambda: WORDS.update(c=3)),
+    "through another function": (by_number, lambda: WORDS.update(c=3)),
     "inner function": (inner_function, lambda: WORDS.update(c=3)),
     "cache around it": (remembers, lambda: WORDS.update(c=3)),
     "attribute of a module": (in_a_module, lambda: TABLE.words.append("c")),
@@ -134,11 +134,11 @@ def test_it_is_the_same_in_every_run() -> None:
     assert done.stdout.strip() == stable_text(space["f"])
 
 
-def test_a_changed_vocabulary_is_traced_anew(tmp_path: Path) -> None:
+def test_a_changed_vocabulary_is_traced_again(tmp_path: Path) -> None:
     file = tmp_path / "kept"
 
     def kept() -> list[float]:
-        model = td.Compiler.create(td.InputTransform(by_another) >> td.Scalar())
+        model = td.Compiler.create(td.InputTransform(by_number) >> td.Scalar())
         return model(list(td.TracedExamples(model.tracer, ["a", "b"], file))).output.tolist()
 
     assert kept() == [2, 3]
@@ -152,10 +152,10 @@ def test_a_changed_vocabulary_is_traced_anew(tmp_path: Path) -> None:
     assert kept() == [2, 3]
 
 
-def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
+def test_objects_without_a_digest_raise_an_error(tmp_path: Path) -> None:
     with (tmp_path / "words").open("w") as stream:
         function = closure_over(stream)
         tracer = td.Compiler.create(td.InputTransform(function) >> td.Scalar()).tracer
-        text = refused(TypeError, td.TracedExamples, tracer, [], tmp_path / "kept")
-        assert "cannot decide whether a kept file still fits" in text and "TextIOWrapper" in text
-        assert len(td.TracedExamples(tracer, [])) == 0, "without a file there is nothing to tell"
+        text = message(TypeError, td.TracedExamples, tracer, [], tmp_path / "kept")
+        assert "cannot decide whether a file is up to date" in text and "TextIOWrapper" in text
+        assert len(td.TracedExamples(tracer, [])) == 0, "without a file no digest is needed"

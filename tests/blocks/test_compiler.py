@@ -1,8 +1,7 @@
-"""Compiled blocks: as modules, in loaders, with pools, on disks, in pictures."""
+"""Compiled blocks: as modules, in loaders, with pools, in files, in drawings."""
 
 import pickle
 import random
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks import draw
-from pyg_dynbatch.core import LearnedPolicy
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
-from tests.blocks.harness import add, numbers, refused, three_ways
+from tests.blocks.harness import add, is_list, message, numbers, three_ways
 from tests.training.helpers import bare_trainer
-
-
-def is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def first(value: Any) -> Any:
-    return value[0]
 
 
 def sentence() -> td.Block:
@@ -59,19 +47,6 @@ def test_module() -> None:
     assert "OneOf" in repr(model) and model.root.output_type == td.TensorType((3,))
 
 
-def test_it_learns() -> None:
-    model, labels = td.Compiler.create(sentence()), torch.tensor([0, 1, 2, 0])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    losses = []
-    for _ in range(30):
-        loss = nn.functional.cross_entropy(model(TREES).output, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.1 < losses[0]
-
-
 def test_it_trains_under_lightning(tmp_path: Path) -> None:
     import lightning
 
@@ -92,12 +67,12 @@ def test_it_trains_under_lightning(tmp_path: Path) -> None:
     task = Task()
     before = task.model(TREES).output.square().mean().item()
     loader = DataLoader(TREES, batch_size=2, collate_fn=task.model.collate)
-    bare_trainer(tmp_path, max_epochs=3).fit(task, loader)
-    assert task.seen == [2] * 6
-    assert task.model(TREES).output.square().mean().item() < before
+    bare_trainer(tmp_path, max_epochs=10).fit(task, loader)
+    assert task.seen == [2] * 20
+    assert task.model(TREES).output.square().mean().item() < 0.7 * before
 
 
-def test_order_and_company_change_nothing() -> None:
+def test_order_and_batch_change_nothing() -> None:
     model = td.Compiler.create(sentence()).double()
     whole = model(TREES).output
     torch.testing.assert_close(model(TREES[::-1]).output, whole.flip(0))
@@ -109,21 +84,17 @@ def test_order_and_company_change_nothing() -> None:
     three_ways(sentence(), TREES)
 
 
-def test_a_learned_policy_is_told_the_names_of_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_policies_get_the_names_of_operations() -> None:
+    names: set[str] = set()
 
-    def order(self: LearnedPolicy, graph: DependencyGraph) -> np.ndarray:
-        told.extend(graph.names)
+    def policy(graph: DependencyGraph) -> np.ndarray:
+        names.update(graph.names)
         return depth_policy(graph)
 
-    monkeypatch.setattr(LearnedPolicy, "__call__", order)
-    model = td.Compiler.create(sentence(), policy=LearnedPolicy())
+    model = td.Compiler.create(sentence(), policy=policy)
     assert model(TREES).output.size(0) == len(TREES)
-    assert len(set(told)) > 1
-
-
-def test_unknown_policies_are_refused_at_once() -> None:
-    text = refused(ValueError, td.Compiler.create, td.Scalar(), policy="depht")
+    assert {"embedding", "concat", "fc"} <= names
+    text = message(ValueError, td.Compiler.create, td.Scalar(), policy="depht")
     assert "unknown policy 'depht'" in text and "'agenda'" in text
 
 
@@ -133,15 +104,15 @@ def test_two_steps() -> None:
     assert chained([1.0]).output.tolist() == [1.0]
     model = td.Compiler()
     for use in (lambda: model.collate, lambda: model([1])):
-        assert "used before init_loom" in refused(RuntimeError, use)
+        assert "used before init_loom" in message(RuntimeError, use)
     for use in (lambda: model.tracer, lambda: model.root, model.init_loom):
-        assert "nothing is compiled" in refused(RuntimeError, use)
-    assert not model.is_loom_initialized
+        assert "used before compile" in message(RuntimeError, use)
     model.compile(td.Scalar())
-    assert "compiled before" in refused(RuntimeError, model.compile, td.Scalar())
+    assert not model.is_loom_initialized and "init_loom" in message(RuntimeError, model, [1])
+    assert "compile was called before" in message(RuntimeError, model.compile, td.Scalar())
     model.init_loom()
     assert model.is_loom_initialized and model([1, 2]).output.tolist() == [1, 2]
-    assert "init_loom was called before" in refused(RuntimeError, model.init_loom)
+    assert "init_loom was called before" in message(RuntimeError, model.init_loom)
 
 
 @pytest.mark.parametrize(
@@ -155,24 +126,23 @@ def test_two_steps() -> None:
     ],
 )
 def test_what_a_root_may_be(root: Any, what: str) -> None:
-    assert what in refused(TypeError, td.Compiler.create, root())
+    assert what in message(TypeError, td.Compiler.create, root())
 
 
-def test_bad_examples() -> None:
+def test_bad_examples_and_passes() -> None:
     model = td.Compiler.create(td.Scalar())
-    text = refused(TypeError, model, 3)
+    text = message(TypeError, model, 3)
     assert "cannot be iterated over" in text and "[example]" in text
-    assert "cannot be iterated over" in refused(TypeError, model.build_loom_inputs, 3)
-    assert "the list of examples is empty" in refused(ValueError, model, [])
-    assert "unknown pass 'fast'" in refused(
-        ValueError, td.Compiler.create, td.Scalar(), passes=["fast"]
-    )
+    assert "cannot be iterated over" in message(TypeError, model.build_loom_inputs, 3)
+    assert "the list of examples is empty" in message(ValueError, model, [])
+    text = message(ValueError, td.Compiler.create, td.Scalar(), passes=["fast"])
+    assert "unknown pass 'fast'" in text
 
 
 def test_max_depth() -> None:
     model = td.Compiler.create(sentence(), max_depth=5)
     assert model.max_depth(TREES[0]) == 6
-    text = refused(AssertionError, model, [4, TREES[0]])
+    text = message(AssertionError, model, [4, TREES[0]])
     assert "deeper than max_depth" in text and "example 1" in text
     assert td.Compiler.create(td.Scalar()).max_depth(1) == 0
 
@@ -201,17 +171,12 @@ def test_tracer_has_no_parameters(tmp_path: Path) -> None:
     assert "operations" in repr(tracer)
 
 
-def test_batches_move_whole() -> None:
-    model = td.Compiler.create(sentence())
-    batch = model.collate(TREES)
-    assert batch.to("cpu").num_examples == 4 and "4 examples" in repr(batch)
-    again = pickle.loads(pickle.dumps(batch))
-    assert torch.equal(model(again).output, model(batch).output)
-
-
 def test_traced_ahead() -> None:
     model = td.Compiler.create(sentence())
-    wanted = model(TREES).output
+    batch = model.collate(TREES)
+    wanted = model(batch).output
+    assert batch.to("cpu").num_examples == len(batch) == 4 and "4 examples" in repr(batch)
+    assert torch.equal(model(pickle.loads(pickle.dumps(batch))).output, wanted)
     traced = list(model.build_loom_inputs(iter(TREES)))
     assert torch.equal(model(traced[::-1]).output, wanted.flip(0))
     batches = list(model.build_loom_input_batched(TREES, batch_size=3))
@@ -222,8 +187,9 @@ def test_traced_ahead() -> None:
         assert labelled(batch).metric_labels == {"m": labels}
 
 
-def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     model = td.Compiler.create(sentence())
+    check_errors_name_the_example(model)
     wanted = model(TREES).output
     assert model.pool is None
     with model.multiprocessing_pool(1) as pool:
@@ -234,31 +200,25 @@ def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(torch.cat(loose).sum(), wanted.sum())
         kept = td.TracedExamples(model.tracer, TREES, pool=pool)
         torch.testing.assert_close(model([kept[0], kept[3]]).output, wanted[[0, 3]])
-        for trace in ways_to_trace(model, tmp_path):
-            assert "example 4, block Root" in refused(TypeError, trace)
+        check_errors_name_the_example(model)
         monkeypatch.setattr("pyg_dynbatch.blocks.compiler.pool_of", lambda *_: mock.MagicMock())
         one, other = model.multiprocessing_pool(1), model.multiprocessing_pool(1)
         assert one.__enter__() is model.pool
         other.__enter__()
-        assert "contexts overlap" in refused(AssertionError, one.__exit__, None, None, None)
+        assert "contexts overlap" in message(AssertionError, one.__exit__, None, None, None)
         other.__exit__(None, None, None)
         assert model.pool is pool
     assert model.pool is None
 
 
-def ways_to_trace(model: td.Compiler, folder: Path) -> list[Callable[[], object]]:
+def check_errors_name_the_example(model: td.Compiler) -> None:
     bad = [*TREES, [1, "no number"]]
-    return [
+    for trace in (
         lambda: list(model.build_loom_inputs(bad)),
         lambda: list(model.build_loom_input_batched(bad, 2)),
-        lambda: td.TracedExamples(model.tracer, bad, folder / "kept", model.pool),
-    ]
-
-
-def test_errors_name_the_example(tmp_path: Path) -> None:
-    model = td.Compiler.create(sentence())
-    for trace in ways_to_trace(model, tmp_path):
-        assert "where:    example 4, block Root" in refused(TypeError, trace)
+        lambda: td.TracedExamples(model.tracer, bad, pool=model.pool),
+    ):
+        assert "where:    example 4, block Root" in message(TypeError, trace)
 
 
 def test_pools_take_functions_that_cannot_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,8 +228,8 @@ def test_pools_take_functions_that_cannot_be_pickled(monkeypatch: pytest.MonkeyP
     assert model(found).output.tolist() == [2, 3, 4]
     # Where processes cannot be forked.
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
-    text = refused(TypeError, model.multiprocessing_pool(1).__enter__)
-    assert "a function cannot be sent to another process" in text and "lambda" in text
+    text = message(TypeError, model.multiprocessing_pool(1).__enter__)
+    assert "a function cannot be sent to other processes" in text and "lambda" in text
     assert "def at the top of a module" in text and model.pool is None
 
 
@@ -277,22 +237,20 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     for content in (b"my notes", pickle.dumps([1, 2, 3]), b""):
         file.write_bytes(content)
-        kept = lambda: td.TracedExamples(td.Compiler.create(sentence()).tracer, TREES, file)  # noqa: E731
-        text = refused(ValueError, kept)
-        assert (
-            "TracedExamples: the file does not hold traced examples" in text and "notes.txt" in text
-        )
+        tracer = td.Compiler.create(td.Scalar()).tracer
+        text = message(ValueError, td.TracedExamples, tracer, [1], file)
+        assert "the file does not hold traced examples" in text and "notes.txt" in text
         assert file.read_bytes() == content
 
 
-def test_a_damaged_file_is_written_anew(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_rewritten(tmp_path: Path) -> None:
     model, file = td.Compiler.create(sentence()), tmp_path / "kept"
     td.TracedExamples(model.tracer, TREES, file)
     whole = file.read_bytes()
-    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in (40, 80, 500)]
-    for damaged in (*flipped, whole[:-1] + b"?", whole[:-100], whole[:60], whole + b"more"):
-        file.write_bytes(damaged)
-        with pytest.warns(UserWarning, match="the file is damaged"):
+    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in (40, 500)]
+    for corrupt in (*flipped, whole[:-100], whole[:60], whole + b"more"):
+        file.write_bytes(corrupt)
+        with pytest.warns(UserWarning, match="the file is corrupt"):
             kept = td.TracedExamples(model.tracer, TREES, file)
         again = td.TracedExamples(model.tracer, TREES, file)
         for found in (kept, again):
@@ -320,37 +278,35 @@ def test_reading_a_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("m", "n"):
         assert torch.equal(wanted.metric_tensors[name], found.metric_tensors[name])
         assert torch.equal(wanted.metric_examples[name], found.metric_examples[name])
-    assert len(td.TracedExamples(model.tracer, [], tmp_path / "empty")) == 0
-    assert len(td.TracedExamples(model.tracer, [], tmp_path / "empty")) == 0
+    for _ in range(2):
+        assert len(td.TracedExamples(model.tracer, [], tmp_path / "empty")) == 0
     for label in (object(), np.int64(3), float("nan")):
         bad = [[(1, "a")], [(1, label)]]
-        text = refused(TypeError, td.TracedExamples, model.tracer, bad, tmp_path / "bad")
+        text = message(TypeError, td.TracedExamples, model.tracer, bad, tmp_path / "bad")
         assert "a label of metric 'm' cannot be kept" in text and "example 1" in text
 
 
-def test_kept_on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = td.Compiler.create(sentence())
     file = tmp_path / "deep" / "train.traced"
     first_time = td.TracedExamples(model.tracer, TREES, file)
     assert len(first_time) == 4 and file.exists()
     calls = []
     trace = td.Tracer.__call__
-    counting = lambda *given: (calls.append(1), trace(*given))[1]  # noqa: E731
-    monkeypatch.setattr(td.Tracer, "__call__", counting)
+    monkeypatch.setattr(td.Tracer, "__call__", lambda *a: (calls.append(1), trace(*a))[1])
     again = td.TracedExamples(td.Compiler.create(sentence()).tracer, TREES, file)
     assert not calls and torch.equal(model(list(again)).output, model(list(first_time)).output)
     other = td.Compiler.create(sentence() >> td.Function(torch.neg))
     td.TracedExamples(other.tracer, TREES, file)
     td.TracedExamples(other.tracer, TREES[:2], file)
-    assert len(calls) == 6, "another model and other examples are traced anew"
+    assert len(calls) == 6, "a different model and different examples are traced again"
     assert [path.name for path in file.parent.iterdir()] == ["train.traced"]
 
 
-def test_graphs_as_leaves() -> None:
+def test_graphs_as_examples() -> None:
     block = td.GetItem("x") >> td.Map(td.Vector(2)) >> td.Sum()
     data = [Data(x=torch.tensor([[1.0, 2.0], [3.0, 4.0]])), Data(x=torch.zeros(0, 2))]
     assert td.Compiler.create(block)(data).output.tolist() == [[4.0, 6.0], [0.0, 0.0]]
-    assert td.Compiler.create(td.Vector(2))([np.ones(2), torch.ones(2)]).output.sum() == 4
 
 
 def test_explain() -> None:
@@ -362,18 +318,15 @@ def test_explain() -> None:
         "call 1: add(2.0, 3.0)  Root.Map.Function",
         "call 2: sum([call 0, call 1])  Root.Sum",
     ]
-    split = (
-        td.Vector(4) >> td.Function(lambda x: x.chunk(2, 1)) >> td.GetItem(1) >> td.FC(1, name="fc")
-    )
-    text = td.Compiler.create(split).explain([1.5, 2.25, 3.125, 4.0625])
-    assert "[1.5, 2.25, 3.125..." in text or "[1.5, 2.25, 3.1" in text
-    assert "fc(call 0.1)" in text
-    rows = td.Compiler.create(td.InputRow("x", 2)).explain(3)
-    assert "(row 3)" in rows
+    halves = td.Vector(4) >> td.Function(lambda x: x.chunk(2, 1))
+    model = td.Compiler.create(halves >> td.GetItem(1) >> td.FC(1, name="fc"))
+    text = model.explain([1.5, 2.25, 3.125, 4.0625])
+    assert "[1.5, 2.25, 3.125..." in text and "fc(call 0.1)" in text
+    assert "(row 3)" in td.Compiler.create(td.InputRow("x", 2)).explain(3)
 
 
 def test_drawings() -> None:
-    text = str(td.drawing_of(sentence()))
+    text = td.drawing_of(sentence())
     assert "Pipe: object -> float32[3]" in text
     assert "├─ OneOf = tree: object -> float32[4]" in text
     assert "[True] Pipe: object -> float32[4]" in text
@@ -382,7 +335,7 @@ def test_drawings() -> None:
     lines = model.draw_schedule(TREES).splitlines()
     assert lines[0].startswith("step 0  embedding") and lines[0].endswith("6")
     assert len(lines) == len(model.collate(TREES).schedule.steps)
-    assert draw.schedule_text(model.collate([4]).schedule).count("\n") == 1
+    assert td.schedule_text(model.collate([4]).schedule).count("\n") == 1
 
 
 def test_eval_takes_any_input_type() -> None:
@@ -390,6 +343,7 @@ def test_eval_takes_any_input_type() -> None:
     assert block.eval([1, 2], tolist=True) == [-1, -2]
     pairs = td.Map(add()).set_input_type(td.SequenceType(([], [])))
     assert pairs.eval([(1, 2), (3, 4)], tolist=True) == [3, 7]
+    assert "wrong number of items" in message(ValueError, pairs.eval, [(1, 2, 3)])
     endless = td.Map(td.Function(torch.neg)).set_input_type(td.BroadcastSequenceType([]))
     assert next(endless.eval(1.0)) == -1
     assert td.Identity().set_input_type(((), td.VoidType())).eval(((), None)) == ((), None)
@@ -401,19 +355,21 @@ def test_iterators() -> None:
     for _ in range(2):
         assert np.asarray(eaten, np.float32).tolist() == [2, 3] == np.array(eaten).tolist()
     assert eaten.value.tolist() == [2, 3] and list(eaten) == []
+
+
+def test_batches_and_epochs() -> None:
     assert list(td.group_by_batches(range(5), 2, truncate=True)) == [[0, 1], [2, 3]]
-    assert "no batch" in refused(ValueError, td.group_by_batches, [], 0)
+    assert "no batch" in message(ValueError, td.group_by_batches, [], 0)
     source = iter(range(20))
-    once = list(td.epochs(source, n=1))
-    assert once == [source]
+    assert list(td.epochs(source, n=1)) == [source]
     first_epoch, *others = (list(e) for e in td.epochs(range(20), 3, prng=random.Random(0)))
     assert first_epoch == list(range(20)) != others[0] != others[1]
     assert all(sorted(epoch) == first_epoch for epoch in others)
     halves = td.epochs(range(4), 2, shuffle=False)
     assert next(iter(next(halves))) == 0
     assert list(next(halves)) == [0, 1, 2, 3]
-    assert "below 0" in refused(ValueError, td.epochs, [], -1)
-    assert "cannot be iterated over" in refused(TypeError, td.epochs, 3)
+    assert "below 0" in message(ValueError, td.epochs, [], -1)
+    assert "cannot be iterated over" in message(TypeError, td.epochs, 3)
     assert [list(e) for e in islice(td.epochs([1, 2], 0, shuffle=False), 4)] == [[1, 2]] * 4
     _, by_function = td.epochs(range(20), 2, prng=random.Random(0).random)
     assert sorted(by_function) == list(range(20)) != by_function

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, builds, numbers, refused
+from tests.blocks.harness import add, builds, message, numbers
 
 
 def test_one_of_forms() -> None:
@@ -22,7 +22,7 @@ def test_one_of_forms() -> None:
     builds(single, [("a", 1.0)])
 
 
-def test_keys_without_an_order_stay_as_they_were_put_in() -> None:
+def test_keys_without_an_order_keep_the_given_one() -> None:
     length, number = td.Length(), td.Scalar()
     block = td.OneOf(type, {str: length, int: number})
     builds(block, [("abc", 3.0), (5, 5.0)])
@@ -52,32 +52,32 @@ def test_one_of_on_tuples() -> None:
     builds(given, [(("a", 1), 1.0), (("b", 1), -1.0)])
 
 
-@pytest.mark.parametrize("cases", [1, 64, 66])
+@pytest.mark.parametrize("cases", [1, 7])
 def test_one_of_many_cases(cases: int) -> None:
     blocks = {n: td.GetItem(n) >> td.Scalar() for n in range(cases)}
     model = td.Compiler.create(td.OneOf(lambda x: x["key"], blocks, pre_block=td.GetItem("rows")))
-    keys, rows = sorted({0, min(63, cases - 1), cases // 2, cases - 1}), list(range(cases))
+    keys, rows = sorted({0, cases // 2, cases - 1}), list(range(cases))
     assert model([{"key": key, "rows": rows} for key in keys]).output.tolist() == keys
-    assert "unknown key" in refused(KeyError, model, [{"key": cases, "rows": rows}])
+    assert "unknown key" in message(KeyError, model, [{"key": cases, "rows": rows}])
 
 
-def test_one_of_more_cases_than_python_reads_in_one_chain() -> None:
+def test_one_of_more_cases_than_python_parses_in_one_chain() -> None:
     model = td.Compiler.create(td.OneOf(lambda x: x, {n: td.Zeros(1) for n in range(2000)}))
     assert model([0, 1999]).output.tolist() == [[0.0], [0.0]]
 
 
 def test_one_of_errors() -> None:
-    assert "it has no cases" in refused(ValueError, td.OneOf, len, {})
-    assert "key_fn cannot be called" in refused(TypeError, td.OneOf, 3, {1: td.Scalar()})
-    differ = refused(TypeError, td.OneOf, len, {1: td.Scalar(), 2: td.Vector(2)})
-    assert "another one" in differ and "expected: float32[]" in differ
-    text = refused(TypeError, lambda: td.Scalar() >> td.OneOf(len, {1: td.Identity()}))
+    assert "it has no cases" in message(ValueError, td.OneOf, len, {})
+    assert "key_fn: py_fn cannot be called" in message(TypeError, td.OneOf, 3, {1: td.Scalar()})
+    differ = message(TypeError, td.OneOf, len, {1: td.Scalar(), 2: td.Vector(2)})
+    assert "type differs" in differ and "expected: float32[]" in differ
+    text = message(TypeError, lambda: td.Scalar() >> td.OneOf(len, {1: td.Identity()}))
     assert "expected: object" in text
 
 
 @pytest.mark.parametrize("module", [td.FC(2), torch.nn.Linear(2, 1)])
 def test_a_layer_cannot_choose(module: Any) -> None:
-    text = refused(TypeError, td.OneOf, module, {0: td.Scalar()})
+    text = message(TypeError, td.OneOf, module, {0: td.Scalar()})
     assert "output" in text and "object, PyObjectType()" in text
     assert "where:    Root[key_fn].Function" in text
 
@@ -85,39 +85,27 @@ def test_a_layer_cannot_choose(module: Any) -> None:
 def test_unknown_key() -> None:
     inner = td.OneOf(lambda x: x, {"pair": td.Length(), "leaf": td.Length()})
     model = td.Compiler.create(td.Map(inner) >> td.Sum())
-    text = refused(KeyError, model, [["pair"], ["other"]])
+    text = message(KeyError, model, [["pair"], ["other"]])
     assert text.startswith("OneOf: unknown key 'other'.\n")
     assert "expected: 'leaf', 'pair'" in text
     assert "where:    example 1, block Root.Map.OneOf" in text
 
 
-def test_path_names_the_case() -> None:
+def test_paths_name_the_case_and_the_key_function() -> None:
     inner = td.OneOf(len, {2: td.GetItem(5) >> td.Scalar(), 1: td.Length()})
-    text = refused(IndexError, (td.Map(inner) >> td.Sum()).eval, ["ab"])
+    text = message(IndexError, (td.Map(inner) >> td.Sum()).eval, ["ab"])
     assert "Root.Map.OneOf[2].GetItem" in text
-
-
-def test_key_function_fails() -> None:
-    def bad(value: Any) -> Any:
-        raise ZeroDivisionError("mine")
-
-    text = refused(ZeroDivisionError, td.Map(td.OneOf(bad, {1: td.Length()})).eval, ["a"])
-    assert "mine" in text and "where:    block Root.OneOf" in text
+    bad = td.OneOf(lambda value: 1 // 0, {1: td.Length()})
+    text = message(ZeroDivisionError, td.Map(bad).eval, ["a"])
+    assert "where:    block Root.OneOf[key_fn].key_fn" in text
 
 
 def test_identity_and_void() -> None:
     assert td.Identity().eval({"a": 1}) == {"a": 1}
     assert td.Identity().set_output_type(3).input_type == td.TensorType((3,))
-    assert td.Void().eval(1) is None
-    assert (td.Scalar() >> td.Void()).eval(1) is None
-
-
-def test_empty_results() -> None:
+    assert td.Void().eval(1) is (td.Scalar() >> td.Void()).eval(1) is None
     assert td.Record(()).eval("x") == ()
     assert td.Record(()).max_depth("x") == td.Void().max_depth(1) == td.Identity().max_depth(1) == 0
-
-
-# Metrics
 
 
 def test_metrics_of_different_lengths() -> None:
@@ -142,32 +130,24 @@ def test_metric_labels() -> None:
     assert found.metric_tensors["m"].tolist() == [1.0, 2.0, 3.0]
 
 
-def test_metric_without_any_value() -> None:
+def test_metrics_without_values_and_in_two_positions() -> None:
     model = td.Compiler.create(td.Map(td.Vector(2, "int64") >> td.Metric("m")) >> td.Void())
     found = model([[], []])
-    assert found.metric_tensors["m"].shape == (0, 2)
-    assert (
-        found.metric_tensors["m"].dtype is torch.int64 and found.metric_examples["m"].numel() == 0
-    )
-
-
-def test_one_metric_in_two_places() -> None:
-    block = td.AllOf(td.Scalar() >> td.Metric("m"), td.Scalar() >> add_one() >> td.Metric("m"))
-    assert block.eval(1.0) == ((None, None), {"m": [1.0, 2.0]})
-
-
-def add_one() -> td.Block:
-    return td.Function(lambda x: x + 1)
+    values = found.metric_tensors["m"]
+    assert values.shape == (0, 2) and values.dtype is torch.int64
+    assert found.metric_examples["m"].numel() == 0
+    more = td.Scalar() >> td.Function(lambda x: x + 1) >> td.Metric("m")
+    assert td.AllOf(td.Scalar() >> td.Metric("m"), more).eval(1.0)[1] == {"m": [1.0, 2.0]}
 
 
 def test_metric_errors() -> None:
-    assert "name is not a string" in refused(TypeError, td.Metric, 3)
+    assert "name is not a string" in message(TypeError, td.Metric, 3)
     for kind in ((3, 3), (3, td.PyObjectType(), 3), (td.PyObjectType(), 3)):
-        text = refused(TypeError, td.Metric("m").set_input_type, kind)
+        text = message(TypeError, td.Metric("m").set_input_type, kind)
         assert "neither a tensor nor a pair" in text
-    assert "a wrong kind of input" in refused(TypeError, lambda: numbers() >> td.Metric("m"))
+    assert "a wrong kind of input" in message(TypeError, lambda: numbers() >> td.Metric("m"))
     two = td.AllOf(td.Scalar() >> td.Metric("m"), td.Scalar("int64") >> td.Metric("m"))
-    assert "metric 'm' is used with two types" in refused(TypeError, two.eval, 1)
+    assert "metric 'm' is used with two types" in message(TypeError, two.eval, 1)
 
 
 def test_gradients_stop_nowhere() -> None:

@@ -8,7 +8,7 @@ import torch
 
 import pyg_dynbatch
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import refused
+from tests.blocks.harness import message
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_fold.md"
 
@@ -55,7 +55,7 @@ PORTED = [row for section in ("Types", "Blocks", "Layers", "Running") for row in
 LEFT_OUT = [row for row in rows("Left out on purpose") if len(row) == 3]
 
 
-def stands_for(path: str) -> object:
+def resolve(path: str) -> object:
     """What a dotted name is; a field of a data class is its annotation."""
     first, *rest = path.split(".")
     found = getattr(td, first)
@@ -65,7 +65,7 @@ def stands_for(path: str) -> object:
     return found
 
 
-def test_every_name_of_fold_stands_once() -> None:
+def test_every_name_of_fold_is_listed_once() -> None:
     named = [name(row[0]) for row in PORTED + LEFT_OUT]
     assert sorted(named) == sorted(NAMED)
 
@@ -73,13 +73,13 @@ def test_every_name_of_fold_stands_once() -> None:
 @pytest.mark.parametrize("row", PORTED, ids=lambda row: name(row[0]))
 def test_what_is_ported_is_there(row: list[str]) -> None:
     fold, here = name(row[0]), name(row[1])
-    assert stands_for(here) is not None
+    assert resolve(here) is not None
     public = here.partition(".")[0]
     assert public in td.__all__
     assert fold == here or public == "BlockResult"
 
 
-def test_whatever_has_types_is_an_io_base() -> None:
+def test_blocks_layers_and_declarations_are_io_bases() -> None:
     sides = ("input_type", "output_type")
     changes = [f"set_{side}{more}" for side in sides for more in ("", "_classes")]
     members = ["name", *sides, *changes, "set_io_types"]
@@ -92,55 +92,52 @@ def test_whatever_has_types_is_an_io_base() -> None:
     assert (layer.input_type, layer.output_type) == (td.TensorType((3,)), td.TensorType((2,)))
     block = td.Function(torch.nn.Linear(3, 2)).set_io_types(layer)
     assert td.IOBase().set_io_types(block).output_type == layer.output_type
-    text = refused(TypeError, layer.set_io_types, td.FC(5))
-    assert "mine: the output type is another one" in text
+    text = message(TypeError, layer.set_io_types, td.FC(5))
+    assert "mine: the output type differs" in text
     kinds = td.Layer().set_input_type_classes(td.TupleType).set_output_type_classes(td.VoidType)
-    assert "a wrong kind of input" in refused(TypeError, kinds.set_input_type, 3)
-    assert "a wrong kind of output" in refused(TypeError, kinds.set_output_type, 3)
+    assert "a wrong kind of input" in message(TypeError, kinds.set_input_type, 3)
+    assert "a wrong kind of output" in message(TypeError, kinds.set_output_type, 3)
     assert not isinstance(torch.nn.Linear(3, 2), td.IOBase)
 
 
 @pytest.mark.parametrize("row", LEFT_OUT, ids=lambda row: name(row[0]))
-def test_what_is_left_out_names_what_to_do_instead(row: list[str]) -> None:
+def test_unsupported_names_say_what_replaces_them(row: list[str]) -> None:
     first, *rest = name(row[0]).split(".")
     owner = td.Compiler.create(td.Scalar()) if rest else td
-    text = refused(AttributeError, getattr, owner, (rest or [first])[0])
-    assert text.startswith(f"{name(row[0])} is left out here; ") and "\n" not in text
-    assert row[1], "the page says it, too"
+    text = message(AttributeError, getattr, owner, (rest or [first])[0])
+    assert text.startswith(f"{name(row[0])} is not supported; ") and "\n" not in text
+    assert row[1], "the page documents it, too"
 
 
-def test_members_and_options_that_moved_name_what_to_do_instead() -> None:
+def test_members_and_options_that_moved_say_what_replaces_them() -> None:
     model = td.Compiler.create(td.Scalar())
     for member in ("output_tensors", "metric_tensors"):
-        text = refused(AttributeError, getattr, model, member)
+        text = message(AttributeError, getattr, model, member)
         assert f"compiler(examples).{member}" in text
-    assert "no attribute 'else'" in refused(AttributeError, getattr, model, "else")
-    assert "no attribute 'Else'" in refused(AttributeError, getattr, td, "Else")
+    assert "no attribute 'else'" in message(AttributeError, getattr, model, "else")
+    assert "no attribute 'Else'" in message(AttributeError, getattr, td, "Else")
     for option, instead in (("feed_dict", "InputRow"), ("session", "no sessions")):
-        text = refused(TypeError, td.Scalar().eval, 1, **{option: {}})
+        text = message(TypeError, td.Scalar().eval, 1, **{option: {}})
         assert instead in text and option in text and "\n" not in text
-    assert "unexpected keyword argument 'other'" in refused(TypeError, td.Scalar().eval, 1, other=1)
+    assert "unexpected keyword argument 'other'" in message(TypeError, td.Scalar().eval, 1, other=1)
 
 
-def test_every_public_name_stands_on_the_page() -> None:
+def test_every_public_name_is_listed() -> None:
     named = {name(row[1]).partition(".")[0] for row in PORTED}
     beyond = {name(row[0]) for row in rows("Beyond Fold")}
     assert sorted(td.__all__) == sorted(named | beyond)
     assert not named - {"BlockResult"} & beyond
 
 
-def test_every_option_of_a_plan_stands_on_the_page() -> None:
+def test_options_of_plans_and_parts_of_the_loom_are_listed() -> None:
+    text = PAGE.read_text("utf-8")
+    for part in ("Engine", "Program", "TensorType", "Operations", "Schedule"):
+        assert part in pyg_dynbatch.__all__ and (f"`{part}" in text or f".{part}`" in text)
     cells = [row[0] for row in rows("Left out on purpose") if len(row) == 2]
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(OPTIONS.split())
 
 
-def test_what_stands_for_the_loom_is_public() -> None:
-    for shown in ("Engine", "Program", "TensorType", "Operations", "Schedule"):
-        assert f"`{shown}" in PAGE.read_text("utf-8") or f".{shown}`" in PAGE.read_text("utf-8")
-        assert shown in pyg_dynbatch.__all__
-
-
-def test_depth_counts_as_the_page_says() -> None:
+def test_depth_is_counted_as_documented() -> None:
     numbers = lambda: td.Map(td.Scalar())  # noqa: E731
     for total in (td.Sum, td.Min, td.Max, td.Mean):
         block = numbers() >> total()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import builds, refused, three_ways
+from tests.blocks.harness import builds, message, three_ways
 
 
 def test_fc() -> None:
@@ -70,22 +70,17 @@ def test_initial_weights_are_given_filled_or_returned(make: Any) -> None:
     for given in (*ways, lambda table: (table.copy_(wanted), None)[1]):
         found = first_weights(given)
         assert torch.equal(found, wanted) and found.data_ptr() != wanted.data_ptr()
-    text = refused(ValueError, first_weights, lambda table: torch.ones(2, 2))
-    assert "the initial weights have another shape" in text and "[3, 2]" in text
-    text = refused(ValueError, first_weights, lambda table: None)
+    text = message(ValueError, first_weights, lambda table: torch.ones(2, 2))
+    assert "the initial weights have a different shape" in text and "[3, 2]" in text
+    text = message(ValueError, first_weights, lambda table: None)
     assert "the initial weights are not all set" in text and "6 of 6 entries" in text
-
-
-def test_fc_has_no_weights_before_it_is_used() -> None:
-    text = refused(RuntimeError, lambda: td.FC(2).weights)
-    assert "FC: the weights do not exist yet" in text and "call the layer first" in text
 
 
 def test_fc_dropout() -> None:
     layer = td.FC(50, activation=None, initializer=nn.init.ones_, output_keep_prob=0.5)
     model = td.Compiler.create(td.Vector(1) >> layer)
     batch = model.collate([[1.0]] * 3)
-    assert batch.schedule.steps[0].size == 3, "equal calls draw numbers of their own"
+    assert batch.schedule.steps[0].size == 3, "equal calls draw different numbers"
     assert set(model(batch).output.unique().tolist()) == {0.0, 2.0}
     model.eval()
     assert set(model(batch).output.unique().tolist()) == {1.0}
@@ -93,18 +88,20 @@ def test_fc_dropout() -> None:
     found = td.Compiler.create(td.Vector(64) >> entrance)([[1.0] * 64]).output
     assert 0 < found < 128
     for bad in (0, 1.5, "half"):
-        assert "is not a probability" in refused(ValueError, td.FC, 1, input_keep_prob=bad)
+        assert "is not a probability" in message(ValueError, td.FC, 1, input_keep_prob=bad)
 
 
 def test_fc_errors() -> None:
     for block in (td.Scalar(), td.Tensor([2, 2]), td.Vector(2, "int64")):
-        text = refused(TypeError, lambda b=block: b >> td.FC(2))
+        text = message(TypeError, lambda b=block: b >> td.FC(2))
         assert "FC: a wrong input type" in text and "a float32 vector" in text
     shared = td.FC(2, name="shared")
     td.Vector(3) >> shared
-    text = refused(TypeError, lambda: td.Vector(4) >> shared)
-    assert "the input type is another one" in text and "float32[3]" in text
-    assert "a wrong kind of input" in refused(TypeError, td.FC(2).set_input_type, td.PyObjectType())
+    text = message(TypeError, lambda: td.Vector(4) >> shared)
+    assert "the input type differs" in text and "float32[3]" in text
+    assert "a wrong kind of input" in message(TypeError, td.FC(2).set_input_type, td.PyObjectType())
+    text = message(RuntimeError, lambda: td.FC(2).weights)
+    assert "FC: the weights do not exist yet" in text and "call the layer first" in text
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
@@ -123,17 +120,11 @@ def test_embedding_options() -> None:
     assert td.Embedding(3, 2, nn.init.ones_).weights.unique().tolist() == [1.0]
     strict = td.Scalar("int64") >> td.Embedding(3, 2, mod_inputs=False)
     assert strict.eval(2).shape == (2,)
-    assert "out of range" in refused(IndexError, strict.eval, 3)
-    assert "another shape" in refused(ValueError, td.Embedding, 3, 2, torch.ones(2, 2))
+    assert "out of range" in message(IndexError, strict.eval, 3)
+    assert "different shape" in message(ValueError, td.Embedding, 3, 2, torch.ones(2, 2))
     for block in (td.Scalar(), td.Vector(1, "int64")):
-        text = refused(TypeError, lambda b=block: b >> td.Embedding(3, 2))
+        text = message(TypeError, lambda b=block: b >> td.Embedding(3, 2))
         assert "an integer scalar" in text
-
-
-def test_equal_words_are_looked_up_once() -> None:
-    model = td.Compiler.create(td.Map(td.Scalar("int64") >> td.Embedding(9, 2)) >> td.Sum())
-    first = model.collate([[1, 1, 2], [2, 1]]).schedule.steps[0]
-    assert first.size == 2
 
 
 def test_a_shared_layer_batches_together() -> None:
@@ -141,13 +132,8 @@ def test_a_shared_layer_batches_together() -> None:
     block = {"a": td.Vector(3) >> layer, "b": td.Vector(3) >> td.Function(torch.neg) >> layer}
     model = td.Compiler.create(block)
     stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).schedule.stats()
-    assert sorted(model.engine.operations[n].signature.name for n in set(stats.operations)) == [
-        "neg",
-        "shared",
-    ]
-    assert len(list(model.parameters())) == 2
-    one = torch.tanh
-    both = td.AllOf(td.Scalar() >> td.Function(one), td.Scalar() >> td.Function(one))
+    assert set(stats.operations) == {"neg", "shared"} and len(list(model.parameters())) == 2
+    both = td.AllOf(*(td.Scalar() >> td.Function(torch.tanh) for _ in range(2)))
     assert td.Compiler.create(both).collate([1.0, 2.0]).schedule.stats().steps == 1
 
 
@@ -164,7 +150,7 @@ def test_scoped_layer() -> None:
     plain = td.ScopedLayer(torch.neg)
     assert plain.state_size is None and plain.output_size is None and plain.state_type is None
     builds(td.Scalar() >> plain, [(1, -1.0)])
-    assert "layer_fn cannot be called" in refused(TypeError, td.ScopedLayer, 3)
+    assert "layer_fn cannot be called" in message(TypeError, td.ScopedLayer, 3)
 
 
 @pytest.mark.parametrize("drop_path", [False, True])
@@ -181,15 +167,15 @@ def test_fractal_net(drop_path: bool) -> None:
     assert model([[1.0, 2.0], [3.0, 4.0]]).output.shape == (2, 2)
     assert len(list(net.parameters())) == 2 * (2**3 - 1) * 2
     torch.manual_seed(0)
-    seen = {tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(30)}
-    assert len(seen) > 1 if drop_path else len(seen) == 1
-    net.eval()
-    assert len({tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(5)}) == 1
+    for training in (True, False):
+        net.train(training)
+        seen = {tuple(model([[1.0, 2.0]]).output[0].tolist()) for _ in range(20)}
+        assert (len(seen) > 1) == (training and drop_path)
     three_ways(td.Vector(2) >> td.FractalNet(1, 1, partial(td.FC, 2)), [[1, 2]])
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_fractal_net_nests_as_deep_as_said(depth: int) -> None:
+def test_fractal_net_nests_to_its_depth(depth: int) -> None:
     class Add(td.TensorToTensorLayer):
         def _process(self, *rows: Tensor) -> Tensor:
             return rows[0] + 1
@@ -200,7 +186,7 @@ def test_fractal_net_nests_as_deep_as_said(depth: int) -> None:
     net = td.FractalNet(3, depth, lambda name: Add(3, 3, name))
     wanted = fractal(depth, fractal(depth, fractal(depth, 0.0)))
     assert (td.Vector(3) >> net).eval([0, 0, 0], tolist=True) == [wanted] * 3
-    assert "below 0" in refused(ValueError, td.FractalNet, 1, -1, Add)
+    assert "below 0" in message(ValueError, td.FractalNet, 1, -1, Add)
 
 
 def test_layers_lift() -> None:
@@ -216,28 +202,28 @@ def test_layers_lift() -> None:
 def test_called_directly() -> None:
     layer = td.FC(2)
     assert layer(torch.ones(4, 3)).shape == (4, 2)
-    with pytest.raises(TypeError, match="another dtype than the parameters"):
+    with pytest.raises(TypeError, match="differ in dtype"):
         layer(torch.ones(4, 3).double())
     assert layer.input_type == td.TensorType((3,))
     assert layer.double()(torch.ones(4, 3).double()).dtype is torch.float64
     for other in (torch.ones(4, 2), torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3, 3)):
-        assert "FC: the input type is another one" in refused(TypeError, layer, other)
-    assert "than batched tensors" in refused(TypeError, layer, [1.0, 2.0, 3.0])
+        assert "FC: the input type differs" in message(TypeError, layer, other)
+    assert "than batched tensors" in message(TypeError, layer, [1.0, 2.0, 3.0])
     words = td.Embedding(5, 2)
     assert words(torch.tensor([1, 2])).shape == (2, 2)
     for other in (torch.tensor([1.5]), torch.tensor([[1, 2]])):
-        text = refused(TypeError, words, other)
-        assert "Embedding: the input type is another one" in text and "int64[]" in text
-    assert "_process" in refused(NotImplementedError, td.Layer(), torch.ones(1))
+        text = message(TypeError, words, other)
+        assert "Embedding: the input type differs" in text and "int64[]" in text
+    assert "_process" in message(NotImplementedError, td.Layer(), torch.ones(1))
 
 
 def test_names() -> None:
     assert td.create_variable_scope("scope") == "scope"
     assert td.create_variable_scope("scope") == "scope_1"
-    assert "no name" in refused(ValueError, td.create_variable_scope, "")
-    assert "no name" in refused(TypeError, td.create_variable_scope, 3)
+    assert "no name" in message(ValueError, td.create_variable_scope, "")
+    assert "no name" in message(TypeError, td.create_variable_scope, 3)
     assert td.FC(2, name="mine").name == "mine"
-    assert "the name is not a string" in refused(TypeError, td.FC, 2, name=3)
+    assert "the name is not a string" in message(TypeError, td.FC, 2, name=3)
 
 
 def test_copies() -> None:
@@ -245,7 +231,4 @@ def test_copies() -> None:
     examples = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(again(examples).output, model(examples).output)
-        assert [p is q for p, q in zip(again.parameters(), model.parameters(), strict=True)] == [
-            False,
-            False,
-        ]
+        assert not set(again.parameters()) & set(model.parameters())

@@ -1,4 +1,4 @@
-"""What reads the host's input, and what it refuses."""
+"""Blocks that read Python objects, and what they do not accept."""
 
 import pickle
 from collections import OrderedDict
@@ -10,7 +10,7 @@ import torch
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.cli import one_line
-from tests.blocks.harness import builds, numbers, refused
+from tests.blocks.harness import builds, message, numbers
 
 
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
@@ -20,25 +20,21 @@ def test_tensors_of_anything(make: Any) -> None:
     assert td.Map(td.Vector(1)).eval(make([[1.5], [2.0]]), tolist=True) == [[1.5], [2.0]]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "uint8", "int32", "bool", "float16"])
+@pytest.mark.parametrize("dtype", ["float64", "int8", "int32", "bool", "bfloat16"])
 def test_dtypes(dtype: str) -> None:
-    found = td.Scalar(dtype).eval(1)
-    assert found.dtype is getattr(torch, dtype) and found == 1
-
-
-def test_bfloat16() -> None:
-    assert td.Scalar("bfloat16").eval(torch.tensor(1.5, dtype=torch.bfloat16)) == 1.5
+    found = td.Scalar(dtype).eval(torch.tensor(1, dtype=getattr(torch, dtype)))
+    assert found.dtype is getattr(torch, dtype) and found == td.Scalar(dtype).eval(1) == 1
 
 
 def test_wrong_shape_and_dtype() -> None:
-    text = refused(ValueError, td.Vector(2).eval, [1.0])
+    text = message(ValueError, td.Vector(2).eval, [1.0])
     assert "Root: shape differs" in text and "float32[2]" in text
-    text = refused(TypeError, (td.Map(td.Scalar("int64")) >> td.Sum()).eval, [1, 0.5])
+    text = message(TypeError, (td.Map(td.Scalar("int64")) >> td.Sum()).eval, [1, 0.5])
     assert "Scalar: dtype differs" in text and "got:      float64[], 0.5" in text
     assert "where:    block Root.Map.Scalar" in text
-    assert "'a'" in refused(TypeError, td.Scalar().eval, "a")
+    assert "'a'" in message(TypeError, td.Scalar().eval, "a")
     model = td.Compiler.create(numbers() >> td.Sum())
-    assert "where:    example 1, block Root.Map.Scalar" in refused(TypeError, model, [[1], [None]])
+    assert "where:    example 1, block Root.Map.Scalar" in message(TypeError, model, [[1], [None]])
 
 
 @pytest.mark.parametrize(
@@ -46,14 +42,14 @@ def test_wrong_shape_and_dtype() -> None:
 )
 def test_integers_beyond_the_dtype(dtype: str, data: Any) -> None:
     model = td.Compiler.create(td.Map(td.Scalar(dtype)) >> td.Sum())
-    text = refused(ValueError, model, [[1, data]])
-    assert "Scalar: an integer is beyond the range of its dtype" in text
+    text = message(ValueError, model, [[1, data]])
+    assert "Scalar: an integer is out of range" in text
     assert f"expected: {dtype}[], from " in text and f"got:      {data}" in text
     assert "where:    example 0, block Root.Map.Scalar" in text
     assert td.Scalar("uint8").eval(255) == 255 and td.Scalar("bool").eval(2)
 
 
-def test_texts_and_whole_floats() -> None:
+def test_strings_and_whole_floats() -> None:
     block = td.Map(td.Scalar("int32")) >> td.Map(td.Function(torch.neg))
     found = block.eval([1, "2", 3.0, np.float32(4), "-5"], tolist=True)
     assert found == [-1, -2, -3, -4, 5]
@@ -63,21 +59,21 @@ def test_texts_and_whole_floats() -> None:
     assert td.Vector(2).eval(["1.5", "1e3"], tolist=True) == [1.5, 1000.0]
     assert td.Scalar("complex64").eval("1+2j") == 1 + 2j
     for bad in ("0.5", 0.5, "one", "", float("nan"), float("inf"), np.nan, 1e300, "9" * 30):
-        text = refused(TypeError, td.Map(td.Scalar("int32")).eval, [1, "2", bad, 3])
+        text = message(TypeError, td.Map(td.Scalar("int32")).eval, [1, "2", bad, 3])
         assert "Scalar: dtype differs" in text and repr(bad) in text
-    assert "beyond the range" in refused(ValueError, td.Scalar("uint8").eval, "300")
-    assert "beyond the range" in refused(ValueError, td.Scalar("uint8").eval, 300.0)
+    assert "out of range" in message(ValueError, td.Scalar("uint8").eval, "300")
+    assert "out of range" in message(ValueError, td.Scalar("uint8").eval, 300.0)
 
 
 def test_input_transform() -> None:
     builds(td.InputTransform(len) >> td.Scalar(), [("abc", 3.0)], depth=0)
-    assert "py_fn cannot be called" in refused(TypeError, td.InputTransform, 3)
+    assert "py_fn cannot be called" in message(TypeError, td.InputTransform, 3)
 
     def fails(value: Any) -> Any:
         raise KeyError(value)
 
     model = td.Compiler.create({"a": td.InputTransform(fails) >> td.Scalar()} >> td.GetItem(0))
-    text = refused(KeyError, model, [{"a": 1}])
+    text = message(KeyError, model, [{"a": 1}])
     assert "where:    example 0, block Root.Record['a'].InputTransform" in text
 
 
@@ -86,16 +82,16 @@ def test_one_hot() -> None:
     builds(td.OneHot(-2, 0), [(-2, [1.0, 0.0])])
     builds(td.OneHot(1, 3, dtype="int64"), [(2, [0, 1])])
     for bad in ((0,), (3, 3), (3, 1)):
-        assert "the range is empty" in refused(IndexError, td.OneHot, *bad)
-    text = refused(KeyError, (td.Map(td.OneHot(2)) >> td.Sum()).eval, [0, 2])
+        assert "the range is empty" in message(IndexError, td.OneHot, *bad)
+    text = message(KeyError, (td.Map(td.OneHot(2)) >> td.Sum()).eval, [0, 2])
     assert "OneHot: unknown key 2" in text and "Root.Map.OneHot" in text
 
 
 def test_one_hot_from_list() -> None:
     builds(td.OneHotFromList(["a", "b"]), [("b", [0.0, 1.0])], depth=0)
     builds(td.OneHotFromList(["a", "b"], strict=False), [("c", [0.0, 0.0]), ("a", [1.0, 0.0])])
-    assert "unknown key 'c'" in refused(KeyError, td.OneHotFromList(["a"]).eval, "c")
-    assert "occurs twice" in refused(AssertionError, td.OneHotFromList, ["a", "a"])
+    assert "unknown key 'c'" in message(KeyError, td.OneHotFromList(["a"]).eval, "c")
+    assert "occurs twice" in message(AssertionError, td.OneHotFromList, ["a", "a"])
 
 
 def test_optional() -> None:
@@ -105,15 +101,12 @@ def test_optional() -> None:
     builds(one, [(None, 7.0), (1, 1.0)])
     twice = td.Optional({"a": td.Scalar(), "b": numbers()})
     builds(twice, [(None, (0.0, [])), ({"a": 1, "b": [2]}, (1.0, [2.0]))])
+    text = message(TypeError, td.Optional, td.Scalar(), td.Zeros(3))
+    assert "Optional: the output type differs" in text and "got:      float32[3]" in text
+    assert "this type has no zeros" in message(TypeError, td.Optional, td.Identity())
 
 
-def test_optional_errors() -> None:
-    text = refused(TypeError, td.Optional, td.Scalar(), td.Zeros(3))
-    assert "Optional: the output type is another one" in text and "got:      float32[3]" in text
-    assert "this type has no zeros" in refused(TypeError, td.Optional, td.Identity())
-
-
-def test_rows_from_outside() -> None:
+def test_external_rows() -> None:
     x = torch.arange(8.0).view(4, 2).requires_grad_()
     row = td.Map(td.InputRow("x", 2)) >> td.Sum()
     model = td.Compiler.create(row)
@@ -121,14 +114,11 @@ def test_rows_from_outside() -> None:
     assert found.tolist() == [[0.0, 2.0], [6.0, 7.0]]
     found.sum().backward()
     assert x.grad is not None and x.grad.sum(1).tolist() == [4.0, 0.0, 0.0, 2.0]
-    assert "the row does not exist" in refused(IndexError, model, [[-1]], {"x": x})
-
-
-def test_several_tensors_from_outside() -> None:
+    assert "the row does not exist" in message(IndexError, model, [[-1]], {"x": x})
     model = td.Compiler.create(td.AllOf(*[td.InputRow(f"x{k}", 1) for k in range(3)]))
     rows = {f"x{k}": torch.arange(4.0).view(4, 1) + 10 * k for k in range(3)}
-    found = model([1, 0, 0], inputs=rows).output
-    assert [part.flatten().tolist() for part in found] == [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
+    parts = [part.flatten().tolist() for part in model([1, 0, 0], inputs=rows).output]
+    assert parts == [[1, 2, 3], [11, 12, 13], [21, 22, 23]]
 
 
 def test_records() -> None:
@@ -154,18 +144,16 @@ def test_record_wires_by_key() -> None:
 
 
 def test_record_errors() -> None:
-    pair = lambda: td.AllOf(td.Scalar(), td.Scalar())  # noqa: E731
-    unordered = lambda: pair() >> {"a": td.Identity(), "b": td.Identity()}  # noqa: E731
-    assert "without order" in refused(RuntimeError, unordered)
-    short = lambda: pair() >> (td.Identity(),)  # noqa: E731
-    assert "wrong number of inputs" in refused(TypeError, short)
-    long = lambda: td.Record((td.Scalar(),)).set_output_type((3, 3))  # noqa: E731
-    assert "another one" in refused(TypeError, long)
-    text = refused(KeyError, td.Record({"a": td.Scalar()}).eval, {})
+    pair = td.TupleType([], [])
+    unordered = td.Record({"a": td.Identity(), "b": td.Identity()})
+    assert "without order" in message(RuntimeError, unordered.set_input_type, pair)
+    short = td.Record((td.Identity(),))
+    assert "wrong number of inputs" in message(TypeError, short.set_input_type, pair)
+    assert "type differs" in message(TypeError, td.Record((td.Scalar(),)).set_output_type, pair)
+    text = message(KeyError, td.Record({"a": td.Scalar()}).eval, {})
     assert "got:      KeyError: 'a'" in text and "where:    block Root" in text
-    assert "a wrong kind of input" in refused(
-        TypeError, lambda: td.Scalar() >> {"a": td.Identity()}
-    )
+    one = td.Record({"a": td.Identity()})
+    assert "a wrong kind of input" in message(TypeError, one.set_input_type, 3)
 
 
 def test_all_of() -> None:
@@ -178,13 +166,13 @@ def test_all_of() -> None:
 
 
 class OwnError(KeyError):
-    """An error of the user's, with a text of its own."""
+    """An error class of the user, with its own text."""
 
     def __str__(self) -> str:
         return f"no {self.args[0]} here"
 
 
-def test_error_in_a_host_function_keeps_its_class_and_says_where() -> None:
+def test_an_error_in_a_host_function_keeps_its_class_and_gets_a_location() -> None:
     def look_up(value: Any) -> Any:
         if value == "bad":
             raise OwnError(value)
@@ -199,11 +187,11 @@ def test_error_in_a_host_function_keeps_its_class_and_says_where() -> None:
         assert one_line(caught.value) == "no bad here where: example 1, block Root.Map.look"
         assert caught.traceback[-1].name == "look_up"
     kept = pickle.loads(pickle.dumps(caught.value))
-    assert one_line(kept) == one_line(caught.value), "it comes back whole from loader workers"
+    assert one_line(kept) == one_line(caught.value), "loader workers send it unchanged"
 
 
 @pytest.mark.parametrize("bad", [3, "ab", [td.Scalar()], None])
-def test_what_is_no_list_of_blocks(bad: Any) -> None:
-    assert "Record: neither dict, list of pairs nor tuple" in refused(TypeError, td.Record, bad)
-    text = refused(TypeError, td.OneOf, len, bad)
-    assert "OneOf: neither dict, list of pairs nor tuple" in text and repr(bad) in text
+def test_what_is_not_a_set_of_blocks(bad: Any) -> None:
+    assert "Record: not a set of blocks" in message(TypeError, td.Record, bad)
+    text = message(TypeError, td.OneOf, len, bad)
+    assert "OneOf: not a set of blocks" in text and repr(bad) in text

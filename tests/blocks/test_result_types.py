@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.types import dtype_of, shown
-from tests.blocks.harness import refused
+from pyg_dynbatch.blocks.types import dtype_of
+from tests.blocks.harness import message
 
 OBJECT = td.PyObjectType()
 
@@ -35,8 +35,8 @@ def test_short_forms(short: Any, long: td.ResultType) -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 1.5, object(), {"a": 1}, True])
-def test_other_things_are_no_types(bad: Any) -> None:
-    text = refused(TypeError, td.convert_to_type, bad)
+def test_invalid_types(bad: Any) -> None:
+    text = message(TypeError, td.convert_to_type, bad)
     assert "not a type" in text and repr(bad) in text
 
 
@@ -44,9 +44,9 @@ def test_dtypes() -> None:
     assert dtype_of(np.float32) is torch.float32
     assert td.TensorType((), np.int64) == td.TensorType((), torch.int64)
     assert td.TensorType((), "float64").torch_dtype is torch.float64
-    assert "unknown dtype" in refused(TypeError, td.TensorType, (), "string")
-    assert "fully known" in refused(TypeError, td.TensorType, (None,))
-    assert "negative dimension" in refused(TypeError, td.TensorType, (-1,))
+    assert "unknown dtype" in message(TypeError, td.TensorType, (), "string")
+    assert "fully known" in message(TypeError, td.TensorType, (None,))
+    assert "negative dimension" in message(TypeError, td.TensorType, (-1,))
 
 
 def test_equality_and_hash() -> None:
@@ -84,12 +84,6 @@ def test_a_tensor_type_is_an_array_of_zeros() -> None:
     assert td.TupleType((3, 3)) == td.TupleType(td.TupleType(3, 3)), "short forms, not items"
 
 
-def test_nothing_is_said_by_none() -> None:
-    block = td.Function(torch.neg).set_input_type(None).set_output_type(None)
-    assert block.input_type is None and block.output_type is None
-    assert td.FC(2).set_input_type(None).input_type is None
-
-
 def test_canonical_types() -> None:
     canonical = td.canonicalize_type
     assert canonical((OBJECT, OBJECT)) == OBJECT
@@ -108,13 +102,7 @@ def test_canonical_types() -> None:
         (td.TupleType(), 0, 0, (), []),
         (td.TupleType(3, (OBJECT, 3)), 3, 3, ("a", ("b", "c")), ["a", "b", "c"]),
         (td.SequenceType(3), None, 1, ["a", "b"], ["a", "b"]),
-        (
-            td.TupleType(td.SequenceType((3, 3)), 3),
-            None,
-            3,
-            ([("a", "b"), ("c", "d")], "e"),
-            list("abcde"),
-        ),
+        (td.TupleType(td.SequenceType(3), 3), None, 2, (["a", "b"], "c"), ["a", "b", "c"]),
     ],
 )
 def test_flatten(
@@ -139,11 +127,12 @@ def test_an_endless_sequence_has_the_terminals_of_its_value() -> None:
 
 
 def test_not_an_instance() -> None:
-    text = refused(TypeError, td.TupleType(3, 3).flatten, (1,))
+    text = message(TypeError, td.TupleType(3, 3).flatten, (1,))
     assert "not an instance" in text and "a tuple of 2" in text
 
 
-def test_types_on_wires() -> None:
-    assert shown(td.TupleType(3)) == "(float32[3],)"
-    assert shown(td.BroadcastSequenceType("int64")) == "[int64[], …]"
-    assert shown(None) == "?" and shown(td.VoidType()) == "nothing"
+def test_types_as_text() -> None:
+    assert td.FC(2).set_input_type(None).input_type is None
+    kinds = (td.TupleType(3), td.BroadcastSequenceType("int64"), td.VoidType(), OBJECT)
+    assert list(map(str, kinds)) == ["(float32[3],)", "[int64[], …]", "nothing", "object"]
+    assert td.drawing_of(td.Identity()) == "Identity: ? -> ?"

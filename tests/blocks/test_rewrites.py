@@ -8,50 +8,52 @@ import torch
 from torch import nn
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import three_ways
+from tests.blocks.harness import three_ways, wired
 
 
-def attention(layer: Any) -> td.Block:
+def attention(layer: Any, score: td.Block | None = None) -> td.Block:
     """Scores of all elements against one query, which is broadcast."""
     keys, query = td.Map(td.Vector(2)), td.Vector(3) >> td.Broadcast()
-    return {"a": query, "k": keys} >> td.ZipWith(td.Concat() >> layer) >> td.Sum()
+    return (
+        {"a": query, "k": keys}
+        >> td.ZipWith(td.Concat() >> layer if score is None else score)
+        >> td.Sum()
+    )
 
 
 def pairs(layer: Any) -> td.Block:
     """A function of all pairs of two sequences, as in a weave module."""
-    made = td.Composition()
-    with made.scope():
+
+    def row(made: td.Composition) -> td.Block:
+        again = td.Zip().reads(td.Broadcast().reads(made.input[0]), made.input[1])
+        return (td.Map(td.Concat() >> layer) >> td.Sum()).reads(again)
+
+    def table(made: td.Composition) -> td.Block:
         rows = td.Map(td.Vector(2)).reads(made.input)
-        inner = td.Composition()
-        with inner.scope():
-            again = td.Zip().reads(td.Broadcast().reads(inner.input[0]), inner.input[1])
-            mixed = td.Map(td.Concat() >> layer).reads(again)
-            inner.output.reads(td.Sum().reads(mixed))
         all_pairs = td.Zip().reads(rows, td.Broadcast().reads(rows))
-        made.output.reads((td.Map(inner) >> td.Sum()).reads(all_pairs))
-    return made
+        return (td.Map(wired(row)) >> td.Sum()).reads(all_pairs)
+
+    return wired(table)
 
 
-def wired(layer: Any) -> td.Block:
-    """Scores as in :func:`attention`, with wires in place of pipes."""
-    score = td.Composition()
-    with score.scope():
-        both = td.Concat().reads(score.input[0], score.input[1])
-        score.output.reads(td.Function(layer).reads(both))
-    keys, query = td.Map(td.Vector(2)), td.Vector(3) >> td.Broadcast()
-    return {"a": query, "k": keys} >> td.ZipWith(score) >> td.Sum()
+def with_wires(layer: Any) -> td.Block:
+    """Scores as in :func:`attention`, with wires instead of pipes."""
+    return attention(layer, wired(lambda made: td.Function(layer).reads(concat_in(made))))
 
 
 def read_thrice(layer: Any) -> td.Block:
-    """A concatenation that two linear layers read, and a third block that needs it whole."""
-    made = td.Composition()
-    with made.scope():
-        both = td.Concat().reads(made.input[0], made.input[1])
+    """A concatenation that two linear layers read, and a third block that needs all of it."""
+
+    def wire(made: td.Composition) -> td.Block:
+        both = concat_in(made)
         one, other = (td.Function(module).reads(both) for module in (layer, nn.Linear(5, 3)))
-        whole = td.Function(torch.neg).reads(both)
-        made.output.reads(td.Concat().reads(one, other, whole))
-    keys, query = td.Map(td.Vector(2)), td.Vector(3) >> td.Broadcast()
-    return {"a": query, "k": keys} >> td.ZipWith(made) >> td.Sum()
+        return td.Concat().reads(one, other, td.Function(torch.neg).reads(both))
+
+    return attention(layer, wired(wire))
+
+
+def concat_in(made: td.Composition) -> td.Block:
+    return td.Concat().reads(made.input[0], made.input[1])
 
 
 LAYERS: dict[str, Callable[[int], Any]] = {
@@ -75,7 +77,7 @@ QUERIES = [
 def test_on_equals_off(kind: str) -> None:
     for make, size, examples in (
         (attention, 5, QUERIES),
-        (wired, 5, QUERIES),
+        (with_wires, 5, QUERIES),
         (read_thrice, 5, QUERIES),
         (pairs, 4, [[[1, 2], [3, 4], [5, 6]], [], [[1, 0]]]),
     ):
@@ -92,8 +94,8 @@ def test_on_equals_off(kind: str) -> None:
                 torch.testing.assert_close(mine, wanted)
 
 
-def test_what_is_broadcast_is_multiplied_once() -> None:
-    for make in (attention, wired):
+def test_broadcast_items_are_multiplied_once() -> None:
+    for make in (attention, with_wires):
         model = td.Compiler.create(make(nn.Linear(5, 3)))
         stats = model.collate(QUERIES[:1]).schedule.stats()
         rows = dict(zip(stats.operations, stats.widths, strict=True))
@@ -102,12 +104,14 @@ def test_what_is_broadcast_is_multiplied_once() -> None:
     thrice = td.Compiler.create(read_thrice(nn.Linear(5, 3)))
     stats = thrice.collate(QUERIES[:1]).schedule.stats()
     parts = [n for name, n in zip(stats.operations, stats.widths, strict=True) if "part" in name]
-    assert sorted(parts) == [1, 1, 3, 3], "both layers are split, though the whole is made too"
+    assert sorted(parts) == [1, 1, 3, 3], (
+        "both layers are split, though the concatenation is computed, too"
+    )
     assert "neg" in stats.operations
     atoms = td.Compiler.create(pairs(nn.Linear(4, 3)))
     many = [[[i, 1] for i in range(8)]]
     widths = sorted(atoms.collate(many).schedule.stats().widths)
-    assert widths.count(64) == 1 and widths.count(8) >= 2, "8 products a side in place of 64"
+    assert widths.count(64) == 1 and widths.count(8) >= 2, "8 products per side instead of 64"
 
 
 def test_nothing_is_split_without_need() -> None:

@@ -13,6 +13,7 @@ from pyg_dynbatch.core import Engine, Operations, Program, Signature, TensorType
 
 SCALAR = TensorType(())
 VECTOR = TensorType((3,))
+WORD = TensorType((), torch.int64, "word")
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from pyg_dynbatch.core import (
     run_one_by_one,
 )
 from pyg_dynbatch.core.operation import any_type
-from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, message, tree_program
+from pyg_dynbatch.core.types import describe
+from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, chain_program, message, tree_program
 from tests.strategies import Dag, dags, structures
 
 STATE = (TensorType((3,)), TensorType((), torch.int64))
@@ -212,34 +213,27 @@ def test_hooks_fire_once_a_step() -> None:
     assert backward == forward[::-1] == [2, 2, 2]
 
 
-def test_engine_of_something_else() -> None:
+def test_an_engine_without_operations() -> None:
     text = message(TypeError, Engine, [nn.Linear(3, 3)])
-    assert "Engine: not Operations" in text
-    assert "list" in text
+    assert "Engine: not Operations" in text and "list" in text
 
 
-def test_an_operation_that_is_missing() -> None:
-    schedule = Schedule.from_programs([chain_program(Vectors().mix, 2)])
+def test_operations_that_do_not_fit_the_schedule() -> None:
+    vectors, program = Vectors(), Program()
+    schedule = Schedule.from_programs([chain_program(vectors.mix, 2)])
     text = message(LookupError, Engine(Operations()), schedule)
     assert "Engine: no operation is called 'mix'" in text
     assert "one of none" in text
     assert "mix(float32[3], float32[3]) -> float32[3]" in text
-
-
-def test_an_operation_with_another_signature() -> None:
-    vectors, program = Vectors(), Program()
     wide = TensorType((4,))
     program.call(Signature("squash", (wide,), (wide,)), program.constant(wide, [0] * 4))
     text = message(TypeError, vectors.engine, Schedule.from_programs([program]))
-    assert "Engine: operation 'squash' has another signature" in text
+    assert "Engine: operation 'squash' has a different signature" in text
     assert "squash(float32[3]) -> float32[3]" in text
     assert "squash(float32[4]) -> float32[4]" in text
-
-
-def test_a_schedule_of_another_arity() -> None:
     schedule = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=2)
     text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule, {"input": torch.ones(2, 2)})
-    assert "give both the same arity" in text
+    assert "the same arity for both" in text
 
 
 def test_nothing_says_how_wide_an_input_is() -> None:
@@ -253,17 +247,12 @@ def test_nothing_says_how_wide_an_input_is() -> None:
     assert typed(schedule)["node"][1].tolist() == [0, 1]
 
 
-def test_a_structure_without_nodes() -> None:
-    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 0)
-    h, height = Engine.of_cell(Cell(), STATE)(schedule, {"input": torch.empty(0, 2)})["node"]
-    assert h.shape == (0, 3)
-    assert height.shape == (0,)
-
-
 @pytest.mark.parametrize("arity", [None, 2])
 def test_a_structure_without_nodes_and_an_open_state(arity: int | None) -> None:
-    """The cell is never called, so nothing says how wide its states are: there are none."""
+    """The cell is never called, so the width of its states is unknown."""
     schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 0, arity=arity)
+    typed = Engine.of_cell(Cell(), STATE, arity)(schedule, {"input": torch.empty(0, 2)})["node"]
+    assert [part.shape for part in typed] == [(0, 3), (0,)]
     for inputs in ({"input": torch.empty(0, 2)}, None):
         rows = Engine.of_cell(Cell(), any_type("state"), arity)(schedule, inputs)["node"]
         assert rows.shape == (0,)
@@ -421,3 +410,120 @@ def test_a_run_reads_no_value() -> None:
         assert [rows.shape for rows in found] == [(5, 3), (3, 6), (3,)]
         with pytest.raises(DataDependentOutputException):
             h.sum().item()
+
+
+PAIR = (VECTOR, SCALAR)
+
+
+def reading(row_type: Any, rows: int = 2) -> Schedule:
+    program = Program()
+    for row in range(rows):
+        program.output(program.input(row_type, row))
+    return Schedule.from_programs([program])
+
+
+def complaint(error: type[Exception], row_type: Any, inputs: Any) -> str:
+    return message(error, Engine(Operations()), reading(row_type), inputs)
+
+
+def test_missing_inputs() -> None:
+    text = complaint(ValueError, WORD, {"wrod": torch.zeros(2)})
+    assert "Engine: the inputs of type int64[]<word> are missing" in text
+    assert "2 rows" in text
+    assert "inputs for wrod" in text
+    assert "engine(schedule, inputs={'word': rows})" in text
+    text = complaint(ValueError, VECTOR, None)
+    assert "inputs for nothing" in text
+    assert "<row type>" in text
+
+
+def test_wrong_number_of_input_rows() -> None:
+    text = complaint(ValueError, VECTOR, {VECTOR: torch.zeros(5, 3)})
+    assert "Engine: wrong number of input rows of type float32[3]" in text
+    assert "float32 tensor [5, 3]" in text
+
+
+@pytest.mark.parametrize(
+    ("row_type", "rows", "got"),
+    [
+        (VECTOR, [1.0, 2.0], "list"),
+        (VECTOR, torch.tensor(1.0), "float32 tensor []"),
+        (VECTOR, (torch.zeros(2, 3), None), "float32 tensor [2, 3], nothing"),
+        (VECTOR, torch.zeros(2, 4), "float32 tensor [2, 4]"),
+        (VECTOR, torch.zeros(2, 3, dtype=torch.int64), "int64 tensor [2, 3]"),
+        (WORD, torch.zeros(2), "float32 tensor [2]"),
+        (PAIR, (torch.zeros(2, 3), torch.zeros(2, 1)), "float32 tensor [2, 1]"),
+        (PAIR, torch.zeros(2, 3), "float32 tensor [2, 3]"),
+    ],
+)
+def test_input_rows_of_a_wrong_type(row_type: Any, rows: Any, got: str) -> None:
+    text = complaint(TypeError, row_type, {row_type: rows})
+    assert f"Engine: input rows of type {describe(row_type)} do not fit" in text
+    assert f"2 rows of {describe(row_type)}" in text and got in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
+def test_floating_inputs_of_any_precision(dtype: torch.dtype) -> None:
+    found = Engine(Operations())(reading(VECTOR), {VECTOR: torch.ones(2, 3, dtype=dtype)})
+    assert found["output"].dtype == torch.float32
+
+
+def returning(module: Any, *outputs: Any) -> str:
+    operations, program = Operations(), Program()
+    signature = operations.add(module, [VECTOR], outputs or [VECTOR], name="odd")
+    program.call(signature, program.constant(VECTOR, [0.0] * 3))
+    program.call(signature, program.constant(VECTOR, [1.0] * 3))
+    return message(TypeError, Engine(operations), Schedule.from_programs([program]))
+
+
+@pytest.mark.parametrize(
+    ("module", "got"),
+    [
+        (lambda x: x[:, :2], "float32 tensor [2, 2]"),
+        (lambda x: x.long(), "int64 tensor [2, 3]"),
+        (lambda x: x.mean(0, keepdim=True), "float32 tensor [1, 3]"),
+        (lambda x: (x, x), "float32 tensor [2, 3], float32 tensor [2, 3]"),
+        (lambda x: None, "nothing"),
+        (lambda x: x.sum(), "float32 tensor []"),
+    ],
+)
+def test_invalid_results_of_a_module(module: Any, got: str) -> None:
+    text = returning(module)
+    assert "Operation 'odd': invalid results of its module" in text
+    assert "step 0" in text and got in text
+    assert "2 rows of float32[3]" in text
+    assert "one row per call, along the first axis" in text
+
+
+@pytest.mark.parametrize("module", [lambda x: x, lambda x: (x,), lambda x: [x, x]])
+def test_too_few_results(module: Any) -> None:
+    text = returning(module, VECTOR, VECTOR)
+    assert "2 results: odd(float32[3]) -> float32[3], float32[3]" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "row_type"),
+    [
+        (torch.nn.ReLU(inplace=True), VECTOR),
+        (lambda x: x.add_(1), VECTOR),
+        (lambda x: x[:1].zero_() + x, VECTOR),
+        (lambda x: x[1].add_(1), PAIR),
+    ],
+)
+def test_an_in_place_change_of_an_argument_raises(module: Any, row_type: Any) -> None:
+    operations, program = Operations(), Program()
+    result = SCALAR if row_type is PAIR else VECTOR
+    signature = operations.add(module, [row_type], [result], name="odd")
+    zeros = [0.0] * 3
+    program.call(signature, program.constant(row_type, (zeros, 1.0) if result == SCALAR else zeros))
+    text = message(RuntimeError, Engine(operations), Schedule.from_programs([program]))
+    assert "Operation 'odd': its module changed an argument in place" in text
+    assert "step 0" in text and "inplace=False" in text
+
+
+def test_an_in_place_change_of_other_tensors_is_fine() -> None:
+    operations, program = Operations(), Program()
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(inplace=True))
+    signature = operations.add(module, [VECTOR], [VECTOR], name="fine")
+    program.output(program.call(signature, program.constant(VECTOR, [0.0] * 3)))
+    Engine(operations)(Schedule.from_programs([program]))["output"].sum().backward()

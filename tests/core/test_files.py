@@ -1,21 +1,36 @@
-"""Files are written whole, in one piece or piece by piece."""
+"""Files are written atomically, read as text, and downloaded with checksums."""
 
 import errno
 import fcntl
+import hashlib
+import io
 import os
 import resource
+import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 
 import pytest
+import torch
 
-from pyg_dynbatch.core.files import locked_folder, whole_file, write_atomically
+from pyg_dynbatch.core.files import (
+    atomic_file,
+    download_verified,
+    extract_member,
+    load_tensors,
+    locked_folder,
+    read_lines,
+    sha256_of,
+    write_atomically,
+)
 
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Lets every file end at so many bytes, as a full disk does."""
+    """Limit the size of files, as a full disk does."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
@@ -38,33 +53,36 @@ def test_nothing_is_left_of_an_interrupted_writer(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "occupied").write_text("a file where a folder should be")
-    with pytest.raises(OSError) as caught:
-        write_atomically(tmp_path / "occupied" / "file", lambda p: p.write_text("x"))
-    assert "file: the file cannot be written" in str(caught.value)
-    assert f"where:    {tmp_path / 'occupied'}" in str(caught.value)
-
-
 def test_a_file_written_piece_by_piece_is_whole_or_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
-    with whole_file(path, "wb") as file:
+    with atomic_file(path, "wb") as file:
         file.write(b"one")
         assert not path.exists()
-    with pytest.raises(FileNotFoundError, match="another file"), whole_file(path) as file:
+    with pytest.raises(FileNotFoundError, match="another file"), atomic_file(path) as file:
         file.write("tw")
         raise FileNotFoundError("another file")
     assert [p.name for p in path.parent.iterdir()] == ["file"]
     assert path.read_bytes() == b"one"
 
 
-def test_a_folder_for_pieces_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "occupied").write_text("a file where a folder should be")
-    with (
-        pytest.raises(OSError, match="file: the file cannot be written"),
-        whole_file(tmp_path / "occupied" / "file"),
-    ):
-        pytest.fail("nothing can be written")
+def write_piece_by_piece(path: Path) -> None:
+    with atomic_file(path) as file:
+        file.write("x")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_piece_by_piece,
+        lambda path: write_atomically(path, lambda temporary: temporary.write_text("x")),
+        lambda path: download_verified(Path(__file__).as_uri(), path.parent, None, "Words"),
+    ],
+)
+def test_a_folder_that_cannot_be_created(tmp_path: Path, write: Callable) -> None:
+    (tmp_path / "occupied").write_text("a file instead of a folder")
+    with pytest.raises(OSError, match="the file cannot be written") as caught:
+        write(tmp_path / "occupied" / "file")
+    assert f"where:    {tmp_path / 'occupied'}" in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["w", "wb"])
@@ -73,25 +91,25 @@ def test_a_full_disk_names_the_file_that_did_not_fit(tmp_path: Path, mode: str) 
     with (
         files_of_at_most(8192),
         pytest.raises(OSError, match=r"inner: the file cannot be written(?s:.)*File too large"),
-        whole_file(tmp_path / "outer"),
-        whole_file(tmp_path / "inner", mode) as file,
+        atomic_file(tmp_path / "outer"),
+        atomic_file(tmp_path / "inner", mode) as file,
     ):
         file.write(content)
     assert not list(tmp_path.iterdir())
 
 
 def test_two_processes_do_not_write_one_unfinished_file(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "file", resume_at=0) as file:
+    with atomic_file(tmp_path / "file", resume_at=0) as file:
         file.write("one")
         with (
             pytest.raises(OSError, match="another process is writing it"),
-            whole_file(tmp_path / "file", resume_at=0),
+            atomic_file(tmp_path / "file", resume_at=0),
         ):
             pytest.fail("it is being written")
     assert (tmp_path / "file").read_text() == "one"
 
 
-@pytest.mark.parametrize("lock", [locked_folder, lambda path: whole_file(path, resume_at=0)])
+@pytest.mark.parametrize("lock", [locked_folder, lambda path: atomic_file(path, resume_at=0)])
 def test_where_files_cannot_be_locked_there_is_a_warning(
     tmp_path: Path, lock: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,3 +121,154 @@ def test_where_files_cannot_be_locked_there_is_a_warning(
     with pytest.warns(UserWarning, match="new.* cannot be locked .No locks"), lock(path):
         pass
     assert path.exists()
+
+
+def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes("\ufeffone\u2028still\r\n\ntwo\x0bstill\n\n \n".encode())
+    assert read_lines(path) == ["one\u2028still", "", "two\x0bstill"]
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", r"text.txt: the file is empty[\s\S]*where: .*text.txt"),
+        (b" \n\n", "text.txt: the file is empty"),
+        ("(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*text.txt:2:7"),
+    ],
+)
+def test_text_that_cannot_be_read(tmp_path: Path, content: bytes, found: str) -> None:
+    (tmp_path / "text.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=found):
+        read_lines(tmp_path / "text.txt")
+    with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
+        read_lines(tmp_path / "none.txt")
+
+
+def test_loading_corrupt_files_and_other_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "file.pt"
+    torch.save({"format": "one", "value": torch.arange(5)}, path)
+    assert load_tensors(path, "one", "Reader")["value"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match=r"Reader: the file is of a different kind[\s\S]*two"):
+        load_tensors(path, "two", "Reader")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"Reader: the file cannot be read[\s\S]*delete the file"):
+        load_tensors(path, "one", "Reader")
+    with pytest.raises(FileNotFoundError):
+        load_tensors(tmp_path / "none", "one", "Reader")
+
+
+CONTENT = b"a film " * 20_000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Response(io.BytesIO):
+    """Sends bytes and promises a length; may break in the middle."""
+
+    def __init__(self, content: bytes, promised: int, broken: bool = False) -> None:
+        super().__init__(content)
+        self.headers = Message()
+        self.headers["Content-Length"] = str(promised)
+        self.broken = broken
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.broken and self.tell() > 0:
+            raise ConnectionResetError("reset by peer")
+        return super().read(size)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "there" / "words.txt"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    return path
+
+
+def test_downloads_once(source: Path, tmp_path: Path, capsys) -> None:
+    path = download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words")
+    assert path == tmp_path / "here" / "words.txt"
+    assert path.read_bytes() == CONTENT
+    said = f"Words: {source.as_uri()}: 140,000 of 140,000 bytes in 0 s\n"
+    assert capsys.readouterr() == ("", said)
+    source.unlink()
+    assert download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words") == path
+
+
+def test_a_wrong_checksum(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        download_verified(source.as_uri(), tmp_path / "here", "0" * 64, "Words")
+    message = str(caught.value)
+    assert "has a wrong checksum" in message
+    assert f"expected: sha256 {'0' * 64}" in message
+    assert f"got:      sha256 {SHA256}, 140,000 bytes" in message
+    assert list((tmp_path / "here").iterdir()) == []
+    (tmp_path / "words.txt").write_text("something else")
+    with pytest.raises(ValueError, match=r"Words: words.txt has a wrong checksum[\s\S]*delete"):
+        download_verified(source.as_uri(), tmp_path, SHA256, "Words")
+
+
+def test_offline(tmp_path: Path) -> None:
+    # Nothing listens on port 9 of this machine.
+    url = "http://127.0.0.1:9/words.txt"
+    with pytest.raises(ConnectionError) as caught:
+        download_verified(url, tmp_path / "here", SHA256, "Words", hint="put it there by hand")
+    message = str(caught.value)
+    assert "Words: the download failed" in message
+    assert f"where:    {url}" in message
+    assert "try:      put it there by hand" in message
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_connection_that_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    response = Response(CONTENT[:100_000], len(CONTENT), broken)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: response)
+    with pytest.raises(ConnectionError) as caught:
+        download_verified("http://example.org/words.txt", tmp_path, SHA256, "Words")
+    reason = "reset by peer" if broken else "ended after 100,000 of 140,000 bytes"
+    assert reason in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["none", "missing", "truncated", "changed"])
+def test_extracts_one_member_of_an_archive(tmp_path: Path, damage: str) -> None:
+    archive, target = tmp_path / "all.zip", tmp_path / "a.txt"
+    member = "trees/b.txt" if damage == "missing" else "trees/a.txt"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("trees/a.txt", CONTENT)
+    whole = archive.read_bytes()
+    if damage == "truncated":
+        archive.write_bytes(whole[: len(whole) // 2])
+    if damage == "changed":
+        archive.write_bytes(whole[:60] + b"x" * 20 + whole[80:])
+    if damage == "none":
+        assert extract_member(archive, member, target, "Words").read_bytes() == CONTENT
+        return
+    with pytest.raises(ValueError, match=rf"Words: the archive is corrupt[\s\S]*{member}"):
+        extract_member(archive, member, target, "Words")
+    assert not target.exists()
+
+
+def test_an_unknown_checksum_is_noted_and_then_holds(tmp_path):
+    source = tmp_path / "words.txt"
+    source.write_text("a film")
+    folder = tmp_path / "raw"
+    path = download_verified(source.as_uri(), folder, None, "Words")
+    noted = folder / "words.txt.sha256"
+    assert noted.read_text().strip() == sha256_of(source)
+    assert download_verified(source.as_uri(), folder, None, "Words") == path
+    path.write_text("another film")
+    with pytest.raises(ValueError, match="words.txt has a wrong checksum"):
+        download_verified(source.as_uri(), folder, None, "Words")
+    path.unlink()
+    source.write_text("something else")
+    with pytest.raises(ValueError, match="words.txt.* has a wrong checksum"):
+        download_verified(source.as_uri(), folder, None, "Words")
+    noted.unlink()
+    assert download_verified(source.as_uri(), folder, None, "Words").read_text() == "something else"
+    (tmp_path / "mine.txt").write_text("mine")
+    path = download_verified("https://nowhere.invalid/mine.txt", tmp_path, None, "Words")
+    assert path.read_text() == "mine"

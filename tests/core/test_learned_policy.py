@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import (
@@ -16,7 +16,6 @@ from pyg_dynbatch.core import (
     agenda_policy,
     depth_policy,
 )
-from pyg_dynbatch.core.learned_policy import RULES
 from pyg_dynbatch.core.policy import order_calls
 from tests.core.helpers import Vectors, message
 from tests.core.test_policy import (
@@ -39,11 +38,13 @@ def num_steps(programs: list[Program], policy: Any) -> int:
 
 
 @given(graphs())
+@example((np.zeros(0, dtype=np.int64),) * 3)
 def test_steps_are_valid_and_between_the_bound_and_agenda(fields: Any) -> None:
     graph = DependencyGraph(*fields)
-    if not graph.num_calls:
-        return
     policy = LearnedPolicy()
+    if not graph.num_calls:
+        assert policy(graph).size == 0
+        return
     step = policy(graph)
     assert_valid(graph, step)
     assert longest_chain_of_each_kind(graph) <= step.max() + 1
@@ -52,12 +53,7 @@ def test_steps_are_valid_and_between_the_bound_and_agenda(fields: Any) -> None:
     assert_valid(graph, order_calls(graph, policy))
 
 
-def test_an_empty_graph() -> None:
-    none = np.zeros(0, dtype=np.int64)
-    assert LearnedPolicy()(DependencyGraph(none, none, none)).size == 0
-
-
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(WORDS, WORDS)
 def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[str]) -> None:
     policy = LearnedPolicy().fit([programs_of(first)])
@@ -68,7 +64,7 @@ def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[st
         assert stats.lower_bound <= stats.steps <= best
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(WORDS)
 def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
     programs = programs_of(words)
@@ -76,19 +72,14 @@ def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
     engine, found = VECTORS.engine, []
     for each in ("depth", policy):
         rows = engine(Schedule.from_programs(programs, each))["output"]
-        parameters = list(engine.parameters())
-        loss = rows.square().sum()
-        gradients: tuple[Any, ...] = ()
-        if loss.requires_grad:
-            gradients = torch.autograd.grad(
-                loss, parameters, allow_unused=True, materialize_grads=True
-            )
-        found.append((rows, *gradients))
+        # A program of one constant has no gradients.
+        loss = rows.square().sum() + 0 * sum(each.sum() for each in engine.parameters())
+        found.append((rows, *torch.autograd.grad(loss, [*engine.parameters()])))
     for mine, right in zip(*found, strict=True):
         torch.testing.assert_close(mine, right)
 
 
-def test_chains_that_take_turns_reach_the_bound() -> None:
+def test_alternating_chains_reach_the_bound() -> None:
     programs = programs_of(["msmsms", "smsmsm"])
     stats = Schedule.from_programs(programs, LearnedPolicy().fit([programs])).stats()
     assert stats.steps == stats.lower_bound + 1 == 7
@@ -106,10 +97,6 @@ def test_the_search_saves_steps_where_no_rule_does() -> None:
     assert len(fitted.table) == 1
 
 
-def saved() -> dict[str, Any]:
-    return {"table": [[["mix", "squash"], [], "squash"]], "rule": "*nearest"}
-
-
 def test_the_table_decides_whatever_the_numbers_of_the_kinds() -> None:
     # Neither kind is free: each has a longest chain whose head waits for the other kind.
     words = ["mmmsss", "sssmmm"]
@@ -121,7 +108,7 @@ def test_the_table_decides_whatever_the_numbers_of_the_kinds() -> None:
             assert len(schedule.steps) == 9
 
 
-def test_a_frontier_it_never_met_falls_back() -> None:
+def test_an_unknown_frontier() -> None:
     fitted = LearnedPolicy().fit([programs_of(["msms", "smsm"])])
     graph = DependencyGraph(
         np.array([0, 1, 2, 0, 1, 2]),
@@ -159,12 +146,8 @@ def test_fitting_twice_gives_the_same() -> None:
         ({"table": [[["a"], [], "b"]], "rule": "*nearest"}, "neither a rule nor a kind"),
     ],
 )
-def test_what_is_no_saved_table(table: Any, problem: str) -> None:
+def test_invalid_tables_and_batches(table: Any, problem: str) -> None:
     text = message(ValueError, LearnedPolicy, table)
     assert "LearnedPolicy: not a saved table" in text
     assert problem in text
-    assert LearnedPolicy(saved()).rule in RULES
-
-
-def test_no_batch_to_learn_from() -> None:
     assert "LearnedPolicy.fit: no batches" in message(ValueError, LearnedPolicy().fit, [])

@@ -104,15 +104,11 @@ def test_arity_zero_takes_nodes_without_edges() -> None:
     assert [len(step.arguments) for step in schedule.steps] == [1]
 
 
-def test_unknown_direction() -> None:
+def test_invalid_options() -> None:
     text = message(ValueError, made, direction="sideways")
     assert "Schedule: unknown direction" in text
     assert "'bottom_up' or 'top_down'" in text
-
-
-def test_negative_arity() -> None:
-    text = message(ValueError, made, arity=-1)
-    assert "the arity is not a number of argument places" in text
+    assert "invalid arity" in message(ValueError, made, arity=-1)
 
 
 def test_a_cycle() -> None:
@@ -124,17 +120,34 @@ def test_a_cycle() -> None:
 
 def test_an_edge_to_nowhere() -> None:
     text = message(ValueError, Schedule.from_structure, EDGES, 3)
-    assert "Schedule.from_structure: an edge names a node that does not exist" in text
+    assert "Schedule.from_structure: an edge has a node that does not exist" in text
     assert "2 -> 3" in text
 
 
 @pytest.mark.parametrize(
-    "depth", [torch.zeros(3, dtype=torch.long), torch.zeros(4), torch.tensor([-1, 0, 1, 2])]
+    ("name", "value", "got"),
+    [
+        ("depth", torch.zeros(3, dtype=torch.long), "int64 tensor [3]"),
+        ("depth", torch.zeros(4), "float32 tensor [4]"),
+        ("depth", torch.tensor([-1, 0, 1, 2]), "smallest -1"),
+        ("has_input", torch.ones(4), "float32 tensor [4]"),
+        ("has_input", torch.ones(3, dtype=torch.bool), "bool tensor [3]"),
+        ("child_slot", torch.tensor([0, 1]), "int64 tensor [2]"),
+        ("child_slot", torch.tensor([0, -1, 0]), "smallest -1"),
+        ("child_slot", torch.tensor([0.0, 1.0, 0.0]), "float32 tensor [3]"),
+        ("child_slot", torch.tensor([0, 1, 0], dtype=torch.int32), "int32 tensor [3]"),
+    ],
 )
-def test_depth_of_the_wrong_form(depth: torch.Tensor) -> None:
-    text = message(ValueError, made, depth=depth)
-    assert "depth has the wrong form" in text
-    assert "int64 tensor [4], one number >= 0 per node" in text
+def test_invalid_fields(name: str, value: torch.Tensor, got: str) -> None:
+    wanted = {
+        "depth": "int64 tensor [4], one number >= 0 per node",
+        "has_input": "bool tensor [4]",
+        "child_slot": "int64 tensor [3], one number >= 0 per edge",
+    }
+    text = message(ValueError, made, **{name: value})
+    assert f"{name} has an invalid shape, dtype or value" in text
+    assert wanted[name] in text and got in text
+    assert message(ValueError, made, arity=2, **{name: value}) == text
 
 
 def test_depth_that_does_not_fit() -> None:
@@ -143,32 +156,6 @@ def test_depth_that_does_not_fit() -> None:
     assert "node 1 at depth 1, its parent 2 at 1" in text
     assert "edge 1" in text
     assert "depth_of(edge_index, num_nodes)" in text
-
-
-@pytest.mark.parametrize("has_input", [torch.ones(4), torch.ones(3, dtype=torch.bool)])
-def test_has_input_of_the_wrong_form(has_input: torch.Tensor) -> None:
-    text = message(ValueError, made, has_input=has_input)
-    assert "has_input has the wrong form" in text
-    assert "bool tensor [4]" in text
-
-
-@pytest.mark.parametrize(
-    ("slot", "got"),
-    [
-        (torch.tensor([0, 1]), "int64 tensor [2]"),
-        (torch.tensor([0, -1, 0]), "smallest -1"),
-        (torch.tensor([0.0, 1.0, 0.0]), "float32 tensor [3]"),
-        (torch.tensor([0, 1, 0], dtype=torch.int32), "int32 tensor [3]"),
-    ],
-)
-def test_child_slot_of_the_wrong_form(slot: torch.Tensor, got: str) -> None:
-    text = message(ValueError, made, child_slot=slot)
-    assert (
-        "child_slot has the wrong form" in text
-        and "int64 tensor [3], one number >= 0 per edge" in text
-    )
-    assert message(ValueError, made, child_slot=slot, arity=2) == text
-    assert got in text
 
 
 def test_a_child_beyond_the_arity() -> None:
@@ -181,7 +168,7 @@ def test_a_child_beyond_the_arity() -> None:
 
 def test_two_children_in_one_place() -> None:
     text = message(ValueError, made, child_slot=torch.tensor([1, 1, 0]), arity=2)
-    assert "node 2 has two arguments in one place" in text
+    assert "node 2 has two arguments in one slot" in text
     assert "slot 1 taken by nodes [0, 1]" in text
 
 
@@ -189,7 +176,7 @@ def test_a_top_down_node_with_two_parents() -> None:
     dag = diamond()
     options = {"arity": 1, "direction": "top_down", "child_slot": torch.zeros(4, dtype=torch.long)}
     text = message(ValueError, Schedule.from_structure, dag.edge_index, 4, **options)
-    assert "two arguments in one place" in text
+    assert "two arguments in one slot" in text
     assert "use arity=None" in text
 
 
@@ -202,9 +189,8 @@ def test_ragged_segment_ids_rise(forest: Dag) -> None:
         assert segment_ids.numel() == 0 or int(segment_ids.max()) < step.size
 
 
-def test_chain_of_ten_thousand() -> None:
-    dag = chain(10_000)
-    assert len(Schedule.from_structure(dag.edge_index, 10_000, arity=1).steps) == 10_000
+def test_a_long_chain() -> None:
+    assert len(Schedule.from_structure(chain(3000).edge_index, 3000, arity=1).steps) == 3000
 
 
 def test_examples_of_a_batch_are_known():

@@ -5,9 +5,7 @@ from torch import nn
 
 from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, Signature, TensorType
 from pyg_dynbatch.core.reference import run_one_by_one
-from tests.core.helpers import SCALAR, VECTOR, Vectors, tree_program
-
-WORD = TensorType((), torch.int64, "word")
+from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, tree_program
 
 
 class Words:
@@ -71,7 +69,7 @@ def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
     assert schedule.steps[0].size == len(set(rows))
     # The k-th output is the result of the first equal call.
     distinct = list(dict.fromkeys(rows))
-    found = schedule.rows_of(schedule.outputs["output"].wiring)
+    found = schedule.rows_of(schedule.outputs["output"].rows)
     assert (found - found.min()).tolist() == [distinct.index(row) for row in rows]
 
 
@@ -106,13 +104,9 @@ def test_the_lowest_calls_of_a_recursive_operation_are_merged() -> None:
     assert_agree(vectors.engine, programs)
 
 
-def test_the_order_of_arguments_matters() -> None:
+def test_argument_order_and_equal_examples() -> None:
     vectors = Vectors()
     assert widths([tree_program(vectors.mix, shape) for shape in ((1, 2), (2, 1))])["mix"] == 2
-
-
-def test_equal_examples() -> None:
-    vectors = Vectors()
     programs = [tree_program(vectors.mix, ((1, 2), (3, 4)))] * 3
     assert Schedule.from_programs(programs).stats().widths == (2, 3)
     assert_agree(vectors.engine, programs)
@@ -238,14 +232,3 @@ def test_constants_without_entries_are_all_equal():
     schedule = Schedule.from_programs([program, program])
     assert schedule.stats().rows == 1
     assert Engine(operations)(schedule)["output"].tolist() == [0.0] * 6
-
-
-def test_a_program_that_grew_is_merged_anew():
-    scalar, operations = TensorType(()), Operations()
-    double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
-    program = Program()
-    value = program.call(double, program.constant(scalar, 1.0))
-    program.output(value)
-    assert Engine(operations)(Schedule.from_programs([program]))["output"].tolist() == [2.0]
-    program.output(program.call(double, value))
-    assert Engine(operations)(Schedule.from_programs([program]))["output"].tolist() == [2.0, 4.0]

@@ -22,7 +22,7 @@ from tests.core.helpers import SCALAR, VECTOR, as_users_run_it, message
 
 
 class Noise(nn.Module):
-    """Says itself that it draws random numbers."""
+    """Declares that it draws random numbers."""
 
     random = True
 
@@ -41,14 +41,10 @@ def test_signature_reads_well() -> None:
     assert hash(signature) == hash(copy.deepcopy(signature))
 
 
-@pytest.mark.parametrize(("name", "outputs"), [("", (VECTOR,)), ("add", ())])
-def test_signature_needs_name_and_output(name: str, outputs: tuple) -> None:
-    text = message(ValueError, Signature, name, (VECTOR,), outputs)
-    assert "name or outputs are empty" in text
-    assert repr(name) in text
-
-
-def test_signature_random_without_argument() -> None:
+def test_invalid_signatures() -> None:
+    for name, outputs in (("", (VECTOR,)), ("add", ())):
+        text = message(ValueError, Signature, name, (VECTOR,), outputs)
+        assert "name or outputs are empty" in text and repr(name) in text
     text = message(ValueError, Signature, "noise", (), (VECTOR,), random=True)
     assert "Signature 'noise': random, but without an argument" in text
     assert "call it on a constant" in text
@@ -66,19 +62,15 @@ def test_signature_fits() -> None:
 
 def test_row_types_of_arguments() -> None:
     assert row_type_of(Ragged(VECTOR)) == row_type_of(VECTOR) == VECTOR
-    assert is_open([(VECTOR, any_type("a"))])
-    assert not is_open([VECTOR, (SCALAR, VECTOR)])
+    assert is_open((VECTOR, any_type("a")))
+    assert not is_open((SCALAR, VECTOR))
 
 
 def test_operation_calls_its_module() -> None:
-    operation = Operation(Signature("twice", (SCALAR,), (SCALAR,)), lambda x: 2 * x)
-    assert operation(torch.tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
-
-
-def test_operation_needs_something_to_call() -> None:
-    text = message(TypeError, Operation, Signature("add", (SCALAR,), (SCALAR,)), 3)
-    assert "Operation 'add': module cannot be called" in text
-    assert "int" in text
+    signature = Signature("twice", (SCALAR,), (SCALAR,))
+    assert Operation(signature, lambda x: 2 * x)(torch.tensor([1.0, 2.0])).tolist() == [2.0, 4.0]
+    text = message(TypeError, Operation, signature, 3)
+    assert "Operation 'twice': module is not callable" in text and "int" in text
 
 
 @pytest.mark.parametrize(
@@ -156,23 +148,16 @@ def test_a_name_may_be_that_of_a_method() -> None:
     assert len(pickle.loads(pickle.dumps(operations)).state_dict()) == 10
 
 
-@pytest.mark.parametrize("name", ["encode", "a.b"])
-def test_a_name_is_taken_or_bad(name: str) -> None:
-    operations = Operations()
-    operations.add(nn.Tanh(), [VECTOR], [VECTOR], name="encode")
-    text = message(ValueError, operations.add, nn.Tanh(), [VECTOR], [VECTOR], name=name)
-    assert f"Operations: the name {name!r} cannot be used" in text
-    assert "encode" in text
-    assert "without a full stop" in text
-
-
-def test_a_module_has_one_kind_of_output() -> None:
+def test_invalid_additions() -> None:
     operations, shared = Operations(), nn.Tanh()
-    operations.add(shared, [VECTOR], [VECTOR], name="squash")
+    operations.add(shared, [VECTOR], [VECTOR], name="encode")
+    for name in ("encode", "a.b"):
+        text = message(ValueError, operations.add, nn.Tanh(), [VECTOR], [VECTOR], name=name)
+        assert f"Operations: the name {name!r} is taken or has a full stop" in text
+        assert "none of: encode" in text
     text = message(ValueError, operations.add, shared, [VECTOR], [SCALAR])
-    assert "'squash' was added before with other outputs" in text
-    assert "float32[3]" in text
-    assert "float32[]" in text
+    assert "'encode' was added before with other outputs" in text
+    assert "float32[3]" in text and "float32[]" in text
 
 
 def test_shared_parameters_are_counted_once() -> None:

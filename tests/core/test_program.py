@@ -1,16 +1,25 @@
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, Signature, TensorType
-from pyg_dynbatch.core.reference import run_one_by_one
-from tests.core.helpers import SCALAR, VECTOR, message
+from pyg_dynbatch.core import (
+    Engine,
+    Operations,
+    Program,
+    Ragged,
+    Schedule,
+    Signature,
+    TensorType,
+    run_one_by_one,
+)
+from pyg_dynbatch.core.program import concatenate
+from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, constants, message
 
 ADD = Signature("add", (SCALAR, SCALAR), (SCALAR,))
-WORD = TensorType((), torch.int64, "word")
 
 
 def constant_of(row_type: TensorType, data: object) -> np.ndarray:
@@ -73,28 +82,26 @@ def test_constants_of_many_dtypes(dtype: torch.dtype) -> None:
     assert found.tolist() == [1, 1]
 
 
-def test_constants_do_not_follow_the_callers_array() -> None:
-    row = np.zeros(3, dtype=np.float32)
+@pytest.mark.parametrize("row", [np.zeros(3, dtype=np.float32), torch.zeros(3)])
+def test_constants_are_copies(row: Any) -> None:
     kept = constant_of(VECTOR, row)
     row += 1
     assert kept.tolist() == [0.0, 0.0, 0.0]
-    tensor = torch.zeros(3)
-    kept = constant_of(VECTOR, tensor)
-    tensor += 1
-    assert kept.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_constant_of_another_shape() -> None:
-    text = message(ValueError, Program().constant, VECTOR, [1.0, 2.0])
-    assert "Program.constant: shape differs" in text
-    assert "float32[3]" in text
-    assert "float32[2]" in text
-
-
-def test_constant_of_another_kind() -> None:
-    text = message(TypeError, Program().constant, WORD, 1.5)
-    assert "Program.constant: dtype differs" in text
-    assert "int64[]<word>" in text
+@pytest.mark.parametrize(
+    ("row_type", "data", "error", "found"),
+    [
+        (VECTOR, [1.0, 2.0], ValueError, ("shape differs", "float32[3]", "float32[2]")),
+        (WORD, 1.5, TypeError, ("dtype differs", "int64[]<word>")),
+        (TensorType(None), 1.5, TypeError, ("the type leaves shape or dtype open",)),
+        (TensorType((), None), 1.5, TypeError, ("the type leaves shape or dtype open",)),
+        ((SCALAR, VECTOR), (1.0,), ValueError, ("number of parts", "(float32[], float32[3])")),
+    ],
+)
+def test_invalid_constants(row_type: Any, data: Any, error: type, found: tuple[str, ...]) -> None:
+    text = message(error, Program().constant, row_type, data)
+    assert "Program.constant: " in text and all(part in text for part in found)
 
 
 @pytest.mark.parametrize("data", [300, [-1], np.array(300), torch.tensor([1, 256])])
@@ -108,22 +115,6 @@ def test_integers_beyond_the_dtype(data: object) -> None:
     assert constant_of(TensorType((), torch.bool), 2)
 
 
-def test_constant_of_an_open_type() -> None:
-    for row_type in (TensorType(None), TensorType((), None)):
-        text = message(TypeError, Program().constant, row_type, 1.5)
-        assert "the type leaves shape or dtype open" in text
-
-
-def test_constant_with_too_few_parts() -> None:
-    text = message(ValueError, Program().constant, (SCALAR, VECTOR), (1.0,))
-    assert "wrong number of parts" in text
-    assert "(float32[], float32[3])" in text
-
-
-def test_negative_input_row() -> None:
-    assert "Program.input: negative row" in message(ValueError, Program().input, SCALAR, -1)
-
-
 def test_declared_inputs() -> None:
     program = Program()
     program.input(SCALAR, 1)
@@ -131,8 +122,8 @@ def test_declared_inputs() -> None:
     program.declare_inputs(SCALAR, 5)
     assert program.num_inputs == [5]
     text = message(ValueError, program.declare_inputs, SCALAR, 4)
-    assert "fewer rows than are read" in text
-    assert "at least 5" in text
+    assert "fewer rows than are read" in text and "at least 5" in text
+    assert "Program.input: negative row" in message(ValueError, program.input, SCALAR, -1)
 
 
 @pytest.mark.parametrize("operation", (torch.nn.Linear(3, 3), torch.tanh, "add", None))
@@ -145,46 +136,31 @@ def test_what_is_not_registered_is_not_called(operation: object) -> None:
     assert program.num_calls == 0
 
 
-def test_wrong_number_of_arguments() -> None:
-    program = Program()
-    text = message(TypeError, program.call, ADD, program.constant(SCALAR, 1.0))
+def test_invalid_arguments_of_a_call() -> None:
+    program, other = Program(), Program()
+    one, vector = program.constant(SCALAR, 1.0), program.constant(VECTOR, [1, 2, 3])
+    text = message(TypeError, program.call, ADD, one)
     assert "Operation 'add': wrong number of arguments" in text
-    assert "2: add(float32[], float32[]) -> float32[]" in text
-    assert "call 0" in text
-
-
-def test_wrong_type_of_argument() -> None:
-    program = Program()
-    one = program.constant(SCALAR, 1.0)
-    text = message(TypeError, program.call, ADD, one, program.constant(VECTOR, [1, 2, 3]))
+    assert "2: add(float32[], float32[]) -> float32[]" in text and "call 0" in text
+    text = message(TypeError, program.call, ADD, one, vector)
     assert "Operation 'add': argument types differ" in text
     assert "call 0, argument 1" in text
+    text = message(TypeError, program.call, ADD, 1.0, one)
+    assert "Program: not a value of a program" in text
+    assert "float" in text and "program.constant(row_type, data)" in text
+    text = message(ValueError, program.call, ADD, one, other.constant(SCALAR, 1.0))
+    assert "Program: a value of a different program" in text
+    assert "Value(0, float32[], depth 0)" in text
     assert program.num_calls == 0
 
 
-def test_data_in_place_of_a_value() -> None:
-    program = Program()
-    text = message(TypeError, program.call, ADD, 1.0, program.constant(SCALAR, 1.0))
-    assert "Program: not a value of a program" in text
-    assert "float" in text
-    assert "program.constant(row_type, data)" in text
-
-
-def test_value_of_another_program() -> None:
-    program, other = Program(), Program()
-    mine, theirs = program.constant(SCALAR, 1.0), other.constant(SCALAR, 1.0)
-    text = message(ValueError, program.call, ADD, mine, theirs)
-    assert "Program: a value of another program" in text
-    assert "Value(0, float32[], depth 0)" in text
-    assert "output 'a'" in message(ValueError, program.output, theirs, "a")
-
-
-def test_one_name_two_types() -> None:
+def test_invalid_outputs() -> None:
     program = Program()
     program.output(program.constant(SCALAR, 1.0), "a")
     text = message(TypeError, program.output, program.constant(VECTOR, [1, 2, 3]), "a")
     assert "Program.output: 'a' mixes two types" in text
-    assert "give the second one a name of its own" in text
+    assert "use a separate name for each type" in text
+    assert "output 'a'" in message(ValueError, program.output, Program().constant(SCALAR, 1.0), "a")
 
 
 def test_a_value_is_not_pickled_alone() -> None:
@@ -206,7 +182,6 @@ def test_programs_are_pickled_and_copied() -> None:
 
 
 def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
-    total = Signature("total", (Ragged(SCALAR),), (SCALAR,))
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(SCALAR)], [SCALAR], name="total")
     program = Program()
@@ -219,3 +194,68 @@ def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
     assert run_one_by_one(engine, [program])["output"].tolist() == wanted
     text = message(TypeError, program.call, total, [one, program.constant(VECTOR, [1, 2, 3])])
     assert "argument types differ" in text
+
+
+def recorded(language: Vectors, calls: int) -> Program:
+    program = Program()
+    left, right = constants(program, 2)
+    for _ in range(calls):
+        left = program.call(language.mix, left, right)
+    program.output(program.call(language.score, left))
+    return program
+
+
+def test_schedules_and_reference_take_either() -> None:
+    language = Vectors()
+    programs = [recorded(language, calls) for calls in (1, 3, 2)]
+    finished = [concatenate([program]) for program in programs]
+    wanted = run_one_by_one(language.engine, programs)["output"]
+    for mixed in (finished, [programs[0], *finished[1:]]):
+        torch.testing.assert_close(run_one_by_one(language.engine, mixed)["output"], wanted)
+        found = language.engine(Schedule.from_programs(mixed))["output"]
+        torch.testing.assert_close(found, wanted)
+    assert Schedule.from_programs(finished) == Schedule.from_programs(programs)
+    halves = [concatenate(programs[:2]), concatenate(programs[2:])]
+    assert Schedule.from_programs(halves) == Schedule.from_programs(programs)
+
+
+def test_depth_and_size() -> None:
+    language = Vectors()
+    program = recorded(language, 4)
+    finished = pickle.loads(pickle.dumps(concatenate([program])))
+    assert (finished.depth, finished.num_calls) == (program.depth, program.num_calls) == (5, 5)
+    assert isinstance(finished.value_index, np.ndarray)
+    assert finished.value_index.tolist() == program.value_index.tolist()
+    assert repr(finished) == repr(program) == "Program(5 calls, depth 5, outputs ['output'])"
+
+
+def test_programs_grow_after_they_were_scheduled() -> None:
+    language = Vectors()
+    program = recorded(language, 1)
+    before = Schedule.from_programs([program])
+    left, right = constants(program, 2)
+    program.output(program.call(language.mix, left, right), "more")
+    after = Schedule.from_programs([program])
+    assert list(before.outputs) == ["output"] and list(after.outputs) == ["output", "more"]
+    found, wanted = language.engine(after), run_one_by_one(language.engine, [program])
+    assert all(torch.allclose(found[name], rows) for name, rows in wanted.items())
+
+
+def test_calls_without_arguments_add_no_depth() -> None:
+    language, program = Vectors(), Program()
+    start = language.engine.operations.add(lambda: torch.ones(1, 3), [], [VECTOR], name="start")
+    program.output(program.call(language.squash, program.call(start)))
+    assert program.depth == concatenate([program]).depth == 1
+    only = Program()
+    only.output(only.call(start))
+    assert only.depth == concatenate([only]).depth == 0
+
+
+def test_equal_calls_are_merged_unless_told_otherwise() -> None:
+    language = Vectors()
+    programs = [recorded(language, 1)] * 2
+    assert Schedule.from_programs(programs).steps[0].size == 1
+    apart = Schedule.from_programs(programs, merge_equal=False)
+    assert apart.steps[0].size == 2
+    found = language.engine(apart)["output"]
+    torch.testing.assert_close(found, run_one_by_one(language.engine, programs)["output"])

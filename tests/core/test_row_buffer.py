@@ -91,17 +91,10 @@ def test_two_runs_of_one_engine_in_one_loss() -> None:
 
 def test_one_output_after_the_other() -> None:
     case = Case()
-    found, wanted = case.batched(), case.one_by_one()
+    both = case.batched(), case.one_by_one()
+    options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
     for name in ("score", "output", "score"):
-        mine, right = (
-            torch.autograd.grad(each[name].sum(), case.leaves, retain_graph=True, allow_unused=True)
-            for each in (found, wanted)
-        )
-        zeros = [torch.zeros_like(leaf) for leaf in case.leaves]
-        assert_close(
-            [zero if m is None else m for m, zero in zip(mine, zeros, strict=True)],
-            [zero if r is None else r for r, zero in zip(right, zeros, strict=True)],
-        )
+        assert_close(*(torch.autograd.grad(f[name].sum(), case.leaves, **options) for f in both))
 
 
 def test_gradients_of_some_leaves_then_of_others() -> None:
@@ -121,24 +114,15 @@ def captured(case: Case, run: Callable[[], dict[str, Any]]) -> tuple[dict[str, A
     return found, kept
 
 
-def test_an_intermediate_caught_by_a_hook_in_the_loss() -> None:
+def test_an_intermediate_of_a_hook_in_the_loss() -> None:
     case = Case()
-    (found, mine), (wanted, theirs) = captured(case, case.batched), captured(case, case.one_by_one)
-    losses = [
-        [case.loss(each), sum(rows.square().sum() for rows in kept)]
-        for each, kept in ((found, mine), (wanted, theirs))
-    ]
-    # The hook's part alone never enters through an output; then both, then each again.
-    for weights in ((0, 1), (1, 1), (1, 0), (0, 1)):
-        gradients = [
-            torch.autograd.grad(
-                sum(w * part for w, part in zip(weights, parts, strict=True) if w),
-                [case.x, *case.engine.operations["mix"].parameters()],
-                retain_graph=True,
-            )
-            for parts in losses
-        ]
-        assert_close(*gradients)
+    leaves = [case.x, *case.engine.operations["mix"].parameters()]
+    both = captured(case, case.batched), captured(case, case.one_by_one)
+    losses = [(case.loss(found), sum(k.square().sum() for k in kept)) for found, kept in both]
+    # The hook's part alone is no output; then both, then each again.
+    for a, b in ((0, 1), (1, 1), (1, 0), (0, 1)):
+        totals = [sum(w * part for w, part in ((a, x), (b, y)) if w) for x, y in losses]
+        assert_close(*(torch.autograd.grad(t, leaves, retain_graph=True) for t in totals))
 
 
 def test_the_gradient_of_an_intermediate() -> None:
@@ -150,22 +134,13 @@ def test_the_gradient_of_an_intermediate() -> None:
     assert torch.equal(gradient, again)
 
 
-def test_no_gradient_buffer_outlives_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    stores: list[RowBuffer] = []
-    monkeypatch.setattr(RowBuffer, "allocate", remembering(stores, RowBuffer.allocate))
-    case = Case()
-    loss = case.loss(case.batched())
-    loss.backward()
-    assert stores
-    assert all(store.gradients.totals == () for store in stores)
-
-
-def remembering(stores: list[RowBuffer], allocate: Callable[..., None]) -> Callable[..., None]:
-    def remember(store: RowBuffer, *args: Any) -> None:
-        stores.append(store)
-        allocate(store, *args)
-
-    return remember
+def test_no_gradient_buffer_outlives_the_pass() -> None:
+    rows, store = torch.randn(4, 2, requires_grad=True), RowBuffer(4)
+    store.allocate((rows,), (rows.dtype,))
+    token = store.write(new_token(rows), 0, (rows,))
+    store.read(token, (1, 2))[0].sum().backward()
+    assert rows.grad.sum() == 4
+    assert store.gradients.totals == ()
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -239,8 +214,8 @@ def test_frozen_parameters() -> None:
     assert case.engine.operations["score"].module.weight.grad.abs().sum() > 0
 
 
-def test_frozen_below_trained_above() -> None:
-    """The first steps need no gradient, so the chain of reads and writes begins in the middle."""
+def test_only_later_operations_are_trained() -> None:
+    """The first steps need no gradient, so the chain of reads and writes starts later."""
     case = Case()
     case.engine.operations["mix"].requires_grad_(False)
     x = case.x.detach()
@@ -273,8 +248,8 @@ def test_a_tensor_hook_may_change_the_gradient() -> None:
     assert_close([found], [2 * case.wanted()[0]])
 
 
-def test_an_operation_may_hand_its_gradient_on_as_it_is() -> None:
-    """The gradient of a sum is the very slice of the buffer that the sum's row was given."""
+def test_an_operation_may_return_its_gradient_unchanged() -> None:
+    """The gradient of a sum is the slice of the gradient buffer itself."""
     operations, program = Operations(), Program()
     add = operations.add(torch.add, [VECTOR, VECTOR], [VECTOR], name="add")
     a, b, c, d = (program.input(VECTOR, row) for row in range(4))
@@ -307,7 +282,7 @@ def test_several_arguments_in_one_gather(index: list[int], stacked: bool) -> Non
     assert_close(torch.autograd.grad(mine, rows), [wanted])
 
 
-def turned(rows: Tensor) -> Tensor:
+def transposed(rows: Tensor) -> Tensor:
     return rows.transpose(1, 2) if rows.dim() == 3 else rows
 
 
@@ -321,14 +296,14 @@ def turned(rows: Tensor) -> Tensor:
         lambda left, right: torch.stack([left, right.conj()], -1),
         lambda left, right: torch.stack([left, 2 * left + right]),
         lambda left, right: torch.stack([left, right, torch.ones_like(left)], 1),
-        lambda left, right: torch.stack([turned(left), right], 1),
+        lambda left, right: torch.stack([transposed(left), right], 1),
         lambda left, right: (left + right).sum(0, keepdim=True),
     ],
 )
-def test_gradients_of_two_arguments_lie_in_any_way(
+def test_memory_layouts_of_the_gradients_of_two_arguments(
     join: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    """They may stand together as their row numbers do, apart, be the same, or be expanded."""
+    """They may be interleaved, separate, the same, or expanded."""
     rows = torch.randn(4, *shape, dtype=dtype, requires_grad=True)
     store, pick = RowBuffer(4), torch.tensor([0, 3, 3, 1, 2, 0])
     store.allocate((rows,), (dtype,))
@@ -344,7 +319,7 @@ def test_gradients_of_two_arguments_lie_in_any_way(
 
 
 def test_writing_and_reading_at_once() -> None:
-    """What is written is there to be read, and its gradient is whole when it is taken."""
+    """Rows can be read at once, and their gradient is complete at the write."""
     rows = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     store = RowBuffer(4, zero_rows=1)
     store.allocate((rows,), (torch.float64,))

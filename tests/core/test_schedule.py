@@ -1,6 +1,7 @@
 import copy
 import io
 import pickle
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core import Program, Schedule, Signature, TensorType
-from tests.core.helpers import VECTOR, Vectors, message, tree_program
+from tests.core.helpers import VECTOR, Vectors, chain_program, constants, message, tree_program
 from tests.strategies import Dag, batches, chain, structures
 
 VECTORS = Vectors()
@@ -50,7 +51,7 @@ def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
     assert twin == schedule
     assert twin.structure == schedule.structure
     if copier in ("pickle", "deepcopy", "clone", "torch.save"):
-        assert twin.wiring.data_ptr() != schedule.wiring.data_ptr()
+        assert twin.index.data_ptr() != schedule.index.data_ptr()
     if made is program_schedule:
         found, wanted = (VECTORS.engine(s)["output"] for s in (twin, schedule))
         assert torch.equal(found, wanted)
@@ -72,7 +73,7 @@ def test_what_makes_schedules_differ() -> None:
     changed.constants[0][0][0] += 1
     assert changed != schedule
     changed = schedule.clone()
-    changed.wiring[0] += 1
+    changed.index[0] += 1
     assert changed != schedule
     program = Program()
     program.output(program.input(VECTOR, 0))
@@ -87,12 +88,12 @@ def test_what_makes_schedules_differ() -> None:
 def test_moves_whole(schedule: Schedule) -> None:
     moved = schedule.to("meta")
     assert moved.device.type == "meta"
-    assert schedule.device.type == "cpu"
+    assert schedule.device.type == "cpu" and not schedule.is_pinned()
     tensors = [part for parts in moved.constants if parts for part in parts]
     assert all(tensor.device.type == "meta" for tensor in tensors)
     assert schedule.to(torch.float64) is schedule
     assert schedule.to(torch.zeros(1, device="meta")).device.type == "meta"
-    assert schedule.to(device=torch.device("meta"), non_blocking=True).wiring.dtype == torch.int64
+    assert schedule.to(device=torch.device("meta"), non_blocking=True).index.dtype == torch.int64
 
 
 def test_moves_with_a_pyg_batch() -> None:
@@ -110,9 +111,9 @@ def test_moves_with_a_pyg_batch() -> None:
         batch.detach(),
     ):
         assert moved.schedule == schedule
-    assert batch.clone().schedule.wiring.data_ptr() != schedule.wiring.data_ptr()
+    assert batch.clone().schedule.index.data_ptr() != schedule.index.data_ptr()
     batch.share_memory_()
-    assert batch.schedule.wiring.is_shared()
+    assert batch.schedule.index.is_shared()
     assert "schedule" in batch.keys()  # noqa: SIM118
 
 
@@ -127,10 +128,6 @@ def test_pinned_and_on_the_gpu() -> None:
     vectors = copy.deepcopy(VECTORS.engine)
     found = vectors.cuda()(moved)["output"].cpu()
     assert found.allclose(VECTORS.engine(program_schedule())["output"], atol=1e-6)
-
-
-def test_is_not_pinned() -> None:
-    assert not program_schedule().is_pinned()
 
 
 def test_reads_well() -> None:
@@ -177,41 +174,24 @@ def test_children_of_a_step_with_an_arity() -> None:
 @given(structures())
 def test_edge_order_lists_the_edges_as_the_steps_read_them(dag: Dag) -> None:
     schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, child_slot=dag.child_slot)
-    row_of_node = schedule.rows_of(schedule.outputs["node"].wiring)
+    row_of_node = schedule.rows_of(schedule.outputs["node"].rows)
     children = [schedule.children_of(step) for step in schedule.steps]
     child = dag.edge_index[0][schedule.edge_order]
     assert torch.cat(children).tolist() == row_of_node[child].tolist()
 
 
-def test_no_programs() -> None:
+def test_programs_that_cannot_be_scheduled() -> None:
     text = message(ValueError, Schedule.from_programs, [])
-    assert "the list of programs is empty" in text
-    assert "at least one program" in text
-
-
-def test_unknown_policy() -> None:
-    programs = [tree_program(VECTORS.mix, (1, 2))]
+    assert "the list of programs is empty" in text and "at least one program" in text
+    programs, wide = [tree_program(VECTORS.mix, (1, 2)), Program()], TensorType((4,))
     assert "unknown policy" in message(ValueError, Schedule.from_programs, programs, "widest")
-
-
-def test_one_name_two_signatures() -> None:
-    program, wide = Program(), TensorType((4,))
-    program.output(
-        program.call(Signature("mix", (wide,), (wide,)), program.constant(wide, [0] * 4))
-    )
-    programs = [tree_program(VECTORS.mix, (1, 2)), program]
+    programs[1].output(programs[1].constant(wide, [0] * 4))
+    text = message(TypeError, Schedule.from_programs, programs)
+    assert "output 'output' has two types" in text and "float32[4]" in text
+    programs[1].call(Signature("mix", (wide,), (wide,)), programs[1].constant(wide, [0] * 4))
     text = message(TypeError, Schedule.from_programs, programs)
     assert "two signatures are called 'mix'" in text
-    assert "take every signature from one Operations object" in text
-
-
-def test_one_output_two_types() -> None:
-    wide, program = TensorType((4,)), Program()
-    program.output(program.constant(wide, [0] * 4))
-    programs = [tree_program(VECTORS.mix, (1, 2)), program]
-    text = message(TypeError, Schedule.from_programs, programs)
-    assert "output 'output' has two types" in text
-    assert "float32[4]" in text
+    assert "take all signatures from one Operations object" in text
 
 
 def test_long_chains_are_quick_to_print_and_compare() -> None:
@@ -219,3 +199,88 @@ def test_long_chains_are_quick_to_print_and_compare() -> None:
     schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
     assert len(str(schedule).splitlines()) == 2000 + 3
     assert len(pickle.dumps(schedule)) < 1_000_000
+
+
+def stats_of(*shapes: object, policy: str = "depth") -> object:
+    return Schedule.from_programs([tree_program(VECTORS.mix, s) for s in shapes], policy).stats()
+
+
+def test_a_small_tree_by_hand() -> None:
+    # mix(mix(1, 2), 3): the constant 3 is read at depth 2, so Fold copies it once.
+    stats = stats_of(((1, 2), 3))
+    assert asdict(stats) == {
+        "examples": 1,
+        "steps": 2,
+        "rows": 2,
+        "merged_calls": 0,
+        "critical_path": 2,
+        "lower_bound": 2,
+        "widths": (1, 1),
+        "operations": ("mix", "mix"),
+        "gathered_rows": 0,
+        "fold_steps": 2,
+        "fold_copies": 1,
+    }
+
+
+def test_folds_copies_by_hand() -> None:
+    # A comb of 4 leaves: the leaves enter at depths 1, 1, 2, 3 and are copied 0, 0, 1, 2 times.
+    assert stats_of((((1, 2), 3), 4)).fold_copies == 3
+    # A constant is copied once for all its readers: 4 is read at depths 1 and 3.
+    assert stats_of((((4, 2), 3), 4)).fold_copies == 3
+
+
+def test_folds_steps_are_every_operation_at_every_depth() -> None:
+    program = Program()
+    (state,) = constants(program, 1)
+    state = program.call(VECTORS.squash, state)
+    state = program.call(VECTORS.mix, state, state)
+    program.output(program.call(VECTORS.score, state))
+    stats = Schedule.from_programs([program]).stats()
+    assert (stats.steps, stats.critical_path, stats.lower_bound) == (3, 3, 3)
+    assert stats.fold_steps == 9
+    assert stats.fold_copies == 0
+
+
+def test_lower_bound_is_a_sum_over_operations() -> None:
+    # One example is a chain of mixes, the other one of squashes: 3 + 4 steps, path of 4.
+    squashes = Program()
+    (state,) = constants(squashes, 1)
+    for _ in range(4):
+        state = squashes.call(VECTORS.squash, state)
+    squashes.output(state)
+    stats = Schedule.from_programs([chain_program(VECTORS.mix, 3), squashes]).stats()
+    assert (stats.critical_path, stats.lower_bound, stats.steps) == (4, 7, 7)
+
+
+def test_merged_calls_are_counted() -> None:
+    stats = stats_of(((1, 2), 3), ((1, 2), 4), (1, 2))
+    # mix(1, 2) is made once in place of three times.
+    assert stats.merged_calls == 2
+    assert stats.widths == (1, 2)
+    assert stats.rows == 3
+
+
+def test_gathered_rows() -> None:
+    # Rows of constants: 1, 2, 3, 4 are rows 0 to 3; the left arguments are rows 0, 2.
+    stats = stats_of((1, 2), (3, 4))
+    assert stats.gathered_rows == 4
+    assert stats_of((1, 2)).gathered_rows == 0
+
+
+def test_a_structure_by_hand() -> None:
+    # A chain of 3: the inputs of nodes 1 and 2 are read at depths 2 and 3.
+    stats = Schedule.from_structure(torch.tensor([[0, 1], [1, 2]]), 3).stats()
+    assert stats.widths == (1, 1, 1)
+    assert stats.fold_copies == 1 + 2
+    assert stats.fold_steps == stats.lower_bound == stats.critical_path == 3
+
+
+def test_no_calls() -> None:
+    stats = Schedule.from_programs([Program(), Program()]).stats()
+    assert (stats.examples, stats.steps, stats.rows, stats.fold_copies) == (2, 0, 0, 0)
+    assert (stats.critical_path, stats.lower_bound, stats.fold_steps) == (0, 0, 0)
+    program = Program()
+    program.output(program.input(VECTOR, 3))
+    stats = Schedule.from_programs([program]).stats()
+    assert (stats.steps, stats.critical_path) == (0, 0)

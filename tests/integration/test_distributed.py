@@ -1,4 +1,4 @@
-"""Two processes with all callbacks of a run: random states, empty levels, spawned ranks."""
+"""Runs on two ranks with all callbacks: random states, empty levels, spawned processes."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ RANKS: dict[str, Any] = {"devices": 2, "strategy": "ddp_fork"}
 
 
 class Draws(pl.Callback):
-    """Notes, for every rank, the next random number at the start of every epoch."""
+    """Record the next random number of every rank at the start of every epoch."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,31 +42,32 @@ class Draws(pl.Callback):
         torch.set_rng_state(state)
 
 
-def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path: Path) -> None:
-    def run(name: str, epochs: int, resume: str | None = None) -> str:
+def test_every_rank_resumes_with_its_own_random_numbers(tmp_path: Path) -> None:
+    def run(name: str, epochs: int, resume: str | None = None, *state: RandomState) -> str:
         folder = tmp_path / name
         folder.mkdir()
         torch.manual_seed(0)
         data = tree_files(tmp_path, batch_size=4)
-        callbacks = [RandomState(), checkpointing(), last_checkpoint(), Draws(folder)]
+        callbacks = [*state, checkpointing(), last_checkpoint(), Draws(folder)]
         trained = trainer(folder, epochs=epochs, callbacks=callbacks, **RANKS)
         trained.fit(task(data, output_dropout=0.5), datamodule=data, ckpt_path=resume)
         return last_of(trained)
 
-    run("straight", 2)
-    last = run("first", 1)
-    run("second", 2, resume=last)
-    states = torch.load(last, weights_only=True)["random_state"]["cpu"]
-    assert states.size(0) == 2
+    run("straight", 2, None, RandomState())
+    last = run("first", 1, None, RandomState())
+    run("second", 2, last, RandomState())
+    run("without the state", 2, last)
+    assert len(torch.load(last, weights_only=True)["random_state"]["cpu"]) == 2
     for rank in (0, 1):
-        drawn = {
-            name: (tmp_path / name / f"1_{rank}.txt").read_text() for name in ("straight", "second")
-        }
-        assert drawn["straight"] == drawn["second"]
+        straight, second, without = (
+            (tmp_path / name / f"1_{rank}.txt").read_text()
+            for name in ("straight", "second", "without the state")
+        )
+        assert straight == second != without
 
 
 @pytest.mark.parametrize("cell", ["nary", "child_sum", "gru", "rnn"])
-def test_a_rank_with_leaves_alone_takes_part(tmp_path: Path, cell: str) -> None:
+def test_a_rank_with_single_nodes_only_takes_part(tmp_path: Path, cell: str) -> None:
     for name in ("train", "val"):
         lines = ["(1 word)", "(2 (0 a) (1 (1 b) (2 c)))"]
         (tmp_path / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -75,7 +76,7 @@ def test_a_rank_with_leaves_alone_takes_part(tmp_path: Path, cell: str) -> None:
     )
     module = task(data, cell=cell, optimizer=OptimizerOptions("sgd", lr=0.5))
     before = {name: weight.clone() for name, weight in module.state_dict().items()}
-    run = trainer(tmp_path, epochs=3, **RANKS)
+    run = trainer(tmp_path, epochs=2, **RANKS)
     run.fit(module, datamodule=data)
     for name, weight in module.state_dict().items():
         assert torch.isfinite(weight).all()
@@ -84,7 +85,7 @@ def test_a_rank_with_leaves_alone_takes_part(tmp_path: Path, cell: str) -> None:
 
 @pytest.mark.long
 def test_spawned_ranks_with_every_callback(tmp_path: Path) -> None:
-    """All that a run hands to another process can be pickled, and its files are found again."""
+    """Everything that a run sends to a process can be pickled, and its files are found again."""
     data = tree_files(tmp_path, batch_size=4, num_workers=1)
     module = task(data, optimizer=OptimizerOptions("adagrad", embedding="sgd", embedding_lr=0.1))
     table = PredictionTable()
@@ -95,7 +96,7 @@ def test_spawned_ranks_with_every_callback(tmp_path: Path) -> None:
     run.predict(module, datamodule=data, return_predictions=False)
     rows = rows_of(table.places(run)["predictions"])
     assert [row["example"] for row in rows] == [str(n) for n in range(7)]
-    # Lightning's CSVLogger starts its table anew in every set of spawned processes.
+    # Lightning's CSVLogger rewrites its table in every set of spawned processes.
     written = [line.split(":")[0] for line in closing_lines(run)]
-    wanted = ["checkpoint", "predictions", "learning curve", "predicted trees"]
-    assert [what for what in written if what != "metrics"] == wanted
+    expected = ["checkpoint", "predictions", "learning curve", "predicted trees"]
+    assert [name for name in written if name != "metrics"] == expected

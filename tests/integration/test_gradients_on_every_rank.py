@@ -1,4 +1,4 @@
-"""Distributed training wants a gradient of every parameter on every rank, used or not."""
+"""Distributed training needs a gradient of every parameter on every rank, used or not."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
-from pyg_dynbatch.core import Engine, Operations, Schedule
+from pyg_dynbatch import blocks as td
+from pyg_dynbatch.core import Engine, Schedule
 from tests.core.helpers import VECTOR, Vectors, chain_program
 from tests.core.test_merge import Words
 
@@ -21,60 +24,82 @@ def one_process(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def two_steps(engine: Engine, schedule: Schedule, inputs: dict | None = None) -> None:
+    """Train twice: the second step fails if a parameter has had no gradient in the first."""
+    model = DistributedDataParallel(engine)
+    for _ in range(2):
+        model.zero_grad()
+        (rows,) = model(schedule, inputs).values()
+        rows.sum().backward()
+
+
 @pytest.mark.usefixtures("one_process")
 def test_unused_operations_get_zero_gradients() -> None:
     vectors = Vectors()
-    model = DistributedDataParallel(vectors.engine)
-    schedule = Schedule.from_programs([chain_program(vectors.mix, 3)])
-    for _ in range(2):  # without a gradient of every parameter the second round is refused
-        model.zero_grad()
-        model(schedule)["output"].sum().backward()
+    two_steps(vectors.engine, Schedule.from_programs([chain_program(vectors.mix, 3)]))
     for operation in vectors.engine.operations:
-        used = operation.signature.name == "mix"
         for parameter in operation.parameters():
             assert parameter.grad is not None
-            assert bool(parameter.grad.any()) is used
+            assert bool(parameter.grad.any()) is (operation.signature.name == "mix")
 
 
 @pytest.mark.usefixtures("one_process")
 def test_unused_operations_of_every_kind_of_argument() -> None:
     words = Words()
-    words.engine.operations.add(
-        torch.nn.Linear(3, 3), [VECTOR], [VECTOR], name="never", random=True
-    )
-    model = DistributedDataParallel(words.engine)
+    never = nn.Linear(3, 3)
+    words.engine.operations.add(never, [VECTOR], [VECTOR], name="never", random=True)
     schedule = Schedule.from_programs([words.program([1], "squash")])
-    for _ in range(2):
-        model.zero_grad()
-        model(schedule)["output"].sum().backward()
-    start = words.engine.operations["start"].module.row
-    assert start.grad.tolist() == [[0.0, 0.0, 0.0]]
+    two_steps(words.engine, schedule)
+    assert never.weight.grad is not None
+    assert words.engine.operations["start"].module.row.grad.tolist() == [[0.0, 0.0, 0.0]]
     with torch.no_grad():
-        assert model(schedule)["output"].shape == (1, 3)
+        assert words.engine(schedule)["output"].shape == (1, 3)
 
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("nodes", [3, 0])
-def test_a_cell_without_a_step_whose_inputs_are_of_an_open_type(nodes: int) -> None:
-    """All nodes are leaves, which have a module of their own; the rows given say how wide."""
+def test_a_cell_without_a_step_whose_inputs_have_an_open_type(nodes: int) -> None:
+    """All nodes are leaves, which have a separate module; the width is that of the given rows."""
 
-    class Join(torch.nn.Linear):
-        def forward(self, x: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    class Join(nn.Linear):
+        def forward(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
             return super().forward(x) + left + right
 
-    engine = Engine.of_cell(Join(2, 3), VECTOR, 2, leaf=torch.nn.Linear(2, 3))
-    model = DistributedDataParallel(engine)
+    engine = Engine.of_cell(Join(2, 3), VECTOR, 2, leaf=nn.Linear(2, 3))
     schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), nodes, arity=2)
-    for _ in range(2):
-        model.zero_grad()
-        model(schedule, {"input": torch.ones(nodes, 2)})["node"].sum().backward()
-    assert {p.grad is not None for p in engine.parameters()} == {True}
+    two_steps(engine, schedule, {"input": torch.ones(nodes, 2)})
+    assert all(p.grad is not None for p in engine.parameters())
     assert not engine.operations["node"].module.weight.grad.any()
 
 
-def test_without_a_process_group_unused_operations_are_left_alone() -> None:
+def test_without_a_process_group_unused_operations_get_no_gradient() -> None:
     vectors = Vectors()
     schedule = Schedule.from_programs([chain_program(vectors.mix, 3)])
     vectors.engine(schedule)["output"].sum().backward()
     assert vectors.engine.operations["score"].module.weight.grad is None
-    assert len(Operations()) == 0
+
+
+def train_on_rank(rank: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    cases = {width: td.Vector(width) >> td.FC(2, activation=None) for width in (1, 2, 3)}
+    model = td.Compiler.create(td.OneOf(len, cases))
+    parallel = DistributedDataParallel(model)
+    # Each rank uses one case, and none the third: no rank may wait for the other forever.
+    for _ in range(2):
+        parallel.zero_grad()
+        parallel([[1.0] * (rank + 1)]).output.sum().backward()
+    found = {tuple(p.shape): p.grad for p in model.parameters() if p.dim() == 2}
+    torch.save(found, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="forks processes, on the CPU only")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_two_ranks_that_use_different_cases_of_a_block(tmp_path: Path) -> None:
+    start_processes(train_on_rank, (tmp_path,), 2, start_method="fork")
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    torch.testing.assert_close(first, second)
+    used = {shape[1]: bool(gradient.any()) for shape, gradient in first.items()}
+    assert used == {1: True, 2: True, 3: False}

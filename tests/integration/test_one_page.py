@@ -1,4 +1,4 @@
-"""The example on one page computes what the engine computes, gradients included."""
+"""The example on one page computes the same values and gradients as the engine."""
 
 import random
 
@@ -9,7 +9,7 @@ from pyg_dynbatch import Engine, Operations, Program, Schedule, TensorType
 from tests.example_files import defined_in
 
 
-def test_page_is_the_engine() -> None:
+def test_the_page_equals_the_engine() -> None:
     page = defined_in("dynamic_batching_in_one_page")
     width = page["WIDTH"]
     random.seed(1)

@@ -1,4 +1,4 @@
-"""Every cell that must keep the laws; a new one joins by one line in :data:`CELLS`."""
+"""Every cell that must keep the laws; add a new one with one line in :data:`CELLS`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ IN, OUT = 4, 3
 
 @dataclass(frozen=True)
 class CellCase:
-    """How to make a cell, and the form of its state."""
+    """How to create a cell, and the type of its state."""
 
     make: Callable[[], nn.Module]
     state: RowType
@@ -43,7 +43,7 @@ class Ragged(nn.Module):
 
 
 class Pair(nn.Module):
-    """The smallest cell with two places and a tuple as its state."""
+    """The smallest cell with two child slots and a tuple as its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Pair(nn.Module):
 
 
 def recursive(make: Callable[[], RecursiveCell]) -> CellCase:
-    """A cell of ``pyg_dynbatch.nn``, which says itself what its state is."""
+    """Return the case of a cell of ``pyg_dynbatch.nn``, which knows the type of its state."""
     cell = make()
     parts = cell.state_type
     return CellCase(make, parts if len(parts) > 1 else parts[0], cell.arity)
@@ -75,30 +75,26 @@ CELLS: dict[str, CellCase] = {
 
 
 def structure_of(dag: Dag, has_input: Tensor | None = None) -> Data:
-    """A structure of the strategies as the public laws take it."""
+    """Convert a structure of the strategies to PyG data, as the public laws take it."""
     edges, slots = dag.edge_index, dag.child_slot
     return Data(edge_index=edges, num_nodes=dag.num_nodes, child_slot=slots, has_input=has_input)
 
 
-def parts_of(rows: Any) -> tuple[Tensor, ...]:
-    """The tensors of a state."""
-    return rows if isinstance(rows, tuple) else (rows,)
+def parts_of(state: Any) -> tuple[Any, ...]:
+    """Return the parts of a state, or of its type, as a tuple."""
+    return state if isinstance(state, tuple) else (state,)
 
 
 def plain_recursion(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> tuple[Tensor, ...]:
-    """Calls the cell node by node on single rows: no schedule, no engine, no program."""
-    types = case.state if isinstance(case.state, tuple) else (case.state,)
+    """Call the cell node by node on single rows, without schedule, engine or program."""
+    types = parts_of(case.state)
     states: dict[int, tuple[Tensor, ...]] = {}
 
-    def rows_of(nodes: list[int]) -> Any:
+    def rows_of(nodes: list[int], missing: int = 0) -> Any:
         parts = tuple(
-            torch.cat([x.new_zeros(0, *t.shape), *(states[node][n] for node in nodes)])
+            torch.cat([x.new_zeros(missing, *t.shape), *(states[node][n] for node in nodes)])
             for n, t in enumerate(types)
         )
-        return parts if isinstance(case.state, tuple) else parts[0]
-
-    def missing() -> Any:
-        parts = tuple(x.new_zeros(1, *t.shape) for t in types)
         return parts if isinstance(case.state, tuple) else parts[0]
 
     for node in dag.order:
@@ -108,7 +104,7 @@ def plain_recursion(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> tup
             arguments = [RaggedRows(rows_of(children), segment_ids, 1)]
         else:
             arguments = [rows_of([child]) for child in children]
-            arguments += [missing() for _ in range(case.arity - len(children))]
+            arguments += [rows_of([], missing=1)] * (case.arity - len(children))
         states[node] = parts_of(cell(x[node : node + 1], *arguments))
     return tuple(
         torch.cat([states[node][n] for node in range(dag.num_nodes)]) for n in range(len(types))

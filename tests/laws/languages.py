@@ -1,7 +1,7 @@
-"""Random programs in a small typed language, and a plain recursion that gives their meaning.
+"""Random programs in a small typed language, and a plain recursion that evaluates them.
 
-A program is drawn as a list of plain calls; :func:`recorded` turns it into a ``Program``, and
-:func:`meaning` works it out by itself, call after call, on single rows, with no code of the core.
+A program is drawn as a list of plain calls. :func:`recorded` converts it to a ``Program``;
+:func:`meaning` evaluates it call by call on single rows, without any code of the core.
 """
 
 from collections.abc import Callable
@@ -58,18 +58,18 @@ class Step(nn.Module):
 
 
 class Total(nn.Module):
-    """A ragged and a fixed argument; the sum does not know the order, the weighting does."""
+    """A ragged and a fixed argument; the weights depend on the order of the rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.randn(3))
 
     def forward(self, rows: RaggedRows, scalar: Tensor) -> Tensor:
-        place = torch.zeros_like(rows.segment_ids)
-        for number in range(1, len(place)):
+        position = torch.zeros_like(rows.segment_ids)
+        for number in range(1, len(position)):
             same = rows.segment_ids[number] == rows.segment_ids[number - 1]
-            place[number] = torch.where(same, place[number - 1] + 1, 0)
-        weighted = rows.rows * (self.w / (1 + place)[:, None])
+            position[number] = torch.where(same, position[number - 1] + 1, 0)
+        weighted = rows.rows * (self.w / (1 + position)[:, None])
         total = weighted.new_zeros(rows.num_calls, 3).index_add(0, rows.segment_ids, weighted)
         return torch.tanh(total + scalar[:, None])
 
@@ -83,36 +83,35 @@ class Gather(nn.Module):
         return torch.tanh(total), total.mean(-1)
 
 
+# Names of the types of the arguments (a list for a ragged one) and of the results.
+FORMS: dict[str, tuple[list[Any], list[str]]] = {
+    "embed": (["word"], ["vector"]),
+    "gate": (["vector", "vector"], ["vector"]),
+    "split": (["vector"], ["scalar", "matrix"]),
+    "step": (["state", "matrix", "scalar"], ["state"]),
+    "total": ([["vector"], "scalar"], ["vector"]),
+    "gather": ([["state"]], ["state"]),
+}
+
+
 class Language:
-    """The operations, and for each of them its meaning for one call."""
+    """The operations, and the meaning of one call of each."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        operations, gate = Operations(), Gate()
-        self.modules = {
-            "embed": nn.Embedding(4, 3),
-            "gate": gate,
-            "split": Split(),
-            "step": Step(),
-            "total": Total(),
-            "gather": Gather(),
-        }
-        signatures = {
-            "embed": ([WORD], [VECTOR]),
-            "gate": ([VECTOR, VECTOR], [VECTOR]),
-            "split": ([VECTOR], [SCALAR, MATRIX]),
-            "step": ([STATE, MATRIX, SCALAR], [STATE]),
-            "total": ([Ragged(VECTOR), SCALAR], [VECTOR]),
-            "gather": ([Ragged(STATE)], [STATE]),
-        }
-        self.signatures = {
-            name: operations.add(self.modules[name], inputs, outputs, name=name)
-            for name, (inputs, outputs) in signatures.items()
-        }
+        embed = nn.Embedding(4, 3)
+        modules = (embed, Gate(), Split(), Step(), Total(), Gather())
+        self.modules = dict(zip(FORMS, modules, strict=True))
+        self.signatures, operations = {}, Operations()
+        for name, (arguments, results) in FORMS.items():
+            inputs = [Ragged(TYPES[a[0]]) if isinstance(a, list) else TYPES[a] for a in arguments]
+            outputs = [TYPES[result] for result in results]
+            module = self.modules[name]
+            self.signatures[name] = operations.add(module, inputs, outputs, name=name)
         self.engine = Engine(operations).double()
 
     def call(self, name: str, arguments: list[Any]) -> list[Any]:
-        """What one call means, on rows without a batch axis."""
+        """Evaluate one call on rows without a batch axis."""
         module: Any = self.modules[name]
         if name == "embed":
             return [module.weight[arguments[0]]]
@@ -128,8 +127,8 @@ class Language:
         if name == "total":
             rows, scalar = arguments
             total = scalar * torch.ones(3, dtype=torch.float64)
-            for place, row in enumerate(rows):
-                total = total + row * module.w / (1 + place)
+            for position, row in enumerate(rows):
+                total = total + row * module.w / (1 + position)
             return [torch.tanh(total)]
         total = torch.zeros(3, dtype=torch.float64)
         for h, c in arguments[0]:
@@ -137,20 +136,9 @@ class Language:
         return [(torch.tanh(total), total.mean())]
 
 
-# What goes in (a list marks a ragged argument) and what comes out, by the names of the types.
-FORMS: dict[str, tuple[list[Any], list[str]]] = {
-    "embed": (["word"], ["vector"]),
-    "gate": (["vector", "vector"], ["vector"]),
-    "split": (["vector"], ["scalar", "matrix"]),
-    "step": (["state", "matrix", "scalar"], ["state"]),
-    "total": ([["vector"], "scalar"], ["vector"]),
-    "gather": ([["state"]], ["state"]),
-}
-
-
 @dataclass
 class Sketch:
-    """One random program: leaves, then calls on values by number, then marked values."""
+    """One random program: leaves, calls on values by number, and outputs, which are values too."""
 
     leaves: list[tuple[str, str, int]] = field(default_factory=list)
     calls: list[tuple[str, list[Any]]] = field(default_factory=list)
@@ -159,9 +147,9 @@ class Sketch:
 
 
 def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch:
-    """Random programs: shared values, values read at any later level, any number of outputs.
+    """Draw a program with shared values, values read at any later level, any number of outputs.
 
-    ``integer(low, high)`` draws a number, both ends included.
+    ``integer(low, high)`` draws a number; both ends are included.
     """
     sketch = Sketch()
     for name in ("word", "vector", "scalar", "matrix", "state"):
@@ -172,19 +160,17 @@ def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch
         sketch.types.append("vector")
     for _ in range(integer(0, max_calls)):
         name = sorted(FORMS)[integer(0, len(FORMS) - 1)]
-        wanted, made = FORMS[name]
+        wanted, results = FORMS[name]
         arguments: list[Any] = []
         for each in wanted:
             ragged = isinstance(each, list)
             known = [n for n, t in enumerate(sketch.types) if t == (each[0] if ragged else each)]
+            count = integer(0, 3) if ragged else 1
             # The newest values first, so that programs become deep.
-            drawn = [
-                known[-1 - integer(0, len(known) - 1)]
-                for _ in range(integer(0, 3) if ragged else 1)
-            ]
+            drawn = [known[-1 - integer(0, len(known) - 1)] for _ in range(count)]
             arguments.append(drawn if ragged else drawn[0])
         sketch.calls.append((name, arguments))
-        sketch.types += made
+        sketch.types += results
     for _ in range(integer(0, 4)):
         value = integer(0, len(sketch.types) - 1)
         sketch.outputs.append((value, f"{sketch.types[value]} {integer(0, 1)}"))
@@ -193,12 +179,12 @@ def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch
 
 @st.composite
 def sketches(draw: st.DrawFn, max_calls: int = 14) -> Sketch:
-    """Random programs for a law."""
+    """Draw random programs for a law."""
     return sketch_of(lambda low, high: draw(st.integers(low, high)), max_calls)
 
 
 def leaf(name: str, seed: int) -> Any:
-    """The constant of a type with a number; float32, so that nothing is rounded in a program."""
+    """Return a constant of a type; float32, so that a program does not round it."""
     if name == "word":
         return seed
     generator = torch.Generator().manual_seed(seed)
@@ -208,7 +194,7 @@ def leaf(name: str, seed: int) -> Any:
 
 
 def recorded(language: Language, sketch: Sketch) -> Program:
-    """The program of a sketch."""
+    """Record a sketch as a program."""
     program, values = Program(), []
     for kind, name, number in sketch.leaves:
         if kind == "input":
@@ -225,12 +211,12 @@ def recorded(language: Language, sketch: Sketch) -> Program:
 
 
 def rows_read(sketch: Sketch) -> int:
-    """How many input rows an example has."""
+    """Count the input rows of an example."""
     return sum(kind == "input" for kind, _, _ in sketch.leaves)
 
 
 def meaning(language: Language, batch: list[Sketch], x: Tensor) -> dict[str, Any]:
-    """What a batch of sketches means, worked out one call at a time on single rows."""
+    """Evaluate a batch of sketches, one call at a time on single rows."""
     found: dict[str, list[Any]] = {}
     first = 0
     for sketch in batch:

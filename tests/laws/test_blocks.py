@@ -1,4 +1,4 @@
-"""Laws of blocks, on random well-typed expressions: types foretold, batched = call by call."""
+"""Laws of blocks on random well-typed expressions: types are inferred, batched = call by call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, Schedule
 from tests.blocks.harness import three_ways
 
-# Not a strategy: what checks annotations draws random numbers, which strategies must not.
+# Not a strategy: the checks of annotations draw random numbers, which strategies must not.
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Case = tuple[td.Block, td.ResultType, st.SearchStrategy[Any]]
 
@@ -24,7 +24,7 @@ def both(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Grow(nn.Module):
-    """A linear map of a sum, with parameters of its own."""
+    """A linear map of a sum."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ NUMBER = st.integers(-3, 3).map(lambda n: n / 2)
 
 
 def leaves(size: int) -> Case:
-    """From a host object to a vector."""
+    """Return a block from a host object to a vector, its type and its inputs."""
     return td.Vector(size), td.TensorType((size,)), st.lists(NUMBER, min_size=size, max_size=size)
 
 
 def blocks_of(draw: Draw, depth: int = 3) -> Case:
-    """A block from a host object, the type it must have, and inputs that fit it."""
+    """Draw a block from a host object, the type it must have, and inputs for it."""
     kind = draw(st.sampled_from(["leaf"] * 2 + (list(MAKERS) if depth else [])))
     if kind == "leaf":
         return leaves(draw(st.integers(1, 2)))
@@ -74,7 +74,7 @@ def one_of(draw: Draw, depth: int) -> Case:
 
 
 def reduced(draw: Draw, depth: int) -> Case:
-    """A sequence of vectors, taken together in one of many ways."""
+    """Draw a reduction of a sequence of vectors."""
     size = draw(st.integers(1, 2))
     vector, kind, inputs = leaves(size)
     way = draw(st.sampled_from(["reduce", "fold", "sum", "mean", "max", "rnn", "ngrams", "nth"]))
@@ -95,7 +95,7 @@ def reduced(draw: Draw, depth: int) -> Case:
 
 
 def zipped(draw: Draw, depth: int) -> Case:
-    """Each element of a sequence together with one value for all."""
+    """Draw a block that combines each element of a sequence with the same value."""
     size = draw(st.integers(1, 2))
     vector, kind, inputs = leaves(size)
     other, _, others = leaves(size)
@@ -110,7 +110,7 @@ def zipped(draw: Draw, depth: int) -> Case:
 
 
 def tree(draw: Draw, depth: int) -> Case:
-    """A recursion over nested lists."""
+    """Draw a recursion over nested lists."""
     size = draw(st.integers(1, 2))
     vector, kind, inputs = leaves(size)
     memoize = draw(st.booleans())
@@ -132,7 +132,7 @@ def tree(draw: Draw, depth: int) -> Case:
 
 
 def shared(draw: Draw, depth: int) -> Case:
-    """One layer in two places."""
+    """Use one layer twice."""
     layer = td.FC(2, torch.tanh)
     vector, _, inputs = leaves(2)
     block = td.AllOf(vector >> layer, td.Vector(2) >> td.Function(torch.neg) >> layer)
@@ -162,7 +162,7 @@ def test_batched_is_call_by_call(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_types_are_foretold(data: st.DataObject) -> None:
+def test_types_are_inferred(data: st.DataObject) -> None:
     block, kind, inputs = blocks_of(data.draw)
     result = block.eval(data.draw(inputs))
     for terminal, value in zip(_terminals(kind, result), kind.flatten(result), strict=True):
@@ -184,7 +184,7 @@ def test_the_rewrites_change_nothing(data: st.DataObject) -> None:
     for passes in ((), td.PASSES):
         operations = Operations()
         tracer = compile_block(block, operations, passes)
-        merged, _ = merge_traced(tracer.recipe, [tracer(example) for example in examples])
+        merged, _ = merge_traced(tracer.source, [tracer(example) for example in examples])
         schedule = Schedule.from_programs([merged], merge_equal="merge_equal" in passes)
         found.append(Engine(operations).double()(schedule))
     assert found[0].keys() == found[1].keys()

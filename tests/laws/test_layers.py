@@ -1,4 +1,6 @@
-"""Laws of the recurrent layers: company, order and numbering change nothing."""
+"""Laws of the recurrent layers: other examples, their order and node numbers change nothing."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -6,15 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_dynbatch.nn import RecursiveLayer
-from tests.nn.recursion import SMALL, Placed, assert_equal, batched, features, make, placed, whole
+from pyg_dynbatch.nn import RecursiveLayer, TreeRNNCell
+from tests.nn.recursion import (
+    IN,
+    OUT,
+    SMALL,
+    Placed,
+    assert_equal,
+    batched,
+    features,
+    make,
+    placed,
+    whole,
+)
 from tests.strategies import SHAPES, few
 
 FEW = few(4)
 
 
 def run(layer: RecursiveLayer, examples: list[Placed], rows: list[Tensor]) -> list[Tensor]:
-    """Runs a layer over a batch, and cuts the result into examples."""
+    """Run a layer on a batch, and split the result by example."""
     sizes = [example.num_nodes for example in examples]
     schedule = batched(examples, layer)
     return list(layer(torch.cat(rows), schedule=schedule).split(sizes))
@@ -35,13 +48,34 @@ def test_layer_batched_is_the_layer_alone(kind: str, direction: str, data: st.Da
     strategy = st.lists(placed(layer.arity, only_trees), min_size=1, max_size=4)
     examples = data.draw(strategy)
     rows = [features(e.num_nodes, seed=n) for n, e in enumerate(examples)]
+    check(layer, examples, rows, data.draw(st.permutations(range(len(examples)))))
+
+
+def check(
+    layer: RecursiveLayer, examples: list[Placed], rows: list[Tensor], order: list[int]
+) -> None:
+    """Compare a batch with its examples one at a time, and with the batch in a different order."""
     together = run(layer, examples, rows)
     alone = [run(layer, [e], [x])[0] for e, x in zip(examples, rows, strict=True)]
     assert_equal(together, alone)
     assert_equal(gradients(layer, together), gradients(layer, alone))
-    order = data.draw(st.permutations(range(len(examples))))
     moved = run(layer, [examples[n] for n in order], [rows[n] for n in order])
     assert_equal(moved, [together[n] for n in order])
+
+
+class MixingCell(TreeRNNCell):
+    """Faulty: subtract the mean over all rows of a level."""
+
+    def step(self, projected: Tensor, children: Any) -> tuple[Tensor, ...]:
+        (state,) = super().step(projected, children)
+        return (state - state.mean(0),)
+
+
+def test_a_layer_that_mixes_rows_breaks_the_law() -> None:
+    layer = RecursiveLayer(MixingCell(IN, OUT)).double()
+    examples = [whole(SHAPES[name](), 2) for name in ("chain", "balanced")]
+    with pytest.raises(AssertionError, match="not close"):
+        check(layer, examples, [features(e.num_nodes) for e in examples], [1, 0])
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -1,11 +1,14 @@
 """Random DAG programs: batched = one by one = a plain recursion, in values and gradients."""
 
+import random
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,12 +19,22 @@ from pyg_dynbatch.testing import (
     assert_order_is_free,
 )
 from tests.core.helpers import as_users_run_it
-from tests.laws.languages import VECTOR, Language, Sketch, meaning, recorded, rows_read, sketches
+from tests.laws.languages import (
+    VECTOR,
+    Language,
+    Sketch,
+    meaning,
+    recorded,
+    rows_read,
+    sketch_of,
+    sketches,
+)
 from tests.nn.recursion import assert_equal
 from tests.strategies import few
 
 LANGUAGE = Language()
-BATCHES = st.lists(sketches(), min_size=1, max_size=4)
+BATCHES = st.lists(sketches() | st.just(Sketch()), min_size=1, max_size=4)
+"""Some of the examples are empty."""
 
 
 def inputs_of(batch: list[Sketch]) -> Tensor:
@@ -50,15 +63,15 @@ def gradients(run: Callable[[Tensor], dict[str, Any]], x: Tensor) -> list[Tensor
 @given(BATCHES)
 def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]) -> None:
     programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
-    roads: list[Callable[[Tensor], dict[str, Any]]] = [
+    ways: list[Callable[[Tensor], dict[str, Any]]] = [
         lambda x: run_one_by_one(LANGUAGE.engine, programs, {VECTOR: x})
     ]
     for policy in ("depth", "agenda"):
         schedule = Schedule.from_programs(programs, policy)
-        roads.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
+        ways.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
     wanted = meaning(LANGUAGE, batch, x)
     right = gradients(lambda x: meaning(LANGUAGE, batch, x), x)
-    for run in roads:
+    for run in ways:
         found = run(x)
         assert sorted(found) == sorted(wanted)
         assert_equal(flat(found), flat(wanted))
@@ -76,7 +89,7 @@ def test_the_public_laws_hold(batch: list[Sketch]) -> None:
 
 @few(10)
 @given(BATCHES)
-def test_agenda_makes_no_more_steps_and_none_beats_the_bound(batch: list[Sketch]) -> None:
+def test_agenda_needs_no_more_steps_and_neither_policy_beats_the_bound(batch: list[Sketch]) -> None:
     programs = [recorded(LANGUAGE, sketch) for sketch in batch]
     depth, agenda = (Schedule.from_programs(programs, p).stats() for p in ("depth", "agenda"))
     assert agenda.steps <= depth.steps
@@ -109,53 +122,90 @@ def test_gradcheck(batch: list[Sketch]) -> None:
     def run(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         found = flat(LANGUAGE.engine(schedule, {VECTOR: x}))
         kept = [part for part in found if part.is_floating_point()]
-        # gradcheck wants an output that depends on something, even for an empty program.
+        # gradcheck needs an output that depends on its inputs, even for an empty program.
         return (x.sum() + sum(p.sum() for p in parameters), *kept)
 
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), *parameters))
 
 
-@given(sketches(), sketches())
-def test_a_batch_of_two_restricted_to_the_first(first: Sketch, second: Sketch) -> None:
-    programs = [recorded(LANGUAGE, sketch) for sketch in (first, second)]
-    x = inputs_of([first, second])
-    both = Schedule.from_programs(programs)
-    alone = Schedule.from_programs(programs[:1])
-    results = LANGUAGE.engine(both, {VECTOR: x})
-    wanted = LANGUAGE.engine(alone, {VECTOR: x[: rows_read(first)]})
-    for name, rows in wanted.items():
-        mine = both.example_of(name) == 0
-        parts = results[name] if isinstance(rows, tuple) else (results[name],)
-        right = rows if isinstance(rows, tuple) else (rows,)
-        assert_equal([part[mine] for part in parts], list(right))
+@pytest.mark.parametrize(
+    ("chunk", "batches"),
+    [(0, 4), *(pytest.param(chunk, 100, marks=pytest.mark.long) for chunk in range(20))],
+)
+def test_batched_is_one_by_one_on_very_many_programs(chunk: int, batches: int) -> None:
+    """Check one chunk; all long chunks together are 100,000 programs."""
+    numbers = random.Random(chunk)
+    for _ in range(batches):
+        batch = [sketch_of(numbers.randint) for _ in range(50)]
+        programs, inputs = [recorded(LANGUAGE, each) for each in batch], {VECTOR: inputs_of(batch)}
+        with torch.no_grad():
+            wanted = run_one_by_one(LANGUAGE.engine, programs, inputs)
+            policy = numbers.choice(("depth", "agenda"))
+            found = LANGUAGE.engine(Schedule.from_programs(programs, policy), inputs)
+        assert list(found) == list(wanted)
+        assert_equal(flat(found), flat(wanted))
 
 
-EMPTY = Sketch([], [], [], [])
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-@given(sketch=sketches())
-@example(sketch=EMPTY)
-@settings(max_examples=10)
-def test_empty_examples_change_nothing(sketch: Sketch, place: int) -> None:
-    batch = [sketch, sketch]
-    x = inputs_of(batch)
-    wanted = meaning(LANGUAGE, batch, x)
-    batch.insert(place, EMPTY)
-    schedule = Schedule.from_programs([recorded(LANGUAGE, each) for each in batch])
-    assert_equal(flat(LANGUAGE.engine(schedule, {VECTOR: x})), flat(wanted))
-
-
-@pytest.mark.parametrize("policy", ["depth", pytest.param("agenda", marks=pytest.mark.long)])
-def test_ten_thousand_calls_in_a_row(policy: str) -> None:
-    calls: list[Any] = [("gate", [1, 5])]
-    calls += [("gate", [5 + number, 1]) for number in range(1, 10_000)]
+def chain_of(calls: int) -> Sketch:
+    """Return calls that each read the result of the previous one; the first reads an input."""
     leaves = [("constant", name, 1) for name in ("word", "vector", "scalar", "matrix", "state")]
-    sketch = Sketch([*leaves, ("input", "vector", 0)], calls, [(10_005, "top")], [])
+    gates: list[tuple[str, list[Any]]] = [("gate", [1, 5])]
+    gates += [("gate", [number, 1]) for number in range(6, calls + 5)]
+    return Sketch([*leaves, ("input", "vector", 0)], gates, [(calls + 5, "top")], [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "calls"),
+    [
+        ("depth", 2_000),
+        *(pytest.param(policy, 10_000, marks=pytest.mark.long) for policy in ("depth", "agenda")),
+    ],
+)
+def test_far_more_calls_in_a_row_than_the_recursion_limit(policy: str, calls: int) -> None:
+    sketch = chain_of(calls)
     x = inputs_of([sketch])
     wanted = meaning(LANGUAGE, [sketch], x)["top"]
     schedule = Schedule.from_programs([recorded(LANGUAGE, sketch)], policy)
-    assert len(schedule.steps) == 10_000
+    assert len(schedule.steps) == calls
     with as_users_run_it(), torch.no_grad():
         found = LANGUAGE.engine(schedule, {VECTOR: x})["top"]
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-10, atol=1e-10)
+
+
+def lines_executed(run: Callable[[], Any]) -> int:
+    """Count the lines of Python that a call executes."""
+    count, previous = 0, sys.gettrace()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(previous)
+    return count
+
+
+def test_one_by_one_takes_linear_time() -> None:
+    chains = [chain_of(calls) for calls in (100, 200, 300)]
+    x = inputs_of(chains[:1])
+    with as_users_run_it():
+        first, second, third = (
+            lines_executed(partial(run_one_by_one, LANGUAGE.engine, [program], {VECTOR: x}))
+            for program in [recorded(LANGUAGE, chain) for chain in chains]
+        )
+    assert first < second < third
+    assert third - second == pytest.approx(second - first, rel=0.01)
+
+
+def test_a_freed_graph_raises_an_error() -> None:
+    sketch = chain_of(3)
+    x = inputs_of([sketch]).requires_grad_()
+    schedule = Schedule.from_programs([recorded(LANGUAGE, sketch)])
+    loss = LANGUAGE.engine(schedule, {VECTOR: x})["top"].sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()

@@ -1,6 +1,5 @@
-"""Laws of weave: equal to the equations written out, and blind to numbering and company."""
+"""Laws of weave: equal to the equations, whatever the numbers of the atoms and the batch."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
+from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
@@ -15,7 +15,8 @@ from tests.nn.plain_weave import Molecules, close, gradients, molecules, plain_w
 from tests.strategies import few
 
 FEW = few(12)
-NORMS = (None, "batch", "layer")
+NORM = st.sampled_from((None, "batch", "layer"))
+NO_BATCH_NORM = st.sampled_from((None, "layer"))
 
 
 def pairs_of(mols: Molecules) -> Pairs:
@@ -35,18 +36,22 @@ def plain_stack(stack: WeaveStack, x: Tensor, table: Tensor, mols: Molecules) ->
     return x
 
 
+def numbers_of(pairs: Pairs, ordered: list[tuple[int, int, int]]) -> list[int]:
+    """Return the index of the unordered pair of each ordered pair."""
+    ends = zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)
+    number = {pair: n for n, pair in enumerate(ends)}
+    return [number[min(i, j), max(i, j)] for i, j, _ in ordered]
+
+
 def inputs_of(mols: Molecules) -> tuple[Tensor, Tensor]:
     x = torch.randn(sum(mols.sizes), 3, dtype=torch.double, requires_grad=True)
     return x, torch.randn(5, 2, dtype=torch.double, requires_grad=True)
 
 
-@pytest.mark.parametrize("training", (True, False))
-@pytest.mark.parametrize("residual", (False, True))
-@pytest.mark.parametrize("norm", NORMS)
-@FEW
-@given(mols=molecules(12, 3))
+@few(40)
+@given(mols=molecules(12, 3), norm=NORM, residual=st.booleans(), training=st.booleans())
 def test_stack_is_the_equations(
-    norm: str | None, residual: bool, training: bool, mols: Molecules
+    mols: Molecules, norm: str | None, residual: bool, training: bool
 ) -> None:
     stack = stack_of(norm, residual, 3).train(training)
     x, table = inputs_of(mols)
@@ -57,19 +62,16 @@ def test_stack_is_the_equations(
     close(gradients([found], wanted), gradients([expected], wanted))
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@FEW
-@given(mols=molecules(6, 3), widths=st.permutations((3, 4, 5, 6)))
+@few(20)
+@given(mols=molecules(6, 3), norm=NORM, widths=st.permutations((3, 4, 5, 6)))
 def test_module_with_pair_rows_is_the_equations(
-    norm: str | None, mols: Molecules, widths: list[int]
+    mols: Molecules, norm: str | None, widths: list[int]
 ) -> None:
     names = dict(zip(("aa", "pa", "ap", "pp"), widths, strict=True))
     conv = shaken(WeaveConv(3, 2, 3, 2, hidden=names, norm=norm, residual=True))
     pairs, (x, _), ordered = pairs_of(mols), inputs_of(mols), mols.ordered()
     rows = torch.randn(pairs.num_pairs, 2, dtype=torch.double, requires_grad=True)
-    halves = list(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
-    place = {pair: n for n, pair in enumerate(halves)}
-    number = [place[min(i, j), max(i, j)] for i, j, _ in ordered]
+    number = numbers_of(pairs, ordered)
     want_x, want_pair = plain_weave(conv, x, rows[number], ordered)
     new_x, new_pair = conv(x, rows, pairs)
     assert want_pair is not None
@@ -80,10 +82,9 @@ def test_module_with_pair_rows_is_the_equations(
     close(gradients([new_x, new_pair[number]], wanted), gradients([want_x, want_pair], wanted))
 
 
-@pytest.mark.parametrize("norm", (None, "layer"))
-@FEW
-@given(mols=molecules(5, 3))
-def test_program_is_the_fused_layer(norm: str | None, mols: Molecules) -> None:
+@few(20)
+@given(mols=molecules(5, 3), norm=NO_BATCH_NORM)
+def test_program_is_the_fused_layer(mols: Molecules, norm: str | None) -> None:
     stack = stack_of(norm, True, 3)
     x, table = inputs_of(mols)
     weave = WeaveProgram(stack, table.detach()).double()
@@ -97,8 +98,8 @@ def test_program_is_the_fused_layer(norm: str | None, mols: Molecules) -> None:
 
 
 @FEW
-@given(mols=molecules(6, 3), block=st.integers(1, 9), norm=st.sampled_from((None, "layer")))
-def test_blocks_change_nothing(mols: Molecules, block: int, norm: str | None) -> None:
+@given(mols=molecules(6, 3), block=st.integers(1, 9), norm=NO_BATCH_NORM)
+def test_the_block_size_changes_nothing(mols: Molecules, block: int, norm: str | None) -> None:
     stack, (x, table), pairs = stack_of(norm, False, 3), inputs_of(mols), pairs_of(mols)
     whole = stack(x, table, pairs)
     wanted = [x, table, *stack.parameters()]
@@ -110,7 +111,7 @@ def test_blocks_change_nothing(mols: Molecules, block: int, norm: str | None) ->
 
 
 @FEW
-@given(mols=molecules(6, 1), data=st.data(), norm=st.sampled_from(NORMS))
+@given(mols=molecules(6, 1), data=st.data(), norm=NORM)
 def test_numbers_of_the_atoms_do_not_matter(
     mols: Molecules, data: st.DataObject, norm: str | None
 ) -> None:
@@ -132,10 +133,9 @@ def test_numbers_of_the_atoms_do_not_matter(
     close(read(found[order], dim_size=1), read(found, dim_size=1))
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@FEW
-@given(mols=molecules(5, 4))
-def test_company_does_not_matter(norm: str | None, mols: Molecules) -> None:
+@few(20)
+@given(mols=molecules(5, 4), norm=NORM)
+def test_other_molecules_do_not_matter(mols: Molecules, norm: str | None) -> None:
     stack, (x, table) = stack_of(norm, True, 2).eval(), inputs_of(mols)
     together = stack(x, table, pairs_of(mols)).split(mols.sizes)
     codes = torch.tensor(mols.code, dtype=torch.long)
@@ -147,11 +147,10 @@ def test_company_does_not_matter(norm: str | None, mols: Molecules) -> None:
         close(stack(rows, table, pairs_of(alone)), found)
 
 
-@pytest.mark.parametrize("num_descriptors", (0, 3))
-@FEW
-@given(mols=molecules(5, 4))
-def test_network_on_a_batch_is_the_network_on_each(num_descriptors: int, mols: Molecules) -> None:
-    """Values, and gradients of all weights and atoms, one molecule after another."""
+@few(20)
+@given(mols=molecules(5, 4), num_descriptors=st.sampled_from((0, 3)))
+def test_network_on_a_batch_is_the_network_on_each(mols: Molecules, num_descriptors: int) -> None:
+    """Compare values, and gradients of all weights and atoms."""
     if not mols.sizes:
         return
     data = [
@@ -180,7 +179,7 @@ def test_network_on_a_batch_is_the_network_on_each(num_descriptors: int, mols: M
 
 
 def parts_of(mols: Molecules, width: int) -> tuple[tuple[Tensor, ...], ...]:
-    """Atoms, codes and descriptors of each molecule; of the descriptors some are unknown."""
+    """Return atoms, codes and descriptors of each molecule; some descriptors are unknown."""
     x = torch.randn(sum(mols.sizes), 3, dtype=torch.double)
     code = torch.tensor(mols.code, dtype=torch.uint8)
     rows = torch.randn(len(mols.sizes), width, dtype=torch.double)
@@ -197,3 +196,19 @@ def test_the_same_input_twice_is_the_same_to_the_bit() -> None:
         found = stack(x, table, pairs)
         runs.append([found, *gradients([found], list(stack.parameters()))])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@FEW
+@given(mols=molecules(6, 3))
+def test_sums_over_pairs_and_their_backward_passes_are_adjoint(mols: Molecules) -> None:
+    pairs, atoms = pairs_of(mols), sum(mols.sizes)
+    shapes = {"pair_sum": (pairs.num_pairs, 3), "neighbour_sum": (atoms, 3)}
+    shapes |= {"order_gather": (atoms, 4), "code_rows": (pairs.num_codes, 3)}
+    for name, shape in shapes.items():
+        a = torch.randn(shape, dtype=torch.double, requires_grad=True)
+        result = getattr(pair_sums, name)(a, pairs)
+        b = torch.randn_like(result)
+        (adjoint,) = torch.autograd.grad(result, a, b)
+        close((result * b).sum(), (a * adjoint).sum())
+        if name == "neighbour_sum":
+            close(adjoint, pair_sums.neighbour_sum(b, pairs))

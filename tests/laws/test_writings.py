@@ -7,25 +7,22 @@ import pytest
 import torch
 from rdkit import Chem, RDConfig
 
-from pyg_dynbatch.data import MoleculeData, MoleculeFeaturizer
+from pyg_dynbatch.data import AtomFeatures, MoleculeData, MoleculeFeaturizer
 from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema
 
-# Molecules, and writings of each.
-SOME, MANY = (20, 5), (200, 20)
-
-# Most metals have no partial charge, and RDKit's extremes over atoms must not depend on the order.
+# Most metals have no partial charge; RDKit's extremes over atoms must not depend on their order.
 METALS = ["C[Mg]Br", "[O-][N+](=O)[Co+]12(NCCN1)(NCCN2)[N+]([O-])=O", "N[Pt](N)(Cl)Cl"]
 
 
 def nci(count: int) -> list[str]:
-    """Returns molecules from the whole NCI file that comes with RDKit."""
+    """Return molecules from all parts of the NCI file that comes with RDKit."""
     lines = Path(RDConfig.RDDataDir, "NCI", "first_5k.tpsa.csv").read_text().splitlines()
     smiles = [line.partition(",")[0] for line in lines if not line.startswith("#")]
     return smiles[:: len(smiles) // count][:count]
 
 
 def random_writing(mol: Chem.Mol) -> tuple[str, list[int]]:
-    """Returns a random SMILES of ``mol`` and the old index of each of its atoms."""
+    """Return a random SMILES of ``mol`` and the previous index of each of its atoms."""
     text = Chem.MolToSmiles(mol, doRandom=True)
     return text, list(mol.GetPropsAsDict(True, True)["_smilesAtomOutputOrder"])
 
@@ -41,24 +38,16 @@ def close(one: np.ndarray, other: np.ndarray, text: str) -> None:
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6, equal_nan=True, err_msg=text)
 
 
-@pytest.mark.parametrize(
-    ("molecules", "writings"), [SOME, pytest.param(*MANY, marks=pytest.mark.long)]
-)
-@pytest.mark.parametrize("features", ["kearnes", "deepchem"])
-def test_every_writing_has_the_same_features_and_predictions(
-    features: str, molecules: int, writings: int
-) -> None:
-    descriptors = "rdkit" if features == "kearnes" else None
-    featurizer = MoleculeFeaturizer(features, features, descriptors=descriptors)
+def check(featurizer: MoleculeFeaturizer, source: list[str], writings: int) -> None:
+    """Check several random writings of each molecule."""
     # DeepChem's implicit valence depends, by definition, on the brackets around an atom.
     kept = np.array(["implicit_valence" not in name for name in featurizer.atom_names])
-    source = nci(molecules) + METALS
     made = [in_float64(featurizer(smiles)) for smiles in source]
     schema = MoleculeSchema(
         featurizer.spec, len(featurizer.atom_names), featurizer.pair_table, ("size",)
     )
     task = MoleculeProperty(schema.as_dict(), hidden=8, atom_out=8, readout="sum", head=[8])
-    if descriptors:
+    if "descriptor" in made[0]:
         task.fit_descriptors(torch.cat([molecule.descriptor for molecule in made]))
     predictor = MoleculePredictor([task.double().eval()])
     for smiles, molecule in zip(source, made, strict=True):
@@ -74,7 +63,45 @@ def test_every_writing_has_the_same_features_and_predictions(
             )
             others.append(in_float64(featurizer(text)))
             others[-1].x[:, ~kept], molecule.x[:, ~kept] = 0, 0
-            if descriptors:
+            if "descriptor" in molecule:
                 close(others[-1].descriptor.numpy(), molecule.descriptor.numpy(), text)
         values = predictor.predict([molecule, *others]).values
         close(values, np.broadcast_to(values[0], values.shape), smiles)
+
+
+@pytest.mark.parametrize(
+    ("molecules", "writings"), [(20, 5), pytest.param(200, 20, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize(("features", "descriptors"), [("kearnes", "rdkit"), ("deepchem", None)])
+def test_every_writing_has_the_same_features_and_predictions(
+    features: str, descriptors: str | None, molecules: int, writings: int
+) -> None:
+    featurizer = MoleculeFeaturizer(features, features, descriptors=descriptors)
+    check(featurizer, nci(molecules) + METALS, writings)
+
+
+class ChiralTags(AtomFeatures):
+    """Faulty: RDKit's tag of a stereocentre depends on the order of its neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__(["tag"], ["count"])
+
+    def rows(self, mol: Chem.Mol) -> np.ndarray:
+        return np.array([[float(atom.GetChiralTag())] for atom in mol.GetAtoms()])
+
+
+class AtomNumbers(AtomFeatures):
+    """Faulty: the index of an atom depends on how the molecule is written."""
+
+    def __init__(self) -> None:
+        super().__init__(["index"], ["count"])
+
+    def rows(self, mol: Chem.Mol) -> np.ndarray:
+        return np.array([[float(atom.GetIdx())] for atom in mol.GetAtoms()])
+
+
+@pytest.mark.parametrize("faulty", [ChiralTags, AtomNumbers])
+def test_features_that_depend_on_the_writing_break_the_law(faulty: type[AtomFeatures]) -> None:
+    featurizer = MoleculeFeaturizer(extra_atoms=[faulty()])
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        check(featurizer, ["C[C@H](N)C(=O)O"], writings=20)

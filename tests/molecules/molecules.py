@@ -48,7 +48,7 @@ def molecule_data(folder: Path, kind: Any = "regression", **options: Any) -> Mol
     return MoleculeFileData(str(path), ["first", "second"], kind, **given)
 
 
-def described(folder: Path, kind: Any = "regression", **options: Any) -> MoleculeFileData:
+def with_descriptors(folder: Path, kind: Any = "regression", **options: Any) -> MoleculeFileData:
     """The same with descriptors of whole molecules."""
     featurizer = MoleculeFeaturizer(descriptors=RDKitDescriptors(DESCRIPTORS))
     return molecule_data(folder, kind, featurizer=featurizer, **options)

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import signal
+from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 
@@ -10,7 +13,6 @@ import pytest
 
 from pyg_dynbatch.core import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
-from pyg_dynbatch.molecules import store
 from pyg_dynbatch.molecules.build import ERRORS
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import HEADER
@@ -35,11 +37,16 @@ def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMo
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
 
 
 def times(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.np[yz]")}
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npy")}
+
+
+def parts(folder: Path) -> list[Path]:
+    """Lists the folders of the parts in the order they were written."""
+    return sorted(folder.glob("part-*"), key=lambda path: path.stat().st_mtime_ns)
 
 
 def assert_equal(one: PackedMolecules, other: PackedMolecules) -> None:
@@ -66,6 +73,7 @@ def test_a_store_on_disk_is_that_in_memory(tmp_path):
     assert np.load(column(tmp_path / "store", "y"), mmap_mode="r").shape == (48, 2)
 
 
+@pytest.mark.long
 def test_processes_change_nothing(tmp_path):
     build(tmp_path / "one")
     build(tmp_path / "two", num_workers=2)
@@ -89,16 +97,15 @@ def test_blank_keeps_places(tmp_path):
     assert dataset[33].num_nodes == 0
     assert np.isnan(dataset.targets[33]).all()
     assert not np.isnan(dataset.targets[32, 0])
-    assert dataset.status(33) == "an exclamation mark"
-    assert dataset.status(32) == "ok"
+    assert {error.row: error.reason for error in dataset.errors}[33] == "an exclamation mark"
 
 
-def test_raise_stops_and_keeps_what_is_whole(tmp_path):
+def test_raise_stops_and_keeps_complete_parts(tmp_path):
     with pytest.raises(ValueError, match="Mine: row 33 cannot be used") as caught:
         build(tmp_path, rows=(33,), bad="raise")
     assert "an exclamation mark (atom" in str(caught.value)
     assert "memory:35" in str(caught.value)
-    assert sorted(content(tmp_path)) == ["part-000000.npz"]
+    assert len(parts(tmp_path)) == 1
     # The first part has no bad row, so it fits every policy.
     made = build(tmp_path, rows=(33,), featurizer=(counting := Counting()))
     assert len(made) == COUNT - 1 and counting.asked == 30
@@ -107,7 +114,7 @@ def test_raise_stops_and_keeps_what_is_whole(tmp_path):
 def test_interrupted_in_the_middle(tmp_path):
     folder = tmp_path / "cut"
     interrupted(folder)
-    assert sorted(times(folder)) == ["part-000000.npz", "part-000001.npz"]
+    assert len(parts(folder)) == 2
     with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules(folder)
     resumed = build(folder, featurizer=(counting := Counting()))
@@ -139,14 +146,14 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_only_what_is_missing_is_made(tmp_path):
+def test_only_missing_parts_are_built(tmp_path):
     build(tmp_path)
     whole, before = content(tmp_path), times(tmp_path)
     build(tmp_path, featurizer=(counting := Counting()))
     assert counting.asked == 0
     assert times(tmp_path) == before
     interrupted(tmp_path / "again")
-    (tmp_path / "again" / "part-000000.npz").unlink()
+    (parts(tmp_path / "again")[0] / HEADER).unlink()
     build(tmp_path / "again", featurizer=(counting := Counting()))
     assert counting.asked == 30
     assert content(tmp_path / "again") == whole
@@ -154,12 +161,11 @@ def test_only_what_is_missing_is_made(tmp_path):
     assert forced.asked == COUNT
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda c: c[:-100], lambda c: b"", lambda c: c.replace(b"x", b"y")]
-)
-def test_a_damaged_part_is_made_again(tmp_path, damage):
+@pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda c: b"", lambda c: c[:-1] + b"?"])
+@pytest.mark.parametrize("name", [HEADER, "text-*.npy"])
+def test_a_corrupt_part_is_rebuilt(tmp_path, name, damage):
     interrupted(tmp_path / "a")
-    path = tmp_path / "a" / "part-000001.npz"
+    (path,) = parts(tmp_path / "a")[1].glob(name)
     path.write_bytes(damage(path.read_bytes()))
     build(tmp_path / "a", featurizer=(counting := Counting()))
     assert counting.asked == 30
@@ -169,43 +175,46 @@ def test_a_damaged_part_is_made_again(tmp_path, damage):
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda c: b"", lambda c: c[:-1] + b"?"])
 @pytest.mark.parametrize("name", ["codes", "atom_start"])
-def test_a_damaged_column_is_made_again(tmp_path, name, damage):
+def test_a_corrupt_column_is_rebuilt(tmp_path, name, damage):
     build(tmp_path)
     whole = content(tmp_path)
     path = column(tmp_path, name)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=f"packed molecules: {path.name} cannot be used") as caught:
         PackedMolecules(tmp_path)[3]
-    assert str(path) in str(caught.value) and "make the data set again" in str(caught.value)
+    assert str(path) in str(caught.value) and "build the data set again" in str(caught.value)
     build(tmp_path)
     assert content(tmp_path) == whole
 
 
-def test_an_interruption_while_the_columns_are_written(tmp_path, monkeypatch):
-    build(tmp_path / "whole")
-    write = store.write_columns
-    for written in (0, 4):
-        folder = tmp_path / str(written)
-        before = build(folder, rows=(7,))
+@pytest.mark.parametrize(
+    ("file", "featurized", "finished"),
+    [(1, 40, False), (15, 20, False), (23, 0, False), (33, 0, False), (34, 0, True)],
+)
+def test_a_killed_build_goes_on(tmp_path, file, featurized, finished):
+    """Killed while it writes 2 parts, 10 columns, the header or the report of bad rows."""
+    folder = tmp_path / "killed"
+    before, whole = build(folder, rows=(7,)), build(tmp_path / "whole")
 
-        def stop(path, packs, names, header, written=written):
-            write(path, packs, list(names)[:written], header)
-            raise KeyboardInterrupt
+    def kill_itself():
+        files_written = count(1)
 
-        monkeypatch.setattr("pyg_dynbatch.molecules.build.write_columns", stop)
-        with pytest.raises(KeyboardInterrupt):
-            build(folder)
-        monkeypatch.setattr("pyg_dynbatch.molecules.build.write_columns", write)
-        with pytest.warns(UserWarning, match="later build of the folder is not finished"):
-            assert_equal(PackedMolecules(folder), before)
-        build(folder, featurizer=(counting := Counting()))
-        assert counting.asked == 0
-        assert content(folder) == content(tmp_path / "whole")
+        def kill(_):
+            if next(files_written) == file:
+                os.kill(os.getpid(), signal.SIGKILL)
 
+        os.fsync = kill
+        build(folder)
 
-def test_what_was_half_written_is_not_read(tmp_path):
-    (tmp_path / ".part-000000.npz.1234.tmp").write_bytes(b"half")
-    assert_equal(build(tmp_path), build(None))
+    child = get_context("fork").Process(target=kill_itself)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    with pytest.warns(UserWarning, match="later build of the folder"):
+        assert_equal(PackedMolecules(folder), whole if finished else before)
+    build(folder, featurizer=(counting := Counting()))
+    assert counting.asked == featurized
+    assert content(folder) == content(tmp_path / "whole")
 
 
 def test_another_source_another_featurizer_another_policy(tmp_path):
@@ -216,7 +225,7 @@ def test_another_source_another_featurizer_another_policy(tmp_path):
     assert [error.row for error in other.errors] == [5, 34]
     assert counting.asked == 20
     assert_equal(other, build(None, rows=(5, 34)))
-    with pytest.raises(ValueError, match="another featurizer made what is in the folder") as caught:
+    with pytest.raises(ValueError, match="a different featurizer made them") as caught:
         build(tmp_path, featurizer=Letters("changed"))
     assert str(tmp_path) in str(caught.value)
     build(tmp_path, featurizer=Letters("changed"), force=True)
@@ -268,15 +277,16 @@ def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
 def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "fcntl", None)
     with pytest.warns(UserWarning, match="cannot be locked"):
-        foreign, replaced = (tmp_path / name / "part-000000.npz" for name in ("other", "mine"))
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "other", rows=(7,), featurizer=Halting(interrupt))
-        with pytest.raises(ValueError, match="damaged or replaced") as caught:
-            build(
-                tmp_path / "mine",
-                featurizer=Halting(lambda: replaced.write_bytes(foreign.read_bytes())),
-            )
-    assert str(replaced) in str(caught.value)
+        (foreign,) = parts(tmp_path / "other")[0].glob("text-*.npy")
+
+        def replace():
+            (mine,) = parts(tmp_path / "mine")[0].glob("text-*.npy")
+            shutil.copy(foreign, mine)
+
+        with pytest.raises(ValueError, match=r"text-\w+.npy cannot be used"):
+            build(tmp_path / "mine", featurizer=Halting(replace))
     with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules(tmp_path / "mine")
 
@@ -311,11 +321,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         build(tmp_path / "file" / "store")
 
 
-def test_progress_is_a_line_where_there_is_no_terminal(capsys):
-    build_store(None, records(30), Letters(), task_names=TASKS, options=options(progress=True))
-    assert capsys.readouterr().err == "featurize: featurizing: 30 molecules in 0 s\n"
-
-
 def test_long_work_says_how_far_it_is(capsys, monkeypatch):
     clock = iter(range(0, 1000, 20))
     monkeypatch.setattr("pyg_dynbatch.core.progress.time.monotonic", lambda: next(clock))
@@ -325,13 +330,16 @@ def test_long_work_says_how_far_it_is(capsys, monkeypatch):
     assert not any(" 0 molecules" in line for line in lines)
 
 
-def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
+def test_short_work_shows_one_line_or_no_bar(capsys, monkeypatch):
+    given = {"task_names": TASKS, "options": options(progress=True)}
+    build_store(None, records(30), Letters(), **given)
+    assert capsys.readouterr().err == "featurize: featurizing: 30 molecules in 0 s\n"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    build_store(None, records(30), Letters(), task_names=TASKS, options=options(progress=True))
+    build_store(None, records(30), Letters(), **given)
     assert capsys.readouterr().err.strip() == ""  # done before a bar is worth while
 
 
 def test_targets_of_another_number(tmp_path):
     given = [RawMolecule(0, "here", "ab", targets=(1.0,))]
-    with pytest.raises(ValueError, match="a molecule has another form"):
+    with pytest.raises(ValueError, match="the fields of a molecule have other sizes"):
         build_store(None, given, Letters(), task_names=TASKS, options=options())

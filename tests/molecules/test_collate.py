@@ -78,7 +78,7 @@ def test_columns_are_a_list_of_the_same_molecules():
     assert repr(columns) == "MoleculeColumns(3 examples, 4 nodes)"
 
 
-def test_the_pairs_are_those_asked_for():
+def test_the_requested_pairs_are_attached():
     data = [molecule(4), molecule(0), molecule(3)]
     for pairs, self_pairs, wanted in [
         ("all", True, 10 + 6),
@@ -94,7 +94,7 @@ def test_the_pairs_are_those_asked_for():
         assert batch.pairs == expected
 
 
-def test_pairs_do_not_come_back_with_the_molecules():
+def test_a_split_batch_has_no_pairs():
     data = [molecule(2), molecule(1)]
     batch = MoleculeCollater(TABLE)(data)
     for one, other in zip(batch.to_data_list(), data, strict=True):
@@ -104,7 +104,7 @@ def test_pairs_do_not_come_back_with_the_molecules():
 
 
 @pytest.mark.parametrize("extra", [{"mark": torch.zeros(1)}, {"edge_index": torch.zeros(2, 0)}])
-def test_fields_of_ones_own_go_the_long_way(extra):
+def test_further_fields_are_merged_by_pyg(extra):
     data = [molecule(2, **extra), molecule(3, **extra)]
     assert MoleculeColumns.of(data, ()) is None
     batch = MoleculeCollater(TABLE)(data)
@@ -150,9 +150,9 @@ def test_faults_are_named():
     assert "6 codes for 3 atoms" in str(caught.value)
     assert "molecule 1 of the batch" in str(caught.value)
     unknown = molecule(2, pair_code=torch.tensor([0, 5, 0], dtype=torch.uint8))
-    with pytest.raises(ValueError, match="a code is not in the pair table") as caught:
+    with pytest.raises(ValueError, match="a code is not in the table") as caught:
         collate([molecule(3), molecule(0), unknown, molecule(1)])
-    assert "molecule 2 of the batch" in str(caught.value)
+    assert "where:    example 2" in str(caught.value)
 
 
 def test_collater_and_columns_travel_to_workers():

@@ -31,10 +31,13 @@ def test_a_sound_molecule_is_valid(atoms):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": None}, "x has the wrong form.\n  expected: float32 [atom, feature]\n  got:      no"),
-        ({"x": torch.ones(3)}, "x has the wrong form"),
+        (
+            {"x": None},
+            "x is missing or invalid.\n  expected: float32 [atom, feature]\n  got:      no",
+        ),
+        ({"x": torch.ones(3)}, "x is missing or invalid"),
         ({"x": torch.ones(3, 2).double()}, "got:      float64 tensor [3, 2]"),
-        ({"num_nodes": 4}, "num_nodes has the wrong form.\n  expected: 3, the rows of x"),
+        ({"num_nodes": 4}, "num_nodes is missing or invalid.\n  expected: 3, the rows of x"),
         ({"x": torch.tensor([[1.0], [torch.nan], [0.0]])}, "got:      nan at atom 1, feature 0"),
         ({"pair_code": torch.zeros(3, dtype=torch.uint8)}, "one for every pair of 3 atoms"),
         ({"pair_code": torch.zeros(6)}, "got:      float32 tensor [6]"),
@@ -43,11 +46,11 @@ def test_a_sound_molecule_is_valid(atoms):
             {"descriptor": torch.zeros(3)},
             "expected: float32 [1, descriptor]\n  got:      float32 tensor [3]",
         ),
-        ({"descriptor": torch.zeros(2, 3)}, "descriptor has the wrong form"),
+        ({"descriptor": torch.zeros(2, 3)}, "descriptor is missing or invalid"),
         ({"descriptor": torch.zeros(1, 3).double()}, "got:      float64 tensor [1, 3]"),
         ({"descriptor": torch.tensor([[0.0, torch.inf]])}, "got:      inf for descriptor 1"),
-        ({"y": torch.zeros(2)}, "y has the wrong form.\n  expected: float32 [1, task]"),
-        ({"y_mask": None}, "y_mask has the wrong form.\n  expected: bool [1, 2]"),
+        ({"y": torch.zeros(2)}, "y is missing or invalid.\n  expected: float32 [1, task]"),
+        ({"y_mask": None}, "y_mask is missing or invalid.\n  expected: bool [1, 2]"),
         ({"y_mask": torch.ones(1, 2, dtype=torch.bool)}, "got:      nan for task 0"),
     ],
 )
@@ -61,7 +64,7 @@ def test_faults_are_named(change, message):
     assert "where:    mine.csv:4" in str(caught.value)
 
 
-def test_a_length_of_no_molecule():
+def test_a_length_that_fits_no_molecule():
     with pytest.raises(ValueError, match="matches no number of atoms"):
         atoms_of_pairs(4)
 

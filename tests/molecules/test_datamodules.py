@@ -34,7 +34,7 @@ from tests.molecules.molecules import (
 EVEN = (0.5, 0.25, 0.25)
 
 
-def test_split_has_a_seed_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_has_a_separate_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(run: int, seed: int | None) -> str:
         monkeypatch.setenv("PL_GLOBAL_SEED", str(run))
         options = SplitOptions(fractions=EVEN, seed=seed)
@@ -92,27 +92,23 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def test_setup_reports_the_data(tmp_path: Path, lines: list[str]) -> None:
+@pytest.mark.parametrize("root", [None, "root"])
+def test_setup_reports_the_data(tmp_path: Path, lines: list[str], root: str | None) -> None:
     path = molecule_csv(tmp_path, smiles=["CO", "OC", "C1CC", "CCO", "CCC"] * 3)
     options = SplitOptions(seed=0, fractions=(0.4, 0.3, 0.3))
-    data = MoleculeFileData(str(path), ["first"], split=options, reading=QUIET)
+    folder = root and str(tmp_path / root)
+    data = MoleculeFileData(str(path), ["first"], root=folder, split=options, reading=QUIET)
     data.setup("fit")
     said = "\n".join(lines)
     assert f"split random {data.parts.digest}" in said
-    bad = re.search(r"bad rows: 3, the first .*regression.csv:4: syntax.*; (all of them: .*)", said)
-    assert bad is not None and bad[1] == "all of them: given a root, a file lists them"
+    bad = re.search(r"bad rows: 3, the first .*regression.csv:4: syntax.*; list of all: (.*)", said)
+    assert bad is not None
+    if root is None:
+        assert bad[1] == "only written if root is given"
+    else:
+        assert len(Path(bad[1]).read_text().splitlines()) == 4
     assert "leakage: " in said
     assert "duplicates: 3 molecules occur 12 times; 0 of them with different targets" in said
-
-
-def test_setup_reports_where_all_bad_rows_are(tmp_path: Path, lines: list[str]) -> None:
-    path = molecule_csv(tmp_path, smiles=["CO", "C1CC", "CCO", "CCC"] * 3)
-    options = SplitOptions(seed=0, fractions=(0.4, 0.3, 0.3), leakage=False)
-    root = str(tmp_path / "root")
-    MoleculeFileData(str(path), ["first"], root=root, split=options, reading=QUIET).setup("fit")
-    (said,) = [line for line in lines if line.startswith("bad rows: 3")]
-    report = Path(said.rpartition("all of them: ")[2])
-    assert len(report.read_text().splitlines()) == 4
 
 
 def test_a_packed_folder_is_the_file_it_was_made_from(tmp_path: Path) -> None:
@@ -130,7 +126,7 @@ def test_a_packed_folder_is_the_file_it_was_made_from(tmp_path: Path) -> None:
     for one, other in zip(wanted, found, strict=True):
         assert torch.equal(one.x, other.x) and torch.equal(one.pairs.code, other.pairs.code)
         torch.testing.assert_close(one.y, other.y, equal_nan=True)
-    with pytest.raises(ValueError, match="another featurizer made them"):
+    with pytest.raises(ValueError, match="a different featurizer made them"):
         PackedMoleculeData(packed.root, featurizer=MoleculeFeaturizer("deepchem")).load()
 
 
@@ -142,17 +138,7 @@ def test_a_packed_folder_without_targets(tmp_path: Path) -> None:
     assert "featurize --targets NAME" in str(caught.value)
 
 
-def test_texts_are_read_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PackedMolecules, "smiles", None)
-    data = molecule_data(tmp_path, split=SplitOptions("scaffold", fractions=EVEN))
-    data.setup("fit")
-    numbers = np.array([3, 0])
-    found = data.describe_examples(numbers)
-    assert found["smiles"].tolist() == [SMILES[row] for row in found["row"].tolist()]
-    assert found["row"].tolist() == data.indices("test")[numbers].tolist()
-
-
-def test_setup_writes_every_molecule_in_canonical_form_once(
+def test_setup_reads_all_texts_at_once_and_canonicalises_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -161,10 +147,15 @@ def test_setup_writes_every_molecule_in_canonical_form_once(
         seen.append(text)
         return text
 
+    monkeypatch.setattr(PackedMolecules, "smiles", None)
     monkeypatch.setattr(duplicates, "canonical_smiles", counted)
-    data = molecule_data(tmp_path, split=SplitOptions(fractions=EVEN, leakage=True))
+    data = molecule_data(tmp_path, split=SplitOptions("scaffold", fractions=EVEN, leakage=True))
     data.setup("fit")
     assert len(seen) == len(data.molecules)
+    numbers = np.array([3, 0])
+    found = data.describe_examples(numbers)
+    assert found["smiles"].tolist() == [SMILES[row] for row in found["row"].tolist()]
+    assert found["row"].tolist() == data.indices("test")[numbers].tolist()
 
 
 def test_a_column_that_only_some_records_have(tmp_path: Path) -> None:
@@ -198,7 +189,7 @@ def test_strata_are_classes_or_ranges_of_a_target(tmp_path: Path) -> None:
     other = SplitOptions("stratified", seed=1, fractions=EVEN, target="first")
     one = SplitOptions("stratified", seed=0, fractions=EVEN, target="first")
     digests = {molecule_data(tmp_path, split=which).parts.digest for which in (one, other)}
-    assert len(digests) == 2  # values are cut into ranges, else nothing was left to chance
+    assert len(digests) == 2  # values are split into ranges; otherwise nothing would be random
 
 
 METHODS = ["random", "stratified", "scaffold", "scaffold_balanced", "kfold", "column", "file"]
@@ -207,7 +198,7 @@ METHODS = ["random", "stratified", "scaffold", "scaffold_balanced", "kfold", "co
 def same_molecules_in_another_file(
     folder: Path, method: str, change: Callable[[list[str]], list[str]]
 ) -> tuple[MoleculeFileData, MoleculeFileData]:
-    """A data module, and one of the same options whose file was changed."""
+    """A data module, and one with the same options whose file was changed."""
     options = SplitOptions(method, seed=3, fractions=EVEN, column="part", target="first")
     if method == "file":
         written = molecule_data(folder).parts.write(folder / "split.json")
@@ -276,7 +267,7 @@ def test_members_of_an_ensemble_share_their_split(tmp_path: Path) -> None:
     path = molecule_csv(tmp_path, smiles=SMILES[5:] + SMILES[:5])
     other = MoleculeFileData(str(path), ["first"], split=data.split, reading=QUIET)
     changed.load_state_dict(data.state_dict())
-    with pytest.raises(ValueError, match="trained on another split"):
+    with pytest.raises(ValueError, match="trained on a different split"):
         changed.load_state_dict(other.state_dict())
     assert texts_of(changed) == texts_of(data)
 
@@ -292,7 +283,7 @@ def test_another_split_than_that_of_the_checkpoint(tmp_path: Path) -> None:
         (SplitOptions(fractions=EVEN, seed=2), "seed 1"),
         (SplitOptions(fractions=(0.25, 0.25, 0.5), seed=1), "fractions [0.5,0.25,0.25]"),
     ]:
-        with pytest.raises(ValueError, match="trained on another split") as caught:
+        with pytest.raises(ValueError, match="trained on a different split") as caught:
             molecule_data(tmp_path, split=split).load_state_dict(state)
         assert str(caught.value).endswith(f"try:      --data.init_args.split.{advice}")
     written = str(data.parts.write(tmp_path / "split.json"))
@@ -304,21 +295,21 @@ def test_a_changed_column_is_another_split(tmp_path: Path) -> None:
         return [rows[0].replace(",train", ",test"), *rows[1:]]
 
     data, changed = same_molecules_in_another_file(tmp_path, "column", swapped)
-    with pytest.raises(ValueError, match="trained on another split") as caught:
+    with pytest.raises(ValueError, match="trained on a different split") as caught:
         changed.load_state_dict(data.state_dict())
     assert "split.method file --data.init_args.split.file" in str(caught.value)
 
 
 def test_a_checkpoint_without_hashes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not tell its molecules"):
+    with pytest.raises(ValueError, match="does not list its molecules"):
         molecule_data(tmp_path).load_state_dict({"split": "9cfcfe545af82bd7", "split_seed": 1})
 
 
-def test_a_split_of_row_numbers_alone_is_taken_with_a_warning(tmp_path: Path) -> None:
+def test_a_split_of_row_numbers_alone_gives_a_warning(tmp_path: Path) -> None:
     known = molecule_data(tmp_path).parts
     bare = dataclasses.replace(known, molecules=None)
     path = bare.write(tmp_path / "bare.json")
-    with pytest.warns(UserWarning, match="bare.json: the split has row numbers alone"):
+    with pytest.warns(UserWarning, match="bare.json: the split has only row numbers"):
         assert molecule_data(tmp_path, split=SplitOptions("file", file=str(path))).parts == known
 
 
@@ -387,12 +378,15 @@ def test_a_part_with_one_class(tmp_path: Path, part: str, lines: list[str]) -> N
     path = tmp_path / "mine.csv"
     path.write_text(text + "\n", encoding="utf-8")
     options = SplitOptions("column", column="part", leakage=False)
-    wrong = r"all targets of the (train|val) split are alike"
+    wrong = r"all targets of the (train|val) split are constant"
     with pytest.raises(ValueError, match=wrong) as caught:
         MoleculeFileData(str(path), ["y"], "binary", split=options, reading=QUIET).setup("fit")
     assert "split.method stratified" in str(caught.value)
     MoleculeFileData(str(path), ["y", "z"], split=options, reading=QUIET).setup("fit")
-    assert any("that are all alike: 1 of 2 properties (y)" in line for line in lines)
+    assert any(
+        line.startswith("constant targets of the") and "1 of 2 properties (y)" in line
+        for line in lines
+    )
 
 
 def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
@@ -406,7 +400,7 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: NCIData().column("part"), "has no column that splits it"),
+        (lambda: NCIData().column("part"), "has no column to split by"),
         (lambda: NCIData(batch_size=0), "batch_size is out of range"),
         (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
         (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),

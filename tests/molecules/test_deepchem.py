@@ -102,16 +102,6 @@ def test_real_molecules_as_defined(name: str, shared_data: Callable[[str], Path]
         check_pairs(mol, True)
 
 
-def test_widths_are_those_of_deepchem() -> None:
-    assert len(DeepChemAtoms().names) == 75
-    assert len(DeepChemAtoms(chirality=True).names) == 78
-    assert len(DeepChemAtoms(hydrogens=False).names) == 70
-    assert len(DeepChemPairs().table.names) == 14
-    assert len(DeepChemPairs(chirality=True).table.names) == 18
-    assert len(DeepChemPairs().table) == 46
-    assert len(DeepChemPairs(chirality=True).table) == 136
-
-
 def test_kinds() -> None:
     atoms = DeepChemAtoms(chirality=True)
     counts = [name for name, kind in zip(atoms.names, atoms.kinds, strict=True) if kind != "bit"]

@@ -9,16 +9,15 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from pyg_dynbatch.data import MoleculeFeaturizer
 from pyg_dynbatch.molecules.explain import without_atom
-from pyg_dynbatch.molecules.predict import load_property_task
 from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
 from pyg_dynbatch.training import ensemble_of
 from tests.molecules.molecules import (
     DESCRIPTORS,
-    described,
     molecule_data,
     molecule_trainer,
     property_task,
     trained,
+    with_descriptors,
 )
 from tests.training.helpers import OLD_NAME, last_of
 
@@ -29,11 +28,11 @@ MEAN, DEVIATION = "network.descriptors.mean", "network.descriptors.deviation"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return trained(tmp_path_factory.mktemp("described"), make=described)
+    return trained(tmp_path_factory.mktemp("described"), make=with_descriptors)
 
 
 def test_data_module_and_schema_say_which(tmp_path: Path) -> None:
-    data = described(tmp_path)
+    data = with_descriptors(tmp_path)
     schema = MoleculeSchema.from_dict(data.schema)
     assert schema.descriptor_names == data.molecules.descriptor_names == tuple(DESCRIPTORS)
     rows = data.descriptors("train")
@@ -62,7 +61,7 @@ def test_without_descriptors_all_is_as_before(tmp_path: Path) -> None:
 
 def test_the_scale_is_that_of_the_training_split(checkpoint: str, tmp_path: Path) -> None:
     weights = torch.load(checkpoint, weights_only=True)["state_dict"]
-    rows = described(tmp_path).descriptors("train").double()
+    rows = with_descriptors(tmp_path).descriptors("train").double()
     torch.testing.assert_close(weights[MEAN], rows.nanmean(0).float())
     spread = (rows - rows.nanmean(0)).square().nanmean(0).sqrt().float()
     assert spread[-1] == 0
@@ -72,8 +71,8 @@ def test_the_scale_is_that_of_the_training_split(checkpoint: str, tmp_path: Path
 
 def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
     """Neither on testing nor on resuming, whatever the molecules at hand."""
-    data = described(tmp_path)
-    task = load_property_task(checkpoint)
+    data = with_descriptors(tmp_path)
+    (task,) = MoleculePredictor([checkpoint]).tasks
     task.network.descriptors.mean += 1
     marked = task.network.descriptors.mean.clone()
     run = molecule_trainer(tmp_path)
@@ -93,7 +92,7 @@ def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
 def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
     def run_of(epochs: int, path: str | None = None) -> str:
         torch.manual_seed(5)
-        data = described(tmp_path)
+        data = with_descriptors(tmp_path)
         run = molecule_trainer(tmp_path, epochs)
         run.fit(property_task(data, dropout=0.2), datamodule=data, ckpt_path=path)
         return last_of(run)
@@ -105,7 +104,7 @@ def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
 
 
 def test_averaged_weights_keep_the_scale(tmp_path: Path) -> None:
-    data = described(tmp_path)
+    data = with_descriptors(tmp_path)
     run = molecule_trainer(tmp_path, 2, callbacks=[EMAWeightAveraging(decay=0.5)])
     run.fit(property_task(data), datamodule=data)
     weights = torch.load(last_of(run), weights_only=True)["state_dict"]
@@ -116,7 +115,7 @@ def test_averaged_weights_keep_the_scale(tmp_path: Path) -> None:
 def test_prediction_rests_on_the_descriptors(checkpoint: str, tmp_path: Path) -> None:
     predictor = MoleculePredictor([checkpoint])
     assert predictor.featurizer.descriptor_names == tuple(DESCRIPTORS)
-    data = described(tmp_path)
+    data = with_descriptors(tmp_path)
     molecules = [data.molecules[number] for number in range(8)]
     whole = predictor.predict(molecules).values
     each = [predictor.predict([predictor.featurizer(one.smiles)]).values for one in molecules]
@@ -145,15 +144,13 @@ def test_explanations_keep_the_descriptors(checkpoint: str) -> None:
 
 
 def test_members_keep_each_its_own_scale(checkpoint: str, tmp_path: Path) -> None:
-    other = trained(tmp_path / "other", seed=2, make=described)
-    data = described(tmp_path)
+    other = trained(tmp_path / "other", seed=2, make=with_descriptors)
+    data = with_descriptors(tmp_path)
     averaged = ensemble_of(property_task(data), [checkpoint, other]).eval()
     batch = next(iter(data.make_loader(data.dataset("test"), 20)))
     with torch.no_grad():
-        each = [
-            member.predicted(member(batch))
-            for member in map(load_property_task, (checkpoint, other))
-        ]
+        members = MoleculePredictor([checkpoint, other]).tasks
+        each = [member.predicted(member(batch)) for member in members]
         found = averaged.predicted(averaged(batch))
     torch.testing.assert_close(found, (each[0] + each[1]) / 2)
 

@@ -44,7 +44,7 @@ def test_values_are_those_of_rdkit(name: str) -> None:
     assert np.isfinite(expected).sum() > 150
 
 
-def test_chosen_ones_in_the_order_asked_for() -> None:
+def test_chosen_descriptors_in_the_requested_order() -> None:
     row = RDKitDescriptors(FEW).row(Chem.MolFromSmiles("CCO"))
     np.testing.assert_allclose(row, [own_value(name, "CCO") for name in FEW], rtol=1e-6)
     (number,) = RDKitDescriptors(FEW[-1:]).row(Chem.MolFromSmiles("CCO")).tolist()
@@ -79,7 +79,7 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_only_what_rdkit_throws_is_caught(functions: dict[str, Any]) -> None:
+def test_only_errors_of_rdkit_are_caught(functions: dict[str, Any]) -> None:
     caught = (ValueError, ZeroDivisionError, OverflowError, RuntimeError, np.linalg.LinAlgError)
     functions.update({kind.__name__: raising(kind) for kind in caught})
     functions |= {"inf": lambda mol: -np.inf, "large": lambda mol: 10**400, "one": lambda mol: 1}
@@ -91,7 +91,7 @@ def test_only_what_rdkit_throws_is_caught(functions: dict[str, Any]) -> None:
             RDKitDescriptors().row(Chem.MolFromSmiles("C"))
 
 
-def test_nothing_is_said(functions: dict[str, Any], capfd: pytest.CaptureFixture) -> None:
+def test_rdkit_is_silenced(functions: dict[str, Any], capfd: pytest.CaptureFixture) -> None:
     def loud(mol: Chem.Mol) -> float:
         warnings.warn("one warning a descriptor", stacklevel=1)
         rdBase.LogErrorMsg("one line a descriptor")
@@ -167,18 +167,21 @@ class MarkedDescriptor(GivenRow):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (np.zeros((1, 1)), r"GivenRow: row\(\) has the wrong form[\s\S]*\[1\][\s\S]*\[1, 1\]"),
+        (
+            np.zeros((1, 1)),
+            r"GivenRow: row\(\) has an invalid shape or dtype[\s\S]*\[1\][\s\S]*\[1, 1\]",
+        ),
         (np.zeros(2), r"float64 \[2\]"),
         (np.array(["a"]), r"<U1 \[1\]"),
         ([0.0], r"got: +list"),
     ],
 )
-def test_wrong_rows_of_ones_own_are_refused(row: object, message: str) -> None:
+def test_own_rows_of_invalid_shape_are_refused(row: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MoleculeFeaturizer(descriptors=GivenRow(row))("CO")
 
 
-def test_rows_of_ones_own_are_brought_to_float32() -> None:
+def test_own_rows_are_converted_to_float32() -> None:
     for given, found in (
         (np.array([7]), 7.0),
         (np.array([1e39]), None),

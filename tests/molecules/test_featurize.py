@@ -1,11 +1,12 @@
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.data import MoleculeData, MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
-from pyg_dynbatch.molecules.build import packing_of
+from pyg_dynbatch.molecules.build import Workers, packing_of
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import AtomPacking
 from tests.molecules.packed import Letters, assert_same, records, texts
@@ -74,11 +75,32 @@ class Unsent(str):
         raise TypeError("other columns were sent to a process")
 
 
-def test_other_columns_stay_in_this_process():
+class Dying(Letters):
+    """Ends its process without an error, as a fault in compiled code does."""
+
+    def __call__(self, text):
+        if text == "dying":
+            os._exit(3)
+        return super().__call__(text)
+
+
+def test_a_process_works_fails_and_dies():
+    """In the process that reads them stay the other columns; errors name the rows."""
     given = [replace(record, extra={"note": Unsent("long")}) for record in records(3)]
-    found = molecules(featurize_stream(given, Letters(), num_tasks=2, num_workers=1))
-    assert [one.row for one in found] == [0, 1, 2]
-    assert given[0].extra == {"note": "long"}
+    broken = [RawMolecule(7, "mine.csv:9", "broken")]
+    dying = [RawMolecule(row, "", "dying") for row in range(10)]
+    featurizer = Dying()
+    with Workers(featurizer, packing_of(featurizer, 2), "skip", 1) as workers:
+        ((mark, piece),) = workers.run([("mark", given)])
+        assert mark == "mark" and [one.row for one in molecules([piece])] == [0, 1, 2]
+        assert given[0].extra == {"note": "long"}
+        with pytest.raises(RuntimeError, match="this featurizer has a fault") as caught:
+            list(workers.run([(None, broken)]))
+        assert caught.value.__notes__ == ["row 7 (mine.csv:9): 'broken'"]
+        with pytest.raises(RuntimeError, match="featurize: a process died") as caught:
+            list(workers.run([(None, dying)]))
+    assert "rows 0 to 9" in str(caught.value)
+    assert "num_workers=0 to see why" in str(caught.value)
 
 
 def test_skipped_rows_are_left_out():
@@ -103,46 +125,27 @@ def test_a_stream_is_not_read_to_its_end_first():
     pieces.close()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_fault_of_the_featurizer_names_the_row(workers):
+def test_a_fault_of_the_featurizer_names_the_row():
     given = [RawMolecule(7, "mine.csv:9", "broken", targets=(0.0, 0.0))]
     with pytest.raises(RuntimeError, match="this featurizer has a fault") as caught:
-        list(featurize_stream(given, Letters(), num_tasks=2, num_workers=workers))
+        list(featurize_stream(given, Letters(), num_tasks=2))
     assert caught.value.__notes__ == ["row 7 (mine.csv:9): 'broken'"]
 
 
-class Dying(Letters):
-    """Ends its process without a word, as a fault in compiled code does."""
-
-    def __call__(self, text):
-        import os
-
-        os._exit(3)
-
-
-def test_a_process_that_dies():
-    with pytest.raises(RuntimeError, match="featurize: a process died") as caught:
-        list(featurize_stream(records(10), Dying(), num_tasks=2, num_workers=1))
-    assert "rows 0 to 9" in str(caught.value)
-    assert "num_workers=0 to see why" in str(caught.value)
-
-
 def test_options_are_checked():
-    with pytest.raises(ValueError, match="the policy for bad rows is unknown"):
-        FeaturizeOptions(bad="drop")
+    for bad in (FeaturizeOptions, lambda bad: list(featurize_stream([], Letters(), bad=bad))):
+        with pytest.raises(ValueError, match="the policy for bad rows is unknown") as caught:
+            bad("drop")
+        assert "'raise', 'skip', 'blank'\n  got:      'drop'" in str(caught.value)
     with pytest.raises(ValueError, match="num_workers is out of range") as caught:
         FeaturizeOptions(num_workers=-1)
     assert "at least 0\n  got:      -1" in str(caught.value)
     with pytest.raises(ValueError, match="shard_size is out of range"):
         FeaturizeOptions(shard_size=0)
-    with pytest.raises(ValueError, match="featurize_stream: the policy for bad rows is unknown"):
-        list(featurize_stream([], Letters(), bad="drop"))
 
 
 def test_a_mol_block():
     chem = pytest.importorskip("rdkit.Chem")
-    from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-    from pyg_dynbatch.molecules.rdkit_access import MoleculeError
 
     block = chem.MolToMolBlock(chem.MolFromSmiles("OCC"))
     data = featurize_record(MoleculeFeaturizer(), RawMolecule(2, "a.sdf:1", block=block))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rdkit import Chem
 
 from pyg_dynbatch.data import (
-    DeepChemAtoms,
+    AtomFeatures,
     DoubleBondStereo,
     KearnesAtoms,
     KearnesPairs,
@@ -117,7 +117,7 @@ def test_bad_molecules_are_refused(bad: object) -> None:
 
 
 @pytest.mark.parametrize("other", [3, b"CCO", ["CCO"]])
-def test_other_things_are_no_molecules(other: object) -> None:
+def test_other_types_are_refused(other: object) -> None:
     with pytest.raises(TypeError, match="the input is not a molecule") as caught:
         KEARNES(other)
     assert type(other).__name__ in str(caught.value)
@@ -215,7 +215,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         MoleculeFeaturizer(**options)
 
 
-def test_features_of_ones_own() -> None:
+def test_own_features() -> None:
     featurizer = MoleculeFeaturizer(extra_atoms=[Mass(12.0)], extra_pairs=[BothHetero()])
     data, plain = featurizer("OCN"), KEARNES("OCN")
     assert featurizer.atom_names == (*KEARNES.atom_names, "mass")
@@ -232,7 +232,7 @@ def test_features_of_ones_own() -> None:
     assert torch.equal(table.distance[data.pair_code.long()], distance)
 
 
-def test_only_features_of_ones_own() -> None:
+def test_only_own_features() -> None:
     featurizer = MoleculeFeaturizer(Mass(), BothHetero())
     assert featurizer("OCN").pair_code.tolist() == [0, 0, 1, 0, 0, 0]
     assert featurizer("OCN").x.shape == (3, 1)
@@ -248,11 +248,14 @@ def test_only_features_of_ones_own() -> None:
     [
         (
             np.array([[0, 1], [0, 0]]),
-            r"Given: codes\(\) is not symmetric[\s\S]*1 for \(0, 1\), 0 for \(1, 0\)",
+            r"Given: codes\(\) is not symmetric[\s\S]*1 for atoms \(0, 1\), 0 for \(1, 0\)",
         ),
         (np.array([[0, 2], [2, 0]]), r"not in its table[\s\S]*0 to 1[\s\S]*2 for atoms \(0, 1\)"),
         (np.array([[0, -1], [-1, 0]]), "-1 for atoms"),
-        (np.zeros((2, 2)), r"wrong form[\s\S]*whole numbers \[2, 2\][\s\S]*float64 \[2, 2\]"),
+        (
+            np.zeros((2, 2)),
+            r"invalid shape or dtype[\s\S]*whole numbers \[2, 2\][\s\S]*float64 \[2, 2\]",
+        ),
         (np.zeros((3, 3), int), r"int64 \[3, 3\]"),
         ([[0, 0], [0, 0]], r"got: +list"),
     ],
@@ -265,7 +268,10 @@ def test_wrong_codes_are_refused(codes: object, message: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (np.zeros((2, 2)), r"GivenRows: rows\(\) has the wrong form[\s\S]*\[2, 1\][\s\S]*\[2, 2\]"),
+        (
+            np.zeros((2, 2)),
+            r"GivenRows: rows\(\) has an invalid shape or dtype[\s\S]*\[2, 1\][\s\S]*\[2, 2\]",
+        ),
         (np.zeros((3, 1)), r"float64 \[3, 1\]"),
         (np.array([["a"], ["b"]]), r"<U1 \[2, 1\]"),
         ([[0.0], [0.0]], r"got: +list"),
@@ -330,7 +336,9 @@ def test_digests_differ() -> None:
 
 def test_another_rdkit_is_a_warning() -> None:
     spec = KEARNES.spec | {"rdkit": "1999.01.1"}
-    with pytest.warns(UserWarning, match=r"another version of RDKit[\s\S]*1999\.01\.1[\s\S]*got"):
+    with pytest.warns(
+        UserWarning, match=r"a different version of RDKit[\s\S]*1999\.01\.1[\s\S]*got"
+    ):
         again = MoleculeFeaturizer.from_spec(spec)
     assert again.digest == KEARNES.digest
 
@@ -366,7 +374,7 @@ def test_another_pair_table_is_an_error() -> None:
         ("tests.a:f.<locals>.Mass", "a class made within a function"),
     ],
 )
-def test_classes_that_cannot_be_had(path: str, message: str) -> None:
+def test_classes_that_cannot_be_imported(path: str, message: str) -> None:
     spec = KEARNES.spec
     spec["atoms"][0]["class"] = path
     with pytest.raises(
@@ -376,7 +384,7 @@ def test_classes_that_cannot_be_had(path: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, {"format": "something"}, [], None])
-def test_other_content_is_no_spec(content: Any) -> None:
+def test_other_content_is_not_a_spec(content: Any) -> None:
     with pytest.raises(ValueError, match="the spec cannot be read"):
         MoleculeFeaturizer.from_spec(content)
 
@@ -391,23 +399,14 @@ def test_describes_itself() -> None:
     assert "DeepChemAtoms+Mass: 77 atom features" in repr(MANY[3])
 
 
-def test_features_must_say_what_they_are() -> None:
-    with pytest.raises(ValueError, match="Twice: names and kinds do not match"):
-        type(
-            "Twice", (GivenRows,), {"__init__": lambda self: _init(self, ["a", "a"], ["bit"] * 2)}
-        )()
-    with pytest.raises(
-        ValueError, match=r"a kind of feature is unknown[\s\S]*bit, count, real[\s\S]*bits"
-    ):
-        _init(DeepChemAtoms(), ["a"], ["bits"])
+def test_features_must_be_named_and_of_a_known_kind() -> None:
+    with pytest.raises(ValueError, match="Mass: names and kinds do not match"):
+        Mass(names=("a", "a"))
+    message = r"a kind of feature is unknown[\s\S]*bit, count, real[\s\S]*bits"
+    with pytest.raises(ValueError, match=message):
+        AtomFeatures.__init__(Mass(), ["a"], ["bits"])
     with pytest.raises(ValueError, match=r"an option cannot be saved[\s\S]*not JSON"):
-        _init(DeepChemAtoms(), ["a"], ["bit"], {"table": torch.zeros(1)})
-
-
-def _init(features: Any, *arguments: Any) -> None:
-    from pyg_dynbatch.data import AtomFeatures
-
-    AtomFeatures.__init__(features, *arguments)
+        AtomFeatures.__init__(Mass(), ["a"], ["bit"], {"table": torch.zeros(1)})
 
 
 def test_without_rdkit_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:

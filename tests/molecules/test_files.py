@@ -1,5 +1,6 @@
 """Files of molecules, read as a stream."""
 
+import csv
 import gzip
 import io
 import sys
@@ -17,6 +18,8 @@ from pyg_dynbatch.data import (
     rdkit_data_folder,
     read_molecules,
 )
+from pyg_dynbatch.datasets import BadMolecule, write_error_report
+from pyg_dynbatch.molecules.files import summary_of
 
 TABLE = """name,SMILES, logP,kind
 methanol,CO ,-0.77,alcohol
@@ -126,7 +129,7 @@ def test_the_first_of_repeated_columns_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["high", "1,5", "1.2.3", "inf", "-inf", "?", "1 2", "1_000", "1e39"]
 )
-def test_labels_that_are_no_numbers(tmp_path: Path, text: str) -> None:
+def test_labels_that_are_not_numbers(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, "a.csv", f'smiles,y\nCC,1\nCO,"{text}"\n')
     with pytest.raises(ValueError) as caught:
         list(read_molecules(path, target_columns=["y"]))
@@ -245,7 +248,7 @@ def test_a_field_that_no_record_has(tmp_path: Path) -> None:
         list(read_molecules(path, target_columns=["y", "logP"]))
 
 
-def test_a_bad_record_is_one_like_others(tmp_path: Path) -> None:
+def test_bad_records_are_yielded_like_others(tmp_path: Path) -> None:
     path = write(tmp_path, "a.sdf", "nonsense\n$$$$\n" + sdf())
     found = list(read_molecules(path))
     assert len(found) == 4 and found[0].name == "nonsense"
@@ -267,24 +270,20 @@ def test_standard_input_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("-", {}, r"the format does not follow from the suffix[\s\S]*pass format="),
-        (
-            "a.xlsx",
-            {},
-            r"the format does not follow from the suffix[\s\S]*csv, sdf, smi, tsv[\s\S]*a\.xlsx",
-        ),
+        ("-", {}, r"the format is unknown[\s\S]*pass format="),
+        ("a.xlsx", {}, r"the format is unknown[\s\S]*csv, sdf, smi, tsv[\s\S]*a\.xlsx"),
         ("a.csv", {"format": "mol2"}, r"the format is unknown[\s\S]*'mol2'"),
         ("a.smi", {"target_columns": ["y"]}, r"smi files have no labels[\s\S]*got: +y"),
         ("a.smi", {"smiles_column": "y"}, "smi files have no columns of SMILES"),
         ("a.sdf", {"name_column": "y"}, "sdf files have no columns of SMILES"),
     ],
 )
-def test_wrong_questions_are_refused_at_once(path: str, options: dict, message: str) -> None:
+def test_wrong_arguments_are_refused_at_once(path: str, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_molecules(path, **options)
 
 
-def test_one_text_is_no_list_of_columns() -> None:
+def test_a_string_is_not_a_list_of_columns() -> None:
     with pytest.raises(TypeError, match=r"one text, not a list[\s\S]*target_columns=\['logP'\]"):
         read_molecules("a.csv", target_columns="logP")
 
@@ -323,3 +322,37 @@ def test_real_tables(
     for raw in few:
         if raw.smiles and Chem.MolFromSmiles(raw.smiles):
             featurizer(raw.smiles).validate(where=raw.where)
+
+
+BAD = BadMolecule(3, "mine.csv:5", 'C("\n', "an open, bracket", 2)
+
+
+def test_report_is_read_back_as_it_was(tmp_path):
+    none = BadMolecule(4, "mine.csv:6", None, "no text")
+    path = write_error_report(tmp_path / "deep" / "errors.csv", [BAD, none])
+    with path.open(newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    assert rows[0] == {
+        "row": "3",
+        "where": "mine.csv:5",
+        "smiles": 'C("\n',
+        "reason": "an open, bracket",
+        "atom": "2",
+    }
+    assert rows[1]["smiles"] == rows[1]["atom"] == ""
+    assert [file.name for file in path.parent.iterdir()] == ["errors.csv"]
+
+
+def test_complaint_names_all():
+    message = BAD.complaint("MoleculeFile")
+    assert message.startswith("MoleculeFile: row 3 cannot be used.")
+    assert "an open, bracket (atom 2), in 'C(\"\\n'" in message
+    assert "where:    mine.csv:5" in message
+    assert 'bad="skip"' in message and 'bad="blank"' in message
+    assert "(200 characters)" in BadMolecule(0, "", "C" * 200, "long").complaint("x")
+
+
+def test_summary():
+    assert summary_of([BAD] * 2, 3000) == (
+        "2 of 3,000 rows cannot be used; the first: row 3 (mine.csv:5): an open, bracket"
+    )

@@ -45,16 +45,13 @@ def test_options_are_kept_under_their_own_names():
     assert {key: getattr(loader, key) for key in options} == options
 
 
-def test_a_collate_function_is_refused_rather_than_dropped():
+def test_faulty_arguments_are_refused():
     with pytest.raises(TypeError, match="MoleculeLoader: collate_fn is given") as caught:
         MoleculeLoader(molecules(), TABLE, collate_fn=Collater())
     assert "this loader collates with MoleculeCollater" in str(caught.value)
-
-
-def test_sizes_of_another_data_set():
     sampler = NodeBudgetBatchSampler(None, [1, 2, 3], 10)
     with pytest.raises(
-        ValueError, match="MoleculeLoader: the sizes .* belong to another"
+        ValueError, match="MoleculeLoader: the sizes .* belong to a different"
     ) as caught:
         MoleculeLoader(molecules(), TABLE, batch_sampler=sampler)
     assert "pair_counts(dataset)" in str(caught.value)

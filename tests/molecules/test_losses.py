@@ -34,20 +34,14 @@ def test_unknown_values_count_nowhere(name, loss) -> None:
     assert torch.isfinite(gradient).all()
 
 
-def test_nothing_known_gives_no_loss_and_no_gradient() -> None:
+def test_weights_of_positives_and_of_properties_and_nothing_known() -> None:
+    weights = torch.tensor([1.0, 0.5]), torch.tensor([3.0, 1.0])
+    total, _ = summed_property_loss(torch.zeros(1, 2), torch.ones(1, 2), "binary", *weights)
+    assert total.item() == pytest.approx(3.5 * 0.6931472)
     output = torch.randn(2, 2, requires_grad=True)
-    total, terms = summed_property_loss(output, torch.full((2, 2), NAN), "binary", ONES, ONES)
+    total, terms = summed_property_loss(output, torch.full((2, 2), NAN), "binary", *weights)
     (gradient,) = torch.autograd.grad(total, output)
     assert (total.item(), terms.item(), gradient.abs().sum().item()) == (0.0, 0, 0.0)
-
-
-def test_weights_of_positives_and_of_properties() -> None:
-    output = torch.zeros(1, 2)
-    target = torch.ones(1, 2)
-    total, _ = summed_property_loss(
-        output, target, "binary", torch.tensor([1.0, 0.5]), torch.tensor([3.0, 1.0])
-    )
-    assert total.item() == pytest.approx(3.5 * 0.6931472)
 
 
 def test_classes_lie_property_after_property() -> None:

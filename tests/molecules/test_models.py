@@ -131,7 +131,7 @@ def test_head_may_be_of_any_depth() -> None:
     assert len(small(head=(5, 6, 7)).head) == 10
 
 
-def described(batch: Batch, width: int = 3) -> Batch:
+def with_descriptors(batch: Batch, width: int = 3) -> Batch:
     """Adds descriptors, some unknown and some huge."""
     rows = torch.linspace(-4, 4, batch.num_graphs * width).view(-1, width)
     rows[::2, 0] = torch.nan
@@ -143,7 +143,7 @@ def described(batch: Batch, width: int = 3) -> Batch:
 
 
 def test_descriptors_stand_beside_the_readout() -> None:
-    net, batch = small(num_descriptors=3).eval(), described(batch_of(3, 0, 4, 1))
+    net, batch = small(num_descriptors=3).eval(), with_descriptors(batch_of(3, 0, 4, 1))
     net.descriptors.fit(batch.descriptor)
     assert net.head[0].in_features == net.fingerprint_channels + 3
     read = net.fingerprint(batch)
@@ -164,12 +164,12 @@ def test_descriptors_stand_beside_the_readout() -> None:
 
 def test_descriptors_that_are_not_asked_for_are_ignored() -> None:
     net, batch = small().eval(), batch_of(2)
-    torch.testing.assert_close(net(batch), net(described(batch)))
+    torch.testing.assert_close(net(batch), net(with_descriptors(batch)))
 
 
 def test_batches_without_the_descriptors_are_refused() -> None:
     net, batch = small(num_descriptors=3), batch_of(2, 3)
-    for given, got in ((batch, "none"), (described(batch.clone(), 5), r"\[2, 5\]")):
+    for given, got in ((batch, "none"), (with_descriptors(batch.clone(), 5), r"\[2, 5\]")):
         message = rf"(?s)no descriptors that fit.*batch.descriptor \[2, 3\].*got: *{got}"
         with pytest.raises(ValueError, match=message):
             net(given)

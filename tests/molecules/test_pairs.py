@@ -43,7 +43,7 @@ def test_the_table() -> None:
     assert len(near.unique(dim=0)) == len(near)
 
 
-def test_other_fragments_have_a_code_of_their_own() -> None:
+def test_other_fragments_have_a_separate_code() -> None:
     pairs = KearnesPairs()
     salt = pairs.codes(parse_smiles("[Na+].CCCCCCCCCCO"))
     chain = pairs.codes(parse_smiles("CCCCCCCCCCO"))

@@ -1,4 +1,4 @@
-"""What ``predict`` does to files: inputs stay, columns stay, a killed run goes on."""
+"""What ``predict`` does to files: inputs stay, columns stay, a killed run continues."""
 
 import csv
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_fields_of_an_sdf_are_kept(folder: Path, checkpoint: str, capsys) -> Non
 
 
 def kill(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[object]:
-    """Interrupts these of the calls that predict 128 records each; gives all calls."""
+    """Interrupt these of the calls that predict 128 records each; return all calls."""
     calls: list[object] = []
     predict = MoleculePredictor.predict
 
@@ -123,10 +123,10 @@ def kill(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[object]:
 
 
 @pytest.mark.parametrize("suffix", ["npy", "csv"])
-def test_a_killed_run_goes_on(
+def test_a_killed_run_continues(
     folder: Path, checkpoint: str, suffix: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    smiles = ["C" * (n % 7 + 1) + "O" if n % 9 else "C1" for n in range(400)]
+    smiles = ["C" * (n % 7 + 1) + "O" if n % 9 else "C1" for n in range(280)]
     lines = [f'{text},"{n}\n"' for n, text in enumerate(smiles)]
     Path("many.csv").write_text("smiles,note\n" + "\n".join(lines) + "\n", encoding="utf-8")
     argv = ["predict", "--checkpoint", checkpoint, "--input", "many.csv", "--output"]
@@ -140,24 +140,44 @@ def test_a_killed_run_goes_on(
     capsys.readouterr()
     assert main([*argv, "--max-pairs", "1000"]) == 2
     said = capsys.readouterr().err
-    assert "another --max-pairs" in said and "out.csv.part.json to start anew" in said
+    assert "a different --max-pairs" in said and "out.csv.part.json to start again" in said
 
-    # What a kill leaves behind the last note is written anew.
+    # What was written after the last note is written again.
     with Path("out.csv.part").open("ab") as file:
         file.write(b"C,half a li")
     assert main(argv) == 0
     said = capsys.readouterr().err
-    assert "going on after 256 records\npredicting: 144 records in " in said
-    assert len(calls) == 5
+    assert "continuing after 256 records\npredicting: 24 records in " in said
+    assert len(calls) == 4
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
     whole = Path(f"whole.{suffix}2.{suffix}")
     assert Path(f"prints.{suffix}").read_bytes() == whole.read_bytes()
     if suffix == "npy":
-        assert np.load("prints.npy").shape == (400, 8)
+        assert np.load("prints.npy").shape == (280, 8)
     assert not list(folder.glob("*.part*"))
 
 
-def test_the_note_of_a_run_is_not_believed_about_another(
+def test_a_run_killed_before_its_files_are_renamed_continues(
+    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("many.smi").write_text("CCO ethanol\n" * 128, encoding="utf-8")
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "many.smi", "--output", "out.csv"]
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.suffix == ".part":
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", killed)
+        main([*argv, "--fingerprints", "prints.npy"])
+    assert main([*argv, "--fingerprints", "prints.npy"]) == 0
+    assert np.load("prints.npy").shape == (128, 8)
+    assert len(table("out.csv")) == 1 + 128
+
+
+def test_the_note_of_a_run_is_not_used_for_a_different_one(
     folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("many.smi").write_text("CCO ethanol\n" * 300, encoding="utf-8")

@@ -11,15 +11,9 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.predict import (
-    column_names,
-    fingerprint_file,
-    load_property_task,
-    predict_stream,
-    write_stream,
-)
+from pyg_dynbatch.molecules.predict import Columns, PredictionFiles, column_names, predict_stream
 from pyg_dynbatch.tasks import MoleculePredictor
-from tests.molecules.molecules import described, molecule_data, property_task, trained
+from tests.molecules.molecules import molecule_data, property_task, trained, with_descriptors
 from tests.training.helpers import OLD_NAME
 
 pytestmark = OLD_NAME
@@ -50,9 +44,10 @@ def test_order_is_kept_and_bad_rows_have_a_reason(checkpoints: list[str], tmp_pa
     np.testing.assert_allclose(found, alone, rtol=1e-4)
     assert [row.cells for row in rows if row.status != "ok"] == [["", ""]] * 3
 
-    counts = write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"))
-    assert counts[:2] == (6, 3)
-    assert counts.reason.startswith("row 1: ")
+    files = PredictionFiles(str(tmp_path / "out.csv"))
+    files.write(rows, Columns(column_names(predictor)))
+    assert (files.rows, files.bad) == (6, 3)
+    assert files.reason.startswith("row 1: ")
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     assert [row["name"] for row in written] == [f"m{number}" for number in range(6)]
@@ -96,7 +91,10 @@ def test_several_checkpoints_give_mean_and_deviation(checkpoints: list[str]) -> 
     assert column_names(both)[2:] == ["deviation_first", "deviation_second"]
 
 
-def test_passes_with_dropout_repeat_and_leave_no_trace(checkpoints: list[str]) -> None:
+def test_passes_with_dropout_repeat_and_leave_no_trace(
+    checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", None)  # would seed all other GPUs
     predictor = MoleculePredictor(checkpoints[:1], dropout=20)
     molecule = predictor.featurizer("c1ccccc1O")
     state = torch.get_rng_state()
@@ -122,7 +120,9 @@ def test_fingerprints(checkpoints: list[str], tmp_path: Path, suffix: str) -> No
     predictor = MoleculePredictor(checkpoints[:1])
     path = tmp_path / f"prints.{suffix}"
     rows = predict_stream(iter(RECORDS), predictor, fingerprints=True)
-    write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"), str(path))
+    PredictionFiles(str(tmp_path / "out.csv"), str(path)).write(
+        rows, Columns(column_names(predictor)), width=8
+    )
     if suffix == "npy":
         found = np.load(path)
     else:
@@ -134,16 +134,6 @@ def test_fingerprints(checkpoints: list[str], tmp_path: Path, suffix: str) -> No
     assert {file.name for file in tmp_path.iterdir()} == {"out.csv", path.name}
 
 
-def test_fingerprints_that_were_complete_when_killed(tmp_path: Path) -> None:
-    path = tmp_path / "prints.npy"
-    with fingerprint_file(str(path)) as table:
-        table.add(np.arange(8.0))
-    part = path.rename(tmp_path / "prints.npy.part")
-    with fingerprint_file(str(path), 1, part.stat().st_size):
-        pass
-    np.testing.assert_array_equal(np.load(path), [np.arange(8.0)])
-
-
 def test_broken_stream_leaves_no_file(checkpoints: list[str], tmp_path: Path) -> None:
     def breaking():
         yield RECORDS[0]
@@ -152,24 +142,24 @@ def test_broken_stream_leaves_no_file(checkpoints: list[str], tmp_path: Path) ->
     predictor = MoleculePredictor(checkpoints[:1])
     rows = predict_stream(breaking(), predictor)
     with pytest.raises(OSError, match="the disk is gone"):
-        write_stream(rows, column_names(predictor), str(tmp_path / "out.csv"))
+        PredictionFiles(str(tmp_path / "out.csv")).write(rows, Columns(column_names(predictor)))
     assert list(tmp_path.iterdir()) == []
 
 
 # Complaints ---------------------------------------------------------------------------------------
 
 
-def test_no_checkpoints() -> None:
+def test_no_checkpoints_or_one_of_a_different_task(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="MoleculePredictor: no checkpoints"):
         MoleculePredictor([])
-
-
-def test_checkpoint_of_another_task(tmp_path: Path) -> None:
-    for noted, said in (("TreeClassification", "a checkpoint of TreeC"), (None, "another program")):
+    for noted, said in (
+        ("TreeClassification", "got:      one of TreeC"),
+        (None, "another program"),
+    ):
         contents = {"state_dict": {}, "pytorch-lightning_version": "2", "pyg_dynbatch_task": noted}
         torch.save(contents, tmp_path / "tree.ckpt")
         with pytest.raises(ValueError, match="cannot be built from this checkpoint") as caught:
-            load_property_task(tmp_path / "tree.ckpt")
+            MoleculePredictor([tmp_path / "tree.ckpt"])
         assert said in str(caught.value)
 
 
@@ -177,7 +167,7 @@ def test_checkpoint_of_another_task(tmp_path: Path) -> None:
     ("options", "expected"),
     [
         ({"kind": "binary"}, "kind: regression"),
-        ({"make": described}, "featurizer.descriptors: None"),
+        ({"make": with_descriptors}, "featurizer.descriptors: None"),
     ],
 )
 def test_checkpoints_that_do_not_fit_each_other(
@@ -188,16 +178,6 @@ def test_checkpoints_that_do_not_fit_each_other(
         MoleculePredictor([checkpoints[0], other])
     assert caught.value.__notes__ == [f"  file:     {other}"]
     assert f"expected: {expected}" in str(caught.value)
-
-
-def test_passes_with_dropout_leave_the_generators_of_gpus_alone(
-    checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seeded: list[int] = []
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
-    predictor = MoleculePredictor(checkpoints[:1], dropout=2)
-    predictor.predict([predictor.featurizer("CCO")])
-    assert seeded == []
 
 
 def test_an_error_leaves_no_dropout_on(
@@ -226,10 +206,10 @@ def test_featurizer_that_is_unknown_or_makes_other_codes(tmp_path: Path) -> None
     task = property_task(molecule_data(tmp_path))
     schema, table = task.schema, task.schema.pair_table
     task.schema = dataclasses.replace(schema, featurizer={})
-    with pytest.raises(ValueError, match="does not say how molecules were described"):
+    with pytest.raises(ValueError, match="the checkpoint has no featurizer"):
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     changed = PairTable(table.features * 2, table.names, table.distance)
     task.schema = dataclasses.replace(schema, pair_table=changed)
-    with pytest.raises(ValueError, match="makes other pair codes") as caught:
+    with pytest.raises(ValueError, match="makes different pair codes") as caught:
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     assert f"expected: pair table {changed.digest()}" in str(caught.value)

@@ -1,7 +1,7 @@
-"""Checks of torch.compile, each a function; a process of its own runs them all.
+"""Checks of torch.compile, each a function; a separate process runs them all.
 
-A process of its own, as the tests check shapes at every call, and the compiler cannot look
-through that. The backends need no compiler of C++ or CUDA.
+In a separate process, as the tests check shapes at every call, which the compiler cannot trace. The
+backends need no compiler of C++ or CUDA.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Run the checks of a module in a process of its own, and tell what came of each."""
+"""Run the checks of a module in a separate process, and report the outcome of each."""
 
 import json
 import os

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
+from tests.core.helpers import message
 from tests.strategies import Dag, trees
 from tests.strategies import structures as dags_and_trees
 
@@ -196,7 +197,7 @@ def recurse(
 ) -> State:
     """Computes node by node; a node without an input has an input of zeros.
 
-    What a node reads of another's state is multiplied by ``weight[read, reader]``.
+    The state of a child, as its parent reads it, is multiplied by ``weight[child, parent]``.
     """
     if layer.direction == "top_down":
         structure = structure.turned(layer.arity)
@@ -273,3 +274,9 @@ def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     assert len(found) == len(wanted)
     for mine, right in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
+
+
+def refused(error: type[Exception], call: Callable[[], object], *parts: str) -> None:
+    """The call raises an error, and its text has all of these parts."""
+    text = message(error, call)
+    assert all(part in text for part in parts), text

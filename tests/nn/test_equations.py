@@ -147,13 +147,13 @@ def test_nary_of_one_place_on_a_chain_is_torch_lstm() -> None:
 
 
 class Masks:
-    """Stands in for dropout: hands out the rows of a given mask, in level order."""
+    """Stands in for dropout: applies the rows of a given mask, in level order."""
 
     def __init__(self, keep: Tensor) -> None:
         self.keep, self.used = keep, 0
 
-    def __call__(self, rows: Tensor, probability: float, training: bool) -> Tensor:
-        assert (probability, training) == (0.5, True)
+    def __call__(self, rows: Tensor, probability: float) -> Tensor:
+        assert probability == 0.5
         self.used += rows.size(0)
         return rows * self.keep[self.used - rows.size(0) : self.used]
 
@@ -167,7 +167,7 @@ def test_recurrent_dropout_with_a_given_mask(kind: str, data: st.DataObject) -> 
     x = features(structure.num_nodes).requires_grad_()
     schedule = structure.schedule(layer)
     keep = torch.randint(0, 2, (structure.num_nodes, OUT)).double() * 2
-    row = schedule.rows_of(schedule.outputs["node"].wiring) - 1
+    row = schedule.rows_of(schedule.outputs["node"].rows) - 1
     wanted = recurse(layer, KINDS[kind][1], structure, x, keep[row])
     inputs = x.index_select(0, schedule.input_node)
     with pytest.MonkeyPatch.context() as patch:
@@ -218,9 +218,11 @@ def test_gradcheck(kind: str, direction: str) -> None:
     assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
 
 
-@pytest.mark.parametrize("kind", ("nary-1", pytest.param("child-sum", marks=pytest.mark.long)))
-def test_chain_of_ten_thousand(kind: str) -> None:
-    layer, deep = make(kind), chain(10_000)
+@pytest.mark.parametrize(
+    ("kind", "nodes"), (("nary-1", 2500), pytest.param("child-sum", 10_000, marks=pytest.mark.long))
+)
+def test_deep_chain(kind: str, nodes: int) -> None:
+    layer, deep = make(kind), chain(nodes)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.mul_(0.5)
@@ -233,6 +235,5 @@ def test_chain_of_ten_thousand(kind: str) -> None:
             state = equation(layer, row, [state], torch.ones(OUT).double())
     torch.testing.assert_close(h[-1], state[0])
     h.sum().backward()
-    assert x.grad is not None
     assert x.grad.isfinite().all()
     assert (x.grad != 0).any(1).all()

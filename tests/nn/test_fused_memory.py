@@ -1,4 +1,4 @@
-"""What fused Tree-LSTMs keep for the backward pass, counted number by number."""
+"""Fused Tree-LSTMs save no more numbers for the backward pass than they need."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def complete(levels: int) -> tuple[Tensor, int]:
 
 
 def kept(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> int:
-    """Numbers that autograd saves in one forward pass, those of parameters and inputs apart."""
+    """Count the numbers that autograd saves in a forward pass, except parameters and inputs."""
     found: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:
@@ -40,20 +40,17 @@ def case(layer: RecursiveLayer) -> tuple[Schedule, Tensor, int, int]:
     return schedule, torch.randn(leaves, 3), leaves, nodes - leaves
 
 
-def test_binary() -> None:
-    layer = NaryTreeLSTM(3, WIDTH)
+@pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
+def test_with_gradients(make: type[RecursiveLayer]) -> None:
+    layer = make(3, WIDTH)
     schedule, x, leaves, inner = case(layer)
-    # c, tanh(c) and three gates of a leaf; of an inner node five gates and two children besides.
-    wanted = WIDTH * (5 * leaves + (2 + 5 + 2) * inner)
-    # And a row of zeros for missing children in front of c and tanh(c).
-    assert kept(layer, schedule, x) == wanted + 2 * WIDTH
-
-
-def test_child_sum() -> None:
-    layer = ChildSumTreeLSTM(3, WIDTH)
-    schedule, x, leaves, inner = case(layer)
-    # Of an inner node three gates and the sum; of each of its children h and the forget gate.
-    wanted = WIDTH * (5 * leaves + (2 + 3 + 1) * inner + 2 * (leaves + inner - 1))
+    if layer.arity == 2:
+        # c, tanh(c) and three gates of a leaf; and of an inner node five gates and two children.
+        wanted = WIDTH * (5 * leaves + (2 + 5 + 2) * inner)
+    else:
+        # Of an inner node three gates and the sum; of each child h and the forget gate.
+        wanted = WIDTH * (5 * leaves + (2 + 3 + 1) * inner + 2 * (leaves + inner - 1))
+    # And a row of zeros for missing children before c and tanh(c).
     assert kept(layer, schedule, x) == wanted + 2 * WIDTH
 
 

@@ -74,5 +74,5 @@ def test_empty_batches_have_gradients_too() -> None:
 
 
 def test_other_forms_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"(?s)x has another shape.*\[2, 3, 4\], dim -2"):
+    with pytest.raises(ValueError, match=r"(?s)x has the wrong shape.*\[2, 3, 4\], dim -2"):
         GaussianHistogramAggregation()(torch.zeros(2, 3, 4))

@@ -1,4 +1,4 @@
-"""Large levels are run in blocks, which changes nothing but what is in the cache."""
+"""Large levels are run in blocks, which does not change the results."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""All levels of a small run by one call: the same as block by block, and only where it may be."""
+"""All levels of a small run in one call: the same as block by block, and only where allowed."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from pyg_dynbatch.nn import native_gates as native_levels
-from pyg_dynbatch.nn.native_gates import gates_library, multiply_address
+from pyg_dynbatch.nn.native_gates import NativeGates, gates_library, multiply_address
 from tests.nn.fused import assert_near, everything, layers
 from tests.nn.test_native_gates import MUST_BUILD
 
@@ -34,18 +34,18 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the functions that run all levels, as they are called."""
+    """The names of the methods that run all levels, as they are called."""
     found: list[str] = []
 
     def spied(name: str, function: Callable[..., object]) -> Callable[..., object]:
-        def call(*given: object) -> object:
+        def call(*given: object, **named: object) -> object:
             found.append(name)
-            return function(*given)
+            return function(*given, **named)
 
         return call
 
     for name in ("forward_levels", "backward_levels"):
-        monkeypatch.setattr(fused_tree_lstm, name, spied(name, getattr(fused_tree_lstm, name)))
+        monkeypatch.setattr(NativeGates, name, spied(name, getattr(NativeGates, name)))
     return found
 
 
@@ -75,15 +75,18 @@ def test_levels_of_every_size(trees: int, width: int, calls: list[str]) -> None:
     assert calls == ["forward_levels", "backward_levels"] * 4
 
 
-def test_the_same_as_block_by_block(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_at_every_run_and_as_block_by_block(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for layer in layers(20):
         schedule = combs(5, layer)
         inputs = torch.randn(schedule.num_nodes, 3)
-        at_once = everything(layer, schedule, inputs)
+        at_once, again = (everything(layer, schedule, inputs) for _ in range(2))
+        assert all(map(torch.equal, at_once, again))
         with monkeypatch.context() as without:
             without.setattr(fused_tree_lstm, "multiply_address", lambda: None)
             assert_near(at_once, everything(layer, schedule, inputs))
-    assert len(calls) == 8
+    assert len(calls) == 16
 
 
 def test_gates_that_are_not_kept(calls: list[str]) -> None:
@@ -96,14 +99,6 @@ def test_gates_that_are_not_kept(calls: list[str]) -> None:
     assert calls == ["forward_levels"] * 8
 
 
-def test_the_same_bits_at_every_run() -> None:
-    for layer in layers(20):
-        schedule = combs(5, layer)
-        inputs = torch.randn(schedule.num_nodes, 3)
-        first, second = (everything(layer, schedule, inputs) for _ in range(2))
-        assert all(map(torch.equal, first, second))
-
-
 def test_weights_that_are_not_contiguous() -> None:
     for layer in layers(20):
         schedule = combs(2, layer)
@@ -114,7 +109,7 @@ def test_weights_that_are_not_contiguous() -> None:
 
 
 def test_left_to_single_blocks(calls: list[str]) -> None:
-    """Where matrices are worth packing, nodes have many parents, or products are not single."""
+    """If matrices are worth packing, nodes have several parents, or products are not single."""
     large = NaryTreeLSTM(3, 128)
     schedule = combs(300, large)
     everything(large, schedule, torch.randn(schedule.num_nodes, 3))
@@ -170,13 +165,13 @@ def test_infinite_weights_stay_infinite(width: int) -> None:
     assert not found.isnan().any()
 
 
-def test_another_function_is_found_out() -> None:
+def test_a_function_that_does_not_multiply_is_rejected() -> None:
     idle = CFUNCTYPE(None, *[c_void_p] * 13)(lambda *given: None)
     assert not native_levels._multiplies(idle)
 
 
 @pytest.mark.skipif(not MUST_RUN, reason="torch has no MKL here")
-def test_found_whatever_the_user_made_the_default() -> None:
+def test_found_with_any_default_dtype_and_device() -> None:
     with torch.device("meta"):
         assert multiply_address.__wrapped__() is not None
     torch.set_default_dtype(torch.float64)

@@ -1,6 +1,6 @@
-"""No step of a fused layer asks for the value of a tensor, for which a GPU would be waited for.
+"""No step of a fused layer reads the value of a tensor, which would wait for a GPU.
 
-Tensors without values stand for those of a device: whoever asks for a value gets an error.
+Tensors without values replace those of a device: reading a value raises an error.
 """
 
 import pytest
@@ -30,7 +30,7 @@ def test_fused_step_reads_no_value(
         more: dict[str, Tensor] = {}
         x = torch.empty(nodes, 3, requires_grad=True)
         if shared:
-            more = {"leaf_row": torch.zeros(leaves, dtype=torch.long)}
+            more = {"leaf_inverse": torch.zeros(leaves, dtype=torch.long)}
             x = torch.empty(2 + others, 3, requires_grad=True)
         h = layer(x, schedule=without_values(schedule), **more)
         found = torch.autograd.grad(h.sum(), [x, *layer.parameters()])

@@ -108,7 +108,7 @@ def test_blocks_have_the_pairs_in_order(sizes: list[int], max_pairs: int) -> Non
 
 
 @pytest.mark.parametrize("num_codes", [2**16, 2**16 + 1, 70_000])
-def test_many_codes_are_told_apart(num_codes: int) -> None:
+def test_many_codes_are_distinguished(num_codes: int) -> None:
     codes = torch.tensor([num_codes - 1, 1, num_codes - 2])
     order, ptr = Pairs.from_codes(codes, [2], num_codes=num_codes).by_code
     assert [order[ptr[c] : ptr[c + 1]].tolist() for c in codes] == [[0], [1], [2]]
@@ -157,15 +157,15 @@ def test_wrong_numbers_are_refused() -> None:
         Pairs.all_pairs(torch.ones(1, 1, dtype=torch.long))
     with pytest.raises(ValueError, match=r"(?s)codes does not fit.*3 codes.*got: *2 codes"):
         Pairs.from_codes(torch.tensor([0, 1]), [2])
-    with pytest.raises(ValueError, match=r"(?s)outside of the table.*0 to 2.*got: *7.*example 2"):
+    with pytest.raises(ValueError, match=r"(?s)not in the table.*0 to 2.*got: *7.*example 2"):
         Pairs.from_codes(torch.tensor([0, 0, 7, 0]), [1, 0, 2], num_codes=3)
-    with pytest.raises(ValueError, match=r"(?s)outside of the table.*got: *2 in kept"):
+    with pytest.raises(ValueError, match=r"(?s)not in the table.*got: *2 in kept"):
         Pairs.from_codes(torch.tensor([0]), [1], kept=torch.ones(2, dtype=torch.bool), num_codes=3)
     with pytest.raises(ValueError, match=r"(?s)out of range.*atoms 0 and 3.*column 1"):
         Pairs.from_pair_index(torch.tensor([[0, 0], [1, 3]]), 3)
     with pytest.raises(ValueError, match=r"(?s)joins two molecules.*atoms 1 and 2.*column 0"):
         Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 2])
-    with pytest.raises(ValueError, match=r"(?s)of another shape.*sizes of 3 atoms"):
+    with pytest.raises(ValueError, match=r"(?s)do not match num_atoms.*sizes of 3 atoms"):
         Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 1])
-    with pytest.raises(ValueError, match="the plan is of another length"):
+    with pytest.raises(ValueError, match="wrong length of the plan"):
         Pairs(torch.zeros(3, dtype=torch.int32), 1, 1, 1, 1)

@@ -30,41 +30,28 @@ from pyg_dynbatch.nn import (
     TreeGRU,
     TreeRNN,
 )
-from tests.core.helpers import as_users_run_it
-from tests.nn.recursion import IN, OUT, SMALL, features, make, whole
+from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, whole
 from tests.strategies import balanced, chain, diamond
 
 TREE = balanced(2)
 NO_EDGES = torch.empty(2, 0, dtype=torch.long)
 
 
-def message(action: Callable[[], Any], error: type[Exception]) -> str:
-    with pytest.raises(error) as caught:
-        action()
-    return str(caught.value)
-
-
 def grads(layer: nn.Module) -> list[Tensor]:
     return [p.grad.clone() for p in layer.parameters() if p.grad is not None]
 
 
+@pytest.mark.parametrize("nodes", (3, 0))
 @pytest.mark.parametrize("kind", SMALL)
-def test_single_nodes_give_every_parameter_a_gradient(kind: str) -> None:
+def test_every_parameter_gets_a_gradient_without_edges(kind: str, nodes: int) -> None:
     layer = make(kind)
-    layer(features(3), NO_EDGES).sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
-    recurrent = [p for name, p in layer.named_parameters() if name.startswith("cell.weight_h")]
-    assert all((p.grad == 0).all() for p in recurrent)
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_no_node_at_all(kind: str) -> None:
-    layer = make(kind)
-    x = features(0).requires_grad_()
-    h = layer(x, NO_EDGES)
-    assert h.shape == (0, OUT)
+    h = layer(features(nodes).requires_grad_(), NO_EDGES)
+    assert h.shape == (nodes, OUT)
     h.sum().backward()
-    assert all(p.grad is not None and (p.grad == 0).all() for p in layer.parameters())
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None
+        if name.startswith("cell.weight_h") or not nodes:
+            assert (parameter.grad == 0).all()
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -263,20 +250,18 @@ class Model(nn.Module):
         return self.head(self.layer(x, edge_index, **options))
 
 
+def explainer(model: nn.Module, **masks: Any) -> Explainer:
+    config = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
+    algorithm = GNNExplainer(epochs=3)
+    return Explainer(model, algorithm, explanation_type="model", model_config=config, **masks)
+
+
 @pytest.mark.parametrize("with_schedule", (False, True))
 def test_explainer_with_masks_of_features(with_schedule: bool) -> None:
-    explainer = Explainer(
-        Model(),
-        algorithm=GNNExplainer(epochs=3),
-        explanation_type="model",
-        node_mask_type="attributes",
-        edge_mask_type=None,
-        model_config={"mode": "multiclass_classification", "task_level": "node",
-                      "return_type": "raw"},
-    )  # fmt: skip
+    explain = explainer(Model(), node_mask_type="attributes")
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     options = {"schedule": schedule} if with_schedule else {}
-    explanation = explainer(features(TREE.num_nodes).float(), TREE.edge_index, index=0, **options)
+    explanation = explain(features(TREE.num_nodes).float(), TREE.edge_index, index=0, **options)
     assert explanation.node_mask.shape == (TREE.num_nodes, IN)
     assert (explanation.node_mask > 0).any()
 
@@ -301,16 +286,9 @@ def test_gnn_explainer_finds_the_decisive_edges(kind: str) -> None:
     model, x, way = decisive(kind)
     edges, (root,) = TREE.edge_index, TREE.roots
     schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
-    explainer = Explainer(
-        model,
-        algorithm=GNNExplainer(epochs=3),
-        explanation_type="model",
-        edge_mask_type="object",
-        model_config={"mode": "multiclass_classification", "task_level": "node",
-                      "return_type": "raw"},
-    )  # fmt: skip
     before = model(x, edges, schedule)
-    explanation = explainer(x, edges, index=root, schedule=schedule)
+    explain = explainer(model, edge_mask_type="object")
+    explanation = explain(x, edges, index=root, schedule=schedule)
     assert explanation.edge_mask.nonzero().flatten().tolist() == sorted(way)
     assert torch.equal(model(x, edges, schedule), before)
 
@@ -331,14 +309,12 @@ def test_refuses_explainers_without_one_mask_per_edge() -> None:
     layer, x = NaryTreeLSTM(IN, OUT), features(TREE.num_nodes).float()
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     layer.explain = True  # and no mask, as GraphMaskExplainer does
-    text = message(lambda: layer(x, TREE.edge_index), ValueError)
-    assert "NaryTreeLSTM: the explainer does not set one mask value per edge" in text
-    assert "got:      no edge mask" in text
+    parts = "NaryTreeLSTM: the explainer does not set one mask value per edge", "no edge mask"
+    refused(ValueError, lambda: layer(x, TREE.edge_index), *parts)
     set_masks(layer, torch.ones(3), TREE.edge_index)
-    text = message(lambda: layer(x, TREE.edge_index), ValueError)
-    assert "float32 tensor [3]" in text
+    refused(ValueError, lambda: layer(x, TREE.edge_index), "float32 tensor [3]")
     set_masks(layer, torch.ones(6), TREE.edge_index)
-    assert "needs the edges" in message(lambda: layer(x, schedule=schedule), ValueError)
+    refused(ValueError, lambda: layer(x, schedule=schedule), "needs the edges")
 
 
 class Height(RecursiveCell):
@@ -368,73 +344,73 @@ def test_a_cell_of_your_own() -> None:
     layer.reset_parameters()
 
 
-# What is refused, and in which words.
+# Errors and their texts.
 
 
 def test_refuses_options() -> None:
-    assert "direction" in message(lambda: TreeRNN(2, 2, direction="up"), ValueError)
-    text = message(lambda: NaryTreeLSTM(2, 2, direction="up"), ValueError)
-    assert "NaryTreeLSTM: unknown direction" in text
-    assert "'bottom_up' or 'top_down'" in text
-    assert "got:      'up'" in text
-    assert "in_channels is too small" in message(lambda: TreeGRU(0, 2), ValueError)
-    assert "out_channels is too small" in message(lambda: ChildSumTreeLSTM(2, 0), ValueError)
-    assert "arity is too small" in message(lambda: NaryTreeLSTM(2, 2, 0), ValueError)
+    parts = "NaryTreeLSTM: unknown direction", "'bottom_up' or 'top_down'", "got:      'up'"
+    refused(ValueError, lambda: NaryTreeLSTM(2, 2, direction="up"), *parts)
+    refused(ValueError, lambda: TreeGRU(0, 2), "in_channels is too small")
+    refused(ValueError, lambda: ChildSumTreeLSTM(2, 0), "out_channels is too small")
+    refused(ValueError, lambda: NaryTreeLSTM(2, 2, 0), "arity is too small")
     makers: list[Any] = [NaryTreeLSTM, TreeGRU, TreeRNN, lambda *sizes: Collater(arity=sizes[2])]
-    with as_users_run_it():
-        for each in makers:
-            text = message(lambda each=each: each(2, 2, "2"), TypeError)
-            assert "arity is not a whole number" in text
-            assert "got:      '2'" in text
-        assert "in_channels is not a whole" in message(lambda: ChildSumTreeLSTM(2.5, 2), TypeError)  # type: ignore[arg-type]
-        edges: Any = TREE.edge_index
-        text = message(lambda: Schedule.from_structure(edges, 7, arity="2"), ValueError)  # type: ignore[arg-type]
-        assert "the arity is not a number of argument places" in text
+    for each in makers:
+        wrong = "arity is not a whole number", "got:      '2'"
+        refused(TypeError, lambda each=each: each(2, 2, "2"), *wrong)
+    half: Any = 2.5
+    refused(TypeError, lambda: ChildSumTreeLSTM(half, 2), "in_channels is not a whole")
+    text: Any = "2"
+    wrong = "invalid arity"
+    refused(ValueError, lambda: Schedule.from_structure(TREE.edge_index, 7, arity=text), wrong)
     for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
-        text = message(lambda m=make_one: m(2, 2, recurrent_dropout=1.0), ValueError)
-        assert "recurrent_dropout is not a probability" in text
-        assert "0 <= p < 1" in text
+        parts = "recurrent_dropout is not a probability", "0 <= p < 1"
+        refused(ValueError, lambda m=make_one: m(2, 2, recurrent_dropout=1.0), *parts)
 
 
 def test_refuses_input_rows() -> None:
     layer = NaryTreeLSTM(IN, OUT)
-    text = message(lambda: layer(torch.zeros(3, IN + 1), NO_EDGES), TypeError)
-    assert "NaryTreeLSTM: invalid input rows" in text
-    assert "expected: a dense tensor, floating [row, 3]" in text
-    assert "got:      float32 tensor [3, 4]" in text
-    with as_users_run_it():
-        integers = torch.zeros(3, IN, dtype=torch.long)
-        text = message(lambda: layer(integers, NO_EDGES), TypeError)
-    assert "got:      int64 tensor [3, 3]" in text
+    wanted = "NaryTreeLSTM: invalid input rows", "expected: a dense tensor, floating [row, 3]"
+    wide, integers = torch.zeros(3, IN + 1), torch.zeros(3, IN, dtype=torch.long)
+    refused(TypeError, lambda: layer(wide, NO_EDGES), *wanted, "got:      float32 tensor [3, 4]")
+    refused(TypeError, lambda: layer(integers, NO_EDGES), "got:      int64 tensor [3, 3]")
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
-    text = message(lambda: layer(torch.zeros(3, IN), schedule=schedule), ValueError)
-    assert "wrong number of input rows" in text
-    assert "7 (all nodes)" in text
-    assert "got:      3" in text
+    parts = "wrong number of input rows", "7 (all nodes)", "got:      3"
+    refused(ValueError, lambda: layer(torch.zeros(3, IN), schedule=schedule), *parts)
 
 
 def test_refuses_schedules_of_others() -> None:
-    x, layer = features(TREE.num_nodes).float(), NaryTreeLSTM(IN, OUT)
-    ragged = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
-    text = message(lambda: layer(x, TREE.edge_index, ragged), ValueError)
-    assert "NaryTreeLSTM: the schedule was made for another layer" in text
-    assert "expected: arity 2, bottom_up" in text
-    assert "got:      arity None, bottom_up" in text
-    assert "DataLoader(..., arity=2, direction='bottom_up')" in text
-    down = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2, direction="top_down")
-    assert "got:      arity 2, top_down" in message(
-        lambda: layer(x, TREE.edge_index, down), ValueError
-    )
+    x, layer, edges = features(TREE.num_nodes).float(), NaryTreeLSTM(IN, OUT), TREE.edge_index
+    ragged, fixed = (Schedule.from_structure(edges, 7, arity=arity) for arity in (None, 2))
+    parts = (
+        "NaryTreeLSTM: the schedule was made for a different layer", "expected: arity 2, bottom_up",
+        "got:      arity None, bottom_up", "DataLoader(..., arity=2, direction='bottom_up')",
+    )  # fmt: skip
+    refused(ValueError, lambda: layer(x, edges, ragged), *parts)
+    down = Schedule.from_structure(edges, 7, arity=2, direction="top_down")
+    refused(ValueError, lambda: layer(x, edges, down), "got:      arity 2, top_down")
     other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
-    text = message(lambda: layer(x, TREE.edge_index, other), ValueError)
-    assert "the schedule belongs to another graph" in text
-    assert "expected: its 5 edges" in text
-    assert "got:      int64 tensor [2, 6]" in text
-    text = message(lambda: layer(x, TREE.edge_index.to_sparse(), ragged), ValueError)
-    assert "made for another layer" in text
-    fixed = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
-    text = message(lambda: layer(x, TREE.edge_index.to_sparse(), fixed), TypeError)
-    assert "dense edges" in text
+    parts = (
+        "the schedule belongs to a different graph",
+        "its 5 edges",
+        "got:      int64 tensor [2, 6]",
+    )
+    refused(ValueError, lambda: layer(x, edges, other), *parts)
+    sparse = edges.to_sparse()
+    refused(ValueError, lambda: layer(x, sparse, ragged), "made for a different layer")
+    refused(TypeError, lambda: layer(x, sparse, fixed), "dense edges")
+
+
+def test_refuses_edges() -> None:
+    x, layer = features(3).float(), NaryTreeLSTM(IN, OUT)
+    refused(TypeError, lambda: layer(x), "neither a schedule nor dense edges")
+    refused(ValueError, lambda: layer(x, torch.tensor([[0, 1], [1, 0]])), "has a cycle")
+    refused(ValueError, lambda: layer(x, torch.tensor([[0], [5]])), "a node that does not exist")
+    three = torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]])
+    refused(ValueError, lambda: layer(features(5).float(), three), "a child beyond the arity")
+    shared, slot = torch.tensor([[0, 0], [1, 2]]), torch.tensor([0, 0])
+    down = NaryTreeLSTM(IN, OUT, direction="top_down")
+    wrong = "two arguments in one slot"
+    refused(ValueError, lambda: down(x, shared, child_slot=slot), wrong)
 
 
 def saved(batch: Any) -> Any:
@@ -444,12 +420,8 @@ def saved(batch: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-def kept_in_place(batch: Any) -> Any:
-    return batch
-
-
 WAYS: dict[str, Callable[[Any], Any]] = {
-    "as collated": kept_in_place,
+    "as collated": lambda batch: batch,
     "moved": lambda batch: batch.to("cpu"),
     "cloned": lambda batch: batch.clone(),
     "pickled": lambda batch: pickle.loads(pickle.dumps(batch)),
@@ -487,22 +459,19 @@ def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
     batch = WAYS[way](batch_of_trees(None if kind == "topological" else 2))
     layer(batch)
     batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
-    text = message(lambda: layer(batch), ValueError)
-    assert "the schedule belongs to another graph" in text
-    assert "as many edges with other values" in text
+    parts = "the schedule belongs to a different graph", "as many edges with other values"
+    refused(ValueError, lambda: layer(batch), *parts)
     batch.edge_index[0, :2] = batch.edge_index[0, :2].flip(0)
     layer(batch)
     batch.edge_index = batch.edge_index.flip(1)
-    assert "as many edges with other values" in message(lambda: layer(batch), ValueError)
+    refused(ValueError, lambda: layer(batch), *parts)
 
 
 def test_edges_of_batches_from_workers_are_compared() -> None:
-    batch = batch_of_trees(2, num_workers=1)
-    layer = NaryTreeLSTM(IN, OUT)
+    batch, layer = batch_of_trees(2, num_workers=1), NaryTreeLSTM(IN, OUT)
     layer(batch.x, batch.edge_index, batch.schedule)
-    batch.edge_index = batch.edge_index.flip(1)
-    text = message(lambda: layer(batch.x, batch.edge_index, batch.schedule), ValueError)
-    assert "as many edges with other values" in text
+    edges = batch.edge_index.flip(1)
+    refused(ValueError, lambda: layer(batch.x, edges, batch.schedule), "with other values")
 
 
 def test_edges_of_other_devices_are_not_read() -> None:
@@ -514,19 +483,3 @@ def test_edges_of_other_devices_are_not_read() -> None:
     assert schedule.belongs_to(TREE.edge_index.to("meta"))
     with torch.inference_mode():
         assert schedule.belongs_to(torch.empty_like(edges))
-
-
-def test_refuses_edges() -> None:
-    x, layer = features(3).float(), NaryTreeLSTM(IN, OUT)
-    assert "neither a schedule nor dense edges" in message(lambda: layer(x), TypeError)
-    cycle = torch.tensor([[0, 1], [1, 0]])
-    assert "has a cycle" in message(lambda: layer(x, cycle), ValueError)
-    three = torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]])
-    text = message(lambda: layer(features(5).float(), three), ValueError)
-    assert "a child beyond the arity" in text
-    shared = torch.tensor([[0, 0], [1, 2]])
-    down = NaryTreeLSTM(IN, OUT, direction="top_down")
-    text = message(lambda: down(x, shared, child_slot=torch.tensor([0, 0])), ValueError)
-    assert "two arguments in one place" in text
-    beyond = torch.tensor([[0], [5]])
-    assert "a node that does not exist" in message(lambda: layer(x, beyond), ValueError)

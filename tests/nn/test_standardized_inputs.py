@@ -107,7 +107,7 @@ def test_forward_does_not_wait_for_the_device() -> None:
     assert scale(torch.empty(3, 2, device="meta")).shape == (3, 2)
 
 
-def test_another_number_of_columns() -> None:
-    with pytest.raises(ValueError, match="StandardizedInputs: another number of col") as caught:
+def test_wrong_number_of_columns() -> None:
+    with pytest.raises(ValueError, match="StandardizedInputs: wrong number of col") as caught:
         StandardizedInputs(2).fit(torch.zeros(3, 5))
     assert "expected: 2\n  got:      5" in str(caught.value)

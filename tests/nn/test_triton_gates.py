@@ -1,4 +1,4 @@
-"""The Triton kernels of gates give what plain torch gives, and are chosen where they can run.
+"""The Triton kernels compute the same as plain torch, and are chosen where they can run.
 
 No GPU is needed: Triton interprets its kernels on CPU tensors in one process, and compiles them
 for GPUs in another; ``triton_checks`` is what these processes run.

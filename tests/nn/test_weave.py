@@ -228,10 +228,10 @@ def test_wrong_options_and_rows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)num_modules is too small.*got: *0"):
         WeaveStack(3, 2, num_modules=0)
     conv, pairs = WeaveConv(3, 2), some_pairs()
-    with pytest.raises(ValueError, match=r"(?s)x has another shape.*\[6, 3\].*\[5, 3\]"):
+    with pytest.raises(ValueError, match=r"(?s)x has the wrong shape.*\[6, 3\].*\[5, 3\]"):
         conv(torch.zeros(5, 3), torch.zeros(10, 2), pairs)
-    with pytest.raises(ValueError, match=r"(?s)pair has another shape.*one row per pair"):
+    with pytest.raises(ValueError, match=r"(?s)pair has the wrong shape.*one row per pair"):
         conv(torch.zeros(6, 3), torch.zeros(4, 2), pairs)
-    with pytest.raises(ValueError, match=r"(?s)table has another shape.*one row per code"):
+    with pytest.raises(ValueError, match=r"(?s)table has the wrong shape.*one row per code"):
         conv(torch.zeros(6, 3), torch.zeros(10, 2), pairs, coded=True)
     assert "(3, 2) -> (50, 50), norm=None" in repr(conv)

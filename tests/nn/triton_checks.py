@@ -1,4 +1,4 @@
-"""Checks of the Triton kernels, each a function; a process of its own runs them all.
+"""Checks of the Triton kernels, each a function; a separate process runs them all.
 
 ``python -m tests.nn.triton_checks`` prints one JSON object: for every check of this file None, or
 the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks that run kernels on
@@ -150,8 +150,8 @@ def interpreted_equal_leaves_once() -> None:
         schedule = Schedule.from_structure(
             torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]]), 5, arity=layer.arity
         )
-        leaf_row = torch.tensor([1, 0, 1])
-        compare(layer, schedule, torch.randn(4, 3), leaf_row=leaf_row, level_order=True)
+        leaf_inverse = torch.tensor([1, 0, 1])
+        compare(layer, schedule, torch.randn(4, 3), leaf_inverse=leaf_inverse, level_order=True)
 
 
 def interpreted_low_precision() -> None:

@@ -20,7 +20,7 @@ def test_a_metric_that_is_not_logged_is_refused() -> None:
     check_monitor("val/binary_accuracy", "max", task)
     with pytest.raises(ValueError, match="EarlyStopping cannot choose") as caught:
         check_monitor("val/node_acuracy", "max", task, "EarlyStopping")
-    assert "another it logs: train/loss, train/accuracy" in str(caught.value)
+    assert "or one of train/loss, train/accuracy" in str(caught.value)
     assert "did you mean 'val/node_accuracy'?" in str(caught.value)
     assert "try:      --trainer.callbacks.monitor val/node_accuracy" in str(caught.value)
 

@@ -75,7 +75,7 @@ def classifier(data: TreeDataModule, reduction: str = "mean", **options: Any) ->
 def fitted(
     folder: Path, ranks: int, share: dict[str, int], reduction: str, **options: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Gives the weights after two steps, and the metrics of the second epoch."""
+    """Return the weights after two steps, and the metrics of the second epoch."""
     data = LabelledNodes(str(folder / "data"), recipe=RECIPE, **share)
     module = classifier(data, reduction).double()  # the weights of the ranks are copied into it
     run = trainer(folder, ranks, callbacks=[Trees()], **options)
@@ -99,8 +99,13 @@ def assert_same(
     assert moved > 1e-3, "the steps are big enough to differ"
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
-@pytest.mark.parametrize("share", ["trees", "nodes"])
+ALL = [(share, reduction) for reduction in ("sum", "mean", "per_tree") for share in SHARES]
+
+
+@pytest.mark.parametrize(
+    ("share", "reduction"),
+    [*ALL[::3], *(pytest.param(*each, marks=pytest.mark.long) for each in ALL)],
+)
 def test_weights_and_metrics_are_those_of_one_process(
     tmp_path: Path, share: str, reduction: str
 ) -> None:

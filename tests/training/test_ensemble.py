@@ -61,7 +61,7 @@ def test_no_members_and_missing_members(tmp_path: Path) -> None:
 def test_member_of_another_model_is_named(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
     (path,) = checkpoints(tmp_path, data, 1)
-    with pytest.raises(ValueError, match="belongs to another model") as caught:
+    with pytest.raises(ValueError, match="belongs to a different model") as caught:
         ensemble_of(task(data, hidden_channels=11), [path])
     differing = "  differs:  hidden_channels 11, in the file 8"
     assert caught.value.__notes__ == [differing, f"  file:     {path}"]

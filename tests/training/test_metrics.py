@@ -1,17 +1,19 @@
 """Metrics: against counting by hand in plain Python."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
-from pyg_dynbatch.training.task import summed_cross_entropy
-from pyg_dynbatch.trees.task import HitRate, polarity_hits
+from pyg_dynbatch.training.task import RatioMetric, summed_cross_entropy
+from pyg_dynbatch.trees.task import polarity_hits
 
 rows = st.lists(
     st.tuples(st.lists(st.floats(-5, 5, width=32), min_size=5, max_size=5), st.integers(-1, 4)),
@@ -55,10 +57,13 @@ def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int
     assert found == pytest.approx(wanted, nan_ok=True)
 
 
-def test_hit_rate_of_nothing_is_not_a_number() -> None:
-    rate = HitRate()
-    rate.update(torch.tensor([True]), torch.tensor([False]))
+def test_the_ratio_of_nothing_is_nan_and_counts_stay_exact() -> None:
+    rate = RatioMetric(0)
+    rate.update(torch.tensor(0), torch.tensor(0))
     assert math.isnan(rate.compute().item())
+    for part in (2**24, 1):
+        rate.update(torch.tensor(part), torch.tensor(part))
+    assert rate.total == rate.count == 2**24 + 1
 
 
 def test_polarity_weighs_sides_and_not_single_classes() -> None:
@@ -106,3 +111,24 @@ def test_loss_of_no_labels_is_zero_and_has_a_gradient() -> None:
     task.scaled_loss(loss, count, Batch(), "mean").backward()
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
+def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(
+    reduction: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TreeClassification(num_tokens=2, num_classes=3, hidden_channels=2)
+    losses, terms, trees = torch.tensor([6.0, 7.0]), torch.tensor([2, 3]), (1, 3)
+    batches = [Batch(ptr=torch.zeros(count + 1)) for count in trees]
+    whole = Batch(ptr=torch.zeros(sum(trees) + 1))
+    alone = task.scaled_loss(losses.sum(), terms.sum(), whole, reduction)
+    total = torch.tensor({"mean": 5.0, "per_tree": 4.0}.get(reduction, torch.nan))
+    strategy = SimpleNamespace(reduce=lambda count, reduce_op: total)
+    task.trainer = SimpleNamespace(strategy=strategy)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    ranks = [
+        task.scaled_loss(loss, count, batch, reduction)
+        for loss, count, batch in zip(losses, terms, batches, strict=True)
+    ]
+    torch.testing.assert_close(torch.stack(ranks).mean(), alone)

@@ -1,4 +1,4 @@
-"""Tables of predictions: order, columns, and never half a file."""
+"""Tables of predictions: order, columns, and no incomplete files."""
 
 from pathlib import Path
 
@@ -21,12 +21,8 @@ def test_tables_keep_the_order_of_the_data(tmp_path: Path, loading: dict) -> Non
     run = trainer(tmp_path, callbacks=[table])
     run.predict(module, datamodule=data, return_predictions=False)
     rows, nodes = (rows_of(path) for path in table.places(run).values())
-    assert list(rows[0]) == [
-        "example",
-        "prediction",
-        *(f"probability_{k}" for k in range(5)),
-        "target",
-    ]
+    classes = [f"probability_{k}" for k in range(5)]
+    assert list(rows[0]) == ["example", "prediction", *classes, "target"]
     assert [int(row["example"]) for row in rows] == list(range(7))
 
     batch = next(iter(DataLoader(data.dataset("test"), 7)))
@@ -36,7 +32,7 @@ def test_tables_keep_the_order_of_the_data(tmp_path: Path, loading: dict) -> Non
     roots = chance[batch.root_index]
     assert [int(row["prediction"]) for row in rows] == roots.argmax(-1).tolist()
     assert [int(row["target"]) for row in rows] == batch.y[batch.root_index].tolist()
-    found = torch.tensor([[float(row[f"probability_{k}"]) for k in range(5)] for row in rows])
+    found = torch.tensor([[float(row[name]) for name in classes] for row in rows])
     torch.testing.assert_close(found, roots, atol=1e-5, rtol=1e-5)
     assert len(nodes) == batch.num_nodes
     assert [int(row["prediction"]) for row in nodes] == chance.argmax(-1).tolist()
@@ -45,23 +41,17 @@ def test_tables_keep_the_order_of_the_data(tmp_path: Path, loading: dict) -> Non
     ]
 
 
-def test_missing_labels_leave_the_target_empty(tmp_path: Path) -> None:
+def test_missing_labels_and_the_folder_of_the_run(tmp_path: Path) -> None:
     data = listops(tmp_path)
-    table = PredictionTable(str(tmp_path), node_name="nodes.csv")
+    table = PredictionTable(node_name="nodes.csv")
     run = trainer(tmp_path, callbacks=[table])
     run.predict(task(data), datamodule=data)
-    targets = {row["target"] for row in rows_of(tmp_path / "nodes.csv")}
-    assert "" in targets
-    assert "-1" not in targets
-
-
-def test_table_lies_in_the_folder_of_the_run_by_default(tmp_path: Path) -> None:
-    data = listops(tmp_path)
-    table = PredictionTable()
-    run = trainer(tmp_path, callbacks=[table])
-    run.predict(task(data), datamodule=data)
-    assert table.places(run) == {"predictions": Path(run.log_dir) / "predictions.csv"}
-    assert len(rows_of(Path(run.log_dir) / "predictions.csv")) == 17
+    folder = Path(run.log_dir)
+    names = {"predictions": "predictions.csv", "node predictions": "nodes.csv"}
+    assert table.places(run) == {what: folder / name for what, name in names.items()}
+    assert len(rows_of(folder / "predictions.csv")) == 17
+    targets = {row["target"] for row in rows_of(folder / "nodes.csv")}
+    assert "" in targets and "-1" not in targets
 
 
 def test_a_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,16 +65,13 @@ def test_a_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_columns_of_several_numbers_are_named_by_class(tmp_path: Path) -> None:
+def test_columns_are_named_by_class_and_an_interrupted_table_leaves_the_old_one(
+    tmp_path: Path,
+) -> None:
     path = write_table(tmp_path / "t.csv", {"p": np.array([[0.25, 0.75]])}, first_class=1)
-    assert path.read_text().splitlines() == ["p_1,p_2", "0.25,0.75"]
-
-
-def test_an_interrupted_table_leaves_the_old_one(tmp_path: Path) -> None:
-    path = write_table(tmp_path / "t.csv", {"a": np.array([1])})
     with pytest.raises(ValueError, match="shorter|longer"):
         write_table(path, {"a": np.array([1]), "b": np.array([1, 2])})
-    assert path.read_text().splitlines() == ["a", "1"]
+    assert path.read_text().splitlines() == ["p_1,p_2", "0.25,0.75"]
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
 
@@ -92,4 +79,4 @@ def test_batches_of_unknown_examples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the examples of a batch are unknown") as caught:
         run, module = trainer(tmp_path), task(listops(tmp_path))
         PredictionTable().write_on_batch_end(run, module, {}, None, None, 3, 0)
-    assert "where:    batch 3" in str(caught.value)
+    assert "no indices of batch 3" in str(caught.value)

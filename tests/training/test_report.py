@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from pyg_dynbatch.training import PredictionTable, RunReport
 from pyg_dynbatch.training import report as report_module
 from pyg_dynbatch.training.report import closing_lines, metrics_file, read_curve
+from pyg_dynbatch.trees import task as task_module
 from tests.training.helpers import checkpointing, listops, task, trainer, tree_files
 
 
@@ -35,13 +36,8 @@ def test_curves_and_trees_are_drawn_and_named(tmp_path: Path) -> None:
     assert read_curve(metrics, "no/such") == ([], [])
 
     lines = closing_lines(run)
-    assert [line.split(":")[0] for line in lines] == [
-        "checkpoint",
-        "metrics",
-        "predictions",
-        "learning curve",
-        "predicted trees",
-    ]
+    names = ["checkpoint", "metrics", "predictions", "learning curve", "predicted trees"]
+    assert [line.split(":")[0] for line in lines] == names
     assert all(Path(line.split(":", 1)[1].strip()).is_file() for line in lines)
 
 
@@ -54,7 +50,8 @@ def test_curves_show_whole_epochs_and_mark_the_best_one(
         drawn[path.name] = figure
         return path
 
-    monkeypatch.setattr(report_module, "save_figure", keep)
+    for module in (report_module, task_module):
+        monkeypatch.setattr(module, "save_figure", keep)
     data = tree_files(tmp_path)
     module = task(data)
     run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), RunReport(trees=2)])
@@ -72,20 +69,15 @@ def test_curves_show_whole_epochs_and_mark_the_best_one(
     assert all(re.fullmatch(shape, axes.get_title()) for axes in trees.axes)
 
 
-def test_nothing_is_drawn_without_a_folder(tmp_path: Path) -> None:
+def test_nothing_is_drawn_without_a_folder_or_trees(tmp_path: Path) -> None:
     data = listops(tmp_path)
-    report = RunReport()
+    report = RunReport(trees=0)
     run = trainer(tmp_path, logger=False, callbacks=[report], enable_checkpointing=False)
     module = task(data)
     run.fit(module, datamodule=data)
     assert metrics_file(run) is None
     assert report.places(run) == {}
     assert [line for line in closing_lines(run) if "tree" in line] == []
-
-
-def test_no_trees_on_request(tmp_path: Path) -> None:
-    data = listops(tmp_path)
-    report = RunReport(trees=0)
     run = trainer(tmp_path, callbacks=[report])
-    run.test(task(data), datamodule=data, verbose=False)
+    run.test(module, datamodule=data, verbose=False)
     assert not report.places(run)["predicted trees"].exists()

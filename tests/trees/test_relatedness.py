@@ -36,11 +36,6 @@ def test_loss_is_the_divergence_from_the_target(tmp_path: Path, samples: Path) -
     for row, target in zip(log_chance, batch.target, strict=True):
         wanted += sum((t * (t.log() - p)).item() for p, t in zip(row, target, strict=True) if t > 0)
     assert found.item() == pytest.approx(wanted / 2, abs=1e-5)
-
-
-def test_mean_of_the_target_is_the_score(tmp_path: Path, samples: Path) -> None:
-    data = pairs(samples, tmp_path)
-    batch = next(iter(DataLoader(data.dataset("train"), 2)))
     torch.testing.assert_close(mean_score(batch.target), batch.score)
 
 

@@ -1,6 +1,5 @@
 """Pickling for another process leaves a data set as it was, here and there."""
 
-import operator
 import pickle
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -13,6 +12,7 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeFile
 from pyg_dynbatch.loader import Collater, MoleculeCollater
+from tests.trees.helpers import assert_same
 
 
 class Batches(torch.utils.data.Dataset[Batch]):
@@ -43,14 +43,6 @@ def all_kinds(folder: Path, samples: Path) -> Batches:
     return Batches([*collaters, (molecules, MoleculeCollater(molecules.pair_table))])
 
 
-def assert_same_batch(wanted: Batch, found: Batch) -> None:
-    mine, theirs = found.to_dict(), wanted.to_dict()
-    assert mine.keys() == theirs.keys()
-    for key, value in theirs.items():
-        alike = torch.equal if isinstance(value, torch.Tensor) else operator.eq
-        assert alike(mine[key], value), key
-
-
 @pytest.mark.parametrize(
     "context",
     [None, *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
@@ -68,6 +60,6 @@ def test_batches_before_there_and_afterwards(
             batches, batch_size=None, num_workers=1, multiprocessing_context=context
         )
     for wanted, found in zip(before, there, strict=True):
-        assert_same_batch(wanted, found)
+        assert_same(wanted, found)
     for i, wanted in enumerate(before):
-        assert_same_batch(wanted, batches[i])
+        assert_same(wanted, batches[i])

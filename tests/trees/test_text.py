@@ -1,5 +1,7 @@
 """Bracketed text and parent pointers to trees and back, and text that is not a tree."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from pyg_dynbatch.data import (
     BracketedTree,
     Vocabulary,
+    forest_to_data,
     parse_bracketed,
     parse_parents,
     to_bracketed,
@@ -102,11 +105,6 @@ def test_without_labels_the_head_is_a_token() -> None:
     )
 
 
-def test_the_featurizer_shows_itself() -> None:
-    shown = repr(BracketedTree(Vocabulary(["a"]), 5))
-    assert "num_classes=5" in shown and "2 rows" in shown
-
-
 @pytest.mark.parametrize(
     ("line", "problem", "column"),
     [
@@ -133,39 +131,27 @@ def test_the_featurizer_shows_itself() -> None:
     ],
 )
 def test_says_what_is_wrong_and_where(line: str, problem: str, column: int) -> None:
-    with pytest.raises(ValueError) as caught:
+    match = f"bracketed tree: {problem}[.][\\s\\S]*where:    trees.txt:7:{column}$"
+    with pytest.raises(ValueError, match=match):
         parse_bracketed(line, "trees.txt:7", num_classes=5)
-    message = str(caught.value)
-    assert message.startswith(f"bracketed tree: {problem}.")
-    assert f"where:    trees.txt:7:{column}" in message
 
 
 def test_a_label_must_fit_into_a_tensor_without_a_number_of_classes() -> None:
-    with pytest.raises(ValueError, match=r"a label is out of range[\s\S]*column 2"):
+    # Without a file, the error names the column alone.
+    with pytest.raises(ValueError, match=r"a label is out of range[\s\S]*where:    column 2"):
         parse_bracketed("(99999999999999999999 a)")
 
 
-def test_names_the_column_alone_without_a_file() -> None:
-    with pytest.raises(ValueError, match="where:    column 2"):
-        parse_bracketed("(x y)")
-
-
 def test_labels_must_be_a_known_option() -> None:
-    with pytest.raises(ValueError, match=r"unknown labels[\s\S]*required, optional, none"):
+    with pytest.raises(ValueError, match=r"unknown labels[\s\S]*'required', 'optional' or 'none'"):
         parse_bracketed("(1 a)", labels="maybe")
 
 
-def test_a_forest_is_not_written() -> None:
-    vocabulary = Vocabulary(["a"])
+def test_forests_and_words_with_brackets_are_not_written() -> None:
+    vocabulary = Vocabulary(["a", "("])
     tree = parse_bracketed("(1 a)")
-    from pyg_dynbatch.data import forest_to_data
-
     with pytest.raises(ValueError, match=r"wrong number of roots[\s\S]*got: +2"):
         to_bracketed(forest_to_data([tree, tree], vocabulary), vocabulary)
-
-
-def test_a_word_with_a_bracket_is_not_written() -> None:
-    vocabulary = Vocabulary(["a", "("])
     data = BracketedTree(vocabulary)("(1 (1 a) (1 a))")
     data.token[2] = 2
     with pytest.raises(ValueError, match=r"cannot be put in brackets[\s\S]*node 2"):
@@ -232,16 +218,14 @@ def test_words_outside_the_tree_are_left_out() -> None:
     [
         ("2 x", "a parent pointer is not an integer", "'x'"),
         ("0", "there are fewer parent pointers than words", "1 pointers for 2 words"),
-        ("0 3", "a parent pointer names none of the 2 nodes", "3"),
-        ("0 -2", "a parent pointer names none of the 2 nodes", "-2"),
+        ("0 3", "the parent of node 2 is not in the tree", "3"),
+        ("0 -2", "the parent of node 2 is not in the tree", "-2"),
         ("0 0", "there is not exactly one root", "2 zeros"),
-        ("-1 1", "the parent of node 2 is outside the tree", "1"),
-        ("0 3 2", "the parent pointers run in a circle", "nodes [2, 3]"),
+        ("-1 1", "the parent of node 2 is not in the tree", "1"),
+        ("0 3 2", "the parent pointers form a cycle", "nodes [2, 3]"),
     ],
 )
 def test_says_what_is_wrong(pointers: str, problem: str, got: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    match = rf"parent pointers: {problem}[.][\s\S]*{re.escape(got)}[\s\S]*where:    a.parents:4"
+    with pytest.raises(ValueError, match=match):
         parse_parents(pointers, ["a", "b"], "a.parents:4")
-    assert str(caught.value).startswith(f"parent pointers: {problem}.")
-    assert got in str(caught.value)
-    assert "where:    a.parents:4" in str(caught.value)

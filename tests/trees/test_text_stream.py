@@ -68,5 +68,5 @@ def test_damaged_archives(tmp_path: Path) -> None:
     broken[20:60] = b"x" * 40
     for content in (b"no archive", whole[:-20], bytes(broken)):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"damaged[\s\S]*a complete gzip[\s\S]*after line \d+"):
+        with pytest.raises(ValueError, match=r"corrupt[\s\S]*a complete gzip[\s\S]*after line \d+"):
             read(path)

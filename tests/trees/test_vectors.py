@@ -44,11 +44,8 @@ def test_words_without_vector_can_share_row_zero(vectors: WordVectors) -> None:
     assert smaller.found.tolist() == [False, True, True]
 
 
-def test_shows_itself(vectors: WordVectors) -> None:
+def test_shows_itself_and_scales(vectors: WordVectors) -> None:
     assert repr(vectors) == "WordVectors(4 rows x 2, 2 from here)"
-
-
-def test_scales(vectors: WordVectors) -> None:
     assert torch.equal(vectors.scaled(6.0).matrix, 6.0 * vectors.matrix)
 
 
@@ -108,12 +105,10 @@ def test_missing_must_be_a_known_option(samples: Path, vocabulary: Vocabulary) -
 
 
 def test_strict_names_a_token_without_vector(samples: Path, vocabulary: Vocabulary) -> None:
-    with pytest.raises(ValueError) as caught:
+    words = "3 words without: 'The', 'dull', 'Caf\u00e9'"
+    match = rf"the vector of token 'The' is missing[\s\S]*{words}[\s\S]*glove.txt"
+    with pytest.raises(ValueError, match=match):
         read_word_vectors(samples / "glove.txt", vocabulary, strict=True)
-    message = str(caught.value)
-    assert "WordVectors: the vector of token 'The' is missing" in message
-    assert "3 words without: 'The', 'dull', 'Caf\u00e9'" in message
-    assert "glove.txt" in message
 
 
 @pytest.mark.parametrize(
@@ -132,35 +127,28 @@ def test_a_bad_line_is_named(
 ) -> None:
     path = tmp_path / "vectors.txt"
     path.write_text(text)
-    with pytest.raises(ValueError) as caught:
+    match = rf"is not 3 numbers[\s\S]*got:      {got}\n[\s\S]*where:    {path}:{line}"
+    with pytest.raises(ValueError, match=match):
         read_word_vectors(path, vocabulary)
-    assert "is not 3 numbers" in str(caught.value)
-    assert f"got:      {got}" in str(caught.value)
-    assert f"where:    {path}:{line}" in str(caught.value)
 
 
 def test_a_cut_archive_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
     whole = gzip.compress(b"\n".join(b"word%d 0.25 0.5" % i for i in range(1000)))
     path = tmp_path / "vectors.gz"
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="the compressed file is damaged or cut short"):
+    with pytest.raises(ValueError, match="the compressed file is corrupt or truncated"):
         read_word_vectors(path, vocabulary)
     path.write_bytes(whole[:12] + bytes(50) + whole[62:])
-    with pytest.raises(ValueError, match="the compressed file is damaged or cut short"):
+    with pytest.raises(ValueError, match="the compressed file is corrupt or truncated"):
         read_word_vectors(path, vocabulary)
 
 
-@pytest.mark.parametrize("text", ["", "one\ntwo\n"])
-def test_a_file_without_vectors_is_refused(
-    tmp_path: Path, vocabulary: Vocabulary, text: str
-) -> None:
+def test_files_without_vectors_are_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
     path = tmp_path / "vectors.txt"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="no vectors in the file"):
-        read_word_vectors(path, vocabulary)
-
-
-def test_a_missing_file_is_named(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    for text in ("", "one\ntwo\n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="no vectors in the file"):
+            read_word_vectors(path, vocabulary)
     with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
         read_word_vectors(tmp_path / "none.txt", vocabulary)
 
@@ -210,21 +198,11 @@ def test_the_cache_saves_the_encoder(
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     third = sentence_vectors(Vocabulary(["c", "a"]), "m/x", cache=cache, scale=2.0)
     assert torch.equal(third.matrix[2], 2.0 * first.matrix[1])
-    with pytest.raises(ImportError) as caught:
+    match = r"sentence-transformers is missing[\s\S]*pip install 'pyg_dynbatch\[sentence\]'"
+    with pytest.raises(ImportError, match=match):
         sentence_vectors(Vocabulary(["new"]), "m/x", cache=cache)
-    assert "the package sentence-transformers is missing" in str(caught.value)
-    assert "pip install 'pyg_dynbatch[sentence]'" in str(caught.value)
-
-
-def test_a_cache_of_another_model_is_refused(encoder: type[Encoder], tmp_path: Path) -> None:
-    cache = tmp_path / "cache.pt"
-    sentence_vectors(Vocabulary(["a"]), "m/x", cache=cache)
-    with pytest.raises(ValueError, match=r"made with another model[\s\S]*m/y[\s\S]*m/x"):
+    with pytest.raises(ValueError, match=r"made with a different model[\s\S]*m/y[\s\S]*m/x"):
         sentence_vectors(Vocabulary(["a"]), "m/y", cache=cache)
-
-
-def test_a_damaged_cache_is_refused(tmp_path: Path) -> None:
-    cache = tmp_path / "cache.pt"
     cache.write_bytes(b"half")
     with pytest.raises(ValueError, match="sentence_vectors: the file cannot be read"):
         sentence_vectors(Vocabulary(["a"]), cache=cache)
@@ -242,12 +220,9 @@ def test_finds_models_in_folders_and_packages(
     assert find_model("carries-model") == str(model)
     assert find_model("owner/name") == "owner/name"
     assert find_model("no-such-package") == "no-such-package"
-
-
-def test_a_folder_without_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "readme.txt").write_text("")
-    with pytest.raises(ValueError, match=r"holds no sentence-transformers model[\s\S]*readme.txt"):
-        find_model(str(tmp_path))
+    (tmp_path / "readme").mkdir()
+    with pytest.raises(ValueError, match=r"no model in [\s\S]*got:      nothing"):
+        find_model(str(tmp_path / "readme"))
 
 
 def test_the_packaged_model() -> None:

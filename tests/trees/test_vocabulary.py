@@ -51,7 +51,7 @@ def test_saves_loads_pickles(tmp_path: Path) -> None:
 def test_loading_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "words.json"
     path.write_text("{}")
-    with pytest.raises(ValueError, match="the file is not a saved vocabulary"):
+    with pytest.raises(ValueError, match="not a saved vocabulary"):
         Vocabulary.load(path)
 
 

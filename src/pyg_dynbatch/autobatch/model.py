@@ -27,7 +27,7 @@ from pyg_dynbatch.autobatch.tracing import (
     schedule_batch,
     trace_of,
 )
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
 
 
@@ -432,7 +432,7 @@ def _lazy_column(session: Session, column: tuple[Any, ...]) -> tuple[int, list[i
         value = session.outside_row(leaf) if isinstance(leaf, Tensor) else leaf
         if not isinstance(value, Lazy):
             what = "autobatch: examples return different types"
-            raise mismatch(TypeError, what, "a tensor", described(leaf))
+            raise mismatch(TypeError, what, "a tensor", describe_value(leaf))
         if value._session is not session:
             raise session.stale(value)
         values.append(value)

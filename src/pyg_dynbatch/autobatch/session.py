@@ -263,7 +263,7 @@ class Session:
             return
         program, old = self.program()
         schedule = Schedule.from_programs([program], self.policy)
-        flat = schedule.wiring.numpy()
+        flat = schedule.index.numpy()
         self.table.engine.to(self.device)
         inputs = {row_type: (rows,) for row_type, rows in self.outside_tensors().items()}
         recording, ACTIVE.session = active(), None
@@ -274,8 +274,8 @@ class Session:
             ACTIVE.session = recording
         row_of = np.zeros(self.count - self.base, dtype=np.int64)
         for name, output in schedule.outputs.items():
-            first = output.wiring.offset
-            row_of[program.outputs[name] - old] = flat[first : first + output.wiring.length]
+            first = output.rows.offset
+            row_of[program.outputs[name] - old] = flat[first : first + output.rows.length]
         self.row_of = np.concatenate([self.row_of, row_of])
         self.kind_of = np.concatenate([self.kind_of, program.value_type[old:]])
         self.rows = [store.rows for store in schedule.stores]
@@ -346,7 +346,7 @@ class Session:
             tuple(types), num_inputs, [0] * len(types), [[] for _ in types],
             value_type=np.concatenate([self.kind_of[old], kind]),
             value_kind=np.concatenate([zeros + INPUT, np.where(is_call, RESULT, INPUT)[owner]]),
-            value_place=np.concatenate([self.row_of[old], place]),
+            value_index=np.concatenate([self.row_of[old], place]),
             value_slot=np.concatenate([zeros, slot]),
             call_signature=signature[is_call],
             read_value=reads,

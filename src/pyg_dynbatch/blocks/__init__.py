@@ -7,7 +7,7 @@ from pyg_dynbatch.blocks.cache import TracedExamples
 from pyg_dynbatch.blocks.compiler import Compiler
 from pyg_dynbatch.blocks.composition import Composition
 from pyg_dynbatch.blocks.control import Metric, OneOf, Optional, Void
-from pyg_dynbatch.blocks.draw import BlockDrawing, ExplainedCall, drawing_of, schedule_text
+from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.indexing import (
     Broadcast,
@@ -29,7 +29,6 @@ from pyg_dynbatch.blocks.layers import (
     TensorToTensorLayer,
     create_variable_scope,
 )
-from pyg_dynbatch.blocks.left_out import left_out as _left_out
 from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.rewrites import PASSES
 from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Max, Mean, Min, Reduce, Sum
@@ -58,6 +57,7 @@ from pyg_dynbatch.blocks.types import (
     canonicalize_type,
     convert_to_type,
 )
+from pyg_dynbatch.blocks.unsupported import replacement_of as _replacement_of
 
 __all__ = [
     # Types.
@@ -73,12 +73,11 @@ __all__ = [
     "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",
     # Running and drawing.
-    "BlockDrawing", "BlockResult", "Collater", "Compiler", "EdibleIterator", "ExplainedCall",
-    "PASSES", "Traced", "TracedBatch", "TracedExamples", "Tracer", "drawing_of", "epochs",
-    "group_by_batches", "schedule_text",
+    "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES", "Traced", "TracedBatch",
+    "TracedExamples", "Tracer", "drawing_of", "epochs", "group_by_batches", "schedule_text",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Name what replaces a name of Fold that is left out."""
-    raise AttributeError(_left_out(name) or f"module {__name__!r} has no attribute {name!r}")
+    """Say what replaces a name of Fold that is not supported."""
+    raise AttributeError(_replacement_of(name) or f"module {__name__!r} has no attribute {name!r}")

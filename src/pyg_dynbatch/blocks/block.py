@@ -1,18 +1,17 @@
-"""The base of all blocks, and what the operators of blocks make: wires, pipes, other blocks."""
+"""The base class of blocks, pipes of blocks, and wires to items of their outputs."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
-from pyg_dynbatch.blocks.left_out import left_out
-from pyg_dynbatch.blocks.types import IOBase, ResultType
+from pyg_dynbatch.blocks.types import IOBase, PerThread, ResultType
+from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.errors import mismatch
 
 
-def _refuse_truth_value(self: Any) -> NoReturn:
-    """Blocks are wired before there is any example, so that they cannot decide anything."""
+def _fail_as_truth_value(self: Any) -> NoReturn:
+    """Raise an error: no example exists while blocks are wired, so they have no truth value."""
     what = f"{type(self).__name__}: used as a truth value while blocks are wired"
     hint = "td.OneOf(key_fn, cases), torch.where in a td.Function, or `block is not None`"
     raise mismatch(TypeError, what, "a decision per example", repr(self), hint=hint)
@@ -25,25 +24,19 @@ class Wire(NamedTuple):
     key: Any
 
     def __bool__(self) -> bool:
-        _refuse_truth_value(self)
+        _fail_as_truth_value(self)
 
     def __getitem__(self, key: Any) -> "Wire":
         return Wire(self, key)
 
 
-class _Scopes(threading.local):
-    """The compositions whose scopes are open; one list per thread."""
-
-    def __init__(self) -> None:
-        self.open: list[Any] = []
-
-
-scopes = _Scopes()
+#: The compositions whose scopes are open.
+scopes = PerThread()
 
 
 @contextmanager
 def opened(stack: list[Any], item: Any, overlap: str) -> Iterator[Any]:
-    """Push an item for the time of a context; contexts must be left in reverse order."""
+    """Push an item while a context is open; contexts must be closed in reverse order."""
     stack.append(item)
     try:
         yield item
@@ -51,23 +44,23 @@ def opened(stack: list[Any], item: Any, overlap: str) -> Iterator[Any]:
         is_last = stack[-1] is item
         stack.remove(item)
         if not is_last:
-            raise mismatch(AssertionError, overlap, "the last opened to be left first", "another")
+            raise mismatch(AssertionError, overlap, "the last opened to be closed first")
 
 
-#: Functions that run a block: ``"eval"`` and ``"max_depth"``; set where blocks are compiled.
+#: Functions that run a block, ``"eval"`` and ``"max_depth"``; set by ``compiler.py``.
 runners: dict[str, Callable[..., Any]] = {}
 
 
 class Block(IOBase):
-    """Map an input to an output, for one example; blocks are put together into larger ones.
+    """Map an input to an output, for one example; blocks are combined into larger ones.
 
-    A block has at most one parent, so an expression is always a tree; layers are what is shared.
+    A block has at most one parent, so an expression is always a tree; only layers are shared.
 
     Args:
-        name: For messages and pictures; all kinds of blocks take one.
         children: Blocks inside, each anything that :func:`convert_to_block` takes.
         input_type: Type of the input, if it is known.
         output_type: Type of the output, if it is known.
+        name: For messages and drawings; all kinds of blocks take one.
 
     Raises:
         TypeError: If a child has a parent already.
@@ -78,21 +71,20 @@ class Block(IOBase):
         tensor(6.)
     """
 
-    # Numpy arrays on the left of ``>>`` must leave the operation to the block.
+    # Lets ``array >> block`` call ``block.__rrshift__``.
     __array_ufunc__ = None
     __iter__ = None
-    # Left out of paths: blocks that only hold others in order.
+    # Whether it is omitted from paths: pipes.
     _transparent = False
-    # For messages and pictures, in the order of the children.
+    # Keys of the children in paths and drawings.
     _child_keys: Sequence[str] = ()
 
     def __init__(
         self,
-        name: Any = None,
-        *,
         children: Sequence[Any] = (),
         input_type: Any = None,
         output_type: Any = None,
+        name: Any = None,
     ) -> None:
         self._parent: Block | None = None
         # The forward declaration that was resolved to this block.
@@ -111,14 +103,14 @@ class Block(IOBase):
 
     @property
     def parent(self) -> "Block | None":
-        """The block directly around, if there is one."""
+        """The block directly outside, if there is one."""
         return self._parent
 
     def _adopt(self, child: "Block") -> None:
         if child._parent is not None:
             what = f"already a child of {child._parent._label()}"
             hint = "make a second block; share weights by using one layer in both"
-            child._refuse(what, "a block without a parent", repr(child), hint=hint)
+            child._fail(what, "a block without a parent", repr(child), hint=hint)
         child._parent = self
         child._dependents.append(self)
         self._children.append(child)
@@ -141,84 +133,86 @@ class Block(IOBase):
         return top + "".join(reversed(parts))
 
     def _step_to(self, child: "Block") -> str:
-        """Part of a path that leads from here to a child."""
+        """Part of the path from here to a child."""
         if child._transparent:
             return self._key_of(child)
         if key := self._key_of(child):
             return f"{key}.{child._label()}"
-        alike = [c for c in self._children if c._label() == child._label()]
-        number = f"#{alike.index(child) + 1}" if len(alike) > 1 else ""
+        same = [c for c in self._children if c._label() == child._label()]
+        number = f"#{same.index(child) + 1}" if len(same) > 1 else ""
         return f".{child._label()}{number}"
 
     def _key_of(self, child: "Block") -> str:
-        """Key of a child in the path of a block with keys: ``['pair']``."""
+        """Key of a child in a path, such as ``['pair']``; empty if it has none."""
         return f"[{self._child_keys[self._children.index(child)]}]" if self._child_keys else ""
 
     def _readers_of(self, child: "Block") -> list["Block | None"]:
-        """The children whose input is the output of a child; None for another use of it."""
+        """The children whose input is the output of a child; None for any other use."""
         return [None]
 
-    # Putting together.
+    # Combining.
 
     def __bool__(self) -> bool:
-        _refuse_truth_value(self)
+        _fail_as_truth_value(self)
 
-    def __rshift__(self, other: Any) -> "Block":
+    # These three are also methods of layers.
+
+    def __rshift__(self: Any, other: Any) -> "Block":
         return Pipe(self, other)
 
-    def __rrshift__(self, other: Any) -> "Block":
+    def __rrshift__(self: Any, other: Any) -> "Block":
         return Pipe(other, self)
 
-    def __getitem__(self, key: Any) -> Wire:
-        """Make a wire from one item, or from a slice, of the output."""
-        return Wire(self, key)
-
-    def reads(self, *others: Any) -> "Block":
+    def reads(self: Any, *others: Any) -> "Block":
         """Wire inputs, inside ``with composition.scope():``.
 
         Args:
             *others: Blocks, wires ``block[i]``, ``composition.input``; several become a tuple.
 
         Returns:
-            The block itself.
+            The block itself; for a layer, a block of it.
         """
-        if not scopes.open:
-            what = f"{self._label()}.reads: used outside a scope"
-            raise mismatch(AssertionError, what, "with composition.scope(): …", "no open scope")
-        scopes.open[-1].connect(others[0] if len(others) == 1 else tuple(others), self)
-        return self
+        if not scopes.items:
+            what, expected = f"{self._label()}.reads: used outside a scope", "an open scope"
+            raise mismatch(AssertionError, what, expected, hint="with composition.scope(): …")
+        block = convert_to_block(self)
+        scopes.items[-1].connect(others[0] if len(others) == 1 else others, block)
+        return block
 
-    # What the kinds of blocks define.
+    def __getitem__(self, key: Any) -> Wire:
+        """Return a wire from one item, or from a slice, of the output."""
+        return Wire(self, key)
+
+    # Defined by subclasses.
 
     def _expect_output(self, wanted: ResultType) -> None:
         """Use the type that the reader of the output expects."""
         self.set_output_type(wanted)
 
     def _check(self) -> None:
-        """Refuse, when the model is compiled, what can only be known then."""
+        """Raise errors that can be found only when the model is compiled."""
 
     def _emit(self, code: Any, value: Any) -> Any:
         """Write the lines that compute the output from the input; ``code`` is a ``code.Code``."""
         raise NotImplementedError
 
-    def _known(self, side: str) -> ResultType:
-        """The input or output type, which must be known by now."""
-        found = self._types[side]
-        if found is None:
+    def _known(self, side: str) -> Any:
+        """Return the input or output type, which must be known by now."""
+        if self._types[side] is None:
             expected = f"a type from its neighbours, or block.set_{side}_type(...)"
-            self._refuse(f"the {side} type cannot be inferred", expected, "no type")
-        return found
+            self._fail(f"the {side} type cannot be inferred", expected, "no type")
+        return self._types[side]
 
     # Running.
 
     def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None, **options: Any) -> Any:
-        """Evaluate one input, without keeping anything.
+        """Evaluate one input.
 
         Args:
             inp: The input: a Python object.
             tolist: Return numbers and lists instead of tensors.
-            inputs: Rows from outside by tag, see :class:`InputRow`.
-            **options: None; those of Fold are refused by name.
+            inputs: External rows by tag, see :class:`InputRow`.
+            **options: None; an option of Fold raises an error that names its replacement.
 
         Returns:
             The output; if there are metrics, with a dictionary of their values.
@@ -230,11 +224,11 @@ class Block(IOBase):
         """
         for name in options:
             unknown = f"Block.eval() got an unexpected keyword argument {name!r}"
-            raise TypeError(left_out(f"Block.eval({name}=)") or unknown)
+            raise TypeError(replacement_of(f"Block.eval({name}=)") or unknown)
         return runners["eval"](self, inp, tolist=tolist, inputs=inputs)
 
     def max_depth(self, inp: Any) -> int:
-        """Compute the length of the longest chain of batched calls; nothing is run.
+        """Return the length of the longest chain of batched calls; nothing is computed.
 
         Example:
             >>> from pyg_dynbatch import blocks as td
@@ -247,10 +241,10 @@ class Block(IOBase):
 
 @singledispatch
 def conversion(block_like: Any) -> Block:
-    """Convert an object that is not a block; each kind is registered beside the block it makes."""
+    """Convert an object that is not a block; each kind is registered next to its block."""
     what = "convert_to_block: cannot be turned into a block"
     expected = "a block, layer, module, tensor, array, dict, list or tuple"
-    hint = "td.Function(f) for a function on tensors, td.InputTransform(f) for one on the host"
+    hint = "td.Function(f) for a function on tensors, td.InputTransform(f) for a Python function"
     raise mismatch(TypeError, what, expected, repr(block_like), hint=hint)
 
 
@@ -281,8 +275,8 @@ class Identity(Block):
 
     Example:
         >>> from pyg_dynbatch import blocks as td
-        >>> td.Identity().eval("as it is")
-        'as it is'
+        >>> td.Identity().eval("text")
+        'text'
     """
 
     def _infer(self) -> None:
@@ -299,13 +293,13 @@ class _Pipe(Block):
     _transparent = True
 
     def __init__(self, *blocks: Block, name: Any = None) -> None:
-        super().__init__(name, children=blocks)
+        super().__init__(blocks, name=name)
 
     def _release_children(self) -> list[Block]:
         """Move the children to a longer pipe; this one can be evaluated, but not used again."""
         for child in self._children:
             child._parent = None
-            # The longer pipe passes types on from now; this one asks again when it is compiled.
+            # The longer pipe propagates types from now on; this one does when it is compiled.
             child._dependents.remove(self)
         return self._children
 
@@ -317,7 +311,7 @@ class _Pipe(Block):
         first, last = self._children[0], self._children[-1]
         first.set_input_type(self.input_type)
         for one, other in zip(self._children, self._children[1:], strict=False):
-            # Most neighbours agree already, and long pipes are gone through often.
+            # Most neighbours agree already, and this runs often in long pipes.
             if one.output_type is not other.input_type:
                 if one.output_type is None and other.input_type is not None:
                     one._expect_output(other.input_type)
@@ -335,12 +329,12 @@ class _Pipe(Block):
 def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
     """Apply blocks one after another; ``a >> b`` makes it.
 
-    Pipes inside and identities are dissolved; a pipe of nothing is an identity, of one block
-    that block.
+    Pipes are flattened and identities dropped; an empty pipe is an identity, a pipe of one block
+    is that block.
 
     Args:
         *blocks: What :func:`convert_to_block` takes.
-        name: For messages and pictures.
+        name: For messages and drawings.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -351,22 +345,20 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like th
     kept = [block for block in found if type(block) is not Identity] or found[:1]
     if not kept:
         return Identity(name=name)
-    before: Block | None = None
+    # The type of an identity is that of its neighbours.
+    set_neighbour: Callable[[Any], Block] = kept[0].set_input_type
     for block in found:
         if block in kept:
-            before = block
-        elif before is not None:
-            # The types of an identity are those of its neighbours.
-            before.set_output_type(block.input_type)
+            set_neighbour = block.set_output_type
         else:
-            kept[0].set_input_type(block.input_type)
+            set_neighbour(block.input_type)
     if len(kept) == 1 and name is None:
         return kept[0]
     parts: list[Block] = []
     for block in kept:
         can_merge = isinstance(block, _Pipe) and block._name is None and block._parent is None
         parts += block._release_children() if can_merge else [block]  # type: ignore[attr-defined]
-    pipe = _Pipe(*parts, **({} if name is None else {"name": name}))
+    pipe = _Pipe(*parts, name=name)
     for block in kept:
         block._parent = pipe
     return pipe

@@ -1,7 +1,7 @@
-"""Keep traced examples in memory or on a disk, for all epochs and all runs.
+"""Keep traced examples in memory or in a file, for all epochs and all runs.
 
-A file is used again only if the model, and all that its host functions read, is the same. The
-second half names these by :func:`stable_text`, a digest that is the same in every run.
+A file is used again only if the model, and everything its host functions read, is unchanged:
+:func:`stable_text`, the second half of this module, returns a digest of them.
 """
 
 import builtins
@@ -13,9 +13,11 @@ import sysconfig
 import warnings
 from ast import literal_eval
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -32,10 +34,10 @@ from weakref import ReferenceType
 import numpy as np
 import torch
 
-from pyg_dynbatch.blocks.code import Recipe
+from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.files import atomic_file
 
 
 class TracedExamples:
@@ -46,12 +48,12 @@ class TracedExamples:
         examples: The examples.
         path: A file to keep them. It is used again as long as the model, the host functions
             with all globals and closures they read, and the number of examples are the same;
-            other examples need another file, and so does what functions read from files. Reading
-            it runs no code; a damaged file is written again, with a warning.
+            different examples need a different file, and so do changed files that functions
+            read. Reading it runs no code; a corrupt file is rewritten, with a warning.
         pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
 
     Raises:
-        ValueError: If the file holds something else.
+        ValueError: If the file does not hold traced examples.
         TypeError: If there is a path, and a host function reads what cannot be compared between
             runs, such as an open file; or if the label of a metric is not a plain value.
 
@@ -72,20 +74,15 @@ class TracedExamples:
         path: str | Path | None = None,
         pool: Any = None,
     ) -> None:
-        found = None
-        if path is not None:
-            # Before tracing, in which a function may change what it reads.
-            file, key = Path(path), (_fingerprint(tracer.recipe), len(examples))
-            found = _read(file, key)
-        if found is not None:
-            self._traced = found
-            return
-        if pool is None:
-            self._traced = [tracer(example, number) for number, example in enumerate(examples)]
-        else:
-            self._traced = list(traced_in(pool, examples, 64, ordered=True))
-        if path is not None:
-            _write(file, key, self._traced)
+        # Before tracing, in which a function may change what it reads.
+        key = None if path is None else (_fingerprint(tracer.source), len(examples))
+        found = None if key is None else _read(Path(path), key)  # type: ignore[arg-type]
+        if found is None:
+            traced = map(tracer, examples, count())
+            found = list(traced_in(pool, examples, 64, ordered=True) if pool else traced)
+            if key is not None:
+                _write(Path(path), key, found)  # type: ignore[arg-type]
+        self._traced = found
 
     def __len__(self) -> int:
         return len(self._traced)
@@ -104,14 +101,14 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
     raw = memoryview(file.read_bytes())
     if raw[: len(_MAGIC)] != _MAGIC:
         what = "TracedExamples: the file does not hold traced examples"
-        expected = "a file that this version of TracedExamples has written, or none"
-        got, hint = f"{len(raw)} bytes of something else", "another path, or remove the file"
-        raise mismatch(ValueError, what, expected, got, where=file, hint=hint)
+        expected, got = "a file written by this version, or none", f"{len(raw)} other bytes"
+        raise mismatch(ValueError, what, expected, got, where=file, hint="a different path")
     start = len(_MAGIC) + sha256().digest_size
     if sha256(raw[start:]).digest() != raw[len(_MAGIC) : start]:
-        what = "TracedExamples: the file is damaged; the examples are traced again"
-        expected, got = "the content of its checksum", f"{len(raw)} bytes of other content"
-        warnings.warn(mismatch_text(what, expected, got, where=file), stacklevel=3)
+        what = "TracedExamples: the file is corrupt; the examples are traced again"
+        warnings.warn(
+            mismatch_text(what, "bytes that match the checksum", where=file), stacklevel=3
+        )
         return None
     with np.load(BytesIO(raw[start:]), allow_pickle=False) as arrays:
         found_key, names, metrics, labels = literal_eval(str(arrays["text"]))
@@ -129,18 +126,18 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
 
 
 def _traced(fields: dict[Any, np.ndarray], metrics: list[str], labels: dict[str, Any]) -> Traced:
-    """Make an example from arrays that are named by field, by place in the model or by output."""
+    """Create an example from arrays that are named by field, by call site or by output."""
     code, starts = fields.pop("code"), fields.pop("starts")
     data = {name: rows for name, rows in fields.items() if isinstance(name, int)}
-    marks = {name: rows for name, rows in fields.items() if isinstance(name, str)}
-    without = {name: [None] * len(marks.get(f"metric:{name}", ())) for name in metrics}
-    return Traced(code, starts, data, marks, without | labels)
+    outputs = {name: rows for name, rows in fields.items() if isinstance(name, str)}
+    without = {name: [None] * len(outputs.get(f"metric:{name}", ())) for name in metrics}
+    return Traced(code, starts, data, outputs, without | labels)
 
 
 def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
-    """Write arrays and plain values, whole or not at all."""
+    """Write arrays and plain values atomically."""
     fields: list[dict[Any, np.ndarray]] = [
-        {"code": one.code, "starts": one.starts, **one.data, **one.marks} for one in traced
+        {"code": one.code, "starts": one.starts, **one.data, **one.outputs} for one in traced
     ]
     names = list(dict.fromkeys(name for one in fields for name in one))
     arrays: dict[str, Any] = {}
@@ -151,37 +148,32 @@ def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
     labels = {n: found for n, one in enumerate(traced) if (found := _plain_labels(one, n))}
     body = BytesIO()
     np.savez(body, text=np.array(repr((key, names, metrics, labels))), **arrays)
-    with whole_file(file, "wb") as stream:
+    with atomic_file(file, "wb") as stream:
         stream.write(_MAGIC + sha256(body.getbuffer()).digest())
         stream.write(body.getbuffer())
 
 
 def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
-    """The labels of each metric that has any, if they are plain values."""
-    given = {
-        name: labels
-        for name, labels in traced.labels.items()
-        if any(label is not None for label in labels)
-    }
+    """The labels of each metric that has any; raise an error if they are not plain values."""
+    given = {n: own for n, own in traced.labels.items() if any(label is not None for label in own)}
     for name, labels in given.items():
-        for label in labels:
-            try:
-                is_plain = literal_eval(repr(label)) == label
-            except (ValueError, SyntaxError):
-                is_plain = False
-            if not is_plain:
-                what = f"TracedExamples: a label of metric {name!r} cannot be kept in a file"
-                expected = "None, numbers, strings, or tuples, lists and dicts of them"
-                got, hint = f"{type(label).__name__}, {label!r}", "a plain label, or path=None"
-                raise mismatch(TypeError, what, expected, got, where=f"example {number}", hint=hint)
+        try:
+            is_plain = literal_eval(repr(labels)) == labels
+        except (ValueError, SyntaxError):
+            is_plain = False
+        if not is_plain:
+            what = f"TracedExamples: a label of metric {name!r} cannot be kept in a file"
+            expected = "None, numbers, strings, or tuples, lists and dicts of them"
+            where, hint = f"example {number}", "a plain label, or path=None"
+            raise mismatch(TypeError, what, expected, repr(labels)[:200], where=where, hint=hint)
     return given
 
 
-def _fingerprint(recipe: Recipe) -> str:
-    """Identify the code of a model and all that it reads."""
-    kinds = [str(recipe.signatures), str(recipe.row_types), str(recipe.result_type)]
-    tables = [site.table for site in recipe.sites]
-    return stable_text([recipe.source, *kinds, tables, recipe.names])[:16]
+def _fingerprint(source: CompiledSource) -> str:
+    """Identify the code of a model and everything it reads."""
+    types = [str(source.signatures), str(source.row_types), str(source.result_type)]
+    tables = [site.table for site in source.sites]
+    return stable_text([source.source, *types, tables, source.names])[:16]
 
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)
@@ -191,7 +183,7 @@ _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 def stable_text(value: Any) -> str:
     """Digest the content of a host object: its code, closures, globals and data."""
     digest, seen = sha256(), dict[int, int]()
-    # Objects made on the way are kept alive, or others could get their id.
+    # Objects are kept alive, since others could get their id.
     kept: list[Any] = []
     left: list[Any] = [iter((value,))]
     while left:
@@ -214,33 +206,36 @@ def stable_text(value: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """The objects that an object consists of."""
-    if isinstance(value, CodeType):
-        return iter((value.co_code, value.co_names, value.co_varnames, value.co_consts))
-    if isinstance(value, FunctionType):
-        return _parts_of_function(value)
-    if isinstance(value, MethodType):
-        return iter((value.__func__, value.__self__))
-    if isinstance(value, ModuleType):
-        return iter((value.__name__, getattr(value, "__version__", None)))
-    if isinstance(value, BuiltinFunctionType):
-        return iter((value.__qualname__, getattr(value, "__self__", None)))
-    if isinstance(value, type):
-        return _parts_of_class(value)
-    if isinstance(value, set | frozenset):
-        return iter(sorted(map(stable_text, value)))
-    if isinstance(value, dict) and type(value) is dict:
-        return (part for item in value.items() for part in item)
-    if type(value) in (list, tuple):
-        return iter(value)
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return iter((str(value.dtype), value.shape, value.tobytes()))
-    if isinstance(value, torch.Tensor):
-        return iter((str(value.dtype), value.detach().cpu().tolist()))
-    if isinstance(value, ReferenceType):
-        return iter((value(),))
-    # The state of a function with a cache around it is only its name.
-    return iter((type(value), getattr(value, "__wrapped__", None), *_state(value)))
+    """Iterate over the objects that an object consists of."""
+    match value:
+        case FunctionType():
+            return _parts_of_function(value)
+        case type():
+            return _parts_of_class(value)
+        case CodeType():
+            found: Any = (value.co_code, value.co_names, value.co_varnames, value.co_consts)
+        case MethodType():
+            found = (value.__func__, value.__self__)
+        case ModuleType():
+            found = (value.__name__, getattr(value, "__version__", None))
+        case BuiltinFunctionType():
+            found = (value.__qualname__, getattr(value, "__self__", None))
+        case set() | frozenset():
+            found = sorted(map(stable_text, value))
+        case dict() if type(value) is dict:
+            found = (part for item in value.items() for part in item)
+        case list() | tuple() if type(value) in (list, tuple):
+            found = value
+        case np.ndarray() if value.dtype != object:
+            found = (str(value.dtype), value.shape, value.tobytes())
+        case torch.Tensor():
+            found = (str(value.dtype), value.detach().cpu().tolist())
+        case ReferenceType():
+            found = (value(),)
+        case _:
+            # The state of a function with a cache around it is only its name.
+            found = (type(value), getattr(value, "__wrapped__", None), *_state(value))
+    return iter(found)
 
 
 def _state(value: Any) -> tuple[Any, ...]:
@@ -250,12 +245,11 @@ def _state(value: Any) -> tuple[Any, ...]:
         reduce = copyreg.dispatch_table.get(type(value))
         found: Any = value.__reduce_ex__(4) if reduce is None else reduce(value)
     except Exception as error:
-        what = "TracedExamples: cannot decide whether a kept file still fits"
+        what = "TracedExamples: cannot decide whether a file is up to date"
         expected = "host functions that read functions, numbers, strings and containers"
-        got = f"{type(value).__qualname__}: {error}"
-        hint = "make it a part of the example, or keep no file (path=None)"
+        got, hint = f"{type(value).__qualname__}: {error}", "a part of the example, or path=None"
         raise mismatch(TypeError, what, expected, got, hint=hint) from error
-    # Items of lists and dicts come as iterators, whose state cannot be read.
+    # Items of lists and dicts are returned as iterators, whose state cannot be read.
     whole: tuple[Any, ...] = (found,) if isinstance(found, str) else tuple(found)
     return tuple(list(part) if hasattr(part, "__next__") else part for part in whole)
 
@@ -268,7 +262,7 @@ def _parts_of_class(value: type) -> Iterator[Any]:
     yield value.__bases__
     for name, member in sorted(vars(value).items()):
         is_own = not name.startswith("__") or isinstance(member, FunctionType)
-        # Without slots and without the private registry of abstract classes.
+        # Not slots, and not the private registry of abstract classes.
         if is_own and name != "_abc_impl" and not isinstance(member, _SLOTS):
             yield name
             yield from (member.fget, member.fset) if isinstance(member, property) else (member,)
@@ -280,7 +274,7 @@ def _parts_of_function(value: FunctionType) -> Iterator[Any]:
     is_library = home is not None and value.__globals__ is vars(home) and _is_library(home.__name__)
     if is_library:
         yield f"{value.__module__}.{value.__qualname__} {_version_of(value.__module__)}"
-    # Also of a library's decorator, since it holds the decorated function.
+    # Also for a library's decorator, since it contains the decorated function.
     yield from (value.__defaults__, value.__kwdefaults__)
     for cell in value.__closure__ or ():
         try:
@@ -293,51 +287,37 @@ def _parts_of_function(value: FunctionType) -> Iterator[Any]:
 
 
 def _globals_of(function: FunctionType) -> Iterator[Any]:
-    """The globals named in a function and those inside it; of modules the named members."""
-    known = function.__globals__
-    for code in _codes(function.__code__):
-        for name in code.co_names:
-            if name in known:
-                yield from _named(known[name], code)
-            elif not hasattr(builtins, name):
-                yield name
-        for module in _imported(code, known):
-            yield from _named(module, code)
-
-
-def _named(value: Any, code: CodeType) -> Iterator[Any]:
-    yield value
-    left, seen = [value], {id(value)}
-    while left:
-        module = left.pop()
-        if not isinstance(module, ModuleType) or _is_library(module.__name__):
-            continue
-        for name in [name for name in code.co_names if name in vars(module)]:
-            found = vars(module)[name]
-            yield from (name, found)
-            if id(found) not in seen:
+    """The globals and imports named in a function, with those members of modules it names."""
+    known, codes = function.__globals__, [function.__code__]
+    for code in codes:
+        # Functions inside the function.
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+        yield from (n for n in code.co_names if n not in known and not hasattr(builtins, n))
+        left = [known[name] for name in code.co_names if name in known] + _imported(code, known)
+        seen: set[int] = set()
+        while left:
+            found = left.pop()
+            yield found
+            is_own = isinstance(found, ModuleType) and not _is_library(found.__name__)
+            if is_own and id(found) not in seen:
                 seen.add(id(found))
-                left.append(found)
+                for name in [name for name in code.co_names if name in vars(found)]:
+                    yield name
+                    left.append(vars(found)[name])
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _codes(const)
-
-
-def _imported(code: CodeType, known: dict[str, Any]) -> Iterator[ModuleType]:
+def _imported(code: CodeType, known: dict[str, Any]) -> list[Any]:
     """The modules that a function imports when it is called."""
     lines = [line for line in dis.get_instructions(code) if line.opname != "EXTENDED_ARG"]
+    modules = []
     for number, line in enumerate(lines):
         if line.opname == "IMPORT_NAME":
             dots = "." * int(lines[number - 2].argval or 0)
-            try:
-                yield importlib.import_module(f"{dots}{line.argval}", known.get("__package__"))
-            except ImportError:
-                # It fails in the function as well, unless that handles it.
-                continue
+            # An import that fails here fails in the function as well, unless it handles that.
+            with suppress(ImportError):
+                name, package = f"{dots}{line.argval}", known.get("__package__")
+                modules.append(importlib.import_module(name, package))
+    return modules
 
 
 @cache

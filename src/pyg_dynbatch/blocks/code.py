@@ -1,113 +1,136 @@
-"""Write the Python function that records the calls of one example."""
+"""Write the Python function that records the calls of one example.
+
+For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
+
+    def begin():
+        C = [2]; P = [0]  # all records, one after another; where each record begins
+        L = C.__len__; E = C.extend; A = C.append; S = P.append
+        z2 = 0  # the zeros of call site 2, the same in every example: record 0 of each
+        D0 = []; d0 = D0.append  # the constants of call site 0
+        def root(x1):
+            s2 = []
+            for x3 in x1:
+                c4 = L(); S(c4); A(0); d0(x3)  # a record of call site 0: a constant
+                s2.append(c4)
+            s5 = s2
+            if len(s5) > 1:
+                v8 = L(); S(v8); E((1, *s5,))  # a record of call site 1: sum(*s5)
+                v6 = v8
+            elif s5:
+                v6 = s5[0]
+            else:
+                v6 = z2
+            yield None, v6  # the result
+        return C, P, {0: D0}, (), (), root
+
+A record is the number of its call site, followed by the arguments of the call; a value is named by
+the position of its record in ``C``, so ``[1.0, 2.0]`` becomes ``C = [2, 0, 0, 1, 1, 2]``. Other
+names: ``M0`` and ``N0`` hold values and labels of metric 0; ``f0`` is the function of a declared
+block, called by ``v2 = yield f0, x1``; ``g0`` is a host object, and ``h0`` a dictionary.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.types import (
-    BroadcastSequenceType,
-    PyObjectType,
-    ResultType,
-    TensorType,
-    TupleType,
-)
+from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT
+from pyg_dynbatch.core.program import RESULT
 from pyg_dynbatch.core.types import RowType
 
 
 class UnknownKey(KeyError):
-    """A ``KeyError`` that prints its message as it is, not quoted."""
+    """A ``KeyError`` that prints its message without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
-class Complaint(Exception):
-    """An error in written code, before the tracer has added the block and the example."""
+class TraceError(Exception):
+    """An error while an example is traced; the tracer adds the block and the example."""
 
-    def __init__(self, error: type[Exception], what: str, **facts: Any) -> None:
+    def __init__(
+        self, kind: type[Exception], what: str, expected: str, got: object, path: str = ""
+    ) -> None:
         super().__init__(what)
-        self.error, self.what, self.facts = error, what, facts
+        self.kind, self.what, self.expected, self.got, self.path = kind, what, expected, got, path
 
 
-class Site(NamedTuple):
-    """One place in the model that makes values."""
+class CallSite(NamedTuple):
+    """A position in the written code at which values are created."""
 
-    kind: str
-    number: int
-    path: str
-    fixed: int = 0
-    ragged: int = 0
+    kind: int  # CONSTANT, INPUT or RESULT of core.program
+    types: tuple[int, ...]  # row type of each value
+    path: str  # of the block, for messages
+    # Of calls, which have the kind RESULT:
+    signature: int = -1
+    fixed: int = 0  # number of fixed arguments
+    ragged: int = 0  # number of ragged arguments
+    # Of constants that are looked up: the rows to choose from.
     table: Any = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a call without arguments, whose result is the same in all examples."""
+        return self.kind == RESULT and not self.fixed + self.ragged
 
 
 @dataclass
-class Recipe:
-    """All that a tracer needs, and no more; it can be pickled if the user's functions can."""
+class CompiledSource:
+    """Everything that a tracer needs; it can be pickled if the user's functions can."""
 
     source: str
     # For each line of the source the path of its block, and whether it calls the user's function.
     origin: list[tuple[str, bool]]
-    names: dict[str, Any]
-    sites: tuple[Site, ...]
+    names: dict[str, Any]  # host objects that the source uses
+    sites: tuple[CallSite, ...]
     signatures: tuple[Signature, ...]
     row_types: tuple[RowType, ...]
     metric_types: dict[str, ResultType]
     result_type: ResultType
-    keeps_result: bool
+    # Columns of the sites as arrays, so that merging examples takes few array operations.
     tables: dict[str, np.ndarray] = field(init=False)
+    # Calls without arguments; their records come first, in this order, in every example.
     free: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Tabulate all sites, so that finishing an example is a few array operations."""
-        kinds = {"constant": CONSTANT, "input": INPUT, "free": RESULT, "call": RESULT}
-        types = [
-            [site.number]
-            if site.kind in ("constant", "input")
-            else [self.row_types.index(t) for t in self.signatures[site.number].outputs]
-            for site in self.sites
-        ]
-        columns = {
-            "kind": [kinds[site.kind] for site in self.sites],
-            "number": [site.number for site in self.sites],
-            "fixed": [site.fixed for site in self.sites],
-            "ragged": [site.ragged for site in self.sites],
-            "width": [len(found) for found in types],
+        """Fill in the tables."""
+        sites = self.sites
+        width = max([1, *(len(site.types) for site in sites)])
+        columns: dict[str, list[Any]] = {
+            name: [getattr(site, name) for site in sites]
+            for name in ("kind", "signature", "fixed", "ragged")
         }
+        columns["width"] = [len(site.types) for site in sites]
+        columns["type"] = [site.types + (0,) * (width - len(site.types)) for site in sites]
         self.tables = {name: np.array(found, dtype=np.int64) for name, found in columns.items()}
-        slots = max(self.tables["width"].max(initial=1), 1)
-        self.tables["type"] = np.zeros((len(self.sites), slots), dtype=np.int64)
-        for row, found in enumerate(types):
-            self.tables["type"][row, : len(found)] = found
-        # Their records come first, in this order, in every example.
-        self.free = tuple(n for n, site in enumerate(self.sites) if site.kind == "free")
+        self.tables["type"] = self.tables["type"].reshape(-1, width)
+        self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
 
 
-# Python refuses more than 20 loops and 100 indentations inside one another.
+# Python allows at most 20 nested loops and 100 indentations.
 MAX_NESTING = 12
 
 
 class Model:
-    """What all functions of one model share: operations, sites, host objects, functions."""
+    """What all functions of one model share: operations, call sites, host objects, functions."""
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
         self.signatures: list[Signature] = []
         self.row_types: list[RowType] = []
-        self.sites: list[Site] = []
-        self.named: dict[str, Any] = {}
+        self.sites: list[CallSite] = []
         self.metric_types: dict[str, ResultType] = {}
-        self.functions: dict[int, Code] = {}
-        self.free: dict[int, int] = {}
-        self.dictionaries: list[str] = []
-        # What rewrites write in place of a block, by its id.
+        # What rewrites write instead of a block, by its id.
         self.rewritten: dict[int, Callable[[Code, Any], Any]] = {}
-        self._waiting: list[Callable[[], None]] = []
+        self._names: dict[str, Any] = {}
+        self._functions: list[tuple[Code, Block]] = []
+        self._dictionaries: list[str] = []
         self._unique: dict[Any, Any] = {}
 
     def unique(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -118,18 +141,14 @@ class Model:
 
     def name_of(self, value: Any) -> str:
         """Name a host object in the written code."""
-        for name, known in self.named.items():
-            if known is value:
-                return name
-        name = f"g{len(self.named)}"
-        self.named[name] = value
+        name: str = self.unique(("name", id(value)), lambda: f"g{len(self._names)}")
+        self._names[name] = value
         return name
 
     def dictionary(self) -> str:
         """Name a dictionary that is empty when an example begins."""
-        name = f"h{len(self.dictionaries)}"
-        self.dictionaries.append(name)
-        return name
+        self._dictionaries.append(f"h{len(self._dictionaries)}")
+        return self._dictionaries[-1]
 
     def number_of_type(self, row_type: RowType) -> int:
         """Number a row type."""
@@ -142,7 +161,7 @@ class Model:
         module: Callable[..., Any],
         inputs: Sequence[RowType | Ragged],
         outputs: Sequence[RowType],
-        name: str | None,
+        name: str | None = None,
     ) -> int:
         """Register an operation and number its signature."""
         clean = (name or "").replace(".", "_")
@@ -157,23 +176,68 @@ class Model:
                 self.number_of_type(row_type_of(wanted))
         return self.signatures.index(found)
 
-    def site(self, *fields: Any, **more: Any) -> int:
-        """Add a site and number it."""
-        self.sites.append(Site(*fields, **more))
+    def site(self, kind: int, types: Sequence[RowType], *fields: Any, **more: Any) -> int:
+        """Add a call site and number it."""
+        numbers = tuple(map(self.number_of_type, types))
+        self.sites.append(CallSite(kind, numbers, *fields, **more))
         return len(self.sites) - 1
 
-    def function_of(self, block: Block) -> str:
-        """Name the function of a block that is written apart."""
-        if id(block) not in self.functions:
-            code = Code(self, f"f{len(self.functions)}")
-            self.functions[id(block)] = code
-            self._waiting.append(lambda: code.write(block))
-        return self.functions[id(block)].function
+    def free_site(self, signature: int, path: str) -> int:
+        """Number the only call site of an operation without arguments."""
+        outputs, key = self.signatures[signature].outputs, ("free", signature)
+        number: int = self.unique(key, lambda: self.site(RESULT, outputs, path, signature))
+        return number
 
-    def finish(self) -> None:
-        """Write all functions that are still waiting."""
-        while self._waiting:
-            self._waiting.pop()()
+    def function_of(self, block: Block) -> str:
+        """Name the separate function of a block."""
+        key, name = ("function", id(block)), f"f{len(self._functions)}"
+        code: Code = self.unique(key, lambda: Code(self, name))
+        if code.function == name:
+            self._functions.append((code, block))
+        return code.function
+
+    def finish(self, root: "Code", result_type: ResultType) -> CompiledSource:
+        """Write all functions that are still missing, and put the source together."""
+        # More functions are appended while this runs.
+        for code, block in self._functions:
+            code.path = block._path()
+            code.write(block._known("input"), partial(code.inline, block))
+        free = [number for number, site in enumerate(self.sites) if site.is_free]
+        metrics = range(len(self.metric_types))
+        data = [n for n, site in enumerate(self.sites) if site.kind != RESULT]
+        head = [
+            "def begin():",
+            f"    C = {free}; P = {list(range(len(free)))}",
+            "    L = C.__len__; E = C.extend; A = C.append; S = P.append",
+            *(f"    z{site} = {position}" for position, site in enumerate(free)),
+            *(f"    D{site} = []; d{site} = D{site}.append" for site in data),
+            *(f"    M{n} = []; m{n} = M{n}.append; N{n} = []; n{n} = N{n}.append" for n in metrics),
+            *(f"    {name} = {{}}" for name in self._dictionaries),
+        ]
+        constants = ", ".join(f"{site}: D{site}" for site in data)
+        rows, labels = ("".join(f"{letter}{n}, " for n in metrics) for letter in "MN")
+        tail = f"    return C, P, {{{constants}}}, ({rows}), ({labels}), root\n"
+        lines = [(text, ("Root", False)) for text in head]
+        for code in (root, *(code for code, _ in self._functions)):
+            lines += code.lines
+        lines.append((tail, ("Root", False)))
+        return CompiledSource(
+            "\n".join(text for text, _ in lines),
+            [origin for _, origin in lines],
+            self._names,
+            tuple(self.sites),
+            tuple(self.signatures),
+            tuple(self.row_types),
+            self.metric_types,
+            result_type,
+        )
+
+
+class Zipped(NamedTuple):
+    """The values that a loop over a zip iterates over, one entry per item of the zipped tuples."""
+
+    sequences: tuple[str | None, ...]  # None where one value is repeated
+    values: tuple[Any, ...]  # the repeated values
 
 
 class Code:
@@ -186,24 +250,27 @@ class Code:
     def __init__(self, model: Model, function: str) -> None:
         self.model = model
         self.function = function
-        # Each with its origin, see :class:`Recipe`.
+        # Each with its origin, see :class:`CompiledSource`.
         self.lines: list[tuple[str, tuple[str, bool]]] = []
-        # The path of the block that is written.
+        # The path of the block that is being written.
         self.path = "Root"
+        # For the value of a zip, what to loop over instead.
+        self.zipped: dict[str, Zipped] = {}
+        # For the value of a concatenation that can be split, the values of its items.
+        self.items: dict[str, tuple[str, ...]] = {}
         self._indent, self._names, self._level = 2, 0, 0
         self._levels: dict[str, int] = {}
 
-    def write(self, block: Block) -> None:
-        """Write the whole function of a block: ``def f(x): … yield None, result``."""
-        self.path = block._path()
-        value = self.new(block._known("input"), "x")
-        result = self.inline(block, value)
-        self.line(f"yield None, {packed(result)}")
-        head = [f"    def {self.function}({packed(value)}):"]
-        if isinstance(value, tuple):
-            unpack = f"{packed(value)} = x_" if value else "pass"
-            head = [f"    def {self.function}(x_):", f"        {unpack}"]
-        self.lines[:0] = [(line, (self.path, False)) for line in head]
+    def write(self, input_type: ResultType, body: Callable[[Any], Any]) -> None:
+        """Write the whole function: ``def f(x): … yield None, body(x)``."""
+        first = (self.path, False)
+        value = self.new(input_type, "x")
+        self.line(f"yield None, {packed(body(value))}")
+        if isinstance(value, str):
+            head = [f"    def {self.function}({value}):"]
+        else:
+            head = [f"    def {self.function}(x_):", f"        {packed(value)} = x_"]
+        self.lines[:0] = [(line, first) for line in head]
 
     def emit(self, block: Block, value: Any) -> Any:
         """Write what a block computes, and return its output value."""
@@ -212,7 +279,7 @@ class Code:
         return self.inline(block, value)
 
     def inline(self, block: Block, value: Any) -> Any:
-        """Write what a block computes right here."""
+        """Write what a block computes into this function."""
         outer, self.path = self.path, block._path()
         rewritten = self.model.rewritten.get(id(block))
         result = rewritten(self, value) if rewritten else block._emit(self, value)
@@ -220,10 +287,9 @@ class Code:
         return result
 
     def call(self, block: Block, value: Any) -> Any:
-        """Write a call of a block that has a function of its own."""
-        function = self.model.function_of(block)
+        """Write a call of a block that has its own function."""
         result = self.new(block._known("output"))
-        self.line(f"{packed(result)} = yield {function}, {packed(value)}")
+        self.line(f"{packed(result)} = yield {self.model.function_of(block)}, {packed(value)}")
         return result
 
     def line(self, text: str, *, users_own: bool = False) -> None:
@@ -232,18 +298,22 @@ class Code:
 
     def assign(self, target: Any, value: Any) -> None:
         """Write the assignment of a value to variables."""
-        if target != ():
-            self.line(f"{packed(target)} = {packed(value)}")
+        self.line(f"{packed(target)} = {packed(value)}")
 
-    def fresh(self, stem: str = "v", *, varying: bool = False) -> str:
-        """Make a new variable; a varying one changes from round to round of the next loop."""
+    def fresh(self, stem: str = "v", expression: str = "", *, varying: bool = False) -> str:
+        """Create a variable, and assign an expression to it if there is one.
+
+        A varying one changes from round to round of the next loop.
+        """
         self._names += 1
         name = f"{stem}{self._names}"
         self._levels[name] = self._level + varying
+        if expression:
+            self.line(f"{name} = {expression}")
         return name
 
     def new(self, result_type: ResultType, stem: str = "v", *, varying: bool = False) -> Any:
-        """Make new variables for a value of a type."""
+        """Create variables for a value of a type."""
         if isinstance(result_type, TupleType):
             return tuple(self.new(item, stem, varying=varying) for item in result_type)
         if isinstance(result_type, BroadcastSequenceType):
@@ -251,7 +321,7 @@ class Code:
         return self.fresh(stem, varying=varying)
 
     def is_broadcast(self, value: str) -> bool:
-        """Whether a tensor was made outside the current loop."""
+        """Whether a tensor was created outside the current loop."""
         return self._levels.get(value, 0) < self._level
 
     @contextmanager
@@ -267,31 +337,18 @@ class Code:
         self._indent -= 1
         self._level -= loop
 
-    @contextmanager
-    def loop(self, target: Any, source: str) -> Iterator[None]:
-        """Write a ``for`` loop whose target is a value."""
-        with self.inside(f"for {packed(target) or '_'} in {source}:", loop=True):
-            yield
-
     # Recording.
 
-    def record_constant(self, wanted: TensorType, data: str, table: Any = None) -> str:
-        """Write lines that record a constant of one example."""
-        return self.record_data("constant", wanted.row_type, data, table)
-
-    def record_data(self, kind: str, row_type: RowType, data: str, table: Any = None) -> str:
-        """Write lines that record a constant, or the reading of a row from outside."""
-        number = self.model.number_of_type(row_type)
-        site = self.model.site(kind, number, self.path, table=table)
+    def record_data(self, kind: int, row_type: RowType, data: str, table: Any = None) -> str:
+        """Write lines that record a constant, or the reading of an external row."""
+        site = self.model.site(kind, [row_type], self.path, table=table)
         name = self.fresh("c")
         self.line(f"{name} = L(); S({name}); A({site}); d{site}({data})")
         return name
 
     def record_free(self, signature: int) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
-        if signature not in self.model.free:
-            self.model.free[signature] = self.model.site("free", signature, self.path)
-        return f"z{self.model.free[signature]}"
+        return f"z{self.model.free_site(signature, self.path)}"
 
     def record_call(
         self, signature: int, arguments: Sequence[str], rows: str = "", *, once: bool = False
@@ -299,16 +356,16 @@ class Code:
         """Write lines that record one call."""
         called = self.model.signatures[signature]
         ragged = sum(isinstance(wanted, Ragged) for wanted in called.inputs)
-        site = self.model.site("call", signature, self.path, len(arguments), ragged)
+        facts = self.path, signature, len(arguments), ragged
+        site = self.model.site(RESULT, called.outputs, *facts)
         results = [self.fresh() for _ in called.outputs]
         first = results[0]
-        # Every result is named by a place in the record of its call, so that must be long enough.
+        # Every result is named by a position in the record, so that must be long enough.
         padding = ["-1"] * max(0, len(results) - 1 - len(arguments))
         fields = [str(site), *arguments, *([f"*{rows}"] if rows else []), *padding]
         record = f"{first} = L(); S({first}); E(({', '.join(fields)},))"
         if once:
-            known = self.model.dictionary()
-            key = f"({', '.join(arguments)},)"
+            known, key = self.model.dictionary(), f"({', '.join(arguments)},)"
             with self.inside(f"if ({first} := {known}.get({key}, -1)) < 0:"):
                 self.line(f"{record}; {known}[{key}] = {first}")
         else:
@@ -321,7 +378,7 @@ class Code:
 def _name_of(module: Any) -> str:
     module = getattr(module, "called", module)
     if not getattr(module, "name", None):
-        # A layer made of a module is known by the module.
+        # A layer around a module has the name of the module.
         module = getattr(module, "layer_fn", module)
     name = getattr(module, "name", None) or getattr(module, "__name__", None)
     name = name if isinstance(name, str) and name.isidentifier() else type(module).__name__
@@ -336,17 +393,14 @@ def packed(value: Any) -> str:
 
 
 def packed_if_object(code: Code, items: tuple[Any, ...], result_type: ResultType | None) -> Any:
-    """Write one host object made of several, where the type of their tuple is a host object."""
-    if not isinstance(result_type, PyObjectType):
-        return items
-    name = code.fresh()
-    code.line(f"{name} = {packed(items)}")
-    return name
+    """Write a tuple as one host object if that is its type."""
+    is_object = isinstance(result_type, PyObjectType)
+    return code.fresh(expression=packed(items)) if is_object else items
 
 
 def key_text(code: Code, key: Any) -> str:
-    """Write the key of an item: as it is, or where that cannot be read back, by a name."""
-    # Not of a subclass, such as an enumeration of strings, which is written in its own way.
+    """Write the key of an item: its text, or a name if the text does not evaluate to the key."""
+    # Not of a subclass, such as an enumeration of strings, whose text differs.
     return repr(key) if type(key) in (str, int, bool, type(None)) else code.model.name_of(key)
 
 
@@ -357,17 +411,17 @@ def flattened(value: Any) -> list[Any]:
     return [value]
 
 
-def drive(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Run a generator function that yields calls of others, without recursion."""
-    waiting: list[Any] = []
+def run_trampoline(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Run a generator function that yields calls of others; the depth is not limited."""
+    callers: list[Any] = []
     running = function(argument)
     value = None
     while True:
         called, value = running.send(value)
         if called is not None:
-            waiting.append(running)
+            callers.append(running)
             running, value = called(value), None
-        elif waiting:
-            running = waiting.pop()
+        elif callers:
+            running = callers.pop()
         else:
             return value

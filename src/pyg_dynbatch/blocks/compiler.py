@@ -2,17 +2,22 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count, islice
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, convert_to_block, opened, runners
-from pyg_dynbatch.blocks.code import Code, Model, Recipe, packed
+from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, opened, runners
+from pyg_dynbatch.blocks.code import Code, Model, TraceError
+from pyg_dynbatch.blocks.control import Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
-from pyg_dynbatch.blocks.left_out import left_out
+from pyg_dynbatch.blocks.indexing import Broadcast
+from pyg_dynbatch.blocks.records import Record
 from pyg_dynbatch.blocks.rewrites import MERGE_EQUAL, PASSES, SPLIT_LINEAR, split_linear
+from pyg_dynbatch.blocks.sequences import Map
+from pyg_dynbatch.blocks.tensors import InputTransform, Tensor
 from pyg_dynbatch.blocks.tracing import (
     BlockResult,
     Collater,
@@ -20,6 +25,7 @@ from pyg_dynbatch.blocks.tracing import (
     TracedBatch,
     Tracer,
     list_of_examples,
+    named_terminals,
     pool_of,
     traced_in,
 )
@@ -33,23 +39,19 @@ from pyg_dynbatch.blocks.types import (
     VoidType,
     propagate_types,
     repeated,
-    shown,
 )
+from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.schedule import Schedule
 
+_T = TypeVar("_T")
 
-def compile_block(
-    root: Block,
-    operations: Operations,
-    passes: Iterable[str] = PASSES,
-    *,
-    keeps_result: bool = False,
-) -> Tracer:
-    """Write the tracer of a block and register what it calls."""
+
+def compile_block(root: Block, operations: Operations, passes: Iterable[str] = PASSES) -> Tracer:
+    """Write the tracer of a block and register the operations that it calls."""
     if root.input_type is None:
         root.set_input_type(PyObjectType())
     reached = _reached(root)
@@ -64,13 +66,13 @@ def compile_block(
         model.rewritten |= split_linear(reached)
     code = Code(model, "root")
     code.path = root._path()
-    _write_root(code, root)
-    model.finish()
-    return Tracer(_recipe(model, code, root._known("output"), keeps_result))
+    reader = _reader_of(root._known("input")).set_input_type(PyObjectType())
+    code.write(PyObjectType(), lambda example: code.emit(root, code.emit(reader, example)))
+    return Tracer(model.finish(code, root._known("output")))
 
 
 def _reached(root: Block) -> list[Block]:
-    """The block and all inside, those behind forward declarations too, each once."""
+    """The block and all inside, including those of forward declarations, each once."""
     found: dict[int, Block] = {}
     left = [root]
     while left:
@@ -82,110 +84,47 @@ def _reached(root: Block) -> list[Block]:
     return list(found.values())
 
 
-def _write_root(code: Code, root: Block) -> None:
-    """Write the function of the root, whose input may be of any type but arrives as one object."""
-    value = _write_input(code, root._known("input"), "x_")
-    result = code.emit(root, value)
-    code.line(f"yield None, {packed(result)}")
-    code.lines.insert(0, ("    def root(x_):", ("Root", False)))
+def _reader_of(kind: ResultType) -> Block:
+    """Return a block that reads a value of any type from one host object."""
+    if isinstance(kind, TensorType):
+        return Tensor(kind.shape, kind.dtype)
+    if isinstance(kind, BroadcastSequenceType):
+        return InputTransform(repeated) >> _reader_of(kind.element_type) >> Broadcast()
+    if isinstance(kind, SequenceType):
+        return Map(_reader_of(kind.element_type))
+    if isinstance(kind, TupleType):
+        items = InputTransform(partial(_items_of, len(kind)))
+        return items >> Record(tuple(map(_reader_of, kind)))
+    return Void() if isinstance(kind, VoidType) else Identity()
 
 
-def _write_input(code: Code, wanted: ResultType, source: str) -> Any:
-    """Write lines that read a value of any type off a host object."""
-    if isinstance(wanted, TensorType):
-        return code.record_constant(wanted, source)
-    if isinstance(wanted, VoidType):
-        return "None"
-    if isinstance(wanted, BroadcastSequenceType):
-        value = code.fresh("x")
-        code.line(f"{value} = {code.model.name_of(repeated)}({source})")
-        return _write_input(code, wanted.element_type, value)
-    if isinstance(wanted, TupleType):
-        names = tuple(code.fresh("x") for _ in wanted)
-        code.line(f"{packed(names)} = {source}")
-        return tuple(
-            _write_input(code, item, name) for item, name in zip(wanted, names, strict=True)
-        )
-    if isinstance(wanted, SequenceType):
-        found, element = code.fresh("s"), code.fresh("x", varying=True)
-        code.line(f"{found} = []")
-        with code.loop(element, source):
-            value = _write_input(code, wanted.element_type, element)
-            code.line(f"{found}.append({packed(value)})")
-        return found
-    name = code.fresh("x")
-    code.line(f"{name} = {source}")
-    return name
-
-
-def _recipe(model: Model, root: Code, result_type: ResultType, keeps_result: bool) -> Recipe:
-    free = list(model.free.values())
-    metrics = range(len(model.metric_types))
-    data = [n for n, site in enumerate(model.sites) if site.kind in ("constant", "input")]
-    # C holds the code and P its starts; L is the length of C, E and A extend and append to it, S
-    # appends to P; d1 appends to the data of site 1, m0 and n0 to values and labels of metric 0.
-    head = [
-        "def begin():",
-        f"    C = {free}; P = {list(range(len(free)))}",
-        "    L = C.__len__; E = C.extend; A = C.append; S = P.append",
-        *(f"    z{site} = {place}" for place, site in enumerate(free)),
-        *(f"    D{site} = []; d{site} = D{site}.append" for site in data),
-        *(f"    M{n} = []; m{n} = M{n}.append; N{n} = []; n{n} = N{n}.append" for n in metrics),
-        *(f"    {name} = {{}}" for name in model.dictionaries),
-    ]
-    items = ", ".join(f"{site}: D{site}" for site in data)
-    rows, labels = ("".join(f"{letter}{n}, " for n in metrics) for letter in "MN")
-    tail = f"    return C, P, {{{items}}}, ({rows}), ({labels}), root\n"
-    lines = [(text, ("Root", False)) for text in head]
-    for code in (root, *model.functions.values()):
-        lines += code.lines
-    lines.append((tail, ("Root", False)))
-    return Recipe(
-        "\n".join(text for text, _ in lines),
-        [origin for _, origin in lines],
-        model.named,
-        tuple(model.sites),
-        tuple(model.signatures),
-        tuple(model.row_types),
-        model.metric_types,
-        result_type,
-        keeps_result,
-    )
+def _items_of(size: int, instance: Any) -> tuple[Any, ...]:
+    if len(items := tuple(instance)) != size:
+        raise TraceError(ValueError, "wrong number of items", str(size), len(items))
+    return items
 
 
 def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = None) -> Any:
     """Evaluate one input; see :meth:`Block.eval`."""
     operations = Operations()
-    tracer = compile_block(block, operations, keeps_result=True)
-    traced = tracer(inp)
+    tracer = compile_block(block, operations)
+    traced, positions = tracer.trace(inp)
     first = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if first is None else first.device)
     schedule = Schedule.from_programs([tracer.program(traced)]).to(engine.device)
     found = engine(schedule, inputs)
-    result = _fill_in(block._known("output"), traced.result, found, tolist)
+    if tolist:
+        found = {name: tensor.tolist() for name, tensor in found.items()}
+    kind, rows = block._known("output"), {name: iter(tensor) for name, tensor in found.items()}
+    terminals = named_terminals(kind, positions)
+    flat = [next(rows[name]) if name else value for name, value in terminals]
+    result = kind.unflatten(flat, positions)
     metrics: dict[str, list[Any]] = {}
     for name, labels in traced.labels.items():
-        values = [row.tolist() if tolist else row for row in found.get(f"metric:{name}", ())]
+        values = list(found.get(f"metric:{name}", ()))
         is_labelled = any(label is not None for label in labels)
         metrics[name] = list(zip(values, labels, strict=True)) if is_labelled else values
     return (result, metrics) if metrics else result
-
-
-def _fill_in(kind: ResultType, result: Any, found: dict[str, torch.Tensor], tolist: bool) -> Any:
-    """Replace the numbers of values by tensors."""
-    rows: dict[str, Iterator[torch.Tensor]] = {name: iter(r) for name, r in found.items()}
-    flat: list[Any] = []
-    numbers = count()
-
-    def fill(terminal: ResultType, value: Any) -> None:
-        if isinstance(terminal, TensorType):
-            name = f"output_{next(numbers)}" if kind.size else f"output:{terminal}"
-            row = next(rows[name])
-            value = row.tolist() if tolist else row
-        flat.append(value)
-
-    kind.for_each_terminal(fill, result)
-    return kind.unflatten(iter(flat), result)
 
 
 def _max_depth(block: Block, inp: Any) -> int:
@@ -198,11 +137,10 @@ runners.update({"eval": _evaluate, "max_depth": _max_depth})
 
 
 class Compiler(nn.Module):
-    """Run a block on mini-batches; a module with all parameters of its layers.
+    """Compute a block on mini-batches; a module with all parameters of its layers.
 
-    ``Compiler.create(root)`` makes one. Call it on a list of examples; or let loader workers
-    call its :attr:`tracer` or :attr:`collate`, which hold no parameters, and call it on their
-    batches.
+    :meth:`create` returns one. Call it on a list of examples; or let loader workers call its
+    :attr:`tracer` or :attr:`collate`, which have no parameters, and call it on their batches.
 
     Example:
         >>> import torch
@@ -235,9 +173,9 @@ class Compiler(nn.Module):
 
         Args:
             root_block_like: What :func:`convert_to_block` takes.
-            max_depth: Refuse examples with more calls one after another.
-            policy: Order of the steps: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
-            passes: The rewrites to make, of :data:`~pyg_dynbatch.blocks.PASSES`.
+            max_depth: Raise an error for examples with more calls one after another.
+            policy: Order of the steps: ``"depth"``, ``"agenda"``, a ``LearnedPolicy``, a function.
+            passes: The rewrites to apply, of :data:`~pyg_dynbatch.blocks.PASSES`.
 
         Raises:
             ValueError: If the policy or a rewrite is unknown.
@@ -248,13 +186,12 @@ class Compiler(nn.Module):
         compiler.init_loom(max_depth, policy=policy)
         return compiler
 
-    # Fold's name, in place of the method of modules with another meaning.
+    # Fold's name; it overrides a method of modules with a different meaning.
     def compile(  # type: ignore[override]
         self, root_block_like: Any, *, passes: Iterable[str] = PASSES
     ) -> "Compiler":
         """Compile a block, as the first of two steps, and return itself; see :meth:`create`."""
-        if self._root is not None:
-            self._wrong_order("a block was compiled before", "a new Compiler()")
+        self._check_first("compile", self._root)
         root = convert_to_block(root_block_like)
         self._passes = tuple(passes)
         if unknown := [name for name in self._passes if name not in PASSES]:
@@ -268,53 +205,52 @@ class Compiler(nn.Module):
 
     def init_loom(self, max_depth: int | None = None, *, policy: str | Policy = "depth") -> None:
         """Prepare for examples, as the second of two steps; see :meth:`create`."""
-        tracer = self.tracer
-        if self._collate is not None:
-            self._wrong_order("init_loom was called before", "one call")
-        self._collate = Collater(tracer, policy, MERGE_EQUAL in self._passes, max_depth)
+        self._check_first("init_loom", self._collate)
+        self._collate = Collater(self.tracer, policy, MERGE_EQUAL in self._passes, max_depth)
 
-    def _wrong_order(self, what: str, wanted: str) -> NoReturn:
-        got, hint = "compile, init_loom, use: in another order", "Compiler.create(block) does both"
-        raise mismatch(RuntimeError, f"Compiler: {what}", wanted, got, hint=hint)
+    def _check_first(self, step: str, made: object) -> None:
+        if made is not None:
+            what, hint = f"Compiler: {step} was called before", "a new Compiler"
+            raise mismatch(RuntimeError, what, "one call", "a second one", hint=hint)
+
+    def _made_by(self, step: str, made: _T | None) -> _T:
+        """Return what a step has created; raise an error if it was not called."""
+        if made is None:
+            what, hint = f"Compiler: used before {step}", "Compiler.create(block) makes all steps"
+            raise mismatch(RuntimeError, what, f"compiler.{step}(…) first", hint=hint)
+        return made
 
     @property
     def is_loom_initialized(self) -> bool:
-        """Whether examples can be taken."""
+        """Whether the compiler can be called."""
         return self._collate is not None
 
     @property
     def root(self) -> Block:
         """The block."""
-        if self._root is None:
-            self._wrong_order("nothing is compiled", "compiler.compile(block)")
-        return self._root
+        return self._made_by("compile", self._root)
 
     @property
     def tracer(self) -> Tracer:
         """Records the calls of one example; has no parameters."""
-        if self._tracer is None:
-            self._wrong_order("nothing is compiled", "compiler.compile(block)")
-        return self._tracer
+        return self._made_by("compile", self._tracer)
 
     @property
     def collate(self) -> Collater:
         """Makes a mini-batch of examples, traced or not; has no parameters."""
-        if self._collate is None:
-            self._wrong_order("used before init_loom", "compiler.init_loom()")
-        return self._collate
+        return self._made_by("init_loom", self._collate)
 
     def forward(self, examples: Any, inputs: Any = None) -> BlockResult:
         """Compute a mini-batch.
 
         Args:
             examples: Python examples (traced or not), or what :attr:`collate` made of them.
-            inputs: Rows from outside by tag, see :class:`InputRow`.
+            inputs: External rows by tag, see :class:`InputRow`.
         """
-        if self.engine is None:
-            self._wrong_order("used before init_loom", "compiler.init_loom()")
+        engine = self._made_by("init_loom", self.engine)
         batch = examples if isinstance(examples, TracedBatch) else self.collate(examples)
-        batch = batch.to(self.engine.device)
-        schedule, found = batch.schedule, self.engine(batch.schedule, inputs)
+        batch = batch.to(engine.device)
+        schedule, found = batch.schedule, engine(batch.schedule, inputs)
         rows = (found[f"output_{number}"] for number in count())
         output = self.root._known("output").unflatten(rows, None)
         metrics, metric_examples = {}, {}
@@ -322,19 +258,14 @@ class Compiler(nn.Module):
             key = f"metric:{name}"
             if key in found:
                 metrics[name], metric_examples[name] = found[key], schedule.example_of(key)
-            else:
-                metrics[name] = self._empty_metric(self.engine, name)
+            else:  # no example has a value
+                kind: Any = self.tracer.source.metric_types[name]
+                (metrics[name],) = engine.no_rows(kind.row_type)
                 metric_examples[name] = torch.zeros(0, dtype=torch.int64, device=schedule.device)
         return BlockResult(output, metrics, batch.labels, metric_examples)
 
-    def _empty_metric(self, engine: Engine, name: str) -> torch.Tensor:
-        """The values of a metric that no example has."""
-        kind: Any = self.tracer.recipe.metric_types[name]
-        dtype = engine.working_dtype(kind.torch_dtype)
-        return torch.zeros((0, *kind.shape), dtype=dtype, device=engine.device)
-
     def max_depth(self, inp: Any) -> int:
-        """Compute the length of the longest chain of calls for an input; nothing is run."""
+        """Return the length of the longest chain of calls for an input; nothing is computed."""
         return self.tracer.program(self.tracer(inp)).depth
 
     def explain(self, example: Any) -> str:
@@ -345,7 +276,7 @@ class Compiler(nn.Module):
             >>> print(Compiler.create(td.Map(td.Scalar()) >> td.Sum()).explain([1.0, 2.0]))
             call 0: sum([1.0, 2.0])  Root.Sum
         """
-        return "\n".join(map(str, explained(self.tracer.recipe, self.tracer(example))))
+        return "\n".join(explained(self.tracer.source, self.tracer(example)))
 
     def draw_schedule(self, examples: Iterable[Any]) -> str:
         """Draw the schedule of a mini-batch: one line per step, as long as the step has rows."""
@@ -363,7 +294,7 @@ class Compiler(nn.Module):
         """Trace in other processes inside the context; contexts may be nested.
 
         Args:
-            processes: Their number; by default one per core.
+            processes: Number of processes; by default one per core.
 
         Raises:
             TypeError: If a function cannot be pickled, and this system does not fork.
@@ -383,7 +314,7 @@ class Compiler(nn.Module):
         chunk_size: int = 100,
         ordered: bool = False,
     ) -> Iterator[Traced]:
-        """Trace examples one by one, in the pool if there is one; keep them for all epochs.
+        """Trace examples one by one, in the pool if there is one; the result serves all epochs.
 
         Args:
             examples: Any iterable of examples.
@@ -406,7 +337,7 @@ class Compiler(nn.Module):
         metric_labels: bool = False,
         ordered: bool = False,
     ) -> Iterator[TracedBatch]:
-        """Make mini-batches of examples, for calls of the compiler.
+        """Trace examples in mini-batches, for calls of the compiler.
 
         Args:
             examples: Any iterable of examples.
@@ -419,11 +350,11 @@ class Compiler(nn.Module):
             yield self.collate(group)
 
     def __getattr__(self, name: str) -> Any:
-        """Find parameters and modules; name what replaces the members of Fold's compiler."""
+        """Find parameters and modules; say what replaces a member of Fold's compiler."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if line := left_out(f"Compiler.{name}"):
+            if line := replacement_of(f"Compiler.{name}"):
                 raise AttributeError(line) from None
             raise
 
@@ -441,16 +372,13 @@ def _without_labels(traced: Traced) -> Traced:
 
 
 def _check_root(root: Block, tracer: Tracer) -> None:
-    """Refuse roots whose output cannot be stacked over examples."""
+    """Raise an error if the output of the root cannot be stacked over examples."""
     kind = root._known("output")
-    left = [kind]
-    while left:
-        part = left.pop(0)
+    for part in kind.walk():
         if isinstance(part, PyObjectType | SequenceType):
             what = "a host object" if isinstance(part, PyObjectType) else "a sequence"
             hint = "root.eval(example) returns anything; td.Metric any number of values"
             expected = "tensors and tuples of them"
-            root._refuse(f"{what} in the output of the root", expected, kind, hint=hint)
-        left += part._inside()
-    if not kind.size and not tracer.recipe.metric_types:
-        root._refuse("there is nothing to compute", "an output or a metric", shown(kind))
+            root._fail(f"{what} in the output of the root", expected, kind, hint=hint)
+    if not kind.size and not tracer.source.metric_types:
+        root._fail("there is nothing to compute", "an output or a metric", str(kind))

@@ -6,24 +6,23 @@ from heapq import heappop, heappush
 from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, opened, scopes
-from pyg_dynbatch.blocks.code import Code, key_text, packed_if_object
+from pyg_dynbatch.blocks.code import Code, packed_if_object
+from pyg_dynbatch.blocks.indexing import emit_item, item_type
 from pyg_dynbatch.blocks.types import (
     PyObjectType,
     ResultType,
-    SequenceType,
     TupleType,
     VoidType,
     call_text,
     canonicalize_type,
     propagate_types,
-    shown,
 )
 
 # A source is a block, a wire, or a tuple of sources.
 
 
 def blocks_of(source: Any) -> list[Block]:
-    """The blocks that a source is made of."""
+    """The blocks whose outputs a source consists of."""
     if isinstance(source, Wire):
         return blocks_of(source.source)
     if isinstance(source, tuple):
@@ -34,7 +33,7 @@ def blocks_of(source: Any) -> list[Block]:
 def type_of(owner: Block, source: Any) -> ResultType | None:
     """Type of a source, if it is known."""
     if isinstance(source, Wire):
-        return _item_type(owner, type_of(owner, source.source), source.key)
+        return item_type(owner, type_of(owner, source.source), source.key)
     if source == ():
         return VoidType()
     if isinstance(source, tuple):
@@ -44,23 +43,8 @@ def type_of(owner: Block, source: Any) -> ResultType | None:
     return found
 
 
-def _item_type(owner: Block, whole: ResultType | None, key: Any) -> ResultType | None:
-    if whole is None or isinstance(whole, PyObjectType):
-        return whole
-    is_slice = isinstance(key, slice)
-    if type(whole) is SequenceType:
-        return whole if is_slice else whole.element_type
-    items = whole.items if isinstance(whole, TupleType) else ()
-    if is_slice and isinstance(whole, TupleType):
-        return canonicalize_type(items[key])
-    if not isinstance(key, int) or not -len(items) <= key < len(items):
-        expected = f"one of {len(items)} items" if items else "a tuple"
-        owner._refuse("the item does not exist", expected, f"item {key!r} of {shown(whole)}")
-    return items[key]
-
-
 def _expect_output(source: Any, wanted: ResultType) -> None:
-    """Pass the type that a reader expects to the blocks of a source, where it is theirs."""
+    """Pass the type that a reader expects to the blocks of a source."""
     if isinstance(source, Block):
         source._expect_output(wanted)
     elif isinstance(source, tuple) and not isinstance(source, Wire):
@@ -72,16 +56,10 @@ def _expect_output(source: Any, wanted: ResultType) -> None:
 
 
 def _value_of(owner: Block, code: Code, source: Any, values: dict[int, Any]) -> Any:
-    """Write a source, from the values of the blocks that are written already."""
+    """Write a source, given the values of the blocks that it reads."""
     if isinstance(source, Wire):
-        whole = _value_of(owner, code, source.source, values)
-        if isinstance(whole, tuple):
-            found = whole[source.key]
-            is_slice = isinstance(source.key, slice)
-            return packed_if_object(code, found, type_of(owner, source)) if is_slice else found
-        name = code.fresh()
-        code.line(f"{name} = {whole}[{key_text(code, source.key)}]")
-        return name
+        kind: Any = type_of(owner, source)
+        return emit_item(code, _value_of(owner, code, source.source, values), source.key, kind)
     if source == ():
         return "None"
     if isinstance(source, tuple):
@@ -112,15 +90,15 @@ class Composition(Block):
     """Wire blocks into an acyclic graph.
 
     Args:
-        children: Blocks that belong to it before anything is wired.
-        wires: Connections, as :func:`repr` writes them: ``(source, target)`` with numbers of
+        children: Blocks inside, before anything is wired.
+        wires: Connections, as :func:`repr` writes them: ``(source, target)`` with indices of
             children, ``"input"`` and ``"output"``; a list ``[source, key]`` is an item.
 
     Raises:
-        TypeError: If a wire leads from an item that does not exist; at compiling, if an output
+        TypeError: If a wire leads from an item that does not exist; when compiled, if an output
             is not read or not connected, unless its type is nothing.
         ValueError: If the output is read, the input written, an input connected twice, or the
-            wires form a circle.
+            wires form a cycle.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -136,46 +114,45 @@ class Composition(Block):
     """
 
     def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
-        super().__init__(name, children=children or ())
+        super().__init__(children or (), name=name)
         self._connections: list[Connection] = []
-        # Those along which types may still pass.
+        # Those with types that are not known yet.
         self._untyped: list[Connection] = []
-        # The source of each connected block, and the numbers of the connections that read it.
+        # The source of each connected block, and the indices of the connections that read it.
         self._sources: dict[Block, Any] = {}
         self._readers: dict[Block, list[int]] = {}
-        #: To be read by children.
+        #: Read by children.
         self.input = CompositionIO(self, "input")
-        #: Reads from one of the children.
+        #: Reads from children.
         self.output = CompositionIO(self, "output")
         for source, target in wires:
-            self.connect(self._from_numbers(source), self._from_numbers(target))
+            self.connect(self._from_indices(source), self._from_indices(target))
 
-    def _from_numbers(self, source: Any) -> Any:
+    def _from_indices(self, source: Any) -> Any:
         """Read a source or target of the argument ``wires``."""
         if isinstance(source, tuple):
-            return tuple(self._from_numbers(item) for item in source)
+            return tuple(self._from_indices(item) for item in source)
         if isinstance(source, list):
-            return Wire(self._from_numbers(source[0]), source[1])
+            return Wire(self._from_indices(source[0]), source[1])
         sides = {"input": self.input, "output": self.output}
         return sides[source] if isinstance(source, str) else self._children[source]
 
-    def _to_numbers(self, source: Any) -> Any:
+    def _to_indices(self, source: Any) -> Any:
         if isinstance(source, Wire):
-            return [self._to_numbers(source.source), source.key]
+            return [self._to_indices(source.source), source.key]
         if isinstance(source, tuple):
-            return tuple(self._to_numbers(item) for item in source)
+            return tuple(self._to_indices(item) for item in source)
         return source.side if isinstance(source, CompositionIO) else self._children.index(source)
 
     def __repr__(self) -> str:
-        wires = [tuple(map(self._to_numbers, pair)) for pair in self._connections]
-        named = {"name": self._name, "wires": wires}
-        self._arguments = [self._children], {k: v for k, v in named.items() if v}
+        wires = [tuple(map(self._to_indices, pair)) for pair in self._connections]
+        self._arguments = [self._children], {"name": self._name, "wires": wires}
         return call_text(self)
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Let :meth:`Block.reads` wire inside this composition."""
-        with opened(scopes.open, self, f"{self._label()}.scope: scopes overlap"):
+        with opened(scopes.items, self, f"{self._label()}.scope: scopes overlap"):
             yield
 
     def connect(self, a: Any, b: Any) -> None:
@@ -192,13 +169,13 @@ class Composition(Block):
         if target in self._sources:
             what = f"the input of {target._label()} is connected already"
             expected = "one connection per input; several sources as a tuple"
-            self._refuse(what, expected, repr(a), error=ValueError)
+            self._fail(what, expected, repr(a), kind=ValueError)
         found = set(blocks_of(source))
         if not isinstance(target, CompositionIO) and target._parent is not self:
             self._adopt(target)
-        # Only a block with readers can lead to its source; this keeps long chains quick to wire.
+        # Only a block with readers can lead to its source; this keeps wiring of long chains fast.
         if (target in self._readers or target in found) and self._leads_to(source, target):
-            self._refuse("the wires run in a circle", got=f"{a!r} -> {b!r}", error=ValueError)
+            self._fail("the wires form a cycle", got=f"{a!r} -> {b!r}", kind=ValueError)
         self._sources[target] = source
         for block in found:
             self._readers.setdefault(block, []).append(len(self._connections))
@@ -208,11 +185,10 @@ class Composition(Block):
 
     def _check_own(self, side: CompositionIO, wanted: str, what: str) -> None:
         if side.composition is not self:
-            foreign = f"the {side.side} of another composition is used"
-            expected = f"the {side.side} of {self._label()}"
-            self._refuse(foreign, expected, repr(side), error=ValueError)
+            foreign = f"the {side.side} of a different composition is used"
+            self._fail(foreign, repr(getattr(self, side.side)), repr(side), kind=ValueError)
         if side.side != wanted:
-            self._refuse(what, f"its {wanted}", repr(side), error=ValueError)
+            self._fail(what, f"its {wanted}", repr(side), kind=ValueError)
 
     def _adopted(self, a: Any) -> Any:
         """Convert a source; its blocks become children."""
@@ -228,7 +204,7 @@ class Composition(Block):
         return block
 
     def _leads_to(self, source: Any, target: Block) -> bool:
-        """Whether a source is computed, in however many steps, from the output of a block."""
+        """Whether a source depends on the output of a block."""
         left, seen = blocks_of(source), set[Block]()
         while left:
             block = left.pop()
@@ -251,7 +227,7 @@ class Composition(Block):
         self._untyped = self._pass_types(self._untyped)
 
     def _pass_types(self, connections: list[Connection]) -> list[Connection]:
-        """Pass types along connections, both ways; return those with types still unknown."""
+        """Pass types along connections, both ways; return those with unknown types."""
         left = []
         for source, target in connections:
             found = type_of(self, source)
@@ -266,14 +242,14 @@ class Composition(Block):
         self._pass_types(self._connections)
         if self.output not in self._sources and self.output_type != VoidType():
             expected, got = "composition.output.reads(block)", f"{len(self._connections)} wires"
-            hint = "composition.set_output_type(td.VoidType()) if there is none on purpose"
-            self._refuse("nothing feeds the output", expected, got, hint=hint)
+            hint = "composition.set_output_type(td.VoidType()) if there is no output on purpose"
+            self._fail("the output is not connected", expected, got, hint=hint)
         for child in self._children:
             if child not in self._sources:
                 child.set_input_type(VoidType())
             if child not in self._readers and not _is_nothing(child.output_type):
                 what, expected = f"the output of {child._label()} is unused", "every output read"
-                self._refuse(what, expected, repr(child), hint=">> td.Void() drops it")
+                self._fail(what, expected, repr(child), hint=">> td.Void() drops it")
 
     def _emit(self, code: Code, value: Any) -> Any:
         values: dict[int, Any] = {id(self.input): value}
@@ -287,7 +263,7 @@ class Composition(Block):
         return values.get(id(self.output), "None")
 
     def _in_order(self) -> Iterator[Connection]:
-        """The connections as they were made, but each after those that its source needs."""
+        """Iterate over the connections as they were made, but each after those it depends on."""
         missing = [
             len(set(blocks_of(source)) & self._sources.keys()) for source, _ in self._connections
         ]
@@ -303,4 +279,4 @@ class Composition(Block):
 
 
 def _is_nothing(kind: ResultType | None) -> bool:
-    return kind == VoidType() or (isinstance(kind, TupleType) and all(map(_is_nothing, kind)))
+    return kind is not None and all(isinstance(k, VoidType | TupleType) for k in kind.walk())

@@ -1,28 +1,22 @@
-"""Show a block with the types on its wires, its schedule, and the calls one example makes."""
+"""Show a block with the types on its wires, its schedule, and the calls of one example."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.code import Recipe
+from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Traced, merge_traced
-from pyg_dynbatch.blocks.types import shown
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import RESULT
 from pyg_dynbatch.core.schedule import Schedule
 
 
-@dataclass(frozen=True)
-class BlockDrawing:
-    """A block and all blocks inside, with the types on their wires.
+def drawing_of(block: Block) -> str:
+    """Draw a block and all blocks inside, with the types on their wires as far as they are known.
 
     Args:
-        label: What it is, and its key in the block around.
-        input_type: Type on its input wire, as text.
-        output_type: Type on its output wire, as text.
-        children: The blocks directly inside.
+        block: The block; a declared block is drawn where its declaration is resolved.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -32,88 +26,42 @@ class BlockDrawing:
         │  └─ Scalar: object -> float32[]
         └─ Sum: [float32[]] -> float32[]
     """
-
-    label: str
-    input_type: str
-    output_type: str
-    children: tuple["BlockDrawing", ...]
-
-    def lines(self) -> Iterator[str]:
-        """One line per block, children indented below it."""
-        left: list[tuple[BlockDrawing, str, str]] = [(self, "", "")]
-        while left:
-            one, first, rest = left.pop()
-            yield f"{first}{one.label}: {one.input_type} -> {one.output_type}"
-            last = len(one.children) - 1
-            for number in range(last, -1, -1):
-                bend, line = ("└─ ", "   ") if number == last else ("├─ ", "│  ")
-                left.append((one.children[number], rest + bend, rest + line))
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines())
+    lines, left = [], [(block, "", "")]
+    while left:
+        one, first, rest = left.pop()
+        key = one.parent._key_of(one) if one.parent is not None else ""
+        declared = f" = {one._declaration._label()}" if one._declaration is not None else ""
+        types = ["?" if kind is None else str(kind) for kind in (one.input_type, one.output_type)]
+        label = f"{key} {one._label()}{declared}".strip()
+        lines.append(f"{first}{label}: {' -> '.join(types)}")
+        bend, line = "└─ ", "   "
+        for child in reversed(one.children):
+            left.append((child, rest + bend, rest + line))
+            bend, line = "├─ ", "│  "
+    return "\n".join(lines)
 
 
-def drawing_of(block: Block) -> BlockDrawing:
-    """Describe a block with the types on its wires, as far as they are known.
-
-    Args:
-        block: The block; a declared block is drawn where its declaration is resolved.
-
-    Example:
-        >>> from pyg_dynbatch import blocks as td
-        >>> print(drawing_of(td.Scalar()))
-        Scalar: object -> float32[]
-    """
-    parent = block.parent
-    key = parent._key_of(block) if parent is not None else ""
-    declared = f" = {block._declaration._label()}" if block._declaration is not None else ""
-    label, children = f"{key} {block._label()}{declared}".strip(), map(drawing_of, block.children)
-    return BlockDrawing(label, shown(block.input_type), shown(block.output_type), tuple(children))
-
-
-class ExplainedCall(NamedTuple):
-    """One call of an example.
-
-    Args:
-        number: Its number.
-        operation: Name of the operation.
-        arguments: What each argument is: ``call 3``, ``constant``, ``row 2``.
-        path: The block that makes the call.
-    """
-
-    number: int
-    operation: str
-    arguments: tuple[str, ...]
-    path: str
-
-    def __str__(self) -> str:
-        arguments = ", ".join(self.arguments)
-        return f"call {self.number}: {self.operation}({arguments})  {self.path}"
-
-
-def explained(recipe: Recipe, traced: Traced) -> list[ExplainedCall]:
+def explained(source: CompiledSource, traced: Traced) -> list[str]:
     """List the calls of a traced example; see :meth:`Compiler.explain`."""
-    merged, site = merge_traced(recipe, [traced])
-    calls = merged.call_signature.size
-    # Those of each call and place, of which only ragged arguments have several.
-    arguments: dict[tuple[int, int], list[str]] = defaultdict(list)
+    merged, site = merge_traced(source, [traced])
+    # The values read by each argument of each call: several if it is ragged.
+    values: dict[tuple[int, int], list[str]] = defaultdict(list)
     reads = zip(merged.read_call, merged.read_argument, merged.read_value, strict=True)
-    for call, place, value in reads:
-        arguments[int(call), int(place)].append(_value_text(merged, int(value)))
-    found = []
-    for call in range(calls):
-        signature = recipe.signatures[merged.call_signature[call]]
-        texts = []
-        for place, wanted in enumerate(signature.inputs):
-            mine = arguments[call, place]
+    for call, argument, value in reads:
+        values[int(call), int(argument)].append(_value_text(merged, int(value)))
+    lines = []
+    for call, number in enumerate(merged.call_signature):
+        signature, texts = source.signatures[number], []
+        for argument, wanted in enumerate(signature.inputs):
+            mine = values[call, argument]
             texts.append(f"[{', '.join(mine)}]" if isinstance(wanted, Ragged) else mine[0])
-        path = recipe.sites[site[call]].path
-        found.append(ExplainedCall(call, signature.name, tuple(texts), path))
-    return found
+        path = source.sites[site[call]].path
+        lines.append(f"call {call}: {signature.name}({', '.join(texts)})  {path}")
+    return lines
 
 
 def _value_text(merged: Any, value: int) -> str:
-    kind, place = int(merged.value_kind[value]), int(merged.value_place[value])
+    kind, place = int(merged.value_kind[value]), int(merged.value_index[value])
     if kind == RESULT:
         slot = int(merged.value_slot[value])
         several = len(merged.signatures[merged.call_signature[place]].outputs) > 1
@@ -121,8 +69,7 @@ def _value_text(merged: Any, value: int) -> str:
     (constants,) = merged.constant_rows(int(merged.value_type[value])) or (None,)
     if constants is None:
         return f"row {place}"
-    row = constants[place].tolist()
-    text = str(row)
+    text = str(constants[place].tolist())
     return text if len(text) <= 20 else f"{text[:17]}..."
 
 

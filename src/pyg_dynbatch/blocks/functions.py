@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,13 @@ from pyg_dynbatch.blocks.types import (
     SequenceType,
     TensorType,
     TupleType,
-    shown,
 )
-from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, module_of
 from pyg_dynbatch.core.types import RaggedRows
-from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
 def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
-    """Nest rows as in a type; the ragged rows of a sequence of tuples become one."""
+    """Nest rows as in a type; a sequence of tuples becomes one ``RaggedRows`` of a tuple."""
     if isinstance(result_type, TupleType):
         return tuple(nest_rows(item, rows) for item in result_type)
     if isinstance(result_type, SequenceType):
@@ -43,47 +40,39 @@ def _rows_only(nested: Any) -> Any:
 
 
 def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any) -> ResultType:
-    """Call a function on two and on three rows, and read its output type off the results."""
+    """Call a function on two and on three rows, and return the type of the results."""
     if callable(build := getattr(called, "build", None)):
-        # Parameters must be drawn from the random state of the user.
+        # Parameters use the user's random state, which the calls below do not change.
         build(input_type)
     found = []
-    like = _like(called)
-    with _without_side_effects(called):
+    with _without_side_effects(called) as like:
         for rows in (2, 3):
             arguments = _rows_of_zeros(input_type, rows, like)
             spread = arguments if isinstance(input_type, TupleType) else (arguments,)
             try:
                 found.append(called(*spread))
             except Exception as error:
-                got = f"{type(error).__name__}: {error}"
-                raise _wrong_function(block, input_type, got) from error
+                _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
     return _type_of(block, input_type, like, *found)
 
 
-def _wrong_function(block: Block, input_type: ResultType, got: str) -> TypeError:
-    what = f"{block._label()}: its function cannot be called with {shown(input_type)}"
+def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     expected = "a function on batched tensors: first axis one row per example"
-    return mismatch(TypeError, what, expected, got, where=block._path())
-
-
-def _like(called: Any) -> Tensor:
-    """A tensor on the device and in the precision in which a function works."""
-    owner = module_of(called)
-    parameters = iter(()) if owner is None else owner.parameters()
-    return next((p for p in parameters if p.is_floating_point()), torch.empty(0))
+    block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
 @contextmanager
-def _without_side_effects(called: Any) -> Iterator[None]:
+def _without_side_effects(called: Any) -> Iterator[Tensor]:
+    """Evaluate a module without side effects; yield a tensor of its device and precision."""
     owner = module_of(called)
     modules = [] if owner is None else list(owner.modules())
+    parameters = (p for module in modules for p in module.parameters() if p.is_floating_point())
     training = [module.training for module in modules]
     for module in modules:
         module.training = False
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
+            yield next(parameters, torch.empty(0))
     finally:
         for module, flag in zip(modules, training, strict=True):
             module.training = flag
@@ -121,7 +110,7 @@ def _type_of(
     elif two.shape[1:] != three.shape[1:]:
         problem = f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
     if problem:
-        raise _wrong_function(block, input_type, problem)
+        _fail_to_infer(block, input_type, problem)
     return TensorType(tuple(two.shape[1:]), "float32" if two.dtype == like.dtype else two.dtype)
 
 
@@ -132,40 +121,41 @@ class Called(nn.Module):
         super().__init__()
         self.called = called
         self.input_type = input_type
+        items = input_type if isinstance(input_type, TupleType) else [input_type]
+        self._is_flat = all(isinstance(item, TensorType) for item in items)
+        # The argument of each tensor in the type, since operations take ragged rows last.
+        tensors = tensors_in(input_type)
+        order = sorted(range(len(tensors)), key=lambda n: isinstance(tensors[n], Ragged))
+        self._order = [order.index(number) for number in range(len(order))]
         if (owner := module_of(called)) is not called:
-            # Of a method, the module it belongs to is trained and moved.
+            # The module of a method is trained and moved.
             self.owner = owner
 
     @property
     def random(self) -> bool:
-        """Whether every call draws random numbers of its own."""
+        """Whether every call draws its own random numbers."""
         return bool(getattr(self.called, "random", False))
 
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
-        # Operations take ragged rows last.
-        fixed = iter([r for r in rows if not isinstance(r, RaggedRows)])
-        ragged = iter([r for r in rows if isinstance(r, RaggedRows)])
-        in_order = (next(ragged if r else fixed) for r in _inside_sequence(self.input_type))
-        nested = nest_rows(self.input_type, in_order)
-        spread = isinstance(self.input_type, TupleType)
-        results = flattened(self.called(*nested) if spread else self.called(nested))
-        return tuple(results) if len(results) > 1 else results[0]
+        if self._is_flat:
+            results = self.called(*rows)
+        else:
+            nested = nest_rows(self.input_type, (rows[number] for number in self._order))
+            is_tuple = isinstance(self.input_type, TupleType)
+            results = self.called(*nested) if is_tuple else self.called(nested)
+        if isinstance(results, Tensor):
+            return results
+        found = tuple(flattened(results))
+        return found if len(found) > 1 else found[0]
 
 
-def _inside_sequence(input_type: ResultType, inside: bool = False) -> list[bool]:
-    """Whether each tensor of a type lies in a sequence."""
-    if isinstance(input_type, TupleType):
-        return [flag for item in input_type for flag in _inside_sequence(item, inside)]
-    if isinstance(input_type, SequenceType):
-        return _inside_sequence(input_type.element_type, True)
-    return [inside] if isinstance(input_type, TensorType) else []
-
-
-def row_types_of(result_type: ResultType) -> list[RowTensorType]:
-    """The row type of each tensor of a type."""
-    found = result_type.terminal_types()
-    return [kind.row_type for kind in found if isinstance(kind, TensorType)]
+def tensors_in(kind: ResultType, ragged: bool = False) -> list[Any]:
+    """Row types of all tensors in a type; those in sequences are ragged."""
+    if isinstance(kind, TensorType):
+        return [Ragged(kind.row_type) if ragged else kind.row_type]
+    ragged = ragged or isinstance(kind, SequenceType)
+    return [found for part in kind._inside() for found in tensors_in(part, ragged)]
 
 
 def record(
@@ -179,17 +169,14 @@ def record(
     once: bool = False,
 ) -> Any:
     """Write a call of a function, and return its output value."""
-    flags = _inside_sequence(input_type)
-    kinds = row_types_of(input_type)
-    inputs: list[Any] = [k for k, ragged in zip(kinds, flags, strict=True) if not ragged]
-    inputs += [Ragged(k) for k, ragged in zip(kinds, flags, strict=True) if ragged]
+    inputs = sorted(tensors_in(input_type), key=lambda wanted: isinstance(wanted, Ragged))
     plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
     module: Any = called
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: Called(called, input_type))
-    signature = code.model.signature(module, inputs, row_types_of(output_type), name)
+    signature = code.model.signature(module, inputs, tensors_in(output_type), name)
     fixed, rows = _arguments(code, input_type, value)
     return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
 
@@ -215,31 +202,28 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
 
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
-    """Refuse inputs that are not made of tensors (and, where wanted, of one sequence)."""
-    left, found = [input_type], 0
-    while left:
-        kind = left.pop()
-        is_sequence = type(kind) is SequenceType
-        found += is_sequence
-        if isinstance(kind, TupleType) or (is_sequence and sequences):
-            left += kind._inside()
-        elif not isinstance(kind, TensorType):
+    """Raise an error if an input does not consist of tensors (and one sequence, if allowed)."""
+    kinds = list(input_type.walk())
+    for kind in kinds:
+        if not (
+            isinstance(kind, TensorType | TupleType) or (type(kind) is SequenceType and sequences)
+        ):
             expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
             hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
-            block._refuse("the input is not made of tensors", expected, input_type, hint=hint)
+            block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
     if not input_type.terminal_types():
-        block._refuse("no tensor goes in", "at least one tensor", shown(input_type))
-    if found > 1:
-        block._refuse("two sequences go in", "one sequence", shown(input_type))
+        block._fail("the input has no tensor", "at least one tensor", input_type)
+    if sum(isinstance(kind, SequenceType) for kind in kinds) > 1:
+        block._fail("the input has two sequences", "one sequence", input_type)
 
 
 class Function(Block):
-    """Call a batched function on tensors; the place where work reaches the device.
+    """Call a batched function on tensors; only functions compute on the device.
 
     Args:
-        tf_fn: A function or module on batched tensors, one row per example: a tensor in, or a
-            tuple spread over its arguments; a tensor or a tuple of them out. Of a module's method
-            the module is trained and moved; what a closure holds is not seen.
+        tf_fn: A function or module on batched tensors, one row per example. It takes a tensor, or
+            the items of a tuple as separate arguments, and returns a tensor or a tuple of tensors.
+            The module of a method is trained and moved, modules in a closure are not.
         infer_output_type: Find the output type by calling it on a few rows of zeros.
 
     Raises:
@@ -262,9 +246,9 @@ class Function(Block):
         super().__init__(name=name)
         if not callable(tf_fn):
             expected = "a function or module on batched tensors"
-            self._refuse("tf_fn cannot be called", expected, repr(tf_fn))
+            self._fail("tf_fn cannot be called", expected, repr(tf_fn))
         self.tf_fn, self._infers = tf_fn, infer_output_type
-        # A layer has types of its own.
+        # A layer has an input and an output type, too.
         self._layer = tf_fn if isinstance(tf_fn, IOBase) else None
         if self._layer is not None:
             self._layer._dependents.append(self)
@@ -294,12 +278,12 @@ conversion.register(nn.Module, Function)
 class Segment(Function):
     """Call a function once on all elements of a sequence: child-sum, attention, pooling.
 
-    The sequence, alone or as one item of a tuple, reaches the function as
-    :class:`~pyg_dynbatch.core.types.RaggedRows`; sequences of tuples as one whose ``rows`` are a
-    tuple. However long the sequence is, this is a single call.
+    The sequence, alone or as one item of a tuple, is passed as
+    :class:`~pyg_dynbatch.core.types.RaggedRows`; for a sequence of tuples, its ``rows`` are a
+    tuple. A sequence of any length is a single call.
 
     Args:
-        tf_fn: Takes batched rows and ``RaggedRows``; it must cope with calls without rows.
+        tf_fn: Takes batched rows and ``RaggedRows``; a call may have no rows.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

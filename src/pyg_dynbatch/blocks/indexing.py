@@ -1,11 +1,12 @@
 """Blocks that take sequences apart and put them together: items, slices, lengths, zips, windows."""
 
 from itertools import repeat
-from typing import Any, cast
+from numbers import Integral
+from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Pipe
-from pyg_dynbatch.blocks.code import Code, key_text, packed, packed_if_object
-from pyg_dynbatch.blocks.sequences import Map, Zipped, element_type, refuse_endless
+from pyg_dynbatch.blocks.code import Code, Zipped, key_text, packed, packed_if_object
+from pyg_dynbatch.blocks.sequences import Map, check_ends, element_type
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -13,20 +14,51 @@ from pyg_dynbatch.blocks.types import (
     SequenceType,
     TensorType,
     TupleType,
+    canonicalize_type,
 )
+from pyg_dynbatch.core.program import CONSTANT
 
 _CONTAINERS = (PyObjectType, TupleType, SequenceType)
+
+
+def item_type(
+    block: Block, whole: ResultType | None, key: Any, kind: type[Exception] = TypeError
+) -> ResultType | None:
+    """Type of the item, or of a slice, of a value; raise an error if it does not exist."""
+    check_ends(block, whole)
+    is_slice = isinstance(key, slice)
+    if whole is None or isinstance(whole, PyObjectType):
+        return whole
+    if isinstance(whole, SequenceType):
+        return whole if is_slice else whole.element_type
+    items = whole.items if isinstance(whole, TupleType) else ()
+    if is_slice and isinstance(whole, TupleType):
+        return canonicalize_type(items[key])
+    if not isinstance(key, Integral) or not -len(items) <= int(key) < len(items):
+        expected = f"one of {len(items)} items" if items else "a tuple"
+        block._fail("the item does not exist", expected, f"item {key!r} of {whole}", kind=kind)
+    return items[int(key)]
+
+
+def emit_item(code: Code, whole: Any, key: Any, kind: ResultType) -> Any:
+    """Write the item, or a slice, of a value; it has the given type."""
+    if isinstance(whole, tuple):
+        found = whole[key]
+        return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
+    result = code.new(kind)
+    code.assign(result, f"{whole}[{key_text(code, key)}]")
+    return result
 
 
 class GetItem(Block):
     """Return the item of a constant key.
 
     Args:
-        key: Key or position; a slice for several.
+        key: Key or index; a slice for several items.
 
     Raises:
         KeyError: When a host object has no such key.
-        IndexError: When a sequence is too short; at once where a tuple is.
+        IndexError: When a sequence is too short; as soon as types are known if a tuple is.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -41,34 +73,18 @@ class GetItem(Block):
         self.key = key
 
     def _infer(self) -> None:
-        kind, key = self.input_type, self.key
-        refuse_endless(self, kind)
-        if isinstance(kind, TupleType):
-            if not isinstance(key, slice) and not -len(kind) <= key < len(kind):
-                what, expected = "the tuple has no such item", f"a position below {len(kind)}"
-                self._refuse(what, expected, repr(key), error=IndexError)
-            self.set_output_type(kind[key])
-        elif isinstance(kind, SequenceType) and not isinstance(key, slice):
-            self.set_output_type(kind.element_type)
-        else:
-            self.set_output_type(kind)
+        self.set_output_type(item_type(self, self.input_type, self.key, IndexError))
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = self._known("output")
-        if isinstance(self._known("input"), TupleType):
-            found = value[self.key]
-            return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
-        result = code.new(kind)
-        code.line(f"{packed(result)} = {packed(value)}[{key_text(code, self.key)}]")
-        return result
+        return emit_item(code, value, self.key, self._known("output"))
 
 
 class Slice(GetItem):
     """Return a part of a sequence, tuple or host object, as Python's slices do.
 
     Args:
-        start: First position.
-        stop: One more than the last position.
+        start: First index.
+        stop: One more than the last index.
         step: Distance; -1 reverses the sequence.
 
     Example:
@@ -94,7 +110,7 @@ class Slice(GetItem):
 
 
 class Length(Block):
-    """Count the items of a sequence, tuple or host object; a constant of the example.
+    """Count the items of a sequence, tuple or host object.
 
     Args:
         dtype: Dtype of the number.
@@ -112,21 +128,19 @@ class Length(Block):
         self.set_output_type(TensorType((), dtype))
 
     def _infer(self) -> None:
-        refuse_endless(self, self.input_type)
+        check_ends(self, self.input_type)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = cast("TensorType", self._known("output"))
-        is_tuple = isinstance(self._known("input"), TupleType)
-        length = str(len(value)) if is_tuple else f"len({packed(value)})"
-        return code.record_constant(kind, length)
+        length = str(len(value)) if isinstance(value, tuple) else f"len({value})"
+        return code.record_data(CONSTANT, self._known("output").row_type, length)
 
 
 class Nth(Block):
-    """Return the item at a position from the example: (sequence, position) to an item.
+    """Return the item at an index that the example contains: (sequence, index) to an item.
 
     Raises:
         TypeError: If the input is not a pair of a sequence that ends and a host object.
-        IndexError: When an example's position is outside.
+        IndexError: When an example's index is out of range.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -142,20 +156,18 @@ class Nth(Block):
             self.set_output_type(kind)
         elif isinstance(kind, TupleType):
             if len(kind) != 2 or not isinstance(kind[1], PyObjectType):
-                what = "the input is not a sequence with a position"
-                self._refuse(what, "(sequence, object)", kind)
-            refuse_endless(self, kind[0])
+                self._fail("the input is not a sequence and an index", "(sequence, object)", kind)
             self.set_output_type(element_type(self, kind[0]))
 
     def _emit(self, code: Code, value: Any) -> Any:
         result = code.new(self._known("output"))
-        sequence, place = value if isinstance(value, tuple) else (f"{value}[0]", f"{value}[1]")
-        code.line(f"{packed(result)} = {packed(sequence)}[{place}]")
+        sequence, index = value if isinstance(value, tuple) else (f"{value}[0]", f"{value}[1]")
+        code.assign(result, f"{packed(sequence)}[{index}]")
         return result
 
 
 class Broadcast(Block):
-    """Make an endless sequence of one value, to be zipped with sequences that end.
+    """Repeat a value endlessly, to be zipped with sequences that end.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -173,7 +185,7 @@ class Broadcast(Block):
             self.set_input_type(self.output_type.element_type)
 
     def _expect_output(self, wanted: ResultType) -> None:
-        # A map over host objects expects one host object; here it gets them one by one.
+        # A map over host objects expects one host object, which is the repeated one here.
         is_object = isinstance(wanted, PyObjectType)
         self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
 
@@ -201,7 +213,7 @@ class Zip(Block):
             bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
             if bad or not len(kind):
                 what = "an item is not a sequence" if bad else "no sequence to zip"
-                self._refuse(what, "a tuple of sequences", kind)
+                self._fail(what, "a tuple of sequences", kind)
             items = tuple(k.element_type if isinstance(k, SequenceType) else k for k in kind)
             endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
             self.set_output_type((BroadcastSequenceType if endless else SequenceType)(items))
@@ -209,19 +221,17 @@ class Zip(Block):
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("input")
         if isinstance(kind, PyObjectType):
-            result = code.fresh("s")
-            code.line(f"{result} = list(zip(*{value}))")
-            return result
-        endless = [isinstance(item, BroadcastSequenceType) for item in cast("TupleType", kind)]
+            return code.fresh("s", f"list(zip(*{value}))")
+        endless = [isinstance(item, BroadcastSequenceType) for item in kind]
         if all(endless):
             return value
         repeated, texts = code.model.name_of(repeat), list(map(packed, value))
-        parts = [None if never else text for text, never in zip(texts, endless, strict=True)]
-        pairs = zip(texts, parts, strict=True)
-        sequences = [part or f"{repeated}({text})" for text, part in pairs]
-        zipped = Zipped(f"list(zip({', '.join(sequences)}))")
-        zipped.parts = tuple(parts)
-        zipped.element = tuple(value)
+        pairs = list(zip(texts, endless, strict=True))
+        sequences = [f"{repeated}({text})" if never else text for text, never in pairs]
+        # Evaluated only by readers that do not loop over it, such as ``Length``.
+        zipped = f"list(zip({', '.join(sequences)}))"
+        parts = tuple(None if never else text for text, never in pairs)
+        code.zipped[zipped] = Zipped(parts, value)
         return zipped
 
 
@@ -230,7 +240,7 @@ def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named l
 
     Args:
         elem_block: What :func:`convert_to_block` takes.
-        name: For messages and pictures.
+        name: For messages and drawings.
 
     Example:
         >>> import torch
@@ -247,7 +257,7 @@ class NGrams(Block):
     """Convert a sequence to the sequence of all windows of n neighbours.
 
     Args:
-        n: Size of a window; a shorter sequence has none.
+        n: Size of a window; a sequence with fewer elements has no window.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -260,7 +270,7 @@ class NGrams(Block):
     def __init__(self, n: int, name: Any = None) -> None:
         super().__init__(name=name)
         if n <= 0:
-            self._refuse("the size of a window", "at least 1", n, error=ValueError)
+            self._fail("the size of a window", "at least 1", n, kind=ValueError)
         self.n = n
 
     def _infer(self) -> None:
@@ -268,17 +278,15 @@ class NGrams(Block):
         if isinstance(kind, PyObjectType):
             self.set_output_type(kind)
         elif kind is not None:
-            element = element_type(self, kind)
+            element = element_type(self, kind, ends=False)
             endless = isinstance(kind, BroadcastSequenceType)
-            whole = BroadcastSequenceType if endless else SequenceType
             if element is not None:
-                self.set_output_type(whole((element,) * self.n))
+                windows = (element,) * self.n
+                self.set_output_type((BroadcastSequenceType if endless else SequenceType)(windows))
 
     def _emit(self, code: Code, value: Any) -> Any:
         if isinstance(self._known("input"), BroadcastSequenceType):
             return (value,) * self.n
-        result, whole = code.fresh("s"), code.fresh("s")
-        code.line(f"{whole} = {packed(value)}")
+        whole = code.fresh("s", packed(value))
         windows = ", ".join(f"{whole}[{n}:]" if n else whole for n in range(self.n))
-        code.line(f"{result} = list(zip({windows}))")
-        return result
+        return code.fresh("s", f"list(zip({windows}))")

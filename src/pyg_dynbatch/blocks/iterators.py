@@ -1,4 +1,4 @@
-"""Feed, group and repeat examples, as Fold's helpers do."""
+"""Fold's helpers that convert, group and repeat examples."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -24,14 +24,14 @@ class EdibleIterator(Iterator[Any]):
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self._items = iter(iterable)
-        #: The array, if it was made already.
+        #: The array, if it exists already.
         self.value: np.ndarray | None = None
 
     def __next__(self) -> Any:
         return next(self._items)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All remaining items, the first time; the same array afterwards."""
+        """Return all remaining items; later calls return the same array."""
         if self.value is None:
             self.value = np.array(list(self._items), dtype)
         given = self.value if dtype is None else self.value.astype(dtype, copy=False)
@@ -41,12 +41,12 @@ class EdibleIterator(Iterator[Any]):
 def group_by_batches(
     iterable: Iterable[Any], batch_size: int, truncate: bool = False
 ) -> Iterator[list[Any]]:
-    """Cut any iterable into lists.
+    """Split any iterable into lists.
 
     Args:
         iterable: The items.
         batch_size: Length of each list.
-        truncate: Leave out a last list that is shorter.
+        truncate: Drop a last list that is shorter.
 
     Example:
         >>> list(group_by_batches(range(5), 2))
@@ -65,14 +65,13 @@ def epochs(
     shuffle: bool = True,
     prng: random.Random | Callable[[], float] | None = None,
 ) -> Iterator[Iterable[Any]]:
-    """Repeat items for several epochs; the first is lazy and in their order.
+    """Repeat items for several epochs; the first is lazy and keeps their order.
 
     Args:
         items: Any iterable; it is kept in memory while it is consumed, unless n is 1.
-        n: Number of epochs; None or 0 for no end.
+        n: Number of epochs; None or 0 for endless epochs.
         shuffle: Shuffle the items from the second epoch on.
-        prng: Random numbers for that: a function that returns one from 0 to 1, or a
-            ``random.Random``.
+        prng: A ``random.Random``, or a function that returns random numbers from 0 to 1.
 
     Example:
         >>> [list(epoch) for epoch in epochs([1, 2], n=2, shuffle=False)]
@@ -96,7 +95,7 @@ def _epochs(
         return
     first, again = tee(items)
     yield first
-    # Also what the first epoch did not reach, if it was left half-way.
+    # Includes items that the first epoch did not reach.
     kept, done = list(again), 1
     while n is None or done < n:
         if shuffle:

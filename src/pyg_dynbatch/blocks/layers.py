@@ -6,21 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block
+from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.row_buffer import check_precision
 
 
 class Layer(IOBase, nn.Module):
-    """A module with types; ``>>`` makes a block of it, and sharing it shares its weights.
+    """A module with types; ``>>`` turns it into a block, and sharing it shares its weights.
 
-    Subclasses make their parameters in ``_create`` and compute in ``_process``.
+    Subclasses create their parameters in ``_create`` and compute in ``_process``.
 
     Args:
         input_type: Type of its input, if it is known.
         output_type: Type of its output, if it is known.
-        name_or_scope: A name for messages and pictures; all kinds of layers take one.
+        name_or_scope: A name for messages and drawings; all kinds of layers take one.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -30,7 +30,7 @@ class Layer(IOBase, nn.Module):
         TensorType((3,), 'float32')
     """
 
-    # Numpy arrays on the left of ``>>`` must leave the operation to the layer.
+    # Lets ``array >> layer`` call ``layer.__rrshift__``.
     __array_ufunc__ = None
 
     def __init__(
@@ -41,28 +41,25 @@ class Layer(IOBase, nn.Module):
         self._is_built = False
 
     def build(self, input_type: Any) -> None:
-        """Make the parameters, once; later calls only check the input type."""
+        """Create the parameters, once; later calls only check the input type."""
         self.set_input_type(convert_to_type(input_type))
         if not self._is_built:
             self._create(self.input_type)
             self._is_built = True
 
     def _create(self, input_type: Any) -> None:
-        """Make the parameters for an input type."""
+        """Create the parameters for an input type."""
 
     def _process(self, *rows: Any) -> Any:
         """Compute batched rows."""
-        expected = "_process(*rows) in the subclass; _create(input_type) makes parameters"
-        what, name = "the layer computes nothing", type(self).__name__
-        self._refuse(what, expected, name, error=NotImplementedError)
+        expected, got = "a subclass that defines _process(*rows)", type(self).__name__
+        self._fail("the layer computes nothing", expected, got, kind=NotImplementedError)
 
     def forward(self, *rows: Any) -> Any:
-        """Compute batched rows; the first call makes the parameters."""
-        if not self._is_built:
-            self.build(_type_of_rows(rows))
-        elif not self._fits(rows):
-            # This raises the error, since another type is known already.
-            self.set_input_type(_type_of_rows(rows))
+        """Compute batched rows; the first call creates the parameters."""
+        if not (self._is_built and self._fits(rows)):
+            # This raises an error if a different type is known already.
+            self.build(_type_of_rows(rows[0] if len(rows) == 1 else rows))
         return self._process(*rows)
 
     def _fits(self, rows: tuple[Any, ...]) -> bool:
@@ -78,32 +75,21 @@ class Layer(IOBase, nn.Module):
             return True
         return found is wanted
 
-    def __rshift__(self, other: Any) -> Block:
-        return Pipe(self, other)
-
-    def __rrshift__(self, other: Any) -> Block:
-        return Pipe(other, self)
-
-    def reads(self, *others: Any) -> Block:
-        """Make a block of the layer and wire its inputs, see :meth:`Block.reads`."""
-        return convert_to_block(self).reads(*others)
+    __rshift__, __rrshift__, reads = Block.__rshift__, Block.__rrshift__, Block.reads
 
 
-def _type_of_rows(rows: tuple[Any, ...]) -> ResultType:
-    def one(value: Any) -> ResultType:
-        if isinstance(value, tuple | list):
-            return TupleType(*map(one, value))
-        if not isinstance(value, Tensor):
-            what = "Layer: called with something else than batched tensors"
-            expected = "tensors, first axis one row per example, or tuples of them"
-            raise mismatch(TypeError, what, expected, described(value))
-        return TensorType(tuple(value.shape[1:]), value.dtype)
-
-    return one(rows[0]) if len(rows) == 1 else one(rows)
+def _type_of_rows(rows: Any) -> ResultType:
+    if isinstance(rows, tuple | list):
+        return TupleType(*map(_type_of_rows, rows))
+    if not isinstance(rows, Tensor):
+        what = "Layer: called with something else than batched tensors"
+        expected = "tensors, first axis one row per example, or tuples of them"
+        raise mismatch(TypeError, what, expected, describe_value(rows))
+    return TensorType(tuple(rows.shape[1:]), rows.dtype)
 
 
 class TensorToTensorLayer(Layer):
-    """Base of layers from one tensor to one tensor; takes the arguments of :class:`Layer`.
+    """Base class of layers from one tensor to one tensor, with the arguments of :class:`Layer`.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -116,7 +102,7 @@ class TensorToTensorLayer(Layer):
 
 
 class ScopedLayer(Layer):
-    """Make a layer of any function or module, such as the recurrent cells of torch.
+    """A layer around any function or module, such as the recurrent cells of torch.
 
     Args:
         layer_fn: A function or module on batched tensors. An ``nn.LSTMCell``, ``nn.GRUCell`` or
@@ -136,9 +122,8 @@ class ScopedLayer(Layer):
         super().__init__(name_or_scope=name_or_scope)
         if not callable(layer_fn):
             expected = "a function or module on batched tensors"
-            self._refuse("layer_fn cannot be called", expected, repr(layer_fn))
+            self._fail("layer_fn cannot be called", expected, repr(layer_fn))
         self.layer_fn = layer_fn
-
         self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
 
     @property
@@ -169,7 +154,7 @@ _scopes: dict[str, int] = {}
 
 
 def create_variable_scope(name: str) -> str:
-    """Make a name that is unique among all calls, so that layers can be distinguished in messages.
+    """Return a name that is unique among all calls, to distinguish layers in messages.
 
     Example:
         >>> create_variable_scope("of_an_example"), create_variable_scope("of_an_example")
@@ -177,18 +162,16 @@ def create_variable_scope(name: str) -> str:
     """
     if not isinstance(name, str) or not name:
         kind = ValueError if isinstance(name, str) else TypeError
-        raise mismatch(kind, "create_variable_scope: no name", "a text", repr(name))
+        raise mismatch(kind, "create_variable_scope: no name", "a string", repr(name))
     number = _scopes.get(name, 0)
     _scopes[name] = number + 1
     return f"{name}_{number}" if number else name
 
 
-def _probability(who: str, name: str, keep: Any) -> float:
-    if keep is None:
-        return 1.0
-    if not isinstance(keep, float | int) or not 0 < keep <= 1:
-        raise mismatch(ValueError, f"{who}: {name} is not a probability", "0 < p <= 1", keep)
-    return float(keep)
+def _probability(name: str, keep: Any) -> float:
+    if keep is not None and not (isinstance(keep, float | int) and 0 < keep <= 1):
+        raise mismatch(ValueError, f"FC: {name} is not a probability", "0 < p <= 1", keep)
+    return 1.0 if keep is None else float(keep)
 
 
 def unit_scaling(activation: Any) -> float | None:
@@ -200,19 +183,19 @@ def unit_scaling(activation: Any) -> float | None:
 
 
 def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
-    """Initial values of a weight: as they are, or from a function that fills or returns them."""
+    """Return the initial values of a weight, given as such or by a function."""
     given = initializer
     if callable(initializer):
-        # Entries that the function does not fill must be found.
+        # Entries that the function does not fill stay NaN.
         given = initializer(table.fill_(float("nan")))
         given = table if given is None else given
     values = torch.as_tensor(given).detach().to(table, copy=True)
     if values.shape != table.shape:
-        what = f"{who}: the initial weights have another shape"
+        what = f"{who}: the initial weights have a different shape"
         raise mismatch(ValueError, what, list(table.shape), list(values.shape))
-    if values.isnan().any():
+    if unset := int(values.isnan().sum()):
         what = f"{who}: the initial weights are not all set"
-        got = f"{int(values.isnan().sum())} of {values.numel()} entries unset or NaN"
+        got = f"{unset} of {values.numel()} entries unset or NaN"
         hint = "fill the tensor in place, as torch.nn.init does, or return a tensor"
         raise mismatch(ValueError, what, "a number in every entry", got, hint=hint)
     return values
@@ -229,8 +212,8 @@ class FC(TensorToTensorLayer):
             of unit scaling for relu, tanh and no activation; a truncated normal of 0.01 otherwise.
         input_keep_prob: Share of the inputs that dropout keeps in training.
         output_keep_prob: Share of the outputs that dropout keeps in training.
-        normalization_fn: Applied before the activation; skipped where there is none.
-        weight_norm: Learn length and direction of the weights apart; the lengths start at 1.
+        normalization_fn: Applied before the activation; ignored without one.
+        weight_norm: Learn length and direction of the weights separately; lengths start at 1.
 
     Shape:
         ``[row, in] -> [row, out]``.
@@ -262,15 +245,15 @@ class FC(TensorToTensorLayer):
         super().__init__(output_type=TensorType((num_units_out,)), name_or_scope=name)
         self.activation, self.initializer = activation, initializer
         self.normalization_fn, self.weight_norm = normalization_fn, weight_norm
-        self.input_keep_prob = _probability("FC", "input_keep_prob", input_keep_prob)
-        self.output_keep_prob = _probability("FC", "output_keep_prob", output_keep_prob)
-        # Under this name the engine looks for modules whose calls draw random numbers.
+        self.input_keep_prob = _probability("input_keep_prob", input_keep_prob)
+        self.output_keep_prob = _probability("output_keep_prob", output_keep_prob)
+        # By this attribute the engine finds modules whose calls draw random numbers.
         self.dropout = 1.0 - min(self.input_keep_prob, self.output_keep_prob)
         self.output_size = num_units_out
 
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
-            self._refuse("a wrong input type", "a float32 vector", input_type)
+            self._fail("a wrong input type", "a float32 vector", input_type)
         weight = torch.empty(self.output_size, input_type.shape[0])
         scale = unit_scaling(self.activation)
         if self.initializer is not None:
@@ -290,18 +273,17 @@ class FC(TensorToTensorLayer):
         """The matrix the input is multiplied by, ``[out, in]``."""
         if not self._is_built:
             what, hint = "the weights do not exist yet", "call the layer first, or use it with >>"
-            expected = "a layer whose input type is known"
-            self._refuse(what, expected, repr(self), error=RuntimeError, hint=hint)
+            self._fail(what, "a known input type", repr(self), kind=RuntimeError, hint=hint)
         if not self.weight_norm:
             return self.weight
         return self.scales[:, None] * nn.functional.normalize(self.weight, dim=1)
 
     def can_split(self) -> bool:
-        """Whether the product may be computed in parts: not if dropout comes before it."""
+        """Return whether the product can be computed in parts: not after dropout."""
         return self.input_keep_prob == 1.0
 
     def after_product(self, total: Tensor) -> Tensor:
-        """Add the bias, and apply all that follows the product."""
+        """Add the bias, and apply normalization, activation and dropout."""
         total = total + self.bias
         if self.activation is not None:
             if self.normalization_fn is not None:
@@ -310,8 +292,7 @@ class FC(TensorToTensorLayer):
         return self._dropped(total, self.output_keep_prob)
 
     def _process(self, *rows: Any) -> Any:
-        (x,) = rows
-        x = self._dropped(x, self.input_keep_prob)
+        x = self._dropped(rows[0], self.input_keep_prob)
         return self.after_product(nn.functional.linear(x, self.weights))
 
     def _dropped(self, rows: Tensor, keep: float) -> Tensor:
@@ -330,7 +311,7 @@ class Embedding(TensorToTensorLayer):
         initializer: As for :class:`FC`. Default: uniform, of variance 1/num_units_out.
         trainable: Whether the vectors are learned.
         mod_inputs: Take the absolute value modulo ``num_buckets`` first, so that any integer has
-            a vector; otherwise an integer outside is an error.
+            a vector; otherwise an integer out of range is an error.
 
     Shape:
         ``[row] -> [row, out]``.
@@ -368,7 +349,7 @@ class Embedding(TensorToTensorLayer):
 
     def _create(self, input_type: Any) -> None:
         if input_type.shape != () or input_type.dtype not in _INTEGERS:
-            self._refuse("a wrong input type", "an integer scalar", input_type)
+            self._fail("a wrong input type", "an integer scalar", input_type)
 
     def _process(self, *rows: Any) -> Any:
         index = rows[0].long()
@@ -378,7 +359,7 @@ class Embedding(TensorToTensorLayer):
 
 
 def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
-    """Join two paths by their mean."""
+    """Join two paths: their mean."""
     return (a + b) / 2
 
 
@@ -386,24 +367,23 @@ class FractalNet(TensorToTensorLayer):
     """Stack fractal blocks; each joins a short path and a path of two smaller fractals.
 
     f_0 = base; f_{d+1}(x) = mix(base(x), f_d(f_d(x))). With ``drop_path``, in training, each join
-    keeps both paths or one of them: per mini-batch either all joins draw on their own (local), or
+    keeps both paths or one of them: per mini-batch either all joins draw independently (local), or
     one column is kept throughout (global).
 
     Args:
         num_fractal_blocks: Number of blocks one after another.
-        fractal_block_depth: Depth d of each: how often it holds two smaller ones; 0 for a block
-            of one base layer.
-        base_layer_builder: Makes a base layer, given its ``name``; its output must be of its
-            input's type.
+        fractal_block_depth: Depth d of each block; 0 for a block of one base layer.
+        base_layer_builder: Builds a base layer, given its ``name``; its output must have the type
+            of its input.
         mixer: Joins two paths; by default their mean.
         drop_path: Whether paths are dropped; may be set later.
-        p_local_drop_path: Share of mini-batches that drop locally.
-        p_drop_base_case: Chance that a local drop takes the short path.
-        p_drop_recursive_case: Chance that it takes the long one.
+        p_local_drop_path: Probability that a mini-batch drops locally.
+        p_drop_base_case: Probability that a local join drops the short path.
+        p_drop_recursive_case: Probability that it drops the long path.
 
     Reference:
         Larsson, Maire, Shakhnarovich (2017), arXiv:1605.07648, section 2, where d + 1 is
-        C. Differs: drawn once per batched call, for all its rows.
+        C. Differs: drawn once per batched call, for all of its rows.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -434,7 +414,7 @@ class FractalNet(TensorToTensorLayer):
         self.drop_path = drop_path
         self.p_local_drop_path = p_local_drop_path
         self.p_drop_base_case, self.p_drop_recursive_case = p_drop_base_case, p_drop_recursive_case
-        # A block of c columns holds 2^c - 1 base layers, in the order in which they are met.
+        # A block of c columns holds 2^c - 1 base layers, in the order of their first use.
         per_block = 2**self.depth - 1
         self.blocks = nn.ModuleList(
             nn.ModuleList(base_layer_builder(name=f"block_{b}_{n}") for n in range(per_block))
@@ -443,7 +423,7 @@ class FractalNet(TensorToTensorLayer):
 
     @property
     def random(self) -> bool:
-        """Whether calls draw random numbers of their own."""
+        """Whether calls draw their own random numbers."""
         return self.drop_path
 
     def _create(self, input_type: Any) -> None:
@@ -454,34 +434,31 @@ class FractalNet(TensorToTensorLayer):
     def _process(self, *rows: Any) -> Any:
         (x,) = rows
         for block in self.blocks:
-            layers = iter(block)  # type: ignore[call-overload]
             drops = self.drop_path and self.training
-            kept = -1
+            # The column that is kept throughout, if there is one.
+            kept: int | None = None
             if drops and float(torch.rand(())) >= self.p_local_drop_path:
-                kept = int(torch.randint(self.depth, ()))
-            x = self._fractal(x, self.depth, layers, kept, drops)
+                kept = int(torch.randint(self.depth, ())) + 1
+            x = self._fractal(x, list(block), kept, drops)  # type: ignore[call-overload]
         return x
 
-    def _fractal(self, x: Tensor, depth: int, layers: Any, kept: int, drops: bool) -> Tensor:
-        base = next(layers)
-        if depth == 1:
+    def _fractal(self, x: Tensor, layers: list[Any], kept: int | None, drops: bool) -> Tensor:
+        base, *inner = layers
+        if not inner:
             return base(x)
-        inner = [next(layers) for _ in range(2**depth - 2)]
-        half = len(inner) // 2
-        takes_short, takes_long = self._draw(depth, kept, drops)
+        takes_short = takes_long = True
+        if kept is not None:
+            # 2^c - 1 layers make c columns; the short path is the last of them.
+            columns = len(layers).bit_length()
+            takes_short, takes_long = columns == kept, columns > kept
+        elif drops:
+            draw = float(torch.rand(()))
+            takes_short = draw >= self.p_drop_base_case
+            takes_long = not takes_short or draw < 1.0 - self.p_drop_recursive_case
         short = base(x) if takes_short else None
         if not takes_long:
-            return short if short is not None else x
-        long = self._fractal(x, depth - 1, iter(inner[:half]), kept, drops)
-        long = self._fractal(long, depth - 1, iter(inner[half:]), kept, drops)
-        return long if short is None else self.mixer(short, long)
-
-    def _draw(self, depth: int, kept: int, drops: bool) -> tuple[bool, bool]:
-        """Whether a join takes its short and its long path; never neither."""
-        if not drops:
-            return True, True
-        if kept >= 0:
-            return depth == kept + 1, depth > kept + 1
-        draw = float(torch.rand(()))
-        short = draw >= self.p_drop_base_case
-        return short, not short or draw < 1.0 - self.p_drop_recursive_case
+            return short  # type: ignore[return-value]
+        half = len(inner) // 2
+        for part in (inner[:half], inner[half:]):
+            x = self._fractal(x, part, kept, drops)
+        return x if short is None else self.mixer(short, x)

@@ -1,10 +1,10 @@
-"""Blocks that return tuples, and blocks that are made of themselves."""
+"""Blocks that return tuples, and recursive blocks."""
 
 from collections import OrderedDict
-from typing import Any, cast
+from typing import Any
 
 from pyg_dynbatch.blocks.block import Block, Wire, conversion, convert_to_block
-from pyg_dynbatch.blocks.code import Code, Complaint, key_text, packed, packed_if_object
+from pyg_dynbatch.blocks.code import Code, TraceError, key_text, packed, packed_if_object
 from pyg_dynbatch.blocks.types import (
     IOBase,
     PyObjectType,
@@ -12,13 +12,12 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     VoidType,
     propagate_types,
-    shown,
 )
 from pyg_dynbatch.core.errors import mismatch
 
 
 def set_inputs(blocks: list[Block], given: ResultType | None) -> None:
-    """Set the input type of blocks, except of those without input."""
+    """Set the input type of blocks, except those without an input."""
     for block in blocks:
         if block.input_type != VoidType():
             block.set_input_type(given)
@@ -33,7 +32,7 @@ def share_input(owner: Block, blocks: list[Block]) -> None:
 
 
 def _share_items(owner: Block, blocks: list[Block]) -> None:
-    """Propagate types between an owner's output, a tuple, and the blocks that make its items."""
+    """Propagate types between an owner's output, a tuple, and the blocks that return its items."""
     found = tuple(block.output_type for block in blocks)
     if None not in found:
         owner.set_output_type(found)
@@ -42,7 +41,7 @@ def _share_items(owner: Block, blocks: list[Block]) -> None:
         wanted = TupleType(*[wanted] * len(blocks))
     if isinstance(wanted, TupleType):
         if len(wanted) != len(blocks):
-            owner._refuse("wrong number of outputs", f"{len(wanted)} blocks", len(blocks))
+            owner._fail("wrong number of outputs", f"{len(wanted)} blocks", len(blocks))
         for block, kind in zip(blocks, wanted, strict=True):
             block.set_output_type(kind)
 
@@ -51,13 +50,13 @@ class Record(Block):
     """Apply a block to each field of an object, and return the tuple of the results.
 
     Args:
-        named_children: A dict (sorted by key, where keys have an order; the fields of a tuple
-            have no order then), a list of pairs or an ``OrderedDict`` (in their order), or a
-            tuple (keys 0, 1, …). A slice is a key too.
+        named_children: A dict (sorted by key if the keys have an order; it cannot read a tuple),
+            a list of pairs or an ``OrderedDict`` (in their order), or a tuple (keys 0, 1, …). A
+            key can be a slice.
 
     Raises:
         RuntimeError: If the input of an unordered record is a tuple.
-        TypeError: If a tuple has another number of items than there are blocks.
+        TypeError: If the number of blocks differs from the number of items of a tuple.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -65,33 +64,29 @@ class Record(Block):
         (tensor(1), tensor(2.))
     """
 
-    _output_kinds = (TupleType, PyObjectType)
+    _input_kinds = _output_kinds = (TupleType, PyObjectType)
 
     def __init__(self, named_children: Any, name: Any = None) -> None:
         pairs, self._ordered = pairs_of("Record", named_children)
-        super().__init__(name, children=[child for _, child in pairs])
+        super().__init__([child for _, child in pairs], name=name)
         self._keys = [key for key, _ in pairs]
         self._child_keys = list(map(repr, self._keys))
 
     def __getitem__(self, key: Any) -> Wire:
-        """Make a wire from the field of a key."""
+        """Return a wire from the field of a key."""
         return Wire(self, self._keys.index(key) if key in self._keys else key)
 
     def _infer(self) -> None:
         given, children = self.input_type, self._children
         if isinstance(given, TupleType):
             if not self._ordered:
-                what = "fields of a tuple are read by a record without order"
-                expected = "an OrderedDict, a list of pairs or a tuple"
-                self._refuse(what, expected, "a dict", error=RuntimeError)
+                what, expected = "a record without order reads a tuple", "a tuple or list of pairs"
+                self._fail(what, expected, "a dict", kind=RuntimeError)
             if len(given) != len(children):
-                expected = f"a tuple of {len(children)}"
-                self._refuse("wrong number of inputs", expected, f"{len(given)} items")
+                self._fail("wrong number of inputs", len(children), len(given))
             for child, kind in zip(children, given, strict=True):
                 set_inputs([child], kind)
         elif given is not None:
-            if not isinstance(given, PyObjectType):
-                self._refuse("a wrong kind of input", "a host object or a tuple", repr(given))
             set_inputs(children, PyObjectType())
         elif children:
             kinds = [child.input_type for child in children]
@@ -102,14 +97,13 @@ class Record(Block):
     def _emit(self, code: Code, value: Any) -> Any:
         items = []
         is_tuple = isinstance(self._known("input"), TupleType)
-        for place, (key, child) in enumerate(zip(self._keys, self._children, strict=True)):
+        for number, (key, child) in enumerate(zip(self._keys, self._children, strict=True)):
             if is_tuple:
-                given = value[place]
+                given = value[number]
             elif child.input_type == VoidType():
                 given = "None"
             else:
-                given = code.fresh()
-                code.line(f"{given} = {value}[{key_text(code, key)}]")
+                given = code.fresh(expression=f"{value}[{key_text(code, key)}]")
             items.append(code.emit(child, given))
         return packed_if_object(code, tuple(items), self.output_type)
 
@@ -119,13 +113,13 @@ for _kind in (dict, list, tuple):
 
 
 def pairs_of(who: str, named: Any) -> tuple[list[tuple[Any, Any]], bool]:
-    """Keys and blocks in their order, and whether that order is the user's."""
+    """Return pairs of key and block, and whether their order is the user's."""
     if isinstance(named, OrderedDict):
         return list(named.items()), True
     if isinstance(named, dict):
         pairs = list(named.items())
         try:
-            # Keys of several types have no order of their own.
+            # Keys of different types cannot be compared.
             return sorted(pairs, key=lambda pair: (str(type(pair[0])), pair[0])), False
         except TypeError:
             return pairs, False
@@ -133,15 +127,15 @@ def pairs_of(who: str, named: Any) -> tuple[list[tuple[Any, Any]], bool]:
         return list(enumerate(named)), True
     if isinstance(named, list) and all(isinstance(p, tuple | list) and len(p) == 2 for p in named):
         return [(key, child) for key, child in named], True
-    what = f"{who}: neither dict, list of pairs nor tuple"
-    raise mismatch(TypeError, what, "{key: block}, [(key, block)] or (block, …)", repr(named))
+    what, expected = f"{who}: not a set of blocks", "{key: block}, [(key, block)] or (block, …)"
+    raise mismatch(TypeError, what, expected, repr(named))
 
 
 class AllOf(Block):
     """Apply several blocks to one input, and return the tuple of their results.
 
     Args:
-        *blocks: What :func:`convert_to_block` takes; without any, the input is dropped.
+        *blocks: What :func:`convert_to_block` takes; without blocks, the output is nothing.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -150,7 +144,7 @@ class AllOf(Block):
     """
 
     def __init__(self, *blocks: Any, name: Any = None) -> None:
-        super().__init__(name, children=blocks, output_type=None if blocks else VoidType())
+        super().__init__(blocks, output_type=None if blocks else VoidType(), name=name)
 
     def _infer(self) -> None:
         if self._children:
@@ -168,14 +162,14 @@ class AllOf(Block):
 
 
 class ForwardDeclaration(IOBase):
-    """Declare a block that is defined later, in terms of itself.
+    """Declare a block that is defined later, so that it can contain itself.
 
     Args:
-        input_type: Type of its input, where it cannot be inferred.
-        output_type: Type of its output, where it cannot be inferred.
+        input_type: Type of its input, if it cannot be inferred.
+        output_type: Type of its output, if it cannot be inferred.
         memoize: Evaluate each host object once per example, however often it is reached: for
-            acyclic graphs with shared parts, and for reading a first pass again in a second.
-            Objects are compared by identity.
+            acyclic graphs with shared parts, and for a second pass that reads the results of a
+            first. Objects are compared by identity.
 
     Raises:
         ValueError: If it is called or resolved after it was resolved; and, when an example is
@@ -204,14 +198,13 @@ class ForwardDeclaration(IOBase):
         self.target: Block | None = None
 
     def __call__(self) -> Block:
-        """Make a reference to the declared block."""
+        """Return a reference to the declared block."""
         self._check_open("called after it was resolved", "all calls before resolve_to")
         return _Reference(self)
 
     def _check_open(self, what: str, expected: str) -> None:
         if self.target is not None:
-            got = f"resolved to {type(self.target).__name__}"
-            self._refuse(what, expected, got, error=ValueError)
+            self._fail(what, expected, repr(self.target), kind=ValueError)
 
     def resolve_to(self, target_block: Any) -> None:
         """Define the declared block: anything that :func:`convert_to_block` takes."""
@@ -248,26 +241,25 @@ class _Reference(Block):
     def _check(self) -> None:
         if self._of.target is None:
             what = "the forward declaration was never resolved"
-            self._refuse(what, "declaration.resolve_to(block)", repr(self._of))
+            self._fail(what, "declaration.resolve_to(block)", repr(self._of))
         if self._of.memoize and self.input_type != PyObjectType():
-            what = "memoize works on host objects only"
-            self._refuse(what, "an input of PyObjectType()", shown(self.input_type))
+            self._fail("memoize works on host objects only", PyObjectType(), self.input_type)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        # That the declaration is resolved was checked before.
-        target = cast("Block", self._of.target)
+        target: Any = self._of.target
         if not self._of.memoize:
             return code.call(target, value)
+        # Maps the identity of an object to its result; to False while that is being evaluated.
         memo = code.model.unique(("memo", id(self._of)), code.model.dictionary)
-        found, result = code.fresh(), code.new(self._known("output"))
-        code.line(f"{found} = {memo}.get(id({value}))")
+        result = code.new(self._known("output"))
+        found = code.fresh(expression=f"{memo}.get(id({value}))")
         with code.inside(f"if {found} is None:"):
             code.line(f"{memo}[id({value})] = False")
             called = code.call(target, value)
-            # The object is kept, so that its identity is not given to another one.
+            # The object is kept, so that no other object gets its identity.
             code.line(f"{found} = {memo}[id({value})] = ({packed(called)}, {value})")
         with code.inside(f"elif {found} is False:"):
-            code.line(f"{code.model.name_of(_refuse_cycle)}({self._label()!r}, {value})")
+            code.line(f"{code.model.name_of(_fail_in_cycle)}({value})")
         code.assign(result, f"{found}[0]")
         return result
 
@@ -275,6 +267,6 @@ class _Reference(Block):
         return f"{self._of.name or 'declaration'}()"
 
 
-def _refuse_cycle(label: str, value: Any) -> None:
-    what, expected = f"{label}: an object contains itself", "a tree or an acyclic graph"
-    raise Complaint(ValueError, what, expected=expected, got=type(value).__name__)
+def _fail_in_cycle(value: Any) -> None:
+    what, expected = "an object contains itself", "a tree or an acyclic graph"
+    raise TraceError(ValueError, what, expected, type(value).__name__)

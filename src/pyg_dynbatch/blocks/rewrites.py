@@ -1,13 +1,13 @@
-"""Rewrites of a model: passes over the tree that replace how single blocks are written.
+"""Rewrites of a model: passes over the tree that replace the code of single blocks.
 
-A linear layer on a concatenation is split, ``W [a, b] = W_a a + W_b b``: where ``a`` comes from
-outside the loop that makes ``b``, its product is computed once. The other rewrite, to make equal
-calls once, belongs to the schedule of a mini-batch.
+A linear layer on a concatenation is split, ``W [a, b] = W_a a + W_b b``: if ``a`` is computed
+outside the loop that computes ``b``, its product is computed only once. The other rewrite, which
+computes equal calls once, takes place when a mini-batch is scheduled.
 """
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from pyg_dynbatch.blocks.types import TensorType, TupleType
 
 SPLIT_LINEAR, MERGE_EQUAL = "split_linear", "merge_equal"
 PASSES = (SPLIT_LINEAR, MERGE_EQUAL)
-"""All rewrites: a linear layer on a concatenation with a broadcast part is split; equal calls on
-equal constants are made once per mini-batch."""
+"""All rewrites: split linear layers on a concatenation with a broadcast part; compute equal calls
+on equal constants once per mini-batch."""
 
 
 class LinearPart(nn.Module):
@@ -32,21 +32,21 @@ class LinearPart(nn.Module):
         self.layer, self.first, self.last = layer, first, last
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return this item's share of the product."""
+        """Return the product of the item."""
         rows = rows[:, None] if rows.dim() == 1 else rows
         return nn.functional.linear(rows, _weight(self.layer)[:, self.first : self.last])
 
 
 class LinearRest(nn.Module):
-    """Add up the shares, then the bias, then apply what follows the product."""
+    """Add up the products and the bias, then apply what follows the linear layer."""
 
     def __init__(self, layer: nn.Module, rest: list[nn.Module]) -> None:
         super().__init__()
         self.layer, self.rest = layer, nn.ModuleList(rest)
 
-    def forward(self, *shares: Tensor) -> Tensor:
-        """Return the output of the layer for the concatenation."""
-        total = torch.stack(shares).sum(0) if len(shares) > 1 else shares[0]
+    def forward(self, *products: Tensor) -> Tensor:
+        """Return the output of the layers for the concatenation."""
+        total = torch.stack(products).sum(0)
         finish = getattr(self.layer, "after_product", None)
         bias: Any = self.layer.bias
         total = finish(total) if finish else total if bias is None else total + bias
@@ -63,13 +63,13 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 def _has_hooks(called: Any) -> bool:
-    """Whether calling does more than ``forward``, as with ``spectral_norm`` and user's hooks."""
+    """Whether calling does more than ``forward``, as with ``spectral_norm``."""
     return any(getattr(called, name, None) for name in _HOOKS)
 
 
 def _linear_in(block: Block) -> tuple[nn.Module, list[nn.Module]] | None:
     """The linear layer with which the module of a function begins, and what follows it."""
-    # A function that is written apart gets its input as a single tensor.
+    # A declared block has a separate function, which gets the whole concatenation.
     if type(block) is not Function or block._declaration is not None or _has_hooks(block.tf_fn):
         return None
     called: Any = block.tf_fn
@@ -80,14 +80,8 @@ def _linear_in(block: Block) -> tuple[nn.Module, list[nn.Module]] | None:
     return (called, rest) if can_split() and not _has_hooks(called) else None
 
 
-class _Parts(str):
-    """The variable of a concatenation, with the variables of its items."""
-
-    items: tuple[str, ...]
-
-
 def split_linear(blocks: Iterable[Block]) -> dict[int, Callable[[Code, Any], Any]]:
-    """For each concatenation read by linear layers, and each of these, what writes it instead."""
+    """Return what writes each concatenation read by linear layers, and these layers, by id."""
     written: dict[int, Callable[[Code, Any], Any]] = {}
     for block in blocks:
         kind, parent = block.input_type, block.parent
@@ -108,27 +102,29 @@ def split_linear(blocks: Iterable[Block]) -> dict[int, Callable[[Code, Any], Any
 def _write_concat(concat: Block, is_needed: bool, code: Code, value: Any) -> Any:
     if not any(code.is_broadcast(item) for item in value):
         return concat._emit(code, value)
-    parts = _Parts(concat._emit(code, value) if is_needed else "None")
-    parts.items = value
-    return parts
+    # If only linear layers read it, nothing is assigned to the variable.
+    whole: str = concat._emit(code, value) if is_needed else code.fresh()
+    code.items[whole] = value
+    return whole
 
 
 def _write_linear(
     concat: Block, function: Block, layer: nn.Module, rest: list[nn.Module], code: Code, value: Any
 ) -> Any:
-    if not isinstance(value, _Parts):
+    if value not in code.items:
         return function._emit(code, value)
-    kinds = cast("TupleType", concat._known("input"))
+    kinds = concat._known("input")
     width = TensorType((_weight(layer).size(0),), kinds[0].dtype)
-    shares, first = [], 0
-    for kind, item in zip(kinds, value.items, strict=True):
-        size = kind.shape[0] if kind.shape else 1  # type: ignore[attr-defined]
+    products, first = [], 0
+    for kind, item in zip(kinds, code.items[value], strict=True):
+        size = kind.shape[0] if kind.shape else 1
         columns = (first, first + size)
-        make: Any = partial(LinearPart, layer, *columns)
-        module = code.model.unique(("part", id(layer), columns), make)
-        shares.append(record(code, module, kind, width, item, once=True))
+        module = code.model.unique(
+            ("part", id(layer), columns), partial(LinearPart, layer, *columns)
+        )
+        products.append(record(code, module, kind, width, item, once=True))
         first += size
-    key = ("rest", id(layer), len(shares), tuple(map(id, rest)))
+    key = ("rest", id(layer), len(products), tuple(map(id, rest)))
     module = code.model.unique(key, partial(LinearRest, layer, rest))
-    total = TupleType(*[width] * len(shares))
-    return record(code, module, total, function._known("output"), tuple(shares))
+    total = TupleType(*[width] * len(products))
+    return record(code, module, total, function._known("output"), tuple(products))

@@ -1,14 +1,16 @@
-"""Blocks that make tensors: of the host's input, of constants, by concatenation."""
+"""Blocks that return tensors: host input, constants and parameters, concatenations."""
 
 from collections import Counter
-from typing import Any, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
-from pyg_dynbatch.blocks.code import Code, Complaint, UnknownKey, flattened
+from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened
 from pyg_dynbatch.blocks.functions import record
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
@@ -18,25 +20,25 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
     VoidType,
-    convert_to_type,
     numpy_dtype_of,
 )
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.program import CONSTANT, INPUT
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 
 
 class Tensor(Block):
     """Convert a number, nested list, array or tensor to a tensor.
 
-    Strings of numbers are parsed; floats without a fraction, such as 3.0, are taken for integers.
+    Strings of numbers are parsed; a float without a fraction, such as 3.0, is a valid integer.
 
     Args:
         shape: Its shape.
         dtype: Its dtype.
 
     Raises:
-        ValueError: When an example's shape is another one.
-        TypeError: When its numbers would lose their kind, as 0.5 in an integer.
+        ValueError: When an example has a different shape.
+        TypeError: When its numbers do not fit the dtype, such as 0.5 for an integer.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -45,10 +47,10 @@ class Tensor(Block):
     """
 
     def __init__(self, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__(name, input_type=PyObjectType(), output_type=TensorType(shape, dtype))
+        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        return code.record_constant(cast("TensorType", self._known("output")), value)
+        return code.record_data(CONSTANT, self._known("output").row_type, value)
 
 
 class Scalar(Tensor):
@@ -85,11 +87,11 @@ class Vector(Tensor):
 
 
 class InputRow(Block):
-    """Read a row of a tensor from outside, such as the output of an encoder.
+    """Read a row of an external tensor, such as the output of an encoder.
 
-    The input is the number of the row within the example's part of ``inputs[tag]``, or a pair of
-    it and the number of rows of that part (where the last of them may not be read). The parts
-    of all examples lie one after another; gradients flow back into them.
+    ``inputs[tag]`` holds the rows of all examples, one example after another; gradients flow back
+    into them. The input is the number of the row among those of its example, or a pair of it and
+    the number of all rows of the example, which is needed if the last of them may not be read.
 
     Args:
         tag: Key of the tensor in the ``inputs`` of the compiler's call.
@@ -104,20 +106,17 @@ class InputRow(Block):
     """
 
     def __init__(self, tag: str, shape: Any, dtype: Any = "float32", name: Any = None) -> None:
-        super().__init__(name, input_type=PyObjectType(), output_type=TensorType(shape, dtype))
+        super().__init__((), PyObjectType(), TensorType(shape, dtype), name)
         self._tag = tag
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = cast("TensorType", self._known("output"))
-        # Rows from outside have a store of their own; a free operation changes their type.
+        kind = self._known("output")
+        # External rows have a separate store; this operation moves them to that of their type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
-        row = code.record_data("input", tagged, value)
-        signature = code.model.signature(_as_it_is, [tagged], [kind.row_type], None)
+        row = code.record_data(INPUT, tagged, value)
+        module = code.model.unique("input row", nn.Identity)
+        signature = code.model.signature(module, [tagged], [kind.row_type])
         return code.record_call(signature, [row])[0]
-
-
-def _as_it_is(rows: Any) -> Any:
-    return rows
 
 
 class InputTransform(Block):
@@ -133,9 +132,9 @@ class InputTransform(Block):
     """
 
     def __init__(self, py_fn: Any, name: Any = None) -> None:
-        super().__init__(name, input_type=PyObjectType(), output_type=PyObjectType())
+        super().__init__((), PyObjectType(), PyObjectType(), name)
         if not callable(py_fn):
-            self._refuse("py_fn cannot be called", "a Python function", repr(py_fn))
+            self._fail("py_fn cannot be called", "a Python function", repr(py_fn))
         self.py_fn = py_fn
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -144,32 +143,31 @@ class InputTransform(Block):
         return result
 
 
-def emit_place(code: Code, label: str, keys: list[Any], key: str, strict: bool = True) -> str:
-    """Write the look-up of a key in a list; the place of an unknown key is its length."""
-    table = code.model.name_of({known: place for place, known in enumerate(keys)})
-    place = code.fresh("i")
-    code.line(f"{place} = {table}.get({key}, {len(keys)})")
+def emit_index(code: Code, keys: list[Any], key: str, strict: bool = True) -> str:
+    """Write the look-up of a key in a list; the index of an unknown key is the list's length."""
+    table = code.model.name_of({known: index for index, known in enumerate(keys)})
+    index = code.fresh("i", f"{table}.get({key}, {len(keys)})")
     if strict:
-        with code.inside(f"if {place} == {len(keys)}:"):
-            code.line(f"{code.model.name_of(_refuse_key)}({label!r}, {key}, {table})")
-    return place
+        with code.inside(f"if {index} == {len(keys)}:"):
+            code.line(f"{code.model.name_of(_fail_at_key)}({key}, {table})")
+    return index
 
 
-def _refuse_key(label: str, key: Any, known: dict[Any, Any]) -> None:
+def _fail_at_key(key: Any, known: dict[Any, Any]) -> None:
     expected = ", ".join(map(repr, list(known)[:20])) + (" …" if len(known) > 20 else "")
-    raise Complaint(UnknownKey, f"{label}: unknown key {key!r}", expected=expected, got=repr(key))
+    raise TraceError(UnknownKey, f"unknown key {key!r}", expected, repr(key))
 
 
 class OneHotFromList(Block):
-    """Convert one of a list of objects to a vector with a one in its place.
+    """Convert one of a list of objects to a vector with a one at its index.
 
     Args:
         elements: The objects; they must be hashable and different.
         dtype: Dtype of the vector.
-        strict: Refuse unknown objects; otherwise they become zeros.
+        strict: Raise an error for unknown objects; otherwise they become zeros.
 
     Raises:
-        KeyError: When an example's object is unknown, unless ``strict`` is off.
+        KeyError: When an example has an unknown object, if ``strict``.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -185,20 +183,19 @@ class OneHotFromList(Block):
             what = "OneHotFromList: an element occurs twice"
             raise mismatch(AssertionError, what, "different elements", str(twice)[1:-1])
         kind = TensorType((len(keys),), dtype)
-        super().__init__(name, input_type=PyObjectType(), output_type=kind)
+        super().__init__((), PyObjectType(), kind, name)
         self._keys, self._strict = keys, strict
         # With a row of zeros at the end, for unknown keys.
         table = np.eye(len(keys) + 1, len(keys))
         self._table = table.astype(numpy_dtype_of(kind.torch_dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
-        kind = cast("TensorType", self._known("output"))
-        place = emit_place(code, self._label(), self._keys, value, self._strict)
-        return code.record_constant(kind, place, self._table)
+        index = emit_index(code, self._keys, value, self._strict)
+        return code.record_data(CONSTANT, self._known("output").row_type, index, self._table)
 
 
 class OneHot(OneHotFromList):
-    """Convert an integer to a vector with a one in its place.
+    """Convert an integer to a vector with a one at its index.
 
     Args:
         start: First integer; or, without ``stop``, the number of integers from 0 on.
@@ -206,7 +203,7 @@ class OneHot(OneHotFromList):
         dtype: Dtype of the vector.
 
     Raises:
-        KeyError: When an example's integer is outside.
+        KeyError: When an example's integer is out of range.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -225,14 +222,14 @@ class OneHot(OneHotFromList):
 
 
 class _Constant(nn.Module):
-    """Hold one row: a tensor from outside, a parameter, or a constant that moves with ``.to``."""
+    """Hold one row: an external tensor, a parameter, or a constant that moves with ``.to``."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
         if isinstance(tensor, nn.Parameter):
             self.tensor = tensor
         elif tensor.requires_grad:
-            # Part of a graph from outside: not copied, moved or saved with this module.
+            # Part of an external graph: not copied, moved or saved with this module.
             self._outside = [tensor]
         else:
             self.register_buffer("tensor", tensor, persistent=False)
@@ -256,20 +253,26 @@ class FromTensor(Block):
     """
 
     def __init__(self, tensor: Any, name: Any = None) -> None:
-        super().__init__(name, input_type=VoidType())
+        super().__init__(input_type=VoidType(), name=name)
         if not isinstance(tensor, torch.Tensor | np.ndarray | np.generic):
-            expected = "a tensor, a parameter or a numpy array"
-            what = "neither a tensor nor an array"
-            self._refuse(what, expected, repr(tensor), hint="torch.tensor(...)")
+            what, expected = "neither a tensor nor an array", "a tensor, parameter or numpy array"
+            self._fail(what, expected, repr(tensor), hint="torch.tensor(...)")
         if isinstance(tensor, nn.UninitializedParameter):
-            self._refuse("the shape is not known yet", "a full shape", repr(tensor))
+            self._fail("the shape is not known yet", "a full shape", repr(tensor))
         self.tensor = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)
         self.set_output_type(TensorType(tuple(self.tensor.shape), self.tensor.dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
-        module = code.model.unique(id(self.tensor), lambda: _Constant(self.tensor))
-        row_type = cast("TensorType", self._known("output")).row_type
-        return code.record_free(code.model.signature(module, [], [row_type], self._name))
+        kind = self._known("output")
+        return _constant(code, id(self.tensor), kind, lambda: self.tensor, self._name)
+
+
+def _constant(
+    code: Code, key: Any, kind: TensorType, make: Callable[[], torch.Tensor], name: str | None
+) -> str:
+    """Name the value of a tensor that is the same in all examples."""
+    module = code.model.unique(key, lambda: _Constant(make()))
+    return code.record_free(code.model.signature(module, [], [kind.row_type], name))
 
 
 conversion.register(torch.Tensor, FromTensor)
@@ -280,34 +283,21 @@ def zero_value(code: Code, result_type: ResultType) -> Any:
     """Write a value of zeros; an empty sequence for a sequence type."""
     if isinstance(result_type, TupleType):
         return tuple(zero_value(code, item) for item in result_type)
-    if isinstance(result_type, BroadcastSequenceType):
-        return zero_value(code, result_type.element_type)
-    if isinstance(result_type, SequenceType):
-        return "[]"
     if isinstance(result_type, TensorType):
-        zeros = torch.zeros(result_type.shape, dtype=result_type.torch_dtype)
-        module = code.model.unique(("zeros", result_type), lambda: _Constant(zeros))
-        row_type = result_type.row_type
-        return code.record_free(code.model.signature(module, [], [row_type], "zeros"))
-    return "None"
-
-
-def refuse_no_zeros(block: Block, result_type: ResultType) -> None:
-    """Refuse types without zeros: host objects and endless sequences."""
-    left = [result_type]
-    while left:
-        kind = left.pop()
-        if isinstance(kind, PyObjectType | BroadcastSequenceType):
-            expected = "tensors, tuples, sequences that end, or nothing"
-            block._refuse("this type has no zeros", expected, result_type)
-        left += kind._inside()
+        zeros = partial(torch.zeros, result_type.shape, dtype=result_type.torch_dtype)
+        return _constant(code, ("zeros", result_type), result_type, zeros, "zeros")
+    return "[]" if isinstance(result_type, SequenceType) else "None"
 
 
 class Zeros(Block):
     """Return zeros of a type; an empty sequence for a sequence type.
 
     Args:
-        output_type: What :func:`convert_to_type` takes.
+        output_type: What :func:`convert_to_type` takes; ``None`` for the type that its reader
+            expects.
+
+    Raises:
+        TypeError: If the type contains host objects or endless sequences.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -315,18 +305,25 @@ class Zeros(Block):
         (tensor([0., 0.]), tensor(0))
     """
 
-    def __init__(self, output_type: Any, name: Any = None) -> None:
-        super().__init__(name, input_type=VoidType())
-        found = convert_to_type(output_type)
-        refuse_no_zeros(self, found)
-        self.set_output_type(found)
+    def __init__(self, output_type: Any = None, name: Any = None) -> None:
+        super().__init__((), VoidType(), output_type, name)
+
+    def _infer(self) -> None:
+        kinds = () if self.output_type is None else self.output_type.walk()
+        if any(isinstance(kind, PyObjectType | BroadcastSequenceType) for kind in kinds):
+            expected = "tensors, tuples, sequences that end, or nothing"
+            self._fail("this type has no zeros", expected, self.output_type)
+
+    def _check(self) -> None:
+        if self.output_type is None:
+            self._fail("the type of the zeros cannot be inferred", "td.Zeros(type)", "no type")
 
     def _emit(self, code: Code, value: Any) -> Any:
         return zero_value(code, self._known("output"))
 
 
 class Catenation:
-    """Concatenate tensors along an axis of one example; scalars count as vectors of one."""
+    """Concatenate tensors along an axis of one example; scalars count as vectors of length 1."""
 
     name = "concat"
 
@@ -343,7 +340,7 @@ class Concat(Block):
     """Concatenate the tensors of a tuple.
 
     Args:
-        concat_dim: The axis, counted without the batch axis.
+        concat_dim: The axis, not counting the batch axis.
         flatten: Flatten nested tuples first.
 
     Raises:
@@ -364,35 +361,29 @@ class Concat(Block):
         self._dim, self._flatten = concat_dim, flatten
 
     def _infer(self) -> None:
-        kind = self.input_type
+        kind, dim = self.input_type, self._dim
         if not isinstance(kind, TupleType) or self.output_type is not None:
             return
-        items = kind.terminal_types() if self._flatten else list(kind)
-        tensors = [item for item in items if isinstance(item, TensorType)]
-        dim = self._dim
-        if problem := self._problem(items, tensors):
+        items: list[Any] = kind.terminal_types() if self._flatten else list(kind)
+        shapes = [item.shape or (1,) for item in items if isinstance(item, TensorType)]
+        problem = ""
+        if len(shapes) < len(items):
+            problem = "an item is not a tensor"
+        elif not shapes:
+            problem = "no tensor to concatenate"
+        elif any(not 0 <= dim < len(shape) for shape in shapes):
+            problem = f"a tensor has no axis {dim}"
+        elif len({(*shape[:dim], -1, *shape[dim + 1 :]) for shape in shapes}) > 1:
+            problem = "the other axes differ"
+        elif len({item.dtype for item in items}) > 1:
+            problem = "dtypes differ"
+        if problem:
             nested = any(isinstance(item, TupleType) for item in items)
             expected = f"a tuple of tensors that differ only in axis {dim}"
-            hint = "flatten=True for nested tuples" if nested else ""
-            self._refuse(problem, expected, kind, hint=hint)
-        shapes = [item.shape or (1,) for item in tensors]
+            self._fail(problem, expected, kind, hint="flatten=True" if nested else "")
         length = sum(shape[dim] for shape in shapes)
         shape = (*shapes[0][:dim], length, *shapes[0][dim + 1 :])
-        self.set_output_type(TensorType(shape, tensors[0].dtype))
-
-    def _problem(self, items: list[ResultType], tensors: list[TensorType]) -> str:
-        """What keeps items from being concatenated; empty if nothing does."""
-        dim = self._dim
-        shapes = [item.shape or (1,) for item in tensors]
-        if len(tensors) < len(items):
-            return "an item is not a tensor"
-        if not tensors:
-            return "no tensor to concatenate"
-        if any(not 0 <= dim < len(shape) for shape in shapes):
-            return f"a tensor has no axis {dim}"
-        if len({(*shape[:dim], -1, *shape[dim + 1 :]) for shape in shapes}) > 1:
-            return "the other axes differ"
-        return "dtypes differ" if len({item.dtype for item in tensors}) > 1 else ""
+        self.set_output_type(TensorType(shape, items[0].dtype))
 
     def _emit(self, code: Code, value: Any) -> Any:
         function = code.model.unique(("concat", self._dim), lambda: Catenation(self._dim))

@@ -2,37 +2,45 @@
 
 import multiprocessing
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.blocks.code import Complaint, Recipe, Site, UnknownKey, drive, flattened
+from pyg_dynbatch.blocks.code import (
+    CallSite,
+    CompiledSource,
+    TraceError,
+    UnknownKey,
+    flattened,
+    run_trampoline,
+)
 from pyg_dynbatch.blocks.types import ResultType, TensorType, numpy_dtype_of
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.policy import Policy, policy_of
-from pyg_dynbatch.core.program import RESULT, Program
+from pyg_dynbatch.core.program import INPUT, RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.types import RowType, beyond, parts_of, range_of
 from pyg_dynbatch.core.types import TensorType as RowTensorType
+from pyg_dynbatch.core.types import overflowing_value, range_of
 
 
 class Traced(NamedTuple):
     """One traced example, as integers.
 
-    Every record of the code begins with the number of a place in the model, followed by the
-    arguments of the call; a value is named by the position of its record.
+    A record is the number of a call site in the model, followed by the arguments of the call; a
+    value is named by the position of its record.
 
     Args:
         code: All records, one after another.
-        starts: Where each begins.
-        data: For each place that reads the host's data the constants, one per record.
-        marks: The values of each output.
+        starts: Where each record begins.
+        data: Constants of each call site that reads the example, one per record.
+        outputs: The values of each output.
         labels: The labels of the values of each metric.
-        result: The output of the root, where the compiler asks for it.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -44,14 +52,13 @@ class Traced(NamedTuple):
     code: np.ndarray
     starts: np.ndarray
     data: dict[int, np.ndarray]
-    marks: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
     labels: dict[str, list[Any]]
-    result: Any = None
 
 
-def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.ndarray]:
+def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Program, np.ndarray]:
     """Merge traced examples into what the core schedules; also return the site of each call."""
-    # Places are those in the joined code.
+    # Positions are those in the joined code.
     sizes = np.array([one.code.size for one in traced], dtype=np.int64)
     offset = np.cumsum(sizes) - sizes
     code = np.concatenate([one.code for one in traced]).astype(np.int64)
@@ -62,14 +69,14 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.
     is_read[start] = False
     code[is_read] += np.repeat(offset, sizes)[is_read]
     position = np.flatnonzero(is_read)
-    marks, examples = _marks(traced, offset)
+    outputs, examples = _outputs(traced, offset)
 
-    tables = recipe.tables
+    tables = source.tables
     kind, width = tables["kind"][site], tables["width"][site]
     used = np.zeros(code.size, dtype=bool)
-    for places in (code[position], *marks.values()):
-        used[places] = True
-    leader = _merge_free(recipe, start, site, width, used[start])
+    for values in (code[position], *outputs.values()):
+        used[values] = True
+    leader = _merge_free(source, start, site, width, used[start])
     is_call = (kind == RESULT) & (width > 0)
     first_value = np.cumsum(width) - width
     number = np.zeros(code.size + tables["type"].shape[1], dtype=np.int64)
@@ -78,54 +85,53 @@ def merge_traced(recipe: Recipe, traced: Sequence[Traced]) -> tuple[Program, np.
         number[start[has] + slot] = first_value[has] + slot
     number[start] = number[leader]
     call_number = np.cumsum(is_call) - 1
-    constants, num_inputs, place = _constants(recipe, traced, site)
+    constants, num_inputs, place = _constants(source, traced, site)
     place[is_call] = call_number[is_call]
     slot_of = np.arange(int(width.sum())) - np.repeat(first_value, width)
     segment_ids = np.repeat(np.arange(start.size), np.diff(start, append=code.size))[position]
     merged = Program(
-        recipe.signatures,
-        recipe.row_types,
+        source.signatures,
+        source.row_types,
         num_inputs,
         [len(rows[0]) if rows else 0 for rows in constants],
         [[rows] if rows else [] for rows in constants],
         value_type=tables["type"][np.repeat(site, width), slot_of],
         value_kind=np.repeat(kind, width),
-        value_place=np.repeat(place, width),
+        value_index=np.repeat(place, width),
         value_slot=slot_of,
-        call_signature=tables["number"][site[is_call]],
+        call_signature=tables["signature"][site[is_call]],
         read_value=number[code[position]],
         read_call=call_number[segment_ids],
         read_argument=_arguments(tables, position - start[segment_ids] - 1, site[segment_ids]),
-        outputs={name: number[found] for name, found in marks.items()},
+        outputs={name: number[values] for name, values in outputs.items()},
         output_example=examples,
         num_examples=len(traced),
     )
     return merged, site[is_call]
 
 
-def _marks(
+def _outputs(
     traced: Sequence[Traced], offset: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The values of each output, and the example of each."""
-    names = dict.fromkeys(name for one in traced for name in one.marks)
     values, examples = {}, {}
-    for name in names:
-        found = [(n, one.marks[name]) for n, one in enumerate(traced) if name in one.marks]
-        values[name] = np.concatenate([mark + offset[n] for n, mark in found])
-        examples[name] = np.concatenate([np.full(mark.size, n) for n, mark in found])
+    for name in dict.fromkeys(name for one in traced for name in one.outputs):
+        found = [(n, one.outputs[name]) for n, one in enumerate(traced) if name in one.outputs]
+        values[name] = np.concatenate([own + offset[n] for n, own in found])
+        examples[name] = np.concatenate([np.full(own.size, n) for n, own in found])
     return values, examples
 
 
 def _merge_free(
-    recipe: Recipe, start: np.ndarray, site: np.ndarray, width: np.ndarray, used: np.ndarray
+    source: CompiledSource, start: np.ndarray, site: np.ndarray, width: np.ndarray, used: np.ndarray
 ) -> np.ndarray:
     """For each record the start of the one that replaces it.
 
-    Values that are the same everywhere are made once, and only if they are used: the widths of
-    the other records become 0.
+    Values that are the same in all examples are computed once, and only if they are used: the
+    widths of the other records become 0.
     """
     leader = start.copy()
-    for free in recipe.free:
+    for free in source.free:
         mine = np.flatnonzero(site == free)
         width[mine] = 0
         if used[mine].any():
@@ -143,81 +149,77 @@ def _arguments(tables: dict[str, np.ndarray], argument: np.ndarray, site: np.nda
 
 
 def _constants(
-    recipe: Recipe, traced: Sequence[Traced], site: np.ndarray
+    source: CompiledSource, traced: Sequence[Traced], site: np.ndarray
 ) -> tuple[list[tuple[np.ndarray, ...]], list[int], np.ndarray]:
-    """Stack the constants of each row type, and place each record among them."""
-    stacks: list[list[np.ndarray]] = [[] for _ in recipe.row_types]
-    counts = [0] * len(recipe.row_types)
+    """Stack the constants of each row type; also count input rows and number what records read."""
+    stacks: list[list[np.ndarray]] = [[] for _ in source.row_types]
+    counts = [0] * len(source.row_types)
     place = np.zeros(site.size, dtype=np.int64)
-    rows = _count_input_rows(recipe, traced)
-    before = np.cumsum(rows, axis=1) - rows
-    for number, where in enumerate(recipe.sites):
-        if where.kind not in ("constant", "input"):
+    # The number of external rows, ``[row type, example]``.
+    rows = np.zeros((len(counts), len(traced)), dtype=np.int64)
+    inputs: list[tuple[int, list[tuple[int, np.ndarray]]]] = []
+    for number, where in enumerate(source.sites):
+        if where.kind == RESULT:
             continue
         found = [(n, one.data[number]) for n, one in enumerate(traced) if number in one.data]
-        if where.kind == "input" and found:
-            parts = [part[:, 0] + before[where.number, n] for n, part in found]
-            place[site == number] = np.concatenate(parts)
+        row_type = where.types[0]
+        if where.kind == INPUT and found:
+            inputs.append((number, found))
+            for n, part in found:
+                rows[row_type, n] = max(rows[row_type, n], part[:, 1].max())
         elif found:
             stack = np.concatenate([part for _, part in found])
-            place[site == number] = counts[where.number] + np.arange(len(stack))
-            counts[where.number] += len(stack)
-            stacks[where.number].append(stack)
+            place[site == number] = counts[row_type] + np.arange(len(stack))
+            counts[row_type] += len(stack)
+            stacks[row_type].append(stack)
+    before = np.cumsum(rows, axis=1) - rows
+    for number, found in inputs:
+        first = before[source.sites[number].types[0]]
+        place[site == number] = np.concatenate([part[:, 0] + first[n] for n, part in found])
     joined: list[tuple[np.ndarray, ...]] = [
         (np.concatenate(stack),) if stack else () for stack in stacks
     ]
     return joined, rows.sum(axis=1).tolist(), place
 
 
-def _count_input_rows(recipe: Recipe, traced: Sequence[Traced]) -> np.ndarray:
-    """Number of rows from outside of each type in each example, ``[type, example]``."""
-    rows = np.zeros((len(recipe.row_types), len(traced)), dtype=np.int64)
-    for number, where in enumerate(recipe.sites):
-        if where.kind == "input":
-            for place, one in enumerate(traced):
-                if number in one.data:
-                    most = int(one.data[number][:, 1].max())
-                    rows[where.number, place] = max(rows[where.number, place], most)
-    return rows
-
-
-_SOURCE = "<blocks>"
-
-
-# Which kinds of numbers go into which without loss of kind.
+# Kinds of numbers (numpy's letters) that each kind can hold.
 _KINDS = {"f": "fiub", "i": "iub", "c": "cfiub"}
 # What strings are parsed as.
 _WIDEST = {"f": np.float64, "i": np.int64, "c": np.complex128}
 _NOT_A_NUMBER = (ValueError, TypeError, RuntimeError, OverflowError)
 
 
-def _rows_of(site: Site, row_type: RowType, items: Sequence[Any]) -> np.ndarray:
-    """Stack the constants of one site, and refuse those of another shape or kind."""
-    if site.kind == "input":
+def _rows_of(site: CallSite, wanted: Any, items: Sequence[Any]) -> np.ndarray:
+    """Stack the constants of one site; raise an error for an invalid shape or dtype."""
+    if site.kind == INPUT:
         return _input_rows(site, items)
     if site.table is not None:
-        found: np.ndarray = site.table[np.asarray(items, dtype=np.int64)]
-        return found
-    (wanted,) = parts_of(row_type)
+        rows: np.ndarray = site.table[np.asarray(items, dtype=np.int64)]
+        return rows
+    kind: type[Exception] | None = None
     try:
-        found = _stacked(items, wanted)
-        fits = found.shape[1:] == wanted.shape and found.dtype.kind in _KINDS[_kind(wanted)]
-    except _NOT_A_NUMBER:
-        fits = False
-    if not fits:
-        raise _wrong_constant(site, wanted, items)
+        rows = _stacked(items, wanted)
+        if rows.shape[1:] != wanted.shape:
+            kind = ValueError
+        elif rows.dtype.kind not in _KINDS[_kind(wanted)]:
+            kind = TypeError
+    except _NOT_A_NUMBER as reason:
+        kind, got = TypeError, f"{items[0]!r}: {reason}"
+    else:
+        if kind is not None:
+            got = f"{rows.dtype}[{', '.join(map(str, rows.shape[1:]))}], {items[0]!r}"
+    if kind is not None:
+        # The message is about the first of several items that does not fit.
+        for item in items if len(items) > 1 else ():
+            _rows_of(site, wanted, [item])
+        what = "dtype differs" if kind is TypeError else "shape differs"
+        got = got if len(got) < 200 else got[:200] + " …"
+        raise TraceError(kind, what, str(wanted), got, site.path)
     dtype = wanted.dtype or torch.float32
-    if (wrong := beyond(found, dtype)) is not None:
-        what = "an integer is beyond the range of its dtype"
-        raise _complaint(site, ValueError, what, f"{wanted}, {range_of(dtype)}", wrong)
-    return found.astype(numpy_dtype_of(dtype), copy=False)
-
-
-def _complaint(
-    site: Site, error: type[Exception], what: str, expected: object, got: object
-) -> Complaint:
-    name = site.path.rpartition(".")[2]
-    return Complaint(error, f"{name}: {what}", expected=expected, got=got, path=site.path)
+    if (wrong := overflowing_value(rows, dtype)) is not None:
+        what, expected = "an integer is out of range", f"{wanted}, {range_of(dtype)}"
+        raise TraceError(ValueError, what, expected, wrong, site.path)
+    return rows.astype(numpy_dtype_of(dtype), copy=False)
 
 
 def _kind(wanted: RowTensorType) -> str:
@@ -233,7 +235,7 @@ def _stacked(items: Any, wanted: RowTensorType) -> np.ndarray:
         items = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
     found, kind = np.asarray(items), _kind(wanted)
     if found.dtype.kind == "U":
-        # One by one, since numpy converts numbers to strings where there is a string among them.
+        # One by one, since numpy converts numbers to strings if there is a string among them.
         more = len(items) > 1
         parts = [_stacked([item], wanted) for item in items] if more else []
         return np.concatenate(parts) if more else found.astype(_WIDEST[kind])
@@ -245,41 +247,26 @@ def _stacked(items: Any, wanted: RowTensorType) -> np.ndarray:
     return found
 
 
-def _wrong_constant(site: Site, wanted: RowTensorType, items: Sequence[Any]) -> Complaint:
-    """Find the constant that does not fit."""
-    for item in items:
-        good_kind, good_shape = False, True
-        try:
-            row = _stacked([item], wanted)
-            good_kind = row.dtype.kind in _KINDS[_kind(wanted)]
-            good_shape = row.shape[1:] == wanted.shape
-            got = f"{row.dtype}[{', '.join(map(str, row.shape[1:]))}], {item!r}"
-        except _NOT_A_NUMBER as reason:
-            got = f"{item!r}: {reason}"
-        if not (good_kind and good_shape):
-            break
-    got = got if len(got) < 200 else got[:200] + " …"
-    error, what = (TypeError, "dtype differs") if good_shape else (ValueError, "shape differs")
-    return _complaint(site, error, what, wanted, got)
-
-
-def _input_rows(site: Site, items: Sequence[Any]) -> np.ndarray:
+def _input_rows(site: CallSite, items: Sequence[Any]) -> np.ndarray:
     """For each item the row it names and the least number of rows of its example."""
     pairs = [item if isinstance(item, tuple) else (item, item + 1) for item in items]
     for row, rows in pairs:
         if not 0 <= row < rows:
-            expected = f"a row from 0 to {rows - 1}"
-            raise _complaint(site, IndexError, "the row does not exist", expected, row)
+            what, expected = "the row does not exist", f"a row from 0 to {rows - 1}"
+            raise TraceError(IndexError, what, expected, row, site.path)
     return np.array(pairs, dtype=np.int64)
 
 
-class Tracer:
-    """Record the calls of one example; without parameters, so that loader workers can have it.
+_FILENAME = "<blocks>"
 
-    Made by :class:`Compiler`; call it on an example.
+
+class Tracer:
+    """Record the calls of one example; it has no parameters, so loader workers can hold it.
+
+    A :class:`Compiler` creates it; call it on an example.
 
     Args:
-        recipe: The written code and its tables.
+        source: The written code and its tables.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -288,93 +275,104 @@ class Tracer:
         Program(1 calls, depth 1, outputs ['output_0'])
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-        names = dict(recipe.names)
-        exec(compile(recipe.source, _SOURCE, "exec"), names)  # noqa: S102 - our own text
+    def __init__(self, source: CompiledSource) -> None:
+        self.source = source
+        names = dict(source.names)
+        exec(compile(source.source, _FILENAME, "exec"), names)  # noqa: S102 - our own text
         self._begin = names["begin"]
 
     def __call__(self, example: Any, number: int | None = None) -> Traced:
         """Record the calls of one example; its number is for messages."""
-        recipe = self.recipe
-        code, starts, data, metrics, labels, run = self._begin()
+        return self.trace(example, number)[0]
+
+    def trace(self, example: Any, number: int | None = None) -> tuple[Traced, Any]:
+        """Record the calls of one example; also return the output, with positions of values."""
+        source = self.source
+        code, starts, data, metrics, labels, root = self._begin()
         try:
-            result = drive(run, example)
-            marks = outputs_in(recipe.result_type, result)
-            for name, rows in zip(recipe.metric_types, metrics, strict=True):
+            result = run_trampoline(root, example)
+            outputs: dict[str, list[int]] = {}
+            for name, value in named_terminals(source.result_type, result):
+                if name:
+                    outputs.setdefault(name, []).append(value)
+            for name, rows in zip(source.metric_types, metrics, strict=True):
                 if rows:
-                    marks[f"metric:{name}"] = rows
-            stacked = {
-                number: _rows_of(site := recipe.sites[number], recipe.row_types[site.number], items)
-                for number, items in data.items()
-                if items
-            }
+                    outputs[f"metric:{name}"] = rows
+            constants = {}
+            for site, items in data.items():
+                if items:
+                    wanted = source.row_types[source.sites[site].types[0]]
+                    constants[site] = _rows_of(source.sites[site], wanted, items)
         except Exception as error:
             self._explain(error, number)
-        return Traced(
+        traced = Traced(
             np.array(code, dtype=np.int32),
             np.array(starts, dtype=np.int32),
-            stacked,
-            {name: np.array(values, dtype=np.int32) for name, values in marks.items()},
-            dict(zip(recipe.metric_types, labels, strict=True)),
-            result if recipe.keeps_result else None,
+            constants,
+            {name: np.array(values, dtype=np.int32) for name, values in outputs.items()},
+            dict(zip(source.metric_types, labels, strict=True)),
         )
+        return traced, result
 
     def program(self, traced: Traced) -> Program:
-        """Make the program of a traced example, for schedules and for the reference."""
-        return merge_traced(self.recipe, [traced])[0]
+        """Return the program of a traced example, for schedules and for the reference."""
+        return merge_traced(self.source, [traced])[0]
 
     def _explain(self, error: Exception, number: int | None) -> NoReturn:
         """Raise the error again, with the block and the example."""
         path, users_own = self._origin(error)
-        example = [f"example {number}"] if number is not None else []
-        if isinstance(error, Complaint):
-            where = ", ".join([*example, f"block {error.facts.pop('path', path)}"])
-            raise mismatch(error.error, error.what, where=where, **error.facts) from error.__cause__
-        where = ", ".join([*example, f"block {path}"])
+        if isinstance(error, TraceError):
+            path = error.path or path
+        where = f"block {path}" if number is None else f"example {number}, block {path}"
+        label = path.rpartition(".")[2]
+        if isinstance(error, TraceError):
+            facts = f"{label}: {error.what}", error.expected, error.got
+            raise mismatch(error.kind, *facts, where=where) from error.__cause__
         if users_own or not isinstance(error, KeyError | IndexError | TypeError | ValueError):
             error.add_note(f"  where:    {where}")
             raise error
         kind = UnknownKey if isinstance(error, KeyError) else type(error)
-        what = f"{path.rpartition('.')[2]}: the input does not fit"
-        got = f"{type(error).__name__}: {error}"
+        what, got = f"{label}: the input does not fit", f"{type(error).__name__}: {error}"
         raise mismatch(kind, what, "an input of the stated form", got, where=where) from error
 
     def _origin(self, error: BaseException) -> tuple[str, bool]:
+        """Path of the block that failed, and whether the user's function did."""
         trace, line = error.__traceback__, 0
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == _SOURCE:
+            if trace.tb_frame.f_code.co_filename == _FILENAME:
                 line = trace.tb_lineno
             trace = trace.tb_next
-        return self.recipe.origin[line - 1] if line else ("Root", False)
+        return self.source.origin[line - 1] if line else ("Root", False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tracer, (self.recipe,)
+        return Tracer, (self.source,)
 
     def __repr__(self) -> str:
-        return f"Tracer({len(self.recipe.origin)} lines, {len(self.recipe.signatures)} operations)"
+        return f"Tracer({len(self.source.origin)} lines, {len(self.source.signatures)} operations)"
 
 
-def outputs_in(result_type: ResultType, result: Any) -> dict[str, list[int]]:
-    """Name the values in the output of the root."""
-    found: dict[str, list[int]] = {}
+def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:
+    """List the terminals in the root's output with the outputs they belong to; "" for objects."""
+    found: list[tuple[str, Any]] = []
+    numbers = count()
 
-    def name(terminal: ResultType, value: Any) -> None:
+    def add(terminal: ResultType, value: Any) -> None:
+        name = ""
         if isinstance(terminal, TensorType):
-            key = f"output_{len(found)}" if result_type.size else f"output:{terminal}"
-            found.setdefault(key, []).append(value)
+            name = f"output_{next(numbers)}" if result_type.size else f"output:{terminal}"
+        found.append((name, value))
 
-    result_type.for_each_terminal(name, result)
+    result_type.for_each_terminal(add, result)
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class TracedBatch:
-    """The schedule of a mini-batch, for the way from a loader worker to the compiled module.
+class TracedBatch(MovablePlan):
+    """The schedule of a mini-batch; a loader worker creates it, the compiled module computes it.
 
     Args:
         schedule: Integers and constants.
-        labels: For each metric the labels of its values, example after example.
+        labels: For each metric the labels of its values, one example after another.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -386,18 +384,11 @@ class TracedBatch:
     schedule: Schedule
     labels: dict[str, list[Any]]
 
-    def to(self, *args: Any, **kwargs: Any) -> "TracedBatch":
-        """Move to a device."""
-        return replace(self, schedule=self.schedule.to(*args, **kwargs))
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.schedule._tensors()
 
-    def pin_memory(self) -> "TracedBatch":
-        """Copy to page-locked memory, from which the copy to a device is asynchronous."""
-        return replace(self, schedule=self.schedule.pin_memory())
-
-    def record_stream(self, stream: Any) -> "TracedBatch":
-        """Tell the CUDA allocator that a stream uses the tensors."""
-        self.schedule.record_stream(stream)
-        return self
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "TracedBatch":
+        return replace(self, schedule=self.schedule._apply(fn))
 
     @property
     def num_examples(self) -> int:
@@ -451,13 +442,13 @@ def list_of_examples(examples: Any) -> list[Any]:
 
 
 class Collater:
-    """Trace examples and merge them into a mini-batch; fits a loader's ``collate_fn``.
+    """Trace examples and merge them into a mini-batch; the ``collate_fn`` of a loader.
 
     Args:
         tracer: From a compiler.
-        policy: ``"depth"``, ``"agenda"``, ``LearnedPolicy``, a function.
-        merge_equal: Make equal calls on equal constants once.
-        max_depth: Refuse deeper examples.
+        policy: ``"depth"``, ``"agenda"``, a ``LearnedPolicy`` or a function.
+        merge_equal: Compute equal calls on equal constants once.
+        max_depth: Raise an ``AssertionError`` for deeper examples.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -475,36 +466,32 @@ class Collater:
         merge_equal: bool = True,
         max_depth: int | None = None,
     ) -> None:
-        # An unknown name is refused here, not with the first mini-batch.
+        # This raises an error if the name is unknown.
         policy_of(policy)
         self.tracer, self.policy = tracer, policy
         self.merge_equal, self.max_depth = merge_equal, max_depth
 
     def __call__(self, examples: Iterable[Any]) -> TracedBatch:
-        """Make a mini-batch of examples, traced or not."""
+        """Return the mini-batch of some examples, traced or not."""
         traced = [
             one if isinstance(one, Traced) else self.tracer(one, number)
             for number, one in enumerate(list_of_examples(examples))
         ]
         if not traced:
             raise mismatch(ValueError, "Compiler: the list of examples is empty", "at least one", 0)
-        if self.max_depth is not None:
-            self._check_depth(traced, self.max_depth)
-        recipe = self.tracer.recipe
-        merged, _ = merge_traced(recipe, traced)
+        for number, one in enumerate(traced if self.max_depth is not None else ()):
+            if (depth := self.tracer.program(one).depth) > self.max_depth:  # type: ignore[operator]
+                what, where = "Compiler: an example is deeper than max_depth", f"example {number}"
+                expected = f"at most {self.max_depth} calls one after another"
+                raise mismatch(AssertionError, what, expected, depth, where=where)
+        source = self.tracer.source
+        merged, _ = merge_traced(source, traced)
         schedule = Schedule.from_programs([merged], self.policy, merge_equal=self.merge_equal)
         labels = {
             name: [label for one in traced for label in one.labels[name]]
-            for name in recipe.metric_types
+            for name in source.metric_types
         }
         return TracedBatch(schedule, labels)
-
-    def _check_depth(self, traced: Sequence[Traced], most: int) -> None:
-        for number, one in enumerate(traced):
-            if (depth := self.tracer.program(one).depth) > most:
-                what = "Compiler: an example is deeper than max_depth"
-                expected = f"at most {most} calls one after another"
-                raise mismatch(AssertionError, what, expected, depth, where=f"example {number}")
 
 
 def pool_of(tracer: Tracer, processes: int | None) -> Any:
@@ -515,15 +502,15 @@ def pool_of(tracer: Tracer, processes: int | None) -> Any:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         method = "fork"
         if method not in multiprocessing.get_all_start_methods():
-            what = "Compiler.multiprocessing_pool: a function cannot be sent to another process"
-            hint = "def at the top of a module, in place of a lambda or an inner function"
+            what = "Compiler.multiprocessing_pool: a function cannot be sent to other processes"
+            hint = "a def at the top of a module instead of a lambda or an inner function"
             expected = "host functions that can be pickled"
             raise mismatch(TypeError, what, expected, str(error), hint=hint) from error
     return multiprocessing.get_context(method).Pool(processes, _set_tracer, (tracer,))
 
 
 def traced_in(pool: Any, examples: Iterable[Any], chunk_size: int, ordered: bool) -> Iterator[Any]:
-    """Trace examples in a pool, in their order or as they are ready."""
+    """Trace examples in a pool, in their order or as they are finished."""
     trace = pool.imap if ordered else pool.imap_unordered
     return trace(_trace, enumerate(examples), chunk_size)
 

@@ -1,4 +1,4 @@
-"""Types of what flows along a wire, and their inference in both directions."""
+"""Types of the values on wires, and their inference in both directions."""
 
 import threading
 from abc import ABCMeta
@@ -39,10 +39,10 @@ def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
 class ResultType:
     """Type of a value on a wire; only its subclasses have instances."""
 
-    # Tensors and host objects have no parts.
+    # Whether the type has no parts: tensors and host objects.
     _is_terminal = False
-    # Whether all instances have equally many terminals.
-    _is_fixed = True
+    # Whether the number of terminals differs between instances.
+    _varies = False
 
     def _inside(self) -> tuple["ResultType", ...]:
         """Types of the parts."""
@@ -56,18 +56,22 @@ class ResultType:
         """Build an instance from the next terminals."""
         return next(left) if self._is_terminal else None
 
+    def walk(self) -> Iterator["ResultType"]:
+        """Iterate over the type and all types inside."""
+        yield self
+        for part in self._inside():
+            yield from part.walk()
+
     @property
     def size(self) -> int | None:
-        """Number of terminals, or ``None`` where it depends on the instance."""
-        sizes = [part.size for part in self._inside()]
-        if not self._is_fixed or None in sizes:
-            return None
-        return self._is_terminal + sum(size or 0 for size in sizes)
+        """Number of terminals, or ``None`` if it depends on the instance."""
+        kinds = list(self.walk())
+        is_fixed = not any(kind._varies for kind in kinds)
+        return sum(kind._is_terminal for kind in kinds) if is_fixed else None
 
     def terminal_types(self) -> list["ResultType"]:
         """Types of all terminals: tensors and host objects."""
-        inside = [terminal for part in self._inside() for terminal in part.terminal_types()]
-        return [self] if self._is_terminal else inside
+        return [kind for kind in self.walk() if kind._is_terminal]
 
     def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
         """Call ``fn(type, value)`` on every terminal of an instance, in order."""
@@ -144,6 +148,9 @@ class TensorType(ResultType):
     def __repr__(self) -> str:
         return f"TensorType({self.shape}, {self.dtype!r})"
 
+    def __str__(self) -> str:
+        return str(self.row_type)
+
 
 @dataclass(frozen=True)
 class PyObjectType(ResultType):
@@ -156,6 +163,9 @@ class PyObjectType(ResultType):
 
     _is_terminal = True
 
+    def __str__(self) -> str:
+        return "object"
+
 
 @dataclass(frozen=True)
 class VoidType(ResultType):
@@ -165,6 +175,9 @@ class VoidType(ResultType):
         >>> VoidType().flatten(None)
         []
     """
+
+    def __str__(self) -> str:
+        return "nothing"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -218,6 +231,9 @@ class TupleType(ResultType):
     def __repr__(self) -> str:
         return f"TupleType({', '.join(map(repr, self.items))})"
 
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.items))}{',' if len(self) == 1 else ''})"
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class SequenceType(ResultType):
@@ -231,7 +247,7 @@ class SequenceType(ResultType):
         SequenceType(TensorType((3,), 'float32'))
     """
 
-    _is_fixed = False
+    _varies = True
 
     element_type: ResultType
 
@@ -250,6 +266,9 @@ class SequenceType(ResultType):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.element_type!r})"
 
+    def __str__(self) -> str:
+        return f"[{self.element_type}]"
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class BroadcastSequenceType(SequenceType):
@@ -265,13 +284,16 @@ class BroadcastSequenceType(SequenceType):
         repeat(())
     """
 
-    _is_fixed = True
+    _varies = False
 
     def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
         return ((self.element_type, repeated(instance)),)
 
     def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
         return repeat(self.element_type._build(left, repeated(shaped_like)))
+
+    def __str__(self) -> str:
+        return f"[{self.element_type}, …]"
 
 
 def repeated(instance: Any) -> Any:
@@ -295,9 +317,7 @@ def convert_to_type(type_like: Any) -> ResultType:
     """
     if isinstance(type_like, ResultType):
         return type_like
-    if isinstance(type_like, Integral) and not isinstance(type_like, bool):
-        return TensorType((type_like,))
-    if isinstance(type_like, torch.Size):
+    if isinstance(type_like, Integral | torch.Size) and not isinstance(type_like, bool):
         return TensorType(type_like)
     if isinstance(type_like, tuple):
         return TupleType(*map(convert_to_type, type_like))
@@ -332,52 +352,37 @@ def canonicalize_type(type_like: Any) -> ResultType:
     return result
 
 
-def shown(result_type: ResultType | None) -> str:
-    """Write a type in short: ``float32[3]``, ``(int64[], object)``, ``[float32[3]]``."""
-    if result_type is None:
-        return "?"
-    if isinstance(result_type, TensorType):
-        return f"{result_type.dtype}[{', '.join(map(str, result_type.shape))}]"
-    if isinstance(result_type, TupleType):
-        comma = "," if len(result_type) == 1 else ""
-        return f"({', '.join(map(shown, result_type))}{comma})"
-    if isinstance(result_type, SequenceType):
-        endless = ", …" if isinstance(result_type, BroadcastSequenceType) else ""
-        return f"[{shown(result_type.element_type)}{endless}]"
-    return "object" if isinstance(result_type, PyObjectType) else "nothing"
-
-
 _IO = TypeVar("_IO", bound="IOBase")
 
 
-class _Queue(threading.local):
-    """Parts that have to derive their types again; one queue per thread."""
+class PerThread(threading.local):
+    """A list that each thread has for itself."""
 
     def __init__(self) -> None:
-        self.waiting: list[IOBase] = []
-        self.running = False
+        self.items: list[Any] = []
 
 
-_queue = _Queue()
+# Parts whose types are being propagated.
+_queue = PerThread()
 
 
 def propagate_types(*parts: "IOBase") -> None:
     """Propagate known types, beginning with some parts, until nothing changes."""
-    _queue.waiting += parts
-    if _queue.running:
+    queue = _queue.items
+    is_running = len(queue) > 0
+    queue += parts
+    if is_running:
         return
-    _queue.running = True
     try:
-        while _queue.waiting:
-            part = _queue.waiting.pop(0)
+        # More parts are appended while this runs.
+        for part in queue:
             if part._is_complete:
                 part._infer()
     finally:
-        _queue.waiting.clear()
-        _queue.running = False
+        queue.clear()
 
 
-# Of ABCMeta, so that the layers of users may be abstract.
+# A subclass of ABCMeta, so that users can define abstract layers.
 class _KeepsArguments(ABCMeta):
     """Keep the arguments of a constructor, and start type inference when it has ended."""
 
@@ -390,10 +395,11 @@ class _KeepsArguments(ABCMeta):
 
 
 def call_text(made: Any) -> str:
-    """Write the call that made an object, as it can be read back where its names are defined."""
+    """Write the call that creates an object; it evaluates to an equal object."""
     arguments, named = made._arguments
     parts = [_argument_text(value) for value in arguments]
-    parts += [f"{key}={_argument_text(value)}" for key, value in named.items()]
+    given = {key: value for key, value in named.items() if (key, value) != ("name", None)}
+    parts += [f"{key}={_argument_text(value)}" for key, value in given.items()]
     return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
 
 
@@ -412,14 +418,14 @@ def _argument_text(value: Any) -> str:
 
 
 class IOBase(metaclass=_KeepsArguments):
-    """Base of what has a name, an input type and an output type, each ``None`` until it is known.
+    """Base class of blocks, layers and forward declarations: a name, input and output type.
 
-    These are blocks, layers and forward declarations.
+    A type is ``None`` until it is known.
 
     Args:
         input_type: What :func:`convert_to_type` takes, if it is known already.
         output_type: The same for the output.
-        name: For messages and pictures.
+        name: For messages and drawings.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -429,7 +435,7 @@ class IOBase(metaclass=_KeepsArguments):
     """
 
     _arguments: tuple[Sequence[Any], dict[str, Any]] = ((), {})
-    # Kinds of types that fit; empty for all.
+    # Valid classes of types; empty for all.
     _input_kinds: tuple[type[ResultType], ...] = ()
     _output_kinds: tuple[type[ResultType], ...] = ()
 
@@ -471,11 +477,11 @@ class IOBase(metaclass=_KeepsArguments):
         return self if output_type is None else self._set_type("output", output_type)
 
     def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
-        """Restrict the input type to some kinds."""
+        """Restrict the input type to some classes."""
         return self._restrict("input", classes)
 
     def set_output_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
-        """Restrict the output type to some kinds."""
+        """Restrict the output type to some classes."""
         return self._restrict("output", classes)
 
     def set_io_types(self: _IO, other: "IOBase") -> _IO:
@@ -487,7 +493,7 @@ class IOBase(metaclass=_KeepsArguments):
         if new == old:
             return self
         if old is not None:
-            self._refuse(f"the {side} type is another one", old, new)
+            self._fail(f"the {side} type differs", old, new)
         self._check_class(side, new)
         self._types[side] = new
         propagate_types(self, *self._dependents)
@@ -504,27 +510,27 @@ class IOBase(metaclass=_KeepsArguments):
         classes = self._classes[side]
         if classes and not isinstance(found, classes):
             kinds = " or ".join(kind.__name__ for kind in classes)
-            self._refuse(f"a wrong kind of {side}", kinds, found)
+            self._fail(f"a wrong kind of {side}", kinds, found)
 
-    def _refuse(
+    def _fail(
         self,
         what: str,
         expected: object = "",
         got: object = "",
         *,
-        error: type[Exception] = TypeError,
+        kind: type[Exception] = TypeError,
         hint: str = "",
     ) -> NoReturn:
-        """Raise an error about this part; types are written in short and as they are made."""
-        facts = [f"{shown(f)}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
-        raise mismatch(error, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
+        """Raise an error about this part; types are printed in short and as they are made."""
+        facts = [f"{f}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
+        raise mismatch(kind, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
 
     def _label(self) -> str:
         """Name of the part in messages and paths."""
         return self._name or self._kind
 
     def _path(self) -> str:
-        """Place of the part in the whole model."""
+        """Path to the part in the whole model."""
         return self._label()
 
     def _infer(self) -> None:

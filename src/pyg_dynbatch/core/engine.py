@@ -1,4 +1,4 @@
-"""Run a schedule with real modules: gather, call, write, step by step."""
+"""Run a schedule with modules: gather, call and write, step by step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.layout import ZEROS, IndexSlice, Step, packed
+from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.layout import ZEROS, BufferSpec, IndexSlice, Step, packed
 from pyg_dynbatch.core.operation import (
     Operation,
     Operations,
@@ -24,12 +24,9 @@ from pyg_dynbatch.core.row_buffer import (
     RowBuffer,
     Rows,
     Write,
-    checked_call,
-    checked_results,
+    check_no_transforms,
     exchange,
-    inputs_of,
     new_token,
-    refuse_transforms,
     unsupported,
 )
 from pyg_dynbatch.core.schedule import Schedule
@@ -37,7 +34,7 @@ from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, p
 
 
 class Engine(nn.Module):
-    """Runs schedules: one batched call of a module per step, rows kept in one buffer per type.
+    """Run schedules, with one batched call of a module per step and one row buffer per row type.
 
     Args:
         operations: The operations that programs may call. For schedules made by
@@ -61,11 +58,13 @@ class Engine(nn.Module):
         tensor([3., 3.])
     """
 
+    _precision: Tensor
+
     def __init__(self, operations: Operations) -> None:
         super().__init__()
         if not isinstance(operations, Operations):
-            what, got = "Engine: not Operations", type(operations).__name__
-            raise mismatch(TypeError, what, "Operations", got)
+            got = type(operations).__name__
+            raise mismatch(TypeError, "Engine: not Operations", "Operations", got)
         self.operations = operations
         self._leaf: Signature | None = None
         # Follows .to() and .double(): gives the working precision and the device of constants.
@@ -80,7 +79,7 @@ class Engine(nn.Module):
         input_type: RowType | None = None,
         leaf: nn.Module | None = None,
     ) -> "Engine":
-        """Make an engine for schedules of structures from one recurrent cell.
+        """Return an engine for schedules of structures from one recurrent cell.
 
         Args:
             cell: Called as ``cell(x, *children)`` with the input rows ``[row, …]`` and either
@@ -89,9 +88,9 @@ class Engine(nn.Module):
             state: Type of the state of one node.
             arity: As given to :meth:`Schedule.from_structure`.
             input_type: Type of an input row; taken from the inputs by default.
-            leaf: Called as ``leaf(x)`` in place of the cell for the nodes of the first level,
+            leaf: Called as ``leaf(x)`` instead of the cell for the nodes of the first level,
                 which have no children. In sentiment trees, where only leaves have words, this
-                saves half of the work, and the cell need not look at ``x``.
+                saves half of the work, and the cell can ignore ``x``.
 
         Returns:
             The engine; its operations are called ``"node"`` and, with a leaf module, ``"leaf"``.
@@ -121,9 +120,9 @@ class Engine(nn.Module):
 
         Args:
             schedule: On the device of the modules.
-            inputs: For every row type that programs read from outside (or its tag): the rows of
-                all examples, one after another, ``[row, …]``; gradients flow into them. Schedules
-                of structures read ``"input"``, in the order of ``schedule.input_node``.
+            inputs: For every row type of input rows, or for its tag, the rows of all examples,
+                one example after another, ``[row, …]``; gradients flow into them. Schedules of
+                structures read ``"input"``, in the order of ``schedule.input_node``.
 
         Returns:
             For every output name its rows ``[row, …]`` (a tuple of tensors for a tuple type),
@@ -131,66 +130,57 @@ class Engine(nn.Module):
 
         Raises:
             LookupError: If the schedule names an operation the engine does not have.
-            TypeError: If signatures, results of operations or input rows are of another type.
+            TypeError: If signatures, results of operations or input rows have a wrong type.
             ValueError: If the number of input rows is not that of the schedule.
             RuntimeError: If an operation changes an argument in place.
         """
-        refuse_transforms("Engine")
+        check_no_transforms("Engine")
         if self._leaf is not None and schedule.structure is not None and schedule.steps:
-            # The leaf operation, which reads no children, makes the first step.
+            # The first step calls the leaf operation, which reads no children.
             number, (first, *others) = len(schedule.signatures), schedule.steps
             step = Step(number, first.size, first.arguments[:1], first.results)
             signatures = (*schedule.signatures, self._leaf)
             schedule = replace(schedule, signatures=signatures, steps=(step, *others))
         run = Run(self)
         run.extend(schedule, inputs or {})
-        if torch.is_grad_enabled() and torch.distributed.is_available():
-            if torch.distributed.is_initialized():
-                run.touch_unused()
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if torch.is_grad_enabled() and distributed:
+            run.touch_unused()
         return run.outputs()
 
     def __prepare_scriptable__(self) -> NoReturn:
         raise unsupported("Engine", "torch.jit.script (TorchScript)")
 
     def operation_of(self, signature: Signature) -> Operation:
-        """Find the operation of a signature; raise if there is none, or one of other types."""
+        """Return the operation of a signature; raise an error if none has its name and types."""
         name = signature.name
         if name not in self.operations:
             known = ", ".join(s.name for s in self.operations.signatures) or "none"
-            what, wanted = f"Engine: no operation is called {name!r}", f"one of {known}"
-            hint = "record programs with signatures of this engine's operations"
-            raise mismatch(LookupError, what, wanted, str(signature), hint=hint)
+            what, hint = f"Engine: no operation is called {name!r}", "use this engine's signatures"
+            raise mismatch(LookupError, what, f"one of {known}", signature, hint=hint)
         operation = self.operations[name]
-        mine = operation.signature
-        if not mine.fits(signature):
-            what = f"Engine: operation {name!r} has another signature"
-            hint = "schedules of structures: give both the same arity"
-            raise mismatch(TypeError, what, str(mine), str(signature), hint=hint)
+        if not operation.signature.fits(signature):
+            what = f"Engine: operation {name!r} has a different signature"
+            hint = "schedules of structures: the same arity for both"
+            raise mismatch(TypeError, what, operation.signature, signature, hint=hint)
         return operation
 
-    def no_rows(self, row_type: RowType, given: Mapping[RowType, Rows] | None = None) -> Any:
-        """Make zero rows of a row type; ``given`` has rows for the types that are left open."""
-        if given and is_open([row_type]):
-            rows = tuple(part.new_zeros((0, *part.shape[1:])) for part in given[row_type])
-        else:
-            rows = tuple(
-                torch.zeros(
-                    (0, *(part.shape or ())),
-                    dtype=self.working_dtype(part.dtype or torch.float32),
-                    device=self.device,
-                )
-                for part in parts_of(row_type)
-            )
-        return rows if isinstance(row_type, tuple) or len(rows) > 1 else rows[0]
+    def no_rows(self, row_type: RowType) -> Rows:
+        """Return zero rows of a row type, one tensor per part."""
+        like = self._precision
+        return tuple(
+            like.new_zeros(0, *(p.shape or ()), dtype=self.working_dtype(p.dtype or torch.float32))
+            for p in parts_of(row_type)
+        )
 
     @property
     def device(self) -> torch.device:
-        """Device of the engine, as ``.to()`` left it."""
-        return self._precision.device  # type: ignore[return-value]
+        """Device of the engine, which follows ``.to()``."""
+        return self._precision.device
 
     def working_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Turn the stated float32 into the precision the engine works in."""
-        return self._precision.dtype if dtype == torch.float32 else dtype  # type: ignore[return-value]
+        """Replace float32 by the working precision of the engine."""
+        return self._precision.dtype if dtype == torch.float32 else dtype
 
     def __repr__(self) -> str:
         """List the operations."""
@@ -198,58 +188,61 @@ class Engine(nn.Module):
 
 
 class Run:
-    """One run of an engine: its stores, and the token that orders reads and writes.
+    """One run of an engine: its row buffers, and the token that orders reads and writes.
 
-    A run may be extended: each further schedule reads the rows of the earlier ones as its first
+    A run may be extended: a further schedule finds the rows of the earlier ones as its first
     inputs, and gradients flow through all of them.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        # Rows to be written before the next read: one call of autograd per step does both.
         self.pending: list[Write] = []
-        self.stores: list[RowBuffer] = []
+        self.buffers: list[RowBuffer] = []
 
     def extend(self, schedule: Schedule, inputs: Mapping[RowType | str, Any]) -> None:
-        """Run a schedule; of inputs whose first rows are in a store, only the others are given."""
-        if not self.stores:
-            self.token = new_token(schedule.wiring)
+        """Run a schedule; of inputs with rows in a buffer already, only the others are given."""
+        if not self.buffers:
+            self.token = new_token(schedule.index)
         self.schedule = schedule
         self.operations = [self.engine.operation_of(s) for s in schedule.signatures]
         self.known: dict[RowType, Rows] = {}
-        row_types, before = self._row_types(), [store.rows for store in self.stores]
-        for number, (store, constants) in enumerate(
+        # The operations determine the row types that the schedule leaves open.
+        row_types: dict[RowType, RowType] = {}
+        for called, operation in zip(schedule.signatures, self.operations, strict=True):
+            sides = (called, operation.signature)
+            theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
+            row_types.update(zip(theirs, ours, strict=True))
+        num_open = len(self.buffers)
+        for number, (spec, constants) in enumerate(
             zip(schedule.stores, schedule.constants, strict=True)
         ):
-            if number < len(before):
-                given = inputs.get(store.row_type)
-                self.stores[number].grow(store.rows)
+            if number < num_open:
+                given, buffer = inputs.get(spec.row_type), self.buffers[number]
                 if given is not None:
-                    self.pending.append(Write(self.stores[number], before[number], given))
+                    self.pending.append(Write(buffer, buffer.rows, given))
+                buffer.grow(spec.rows)
                 continue
-            self.stores.append(RowBuffer(store.rows, store.constants if constants is None else 0))
-            given = inputs_of(inputs, store)
-            self._open(number, parts_of(row_types[number]), constants, given)
+            given = _input_rows(inputs, spec)
+            row_type = row_types.get(spec.row_type, spec.row_type)
+            self._open_buffer(spec, parts_of(row_type), constants, given)
             if given is not None:
-                self.known[store.row_type] = self.stores[number].buffers
+                self.known[spec.row_type] = self.buffers[-1].buffers
         for number, step in enumerate(schedule.steps):
             self.make(number, step)
 
-    def _row_types(self) -> list[RowType]:
-        """Row type of every store; what the schedule leaves open the operations decide."""
-        decided: dict[RowType, RowType] = {}
-        for called, operation in zip(self.schedule.signatures, self.operations, strict=True):
-            mine = operation.signature
-            theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in (called, mine))
-            decided.update(zip(theirs, ours, strict=True))
-        return [decided.get(store.row_type, store.row_type) for store in self.schedule.stores]
-
-    def _open(
-        self, number: int, parts: tuple[TensorType, ...], constants: Rows | None, given: Rows | None
+    def _open_buffer(
+        self,
+        spec: BufferSpec,
+        parts: tuple[TensorType, ...],
+        constants: Rows | None,
+        given: Rows | None,
     ) -> None:
-        """Allocate a store and fill in its constants and inputs."""
-        store, first = self.stores[number], self.schedule.stores[number].constants
+        """Allocate a row buffer and fill in its constants and inputs."""
+        buffer = RowBuffer(spec.rows, spec.constants if constants is None else 0)
+        self.buffers.append(buffer)
         # Without a step the width of rows does not matter.
-        wanted = store.rows > 0 and len(self.schedule.steps) > 0
+        wanted = spec.rows > 0 and len(self.schedule.steps) > 0
         if wanted and given is None and any(part.shape is None for part in parts):
             what = f"Engine: the width of the rows of {describe(parts[0])} is not known"
             hint = "pass inputs={...} or Engine.of_cell(..., input_type=TensorType(...))"
@@ -262,111 +255,179 @@ class Run:
             row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
             for part, row in zip(parts, like, strict=True)
         )
-        store.allocate(like, tuple(dtypes))
+        buffer.allocate(like, tuple(dtypes))
         if constants is not None:
-            store.put(0, constants)
+            buffer.put(0, constants)
         if given is not None:
-            self.pending.append(Write(store, first, given))
+            self.pending.append(Write(buffer, spec.constants, given))
 
     def make(self, number: int, step: Step) -> None:
-        """Make one step."""
-        operation = self.operations[step.operation]
+        """Run one step."""
+        operation, where = self.operations[step.operation], f"step {number}"
         signature = operation.signature
-        rows = self._read(step.arguments)
-        arguments = self._arguments(signature.inputs, step, rows)
-        results = checked_call(operation, arguments, rows, f"step {number}")
-        checked = checked_results(signature, results, step.size, f"step {number}")
-        # The next step writes them before it reads: one call of autograd per step.
-        for (store, start), parts in zip(step.results, checked, strict=True):
-            self.pending.append(Write(self.stores[store], start, parts))
+        found = iter(self._exchange(self._reads([a for a in step.arguments if a.start != ZEROS])))
+        rows_of_all, arguments = [], []
+        for wanted, read in zip(signature.inputs, step.arguments, strict=True):
+            rows = (
+                self.buffers[read.store].zeros(read.length) if read.start == ZEROS else next(found)
+            )
+            rows_of_all.append(rows)
+            argument = _argument(row_type_of(wanted), rows)
+            if isinstance(wanted, Ragged):
+                argument = RaggedRows(argument, self.schedule.segment_ids_of(read), step.size)
+            arguments.append(argument)
+        results = _call(operation, arguments, rows_of_all, where)
+        checked = _checked_results(signature, results, step.size, where)
+        for (buffer, start), rows in zip(step.results, checked, strict=True):
+            self.pending.append(Write(self.buffers[buffer], start, rows))
 
-    def _exchange(self, reads: Sequence[Read], own: bool = False) -> list[Rows]:
+    def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
         """Write the pending rows, then read."""
-        self.token, found = exchange(self.token, self.pending, reads, own)
+        self.token, found = exchange(self.token, self.pending, reads, copy)
         self.pending = []
         return found
 
-    def _read(self, wirings: Sequence[IndexSlice]) -> list[Rows]:
-        """Read the rows of all arguments of a step at once."""
-        found = iter(self._exchange(self._reads([w for w in wirings if w.start != ZEROS])))
-        return [
-            self.stores[w.store].zeros(w.length) if w.start == ZEROS else next(found)
-            for w in wirings
-        ]
-
-    def _arguments(
-        self, inputs: Sequence[RowType | Ragged], step: Step, rows_of_all: Sequence[Rows]
-    ) -> list[Any]:
-        """Make arguments of rows as the module takes them."""
-        found: list[Any] = []
-        for wanted, wiring, rows in zip(inputs, step.arguments, rows_of_all, strict=True):
-            one = len(rows) == 1 and not isinstance(row_type_of(wanted), tuple)
-            argument: Any = rows[0] if one else rows
-            if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, self.schedule.segment_ids_of(wiring), step.size)
-            found.append(argument)
-        return found
-
-    def _reads(self, wirings: Sequence[IndexSlice]) -> list[Read]:
-        """List what to read; arguments whose row numbers lie side by side share a gather."""
-        reads, flat = [], self.schedule.wiring
+    def _reads(self, slices: Sequence[IndexSlice]) -> list[Read]:
+        """List what to read; arguments with adjacent row numbers share a gather."""
+        reads, flat = [], self.schedule.index
         number = 0
-        while number < len(wirings):
-            first = wirings[number]
-            store, places = self.stores[first.store], packed(wirings, number)
-            if places == 1:
-                reads.append(Read(store, self._pick(first)))
+        while number < len(slices):
+            first = slices[number]
+            buffer, num_arguments = self.buffers[first.store], packed(slices, number)
+            if num_arguments == 1:
+                reads.append(Read(buffer, self._pick(first)))
             else:
-                index = flat[first.offset : first.offset + places * first.length]
-                reads.append(Read(store, index, places, first.stride > 1))
-            number += places
+                index = flat[first.offset : first.offset + num_arguments * first.length]
+                reads.append(Read(buffer, index, num_arguments, first.stride > 1))
+            number += num_arguments
         return reads
 
-    def _pick(self, wiring: IndexSlice) -> Pick:
-        if wiring.start >= 0:
-            return wiring.start, wiring.length
-        return self.schedule.rows_of(wiring)
+    def _pick(self, read: IndexSlice) -> Pick:
+        return (read.start, read.length) if read.start >= 0 else self.schedule.rows_of(read)
 
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
-        given = self.known
+        known = self.known
         used = {self.operations[step.operation] for step in self.schedule.steps}
-        no_row = self.schedule.wiring[:0]
+        no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature
             row_types = [row_type_of(wanted) for wanted in signature.inputs]
-            if operation in used or any(is_open([t]) and t not in given for t in row_types):
+            if operation in used or any(is_open(t) and t not in known for t in row_types):
                 continue
-            arguments = [self.engine.no_rows(row_type, given) for row_type in row_types]
-            results = operation(
-                *(
+            arguments: list[Any] = []
+            for wanted, row_type in zip(signature.inputs, row_types, strict=True):
+                parts = known.get(row_type) or self.engine.no_rows(row_type)
+                none = tuple(part.new_zeros((0, *part.shape[1:])) for part in parts)
+                rows = _argument(row_type, none)
+                arguments.append(
                     RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows
-                    for wanted, rows in zip(signature.inputs, arguments, strict=True)
                 )
-            )
+            results = operation(*arguments)
             # A module without arguments always returns its one row.
             size = 0 if signature.inputs else 1
-            for found in checked_results(signature, results, size, "the call on zero rows"):
-                rows = tuple(part[:0] for part in found)
-                store = RowBuffer(0)
-                store.allocate(rows, tuple(part.dtype for part in rows))
-                self.token = store.write(self.token, 0, rows)
+            for found in _checked_results(signature, results, size, "the call on zero rows"):
+                none = tuple(part[:0] for part in found)
+                buffer = RowBuffer(0)
+                buffer.allocate(none, tuple(part.dtype for part in none))
+                self.token = buffer.write(self.token, 0, none)
 
     def read(self, picks: Sequence[tuple[int, Pick]]) -> list[Rows]:
-        """Read copies of rows of stores, with their gradients."""
-        return self._exchange([Read(self.stores[store], pick) for store, pick in picks], own=True)
+        """Read copies of rows of buffers, with their gradients."""
+        return self._exchange([Read(self.buffers[n], pick) for n, pick in picks], copy=True)
 
-    def peek(self, store: int, rows: Tensor) -> Tensor:
-        """Return rows of a store without gradients."""
+    def peek(self, number: int, rows: Tensor) -> Tensor:
+        """Return rows of a buffer without gradients."""
         self._exchange([])
-        return self.stores[store].take(rows)[0]
+        return self.buffers[number].take(rows)[0]
 
     def outputs(self) -> dict[str, Any]:
         """Read all outputs."""
         found = self.schedule.outputs
-        reads = [Read(self.stores[o.wiring.store], self._pick(o.wiring)) for o in found.values()]
-        results = self._exchange(reads, own=True)
+        reads = [Read(self.buffers[o.rows.store], self._pick(o.rows)) for o in found.values()]
+        results = self._exchange(reads, copy=True)
         return {
             name: rows[0] if len(rows) == 1 else rows
             for name, rows in zip(found, results, strict=True)
         }
+
+
+def _argument(row_type: RowType, rows: Rows) -> Any:
+    """Return rows as a module takes them: a tensor or a tuple of tensors."""
+    return rows[0] if len(rows) == 1 and not isinstance(row_type, tuple) else rows
+
+
+def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows | None:
+    """Return the checked input rows of one buffer; None if it has none."""
+    kind, parts = describe(spec.row_type), parts_of(spec.row_type)
+    tag = parts[0].tag if len(parts) == 1 else ""
+    given = inputs.get(spec.row_type, inputs.get(tag) if tag else None)
+    if given is None:
+        if not spec.inputs:
+            return None
+        what = f"Engine: the inputs of type {kind} are missing"
+        got = f"inputs for {', '.join(map(str, inputs)) or 'nothing'}"
+        hint = f"engine(schedule, inputs={{{tag or '<row type>'!r}: rows}})"
+        raise mismatch(ValueError, what, f"{spec.inputs} rows", got, hint=hint)
+    rows = given if isinstance(given, tuple) else (given,)
+    if len(parts) == 1 and parts[0].shape is None:
+        parts *= len(rows)
+    if all(isinstance(part, Tensor) and part.dim() > 0 for part in rows) and any(
+        part.size(0) != spec.inputs for part in rows
+    ):
+        what = f"Engine: wrong number of input rows of type {kind}"
+        raise mismatch(ValueError, what, spec.inputs, ", ".join(map(describe_value, rows)))
+    _check_rows(rows, parts, spec.inputs, f"Engine: input rows of type {kind} do not fit")
+    return rows
+
+
+def _call(operation: Operation, arguments: Sequence[Any], rows: Sequence[Rows], where: str) -> Any:
+    """Call an operation; raise an error if it changes its rows, which other calls also read."""
+    # In inference mode tensors do not count in-place changes.
+    counted = [] if torch.is_inference_mode_enabled() else [p for parts in rows for p in parts]
+    before = [part._version for part in counted]
+    results = operation(*arguments)
+    if [part._version for part in counted] != before:
+        what = f"Operation {operation.signature.name!r}: its module changed an argument in place"
+        got = "a layer with inplace=True, or a method such as add_()"
+        hint = "inplace=False, or a clone: other calls read these rows too"
+        raise mismatch(RuntimeError, what, "unchanged rows", got, where=where, hint=hint)
+    return results
+
+
+def _checked_results(signature: Signature, results: Any, size: int, where: str) -> list[Rows]:
+    """Check the results of a module against its signature."""
+    what = f"Operation {signature.name!r}: invalid results of its module"
+    if len(signature.outputs) == 1:
+        results = (results,)
+    if not isinstance(results, tuple) or len(results) != len(signature.outputs):
+        wanted = f"{len(signature.outputs)} results: {signature}"
+        got = ", ".join(map(describe_value, results if isinstance(results, tuple) else (results,)))
+        raise mismatch(TypeError, what, wanted, got, where=where)
+    checked = [result if isinstance(result, tuple) else (result,) for result in results]
+    for rows, row_type in zip(checked, signature.outputs, strict=True):
+        _check_rows(rows, parts_of(row_type), size, what, where)
+    return checked
+
+
+def _check_rows(
+    rows: tuple[Any, ...], parts: tuple[TensorType, ...], size: int, what: str, where: str = ""
+) -> None:
+    if len(rows) != len(parts) or not all(
+        _fits(row, part, size) for row, part in zip(rows, parts, strict=True)
+    ):
+        wanted = f"{size} rows of {describe(parts if len(parts) > 1 else parts[0])}"
+        got, hint = ", ".join(map(describe_value, rows)), "one row per call, along the first axis"
+        raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
+
+
+def _fits(row: Any, part: TensorType, size: int) -> bool:
+    if not isinstance(row, Tensor):
+        return False
+    one_row = row.shape[1:] if part.shape is None else part.shape
+    # Half, single and double precision mix (autocast, .double()); other dtypes do not.
+    return row.shape == (size, *one_row) and (
+        part.dtype is None
+        or row.dtype == part.dtype
+        or (row.dtype.is_floating_point and part.dtype.is_floating_point)
+    )

@@ -1,12 +1,13 @@
 """Format errors in user input: up to five lines in Python, one on a command line."""
 
-import argparse
+from collections.abc import Iterable
 from operator import index
-from typing import NoReturn, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 import torch
 
 E = TypeVar("E", bound=Exception)
+T = TypeVar("T")
 
 
 class Mismatch(str):
@@ -34,7 +35,7 @@ def mismatch(
     where: object = "",
     hint: object = "",
 ) -> E:
-    """Make an error of a built-in class with the message of :func:`mismatch_text`.
+    """Create an error of a built-in class with the message of :func:`mismatch_text`.
 
     Example:
         >>> raise mismatch(ValueError, "Collater: the list is empty", "at least one example", 0)
@@ -46,8 +47,8 @@ def mismatch(
     return kind(mismatch_text(what, expected, got, where=where, hint=hint))
 
 
-def described(value: object) -> str:
-    """Write what was found in the place of a tensor: dtype and shape, or the class."""
+def describe_value(value: object) -> str:
+    """Describe a value found instead of a tensor: its dtype and shape, or its class."""
     if isinstance(value, torch.Tensor):
         kind = "" if value.layout == torch.strided else f", {value.layout}"
         where = " on meta" if value.device.type == "meta" else ""
@@ -57,7 +58,7 @@ def described(value: object) -> str:
 
 
 def checked_count(name: str, value: object) -> int:
-    """Return a whole number that is at least 1."""
+    """Return an integer that is at least 1, or raise an error."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise mismatch(TypeError, f"{name} is not a whole number", "1 or more", repr(value))
     if (number := index(value)) < 1:
@@ -65,14 +66,18 @@ def checked_count(name: str, value: object) -> int:
     return number
 
 
-class OneLineArguments(argparse.ArgumentParser):
-    """Parses the options of a sub-command; a wrong one gives one line and exit code 2."""
+def checked_choice(what: str, value: T, choices: Iterable[T], hint: object = "") -> T:
+    """Return a value that is one of some choices, or raise a ValueError.
 
-    def __init__(self, prog: str, description: str = "", **options: object) -> None:
-        # A shortened option is more often a mistyped one.
-        super().__init__(prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message on the error stream and ends the program."""
-        line = " ".join(message.split())
-        self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")
+    Example:
+        >>> checked_choice("Collater: unknown direction", "up", ["bottom_up", "top_down"])
+        Traceback (most recent call last):
+        ValueError: Collater: unknown direction.
+          expected: 'bottom_up' or 'top_down'
+          got:      'up'
+    """
+    if value in (known := list(choices)):
+        return value
+    *others, last = map(repr, known)
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    raise mismatch(ValueError, what, wanted, repr(value), hint=hint)

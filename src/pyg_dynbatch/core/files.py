@@ -1,4 +1,4 @@
-"""Open text, write and lock files as a whole, download with checksums."""
+"""Read text, write files atomically, lock folders, download with checksums."""
 
 import codecs
 import gzip
@@ -11,7 +11,7 @@ import urllib.request
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -34,51 +34,74 @@ def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name and rename it when it is complete."""
     path = Path(path)
     temporary = _temporary(path)
-    try:
-        with _blamed_on_the_folder(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(temporary)
-            with temporary.open("rb+") as handle:
-                # Without this a power cut may keep the new name and lose the content.
-                os.fsync(handle.fileno())
-            temporary.replace(path)
-    finally:
-        _remove_quietly(temporary)
+    with _renamed_at_the_end(temporary, path), _blamed_on_the_folder(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        with temporary.open("rb+") as handle:
+            # Without this, a power failure may keep the new name and lose the content.
+            os.fsync(handle.fileno())
     return path
 
 
 @contextmanager
-def whole_file(
+def atomic_file(
     path: str | Path, mode: str = "w", *, resume_at: int | None = None, **options: Any
 ) -> Iterator[Any]:
-    """Open a file to be written piece by piece; it gets its own name when the block has ended."""
-    path = Path(path)
-    temporary = _temporary(path) if resume_at is None else part_of(path)
+    """Open a file to be written piece by piece; it is renamed when the block ends without error."""
+    path, resumable = Path(path), resume_at is not None
+    temporary = part_of(path) if resumable else _temporary(path)
     with _blamed_on_the_folder(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         raw = _WatchedFile(temporary, path, resume_at)
-    try:
+    with _renamed_at_the_end(temporary, path, resumable):
         binary = io.BufferedWriter(raw)
         with binary if "b" in mode else io.TextIOWrapper(binary, **options) as file:
             yield file
             file.flush()
             with _blamed_on_the_folder(path):
                 os.fsync(file.fileno())
-        with _blamed_on_the_folder(path):
-            temporary.replace(path)
-    except BaseException as error:
-        if resume_at is None or isinstance(error, Exception):
-            _remove_quietly(temporary)
-        raise
 
 
 def part_of(path: str | Path) -> Path:
-    """Name the unfinished file that :func:`whole_file` can resume."""
+    """Return the path of the unfinished file that :func:`atomic_file` can resume."""
     return Path(f"{path}.part")
 
 
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+
+
+@contextmanager
+def _renamed_at_the_end(temporary: Path, path: Path, resumable: bool = False) -> Iterator[None]:
+    """Rename a file after the block; remove it on an error, unless it can be resumed."""
+    try:
+        yield
+        with _blamed_on_the_folder(path):
+            temporary.replace(path)
+    except BaseException as error:
+        # An interruption is not an Exception: a resumable file stays. If the file does not exist,
+        # the folder may be what is wrong, and that error is already being raised.
+        if (not resumable or isinstance(error, Exception)) and os.path.lexists(temporary):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def _blamed_on_the_folder(path: Path) -> Iterator[None]:
+    """Add the file and its folder to an OSError."""
+    try:
+        yield
+    except ConnectionError:  # the content could not be fetched; the folder is not to blame
+        raise
+    except OSError as error:
+        what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
+        got = f"{type(error).__name__}: {error.strerror or error}"
+        hint = "another folder; or check its permissions and the free space"
+        raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint) from error
+
+
 class _WatchedFile(io.FileIO):
-    """Names the file when a write fails, which the error of a full disk does not."""
+    """File whose write errors contain its name, which the error of a full disk does not."""
 
     def __init__(self, temporary: Path, path: Path, resume_at: int | None) -> None:
         self.path = path
@@ -99,68 +122,36 @@ class _WatchedFile(io.FileIO):
             raise
 
     def write(self, content: Any) -> int:
-        """Write as much as the system takes."""
+        """Write as much as the system accepts."""
         with _blamed_on_the_folder(self.path):
             return super().write(content)
-
-
-def refuse_overwriting(
-    command: str, outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]
-) -> None:
-    """Refuse an output that is an input or another output, links included."""
-    named = [("an input", "/dev/stdin" if path == "-" else path) for path in inputs if path]
-    for output in outputs:
-        if output in (None, "-"):
-            continue
-        same = next((what for what, path in named if _same_file(str(output), str(path))), None)
-        if same is not None:
-            what = f"{command}: an output is also {same}"
-            raise mismatch(ValueError, what, "another name", output)
-        named.append(("another output", output))
-
-
-def _same_file(first: str, second: str) -> bool:
-    try:
-        return Path(first).samefile(second)
-    except OSError:  # one of them does not exist yet
-        return os.path.realpath(first) == os.path.realpath(second)
 
 
 @contextmanager
 def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing to a folder at the same time."""
     path = Path(folder) / ".lock"
-    while True:
-        with _blamed_on_the_folder(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+")
-        with file:
-            if not _locked(file, str(path.parent)):
-                file.seek(0)
-                holder = file.read() or "another process"
-                if not wait:
-                    got, where = f"{holder}, which has not finished", path.parent
-                    wanted, hint = "one process that writes to it", "wait, or take another folder"
-                    raise mismatch(
-                        OSError, "the folder is in use", wanted, got, where=where, hint=hint
-                    )
-                print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            try:
-                locked = os.path.samestat(os.fstat(file.fileno()), path.stat())
-            except FileNotFoundError:
-                locked = False
-            if not locked:
-                continue  # the process that had the lock has removed the file since it was opened
+    with _blamed_on_the_folder(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    # The empty file stays: a process that waits for the lock has opened it already.
+    with file:
+        if not _locked(file, str(path.parent)):
+            file.seek(0)
+            holder = file.read() or "another process"
+            if not wait:
+                what, got = "the folder is in use", f"{holder}, which has not finished"
+                wanted, hint = "one process that writes to it", "wait, or use a different folder"
+                raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint)
+            print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        try:
+            yield
+        finally:
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
-            try:
-                yield
-            finally:
-                if fcntl is not None:
-                    path.unlink(missing_ok=True)  # while it is locked, so no other process has it
-            return
 
 
 def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
@@ -177,29 +168,6 @@ def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
     return True
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-
-
-@contextmanager
-def _blamed_on_the_folder(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ConnectionError:  # the content could not be fetched; the folder is not to blame
-        raise
-    except OSError as error:
-        what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
-        got = f"{type(error).__name__}: {error.strerror or error}"
-        hint = "another folder; or check its permissions and the free space"
-        raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint) from error
-
-
-def _remove_quietly(path: Path) -> None:
-    # The folder itself may be what is wrong; that error is already on its way to the user.
-    if os.path.lexists(path):
-        path.unlink()
-
-
 def existing(path: str | Path, what: str) -> Path:
     """Return the path of a file, or raise if it does not exist."""
     path = Path(path)
@@ -209,7 +177,7 @@ def existing(path: str | Path, what: str) -> Path:
 
 
 class Lines:
-    """Yields the lines of an open file as text and counts them."""
+    """Lines of an open file as text, with the number of lines read so far."""
 
     def __init__(self, stream: io.BufferedIOBase, path: str) -> None:
         self.path = "standard input" if path == "-" else path
@@ -218,34 +186,33 @@ class Lines:
         self._stream = stream
 
     def __iter__(self) -> Iterator[str]:
-        while raw := self._next():
+        while True:
+            try:
+                raw = self._stream.readline()
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                what = f"{self.name}: the compressed file is corrupt or truncated"
+                wanted, got = "a complete gzip file", f"{type(error).__name__}: {error}"
+                where = f"{self.path}, after line {self.number}"
+                raise mismatch(ValueError, what, wanted, got, where=where) from error
+            if not raw:
+                return
+            self.number += 1
+            if self.number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8) or b"\n"
             try:
                 line = raw.decode("utf-8")
             except UnicodeDecodeError as error:
+                what = f"{self.name}: the text is not UTF-8"
                 got = f"byte 0x{raw[error.start]:02x} ({error.reason})"
                 where = f"{self.path}:{self.number}:{error.start + 1}"
                 hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
-                what = f"{self.name}: the text is not UTF-8"
                 raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
             yield line
-
-    def _next(self) -> bytes:
-        try:
-            raw = self._stream.readline()
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            what = f"{self.name}: the compressed file is damaged or cut short"
-            got = f"{type(error).__name__}: {error}"
-            where = f"{self.path}, after line {self.number}"
-            raise mismatch(ValueError, what, "a complete gzip file", got, where=where) from error
-        self.number += bool(raw)
-        if self.number == 1:
-            raw = raw.removeprefix(codecs.BOM_UTF8) or (b"\n" if raw else b"")
-        return raw
 
 
 @contextmanager
 def open_lines(path: str | Path) -> Iterator[Lines]:
-    """Open a UTF-8 text file, which may be compressed by gzip, or standard input for ``-``."""
+    """Open a UTF-8 text file, which may be compressed with gzip, or standard input for ``-``."""
     if str(path) == "-":
         yield Lines(cast(io.BufferedIOBase, sys.stdin.buffer), "-")
         return
@@ -263,14 +230,14 @@ def read_lines(path: str | Path) -> list[str]:
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:
-        name = Path(path).name
-        raise mismatch(ValueError, f"{name}: the file is empty", "at least one line", 0, where=path)
+        what = f"{Path(path).name}: the file is empty"
+        raise mismatch(ValueError, what, "at least one line", 0, where=path)
     return lines
 
 
 def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
-    """Read a dictionary that was saved with its kind under ``"format"``."""
-    hint = "delete the file and make it again"
+    """Load a dictionary that was saved with its kind under ``"format"``."""
+    hint = "delete the file and create it again"
     try:
         # torch writes a checksum of every part, which torch.load does not compare.
         with ZipFile(path) as archive:
@@ -281,18 +248,14 @@ def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
         found = content["format"]
     except FileNotFoundError:
         raise
-    except Exception as error:  # torch and pickle raise many classes for a damaged file
-        got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        what, wanted = f"{what}: the file cannot be read", f"a file of the kind {kind}"
-        raise mismatch(ValueError, what, wanted, got, where=path, hint=hint) from error
+    except Exception as error:  # torch and pickle raise many classes for a corrupt file
+        what, got = f"{what}: the file cannot be read", f"{type(error).__name__}: {error}"
+        got = got.partition("\n")[0]
+        raise mismatch(ValueError, what, kind, got, where=path, hint=hint) from error
     if found != kind:
-        what = f"{what}: the file is of another kind"
+        what = f"{what}: the file is of a different kind"
         raise mismatch(ValueError, what, kind, found, where=path, hint=hint)
     return dict(content)
-
-
-_CHUNK = 1 << 16
-_TIMEOUT = 30.0  # seconds without a byte
 
 
 def sha256_of(path: str | Path) -> str:
@@ -302,29 +265,29 @@ def sha256_of(path: str | Path) -> str:
 
 
 def check_sha256(path: str | Path, sha256: str, what: str, hint: str = "") -> None:
-    """Refuse a file whose content is not the expected one."""
+    """Raise an error if the content of a file is not the expected one."""
     if (found := sha256_of(path)) != sha256:
-        got = f"sha256 {found}, {Path(path).stat().st_size:,} bytes"
         what = f"{what}: {Path(path).name} has a wrong checksum"
-        hint = hint or "delete the file and fetch it again"
+        got = f"sha256 {found}, {Path(path).stat().st_size:,} bytes"
+        hint = hint or "delete the file and download it again"
         raise mismatch(ValueError, what, f"sha256 {sha256}", got, where=path, hint=hint)
 
 
 def download_verified(
     url: str, folder: str | Path, sha256: str | None, what: str, *, hint: str = ""
 ) -> Path:
-    """Download a file unless it is there, and keep it only if its checksum is right.
+    """Download a file unless it exists, and keep it only if its checksum is right.
 
     Args:
-        url: Where the file is.
-        folder: Where it goes, under the last part of the address.
-        sha256: Its checksum; where it is unknown, None: that of the first download is noted in
-            ``<file>.sha256`` and must stay the same.
+        url: Address of the file.
+        folder: Folder of the download, which is named after the last part of the address.
+        sha256: Its checksum; if None, the checksum of the first download is saved in
+            ``<file>.sha256``, and later downloads must have the same one.
         what: Name of the data set, for messages and the progress bar.
         hint: What to do by hand when the download fails.
 
     Raises:
-        ConnectionError: If the address cannot be reached, or sends less than it promised.
+        ConnectionError: If the address cannot be reached, or the download is incomplete.
         OSError: If the folder cannot be written.
         ValueError: If the checksum is wrong.
 
@@ -351,7 +314,7 @@ def download_verified(
             _download(url, temporary, what)
         except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
             failed, got = f"{what}: the download failed", f"{type(error).__name__}: {error}"
-            wanted = "a network connection, or the files put in place by hand"
+            wanted = "a network connection, or a copy of the file in the folder"
             raise mismatch(ConnectionError, failed, wanted, got, where=url, hint=hint) from error
         if sha256 is not None:
             check_sha256(temporary, sha256, what, hint)
@@ -363,27 +326,28 @@ def download_verified(
 
 
 def _download(url: str, target: Path, what: str) -> None:
-    # torch.hub.download_url_to_file waits without end, and takes a file that is cut short.
-    with urllib.request.urlopen(url, timeout=_TIMEOUT) as response, target.open("wb") as handle:
+    # torch.hub.download_url_to_file has no timeout, and accepts a truncated file.
+    with urllib.request.urlopen(url, timeout=30.0) as response, target.open("wb") as handle:
         promised = int(response.headers.get("Content-Length") or 0)
         with Progress(f"{what}: {url}", "bytes", promised or None) as progress:
-            while chunk := response.read(_CHUNK):
+            while chunk := response.read(1 << 16):
                 handle.write(chunk)
                 progress.update(len(chunk))
-        if progress.done < promised:
-            got = f"{progress.done:,} of {promised:,} bytes"
-            raise ConnectionError(f"the connection ended after {got}")
+    if progress.done < promised:
+        raise ConnectionError(f"it ended after {progress.done:,} of {promised:,} bytes")
 
 
 def extract_member(archive: str | Path, member: str, target: str | Path, what: str) -> Path:
-    """Take one file out of a zip archive, whole or not at all."""
+    """Extract one file from a zip archive, atomically."""
     try:
         with ZipFile(archive) as opened:
             content = opened.read(member)
     except (BadZipFile, zlib.error, EOFError, KeyError) as error:
-        size = Path(archive).stat().st_size
-        wanted = f"a zip archive with {member}"
-        got = f"{type(error).__name__}: {error}, {size:,} bytes"
-        what, hint = f"{what}: the archive is damaged or cut short", "delete it and fetch it again"
+        what, wanted = (
+            f"{what}: the archive is corrupt or truncated",
+            f"a zip archive with {member}",
+        )
+        got = f"{type(error).__name__}: {error}, {Path(archive).stat().st_size:,} bytes"
+        hint = "delete it and download it again"
         raise mismatch(ValueError, what, wanted, got, where=archive, hint=hint) from error
     return write_atomically(target, lambda temporary: temporary.write_bytes(content))

@@ -1,4 +1,4 @@
-"""Learn, on the first mini-batches of a model, in which order its kinds of calls run best."""
+"""Learn from the first mini-batches of a model the best order of its kinds of calls."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,9 +12,10 @@ from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.structure import TopologicalOrder
 
 Frontier = tuple[tuple[str, ...], tuple[str, ...]]
-"""Kinds with a ready call: those whose turn it may be, and the others; names, sorted."""
+"""Names of the kinds with a ready call, sorted: those that may be chosen, and the others."""
 
-Choose = Callable[["_Walk", list[int], list[int]], int]
+Choose = Callable[["_Walk", list[int], Frontier], int]
+"""Chooses one of several kinds."""
 
 RULES: dict[str, Callable[["_Walk", int], float]] = {
     "*shallowest": lambda walk, kind: -walk.mean_depth(kind),
@@ -22,20 +23,20 @@ RULES: dict[str, Callable[["_Walk", int], float]] = {
     "*longest": lambda walk, kind: walk.longest[kind],
     "*fullest": lambda walk, kind: walk.ready[kind].sum() / walk.calls_left[kind],
 }
-"""What a rule makes as large as possible: minus the average depth of the waiting calls of a kind
-(agenda); the ready share of the calls that begin one of its longest chains; the length of these
-chains; the ready share of all its waiting calls."""
+"""A rule chooses the kind with the largest value: minus the average depth of its waiting calls
+(agenda); the ready fraction of the calls that begin one of its longest chains; the length of these
+chains; the ready fraction of all its waiting calls."""
 
 
 class LearnedPolicy:
-    """Repeatedly runs all ready calls of the kind that a small table names.
+    """Policy that repeatedly runs all ready calls of one kind, chosen by a small table.
 
     The lower bound on steps is the sum over kinds of the longest chain of calls of that kind. A
-    step is free if it makes this sum smaller: if every call at the head of one of the longest
-    remaining chains of its kind is ready. Among the kinds whose step is free (all ready kinds if
-    none is) the table chooses a kind or a rule by the set of ready kinds; one rule holds for sets
-    that it does not contain. :meth:`fit` fills it by search. Where depth or agenda makes fewer
-    steps, their order is taken. A policy may be used before it is fitted.
+    step is free if it reduces this sum: if every call that begins one of the longest remaining
+    chains of its kind is ready. Among the kinds whose step is free (all ready kinds if there is
+    none), the table chooses a kind or a rule by the set of ready kinds; a default rule applies to
+    other sets. :meth:`fit` fills the table by search. If depth or agenda takes fewer steps, their
+    order is used. A policy can be used before it is fitted.
 
     Args:
         table: The result of :meth:`to_dict`; empty by default.
@@ -71,11 +72,11 @@ class LearnedPolicy:
     def fit(
         self, batches: Sequence[Sequence[Program]], *, evaluations: int = 200
     ) -> "LearnedPolicy":
-        """Fill the table, entry by entry: keep what saves steps; return the policy itself.
+        """Fill the table with the entries that save steps, and return the policy itself.
 
         Args:
-            batches: A few mini-batches, at least one, each a list of programs.
-            evaluations: Largest number of tables tried on each group of operations.
+            batches: At least one mini-batch, each a list of programs.
+            evaluations: Largest number of tables to try on each group of operations.
         """
         if not len(batches):
             raise mismatch(ValueError, "LearnedPolicy.fit: no batches", "at least one", 0)
@@ -87,15 +88,16 @@ class LearnedPolicy:
                     walk = _Walk(graph)
                     walks.setdefault(tuple(sorted(walk.names)), []).append(walk)
         steps, every_walk = {}, [walk for mine in walks.values() for walk in mine]
-        for self.rule in RULES:
-            steps[self.rule] = self._measure(every_walk)[0]
+        for rule in RULES:
+            self.rule = rule
+            steps[rule] = self._measure(every_walk)[0]
         self.rule = min(steps, key=lambda rule: steps[rule])
         for mine in walks.values():
             self._descend(mine, evaluations)
         return self
 
     def _descend(self, walks: "list[_Walk]", evaluations: int) -> None:
-        """Change one entry at a time, until none saves steps or the bound is reached."""
+        """Change one entry at a time, until no change saves steps or the bound is reached."""
         bound = sum(walk.bound for walk in walks)
         best, seen = self._measure(walks)
         moves = _moves(seen)
@@ -107,10 +109,10 @@ class LearnedPolicy:
             evaluations -= 1
             self.table[frontier] = choice
             steps, now_seen = self._measure(walks)
-            # A rule holds for other batches too; a kind must earn its place on each of these.
+            # A rule also suits other batches; a kind must save a step on each of these.
             if best - steps >= (1 if choice in RULES else len(walks)):
                 best, seen = steps, now_seen
-                # Other entries may matter now: all of them are tried again.
+                # Other entries may save steps now: all of them are tried again.
                 moves = _moves(seen)
             else:
                 self.table[frontier] = former
@@ -118,42 +120,36 @@ class LearnedPolicy:
             self.table.setdefault(frontier, self.rule)
 
     def _measure(self, walks: "list[_Walk]") -> "tuple[int, list[Frontier]]":
-        """Count the steps, and collect the frontiers on which there is a choice."""
+        """Count the steps, and collect the frontiers with a choice."""
         seen: dict[Frontier, None] = {}
-        steps = 0
 
-        def choose(walk: "_Walk", free: list[int], others: list[int]) -> int:
-            if len(free) > 1:
-                seen.setdefault(walk.frontier(free, others))
-            return self._choose(walk, free, others)
+        def choose(walk: "_Walk", free: list[int], frontier: Frontier) -> int:
+            seen[frontier] = None
+            return self._choose(walk, free, frontier)
 
-        for walk in walks:
-            steps += int(walk.steps(choose).max()) + 1
-        return steps, list(seen)
+        return sum(int(walk.steps(choose).max()) + 1 for walk in walks), list(seen)
 
-    def _choose(self, walk: "_Walk", free: list[int], others: list[int]) -> int:
-        if len(free) == 1:
-            return free[0]
-        choice = self.table.get(walk.frontier(free, others), self.rule)
+    def _choose(self, walk: "_Walk", free: list[int], frontier: Frontier) -> int:
+        choice = self.table.get(frontier, self.rule)
         if choice not in RULES:
-            return walk.number[choice]
-        figure = RULES[choice]
-        # Ties go by name, so that the order is the same in every process.
-        return min(free, key=lambda kind: (-figure(walk, kind), walk.names[kind]))
+            return walk.names.index(choice)
+        value = RULES[choice]
+        # Ties are broken by name, so that the order is the same in every process.
+        return min(free, key=lambda kind: (-value(walk, kind), walk.names[kind]))
 
     def __call__(self, graph: DependencyGraph) -> np.ndarray:
-        """Return the step of each call; without names of operations the table is not used."""
+        """Return the step of each call; the table needs a graph with names of operations."""
         if graph.num_calls == 0 or np.unique(graph.kind).size == 1:
             return depth_policy(graph)
         walk = _Walk(graph)
         step = walk.steps(self._choose)
         if int(step.max()) + 1 == walk.bound:
             return step
-        # Agenda is never worse than depth.
+        # Agenda never takes more steps than depth.
         return min(step, agenda_policy(graph), key=lambda found: int(found.max()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the table as plain lists and strings, to be saved as JSON or in a checkpoint.
+        """Return the table as lists and strings, to save as JSON or in a checkpoint.
 
         Example:
             >>> LearnedPolicy().to_dict()
@@ -171,7 +167,7 @@ class LearnedPolicy:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Describe how much was learned."""
+        """Show the size of the table."""
         return f"LearnedPolicy({len(self.table)} frontiers)"
 
 
@@ -182,7 +178,7 @@ def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
 
 
 def _graphs_of(programs: Sequence[Program]) -> list[DependencyGraph]:
-    """Return a graph for each group of operations that call each other in turn."""
+    """Return a graph for each group of operations that depend on each other."""
     found: list[DependencyGraph] = []
 
     def record(graph: DependencyGraph) -> np.ndarray:
@@ -203,18 +199,17 @@ def _read_table(saved: Mapping[str, Any]) -> tuple[dict[Frontier, str], str]:
         problem = "a choice that is neither a rule nor a kind of its frontier"
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
-    what = "LearnedPolicy: not a saved table"
-    raise mismatch(ValueError, what, "the result of LearnedPolicy.to_dict()", problem)
+    wanted = "the result of LearnedPolicy.to_dict()"
+    raise mismatch(ValueError, "LearnedPolicy: not a saved table", wanted, problem)
 
 
 class _Walk(Walk):
-    """Also counts the ready and the remaining calls by the length of the chain they begin."""
+    """Walk that also counts ready and remaining calls by the length of the chains they begin."""
 
     def __init__(self, graph: DependencyGraph) -> None:
         super().__init__(graph)
         # Kinds without names match no entry.
         self.names = [graph.names[kind] if graph.names else f"\0{kind}" for kind in self.kinds]
-        self.number = {name: number for number, name in enumerate(self.names)}
         self.chain = self._chains()
         self.chains = [int(self.chain[self.kind == k].max()) for k in range(len(self.names))]
         self.bound = sum(self.chains)
@@ -233,31 +228,30 @@ class _Walk(Walk):
             chains[calls, self.kind[calls]] += 1
         return chains[np.arange(graph.num_calls), self.kind]
 
-    def frontier(self, free: list[int], others: list[int]) -> Frontier:
-        """Name the kinds on the frontier."""
-        first, rest = (tuple(sorted(self.names[k] for k in kinds)) for kinds in (free, others))
-        return first, rest
-
     def heads_ready(self, kind: int) -> float:
-        """The share of the calls at the head of the longest chains of a kind that are ready."""
+        """Return the ready fraction of the calls that begin one of the longest chains of a kind."""
         longest = self.longest[kind]
         return float(self.ready[kind, longest] / self.left[kind, longest])
 
     def steps(self, choose: Choose) -> np.ndarray:
-        """Make all steps; each is chosen among the free ones, or among all if none is free."""
+        """Run all calls; choose among the kinds whose step is free, or all if there is none."""
 
         def pick(ready: list[int]) -> int:
             free = [kind for kind in ready if self.heads_ready(kind) == 1] or ready
-            return choose(self, free, [kind for kind in ready if kind not in free])
+            if len(free) == 1:
+                return free[0]
+            others = set(ready) - set(free)
+            names, rest = (tuple(sorted(self.names[k] for k in each)) for each in (free, others))
+            return choose(self, free, (names, rest))
 
         return self.run(pick)
 
     def begin(self) -> None:
-        """Count the calls that remain; none is ready."""
+        """Start with all calls remaining and none ready."""
         super().begin()
         kinds, width = len(self.names), max(self.chains) + 1
         self.longest: list[int] = list(self.chains)
-        # One cell per kind and length of chain.
+        # One cell per kind and chain length.
         self.cell = self.kind * width + self.chain
         self.left = np.bincount(self.cell, minlength=kinds * width).reshape(kinds, width)
         self.ready: np.ndarray = np.zeros_like(self.left)

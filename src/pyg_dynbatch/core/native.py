@@ -16,11 +16,11 @@ from pathlib import Path
 from pyg_dynbatch.core.files import write_atomically
 
 FOLDER = "PYG_DYNBATCH_CACHE"
-"""The environment variable that names the folder of what was built."""
+"""Environment variable: the folder of compiled libraries."""
 
 _FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fPIC", "-std=c11",
-    # Not -ffast-math: linked into a library, it would change rounding for the whole process.
+    # Not -ffast-math, which would change rounding for the whole process.
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast",
 )  # fmt: skip
 
@@ -28,33 +28,34 @@ _log = logging.getLogger(__name__)
 
 
 def native_library(source: Path) -> ctypes.CDLL | None:
-    """Build a C file unless that was done before, and load it."""
+    """Compile a C file unless its library exists, and load it; None if that fails."""
     given = os.environ.get("CC") or "cc"
     try:
         command = shlex.split(given)
-    except ValueError as error:
-        _log.warning("%s: CC=%s cannot be parsed: %s", source.name, given, error)
-        return None
-    compiler = shutil.which(command[0]) if command else None
-    if compiler is None:
-        _log.info("%s: no C compiler found (cc, or $CC)", source.name)
-        return None
-    try:
+        compiler = shutil.which(command[0]) if command else None
+        if compiler is None:
+            _log.info("%s: no C compiler found (cc, or $CC)", source.name)
+            return None
         return _loaded(source, [compiler, *command[1:]])
-    # RuntimeError: there is no home folder, as in some containers.
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+    # ValueError: CC cannot be parsed. RuntimeError: there is no home folder, as in some containers.
+    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-        _log.warning("%s: could not be built or loaded with %s: %s", source.name, compiler, reason)
+        _log.warning("%s: could not be built or loaded with %s: %s", source.name, given, reason)
         return None
 
 
 def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
-    folder, name = _folder(), f"{source.stem}-{_key(source, compiler)}"
+    given, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
+    folder = Path(given or Path(cache or Path.home() / ".cache", "pyg_dynbatch"))
+    name = f"{source.stem}-{_key(source, compiler)}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = _kept(folder, name) if _is_trusted(folder) else None
-    if kept is not None:
-        return ctypes.CDLL(str(kept.resolve()))
-    # Nobody else can write there, and what a killed build leaves behind is not in the way.
+    for kept in sorted(folder.glob(f"{name}-*.so")) if _is_trusted(folder) else ():
+        # The name ends with the checksum of the content.
+        if _is_trusted(kept) and kept.stem == f"{name}-{_digest(kept.read_bytes())}":
+            return ctypes.CDLL(str(kept.resolve()))
+        _log.warning("%s: changed since it was built, or writable by others; built again", kept)
+        kept.unlink(missing_ok=True)
+    # No other user can write to a temporary folder, and it is removed if the build is killed.
     with tempfile.TemporaryDirectory(prefix="pyg_dynbatch-") as room:
         built = _build(compiler, source, Path(room))
         if not _is_trusted(folder):
@@ -63,26 +64,16 @@ def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
             return ctypes.CDLL(str(built))
         content = built.read_bytes()
 
-        def keep(path: Path) -> None:
+        def write(path: Path) -> None:
             path.write_bytes(content)
             path.chmod(0o755)
 
-        kept = write_atomically(folder / f"{name}-{_digest(content)}.so", keep)
+        kept = write_atomically(folder / f"{name}-{_digest(content)}.so", write)
     return ctypes.CDLL(str(kept.resolve()))
 
 
-def _kept(folder: Path, name: str) -> Path | None:
-    """Find a library with the checksum in its name, and remove others."""
-    for path in sorted(folder.glob(f"{name}-*.so")):
-        if _is_trusted(path) and path.stem == f"{name}-{_digest(path.read_bytes())}":
-            return path
-        _log.warning("%s: not as it was built, or writable by others; built again", path)
-        path.unlink(missing_ok=True)
-    return None
-
-
 def _is_trusted(path: Path) -> bool:
-    """Whether nobody but this user and root can write to a file or folder."""
+    """Return whether only this user and root can write to a file or folder."""
     if not hasattr(os, "geteuid"):
         return True
     found = path.stat()
@@ -93,21 +84,15 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _folder() -> Path:
-    if given := os.environ.get(FOLDER):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyg_dynbatch"
-
-
 def _key(source: Path, compiler: list[str]) -> str:
-    # Processors differ in their instructions, and home folders are shared between machines.
+    # Home folders are shared between machines, whose processors differ in their instructions.
     found = Path(compiler[0]).stat()
-    made_by = (*compiler, found.st_size, found.st_mtime_ns)
-    return _digest(repr([*_texts(source), *_FLAGS, *made_by, _processor()]).encode())
+    made_by = (*compiler, found.st_size, found.st_mtime_ns, _processor())
+    return _digest(repr([*_texts(source), *_FLAGS, *made_by]).encode())
 
 
 def _texts(source: Path) -> list[str]:
-    """The text of a file and of those it includes from its own folder."""
+    """Return the text of a file and of those it includes from its folder."""
     text = source.read_text()
     included = re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
     return [text, *(part for name in included for part in _texts(source.with_name(name)))]
@@ -123,8 +108,8 @@ def _processor() -> str:
 
 
 def _build(compiler: list[str], source: Path, folder: Path) -> Path:
-    # Linked without OpenMP: its functions are to be those that torch has loaded already, as two
-    # pools of threads would fight for the cores.
+    # Linked without OpenMP, to use the runtime that torch has loaded: two thread pools would
+    # compete for the cores.
     compiled, linked = folder / "built.o", folder / "built.so"
     for command in (
         [*compiler, *_FLAGS, "-c", str(source), "-o", str(compiled)],
@@ -135,19 +120,19 @@ def _build(compiler: list[str], source: Path, folder: Path) -> Path:
 
 
 SWITCH = "PYG_DYNBATCH_KEEP_MEMORY"
-"""The environment variable that switches this off where it is 0."""
+"""Environment variable: 0 disables :func:`keep_freed_memory`."""
 
 
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory instead of returning it to the system.
 
-    glibc returns every piece above 32 MB and gets it again in the next step, page by page and
-    filled with zeros: writing a tensor of 64 MB then takes five times as long. The process never
-    shrinks below its peak afterwards, so a library does not do it unasked; the console script
-    does. ``PYG_DYNBATCH_KEEP_MEMORY=0`` in the environment switches it off.
+    glibc returns every block above 32 MB and allocates it again in the next step, page by page
+    and filled with zeros: writing a tensor of 64 MB then takes five times as long. As the process
+    never shrinks below its peak afterwards, only the console script calls this by itself;
+    ``PYG_DYNBATCH_KEEP_MEMORY=0`` in the environment disables it.
 
     Returns:
-        Whether that was done; only glibc, on Linux, has these options.
+        Whether it had an effect; only glibc, on Linux, has these options.
 
     Reference:
         mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD.

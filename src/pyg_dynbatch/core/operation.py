@@ -1,8 +1,9 @@
-"""Tie a module to the types of its rows, and give every module one name to be batched by."""
+"""Bind modules to the types of their rows, under names by which calls are batched."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
 from types import MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 @dataclass(frozen=True)
 class Ragged:
-    """Marks an argument that takes any number of rows per call instead of exactly one.
+    """Argument that takes any number of rows per call instead of exactly one.
 
     The module receives a :class:`~pyg_dynbatch.core.types.RaggedRows` for it.
 
@@ -35,18 +36,18 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Signature:
-    """Names an operation and the types that go in and come out; holds no parameters.
+    """Name of an operation and the types of its arguments and results, without parameters.
 
-    Programs and schedules refer to operations by signature alone, so both are small to pickle
-    and can be made in loader workers.
+    Programs and schedules refer to operations by signature, so both are small to pickle and can
+    be created in loader workers.
 
     Args:
         name: Name of the operation, unique within one engine.
-        inputs: Type of each argument; ``Ragged`` for any number of rows. Without any, the module
-            is called once per batch and returns its one row (a learned start state).
+        inputs: Type of each argument; ``Ragged`` for any number of rows. Without arguments, the
+            module is called once per batch and returns one row (a learned start state).
         outputs: Type of each result.
-        random: Whether every call draws random numbers of its own (dropout), so that equal calls
-            on equal constants are not merged.
+        random: Whether every call draws its own random numbers (dropout), so that equal calls on
+            equal constants are not merged.
 
     Example:
         >>> add = Signature("add", (TensorType((3,)), TensorType((3,))), (TensorType((3,)),))
@@ -60,17 +61,16 @@ class Signature:
     random: bool = False
 
     def __post_init__(self) -> None:
-        """Turn lists into tuples and refuse what no program could call."""
+        """Turn lists into tuples; raise an error for a signature that no program can call."""
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
-            wanted = "a name and at least one output"
-            got = f"name {self.name!r}, {len(self.outputs)} outputs"
-            raise mismatch(ValueError, "Signature: name or outputs are empty", wanted, got)
+            what, got = "Signature: name or outputs are empty", (self.name, self.outputs)
+            raise mismatch(ValueError, what, "a name and at least one output", got)
         if self.random and not self.inputs:
             what = f"Signature {self.name!r}: random, but without an argument"
-            wanted = "an argument, whose rows are the number of calls"
-            raise mismatch(ValueError, what, wanted, str(self), hint="call it on a constant")
+            hint = "call it on a constant"
+            raise mismatch(ValueError, what, "one row of an argument per call", self, hint=hint)
 
     def fits(self, called: "Signature") -> bool:
         """Return whether a schedule that calls ``called`` can be run with this signature.
@@ -83,7 +83,7 @@ class Signature:
             and len(mine) == len(theirs)
             and all(
                 isinstance(a, Ragged) == isinstance(b, Ragged)
-                and (row_type_of(a) == row_type_of(b) or is_open([row_type_of(b)]))
+                and (row_type_of(a) == row_type_of(b) or is_open(row_type_of(b)))
                 for a, b in zip(mine, theirs, strict=True)
             )
         )
@@ -99,19 +99,19 @@ def row_type_of(wanted: RowType | Ragged) -> RowType:
     return wanted.row_type if isinstance(wanted, Ragged) else wanted
 
 
-def is_open(row_types: Sequence[RowType]) -> bool:
-    """Return whether some row type leaves its shape to the engine."""
-    return any(part.shape is None for row_type in row_types for part in parts_of(row_type))
+def is_open(row_type: RowType) -> bool:
+    """Return whether the shape of a row type is that of the first row written."""
+    return any(part.shape is None for part in parts_of(row_type))
 
 
 class Operation(nn.Module):
-    """Runs one module on many rows at once, under one signature.
+    """A module that is called on many rows at once, under one signature.
 
     Args:
         signature: Name and types.
         module: Called with one tensor ``[row, …]`` per argument (a tuple of tensors for a tuple
             type, ``RaggedRows`` for a ragged argument), and returns one such result per output.
-            Any callable; of a method, the module it belongs to is trained and moved.
+            Any callable; with a method, its module is trained and moved.
 
     Example:
         >>> vector = TensorType((3,))
@@ -122,8 +122,8 @@ class Operation(nn.Module):
     def __init__(self, signature: Signature, module: Callable[..., Any]) -> None:
         super().__init__()
         if not callable(module):
-            what = f"Operation {signature.name!r}: module cannot be called"
-            wanted = "an nn.Module or a function on batched tensors"
+            what = f"Operation {signature.name!r}: module is not callable"
+            wanted = "an nn.Module or a function of batched tensors"
             raise mismatch(TypeError, what, wanted, type(module).__name__)
         self.signature = signature
         self.module = module
@@ -136,7 +136,7 @@ class Operation(nn.Module):
 
 
 def module_of(called: object) -> nn.Module | None:
-    """Find the module behind a callable: itself, or that of a method or of a ``partial``."""
+    """Return the module of a callable: itself, or that of a method or a ``partial``; else None."""
     while isinstance(called, partial):
         called = called.func
     owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
@@ -146,29 +146,28 @@ def module_of(called: object) -> nn.Module | None:
 def draws_random_numbers(module: object) -> bool:
     """Return whether a module has dropout, or an attribute ``random`` that is true."""
     owner = module_of(module)
-    return getattr(module, "random", False) is True or (
-        owner is not None and any(map(_draws_itself, owner.modules()))
-    )
+    parts = () if owner is None else owner.modules()
+    return getattr(module, "random", False) is True or any(map(_draws_itself, parts))
 
 
 def _draws_itself(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
         return bool(getattr(part, "p", 1))
-    # Names under which modules keep a probability of dropping something.
+    # Attributes in which modules store a dropout probability.
     shares = [getattr(part, name, None) for name in ("dropout", "recurrent_dropout")]
     marked = getattr(part, "random", False) is True
     return marked or any(isinstance(share, float) and share > 0 for share in shares)
 
 
-# Keeps an operation called "double" or "train" apart from the methods of nn.Module.
+# Prefix that separates operations called "double" or "train" from the methods of nn.Module.
 _KEY = "op_"
 
 
 class Operations(nn.Module):
-    """Collects the operations of one model; the batching key is (module, input types).
+    """The operations of one model; calls are batched by module and input types.
 
-    Adding a module again with the same input types returns the same signature, so that its uses
-    are batched together. Two modules never share a signature, however alike they are.
+    Adding a module again with the same input types returns the same signature, so that its calls
+    are batched together. Two modules never share a signature, even if they are equal.
 
     Example:
         >>> operations, vector = Operations(), TensorType((3,))
@@ -193,13 +192,13 @@ class Operations(nn.Module):
         name: str = "",
         random: bool | None = None,
     ) -> Signature:
-        """Register a module, or find the signature it already has.
+        """Register a module, or return its signature if it is already registered.
 
         Args:
             module: The computation on batched rows.
             inputs: Type of each argument.
             outputs: Type of each result.
-            name: A name for messages and pictures; made from the class by default.
+            name: Name in messages and pictures; by default that of the class.
             random: Whether each call draws random numbers; by default, whether the module has
                 dropout.
 
@@ -210,45 +209,42 @@ class Operations(nn.Module):
             ValueError: If the name is taken, or the module was added with other outputs.
         """
         for known in self:
-            # Every access to a method makes another object of it.
+            # Every access to a method creates a new object.
             method = isinstance(module, MethodType) and known.module == module
             signature = known.signature
             if (known.module is module or method) and signature.inputs == tuple(inputs):
                 if signature.outputs != tuple(outputs):
                     what = f"Operations: {signature.name!r} was added before with other outputs"
-                    types = (signature.outputs, outputs)
-                    wanted, got = (", ".join(map(describe, each)) for each in types)
-                    raise mismatch(ValueError, what, wanted, got)
+                    both = (signature.outputs, outputs)
+                    raise mismatch(ValueError, what, *(", ".join(map(describe, o)) for o in both))
                 return signature
         if not name:
-            stem = name = type(module).__name__.lower()
-            number = 0
-            while name in self:
-                number += 1
-                name = f"{stem}_{number}"
+            stem = type(module).__name__.lower()
+            names = chain([stem], (f"{stem}_{number}" for number in count(1)))
+            name = next(free for free in names if free not in self)
         if name in self or "." in name:
-            what = f"Operations: the name {name!r} cannot be used"
-            got = f"{name!r}; so far: {', '.join(s.name for s in self.signatures) or 'none'}"
-            raise mismatch(ValueError, what, "a free name without a full stop", got)
+            what = f"Operations: the name {name!r} is taken or has a full stop"
+            taken = ", ".join(s.name for s in self.signatures)
+            raise mismatch(ValueError, what, f"a name without a full stop, none of: {taken}", name)
         draws = draws_random_numbers(module) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
         return signature
 
     def __getitem__(self, name: str) -> Operation:
-        """Return the operation of a name."""
+        """Return the operation with a name."""
         return self._by_name[_KEY + name]  # type: ignore[return-value]
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a name is registered."""
+        """Return whether there is an operation with a name."""
         return _KEY + name in self._by_name
 
     def __iter__(self) -> Iterator[Operation]:
-        """Walk over the operations in the order they were added."""
+        """Iterate over the operations in the order they were added."""
         return iter(self._by_name.values())  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        """Count the operations."""
+        """Return the number of operations."""
         return len(self._by_name)
 
     @property
@@ -258,5 +254,5 @@ class Operations(nn.Module):
 
 
 def any_type(tag: str) -> TensorType:
-    """Make a tensor type whose shape and dtype the first row written decides."""
+    """Return a tensor type whose shape and dtype are those of the first row written."""
     return TensorType(None, None, tag)

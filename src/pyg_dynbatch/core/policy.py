@@ -1,11 +1,11 @@
-"""Decide the order of steps: pure functions from a dependency graph to step numbers."""
+"""Choose the order of steps: pure functions from a dependency graph to step numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.structure import TopologicalOrder, longest_paths
 
 
@@ -16,8 +16,8 @@ class DependencyGraph:
     Args:
         kind: Operation of each call, ``[call]``.
         source: The call that must come first, ``[dependency]``.
-        target: The call that waits for it, ``[dependency]``.
-        names: Name of each operation, if policies are to know operations by name.
+        target: The call that depends on it, ``[dependency]``.
+        names: Name of each operation, for policies that use names.
     """
 
     kind: np.ndarray
@@ -39,7 +39,7 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
     """Run all calls of one kind at one depth together.
 
     Args:
-        graph: Calls and what they wait for.
+        graph: Calls and their dependencies.
 
     Returns:
         Step of each call, ``[call]``, without gaps.
@@ -60,11 +60,11 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
 def agenda_policy(graph: DependencyGraph) -> np.ndarray:
     """Repeatedly run all ready calls of the kind whose waiting calls are shallowest.
 
-    A kind with deep members waits for them, so it mostly runs in fewer and fuller steps; where
-    this rule makes more of them than :func:`depth_policy`, the latter's are taken.
+    A kind with deep calls waits for them, so it mostly runs in fewer and fuller steps. If this
+    rule takes more steps than :func:`depth_policy`, the latter's order is used.
 
     Args:
-        graph: Calls and what they wait for.
+        graph: Calls and their dependencies.
 
     Returns:
         Step of each call, ``[call]``, without gaps.
@@ -88,7 +88,7 @@ def agenda_policy(graph: DependencyGraph) -> np.ndarray:
 
 
 class Walk:
-    """Makes the calls of a graph step by step: all ready calls of one kind at a time."""
+    """Simulated run of a graph, step by step: all ready calls of one kind at a time."""
 
     def __init__(self, graph: DependencyGraph) -> None:
         self.graph = graph
@@ -96,7 +96,7 @@ class Walk:
         self.depth = longest_paths(graph.source, graph.target, graph.num_calls)
 
     def begin(self) -> None:
-        """Count the calls that remain: all of them."""
+        """Start with all calls remaining."""
         graph, kinds = self.graph, self.kinds.size
         self.order = TopologicalOrder(graph.source, graph.target, graph.num_calls)
         self.calls_left: np.ndarray = np.bincount(self.kind, minlength=kinds)
@@ -107,24 +107,23 @@ class Walk:
         return float(self.depth_left[kind] / self.calls_left[kind])
 
     def add_ready(self, calls: np.ndarray) -> None:
-        """Count calls that have become ready."""
+        """Count calls that are now ready."""
 
     def remove(self, kind: int, calls: np.ndarray) -> None:
-        """Count the ready calls of a kind as made."""
+        """Remove the ready calls of a kind from the remaining ones."""
         self.calls_left[kind] -= calls.size
         self.depth_left[kind] -= self.depth[calls].sum()
 
     def run(self, choose: Callable[[list[int]], int]) -> np.ndarray:
-        """Make all steps, each of the kind chosen among the ready ones; return them per call."""
+        """Run all calls, each step of a chosen ready kind; return the step of each call."""
         self.begin()
         step, number = np.empty(self.graph.num_calls, dtype=np.int64), 0
         ready: list[list[np.ndarray]] = [[] for _ in self.kinds]
         new = self.order.first()
         while True:
             self.add_ready(new)
-            kind_of_new = self.kind[new]
-            for kind in np.unique(kind_of_new):
-                ready[kind].append(new[kind_of_new == kind])
+            for kind in np.unique(self.kind[new]):
+                ready[kind].append(new[self.kind[new] == kind])
             kinds = [kind for kind, calls in enumerate(ready) if calls]
             if not kinds:
                 return step
@@ -140,29 +139,26 @@ POLICIES: dict[str, Policy] = {"depth": depth_policy, "agenda": agenda_policy}
 
 
 def policy_of(policy: str | Policy) -> Policy:
-    """Find a policy by name; return a function as it is."""
+    """Return the policy of a name; return a function as it is."""
     if callable(policy):
         return policy
-    if found := POLICIES.get(policy):
-        return found
-    wanted = f"one of {', '.join(map(repr, POLICIES))}, or a function"
-    raise mismatch(ValueError, f"Schedule: unknown policy {policy!r}", wanted)
+    what, hint = f"Schedule: unknown policy {policy!r}", "or a function of a DependencyGraph"
+    return POLICIES[checked_choice(what, policy, POLICIES, hint)]
 
 
 def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
-    """Return the step of each call: groups of kinds one after another, the policy inside."""
+    """Return the step of each call: one group of kinds after another, ordered by the policy."""
     chosen, group = policy_of(policy), _groups(graph)[graph.kind]
     step = np.empty(graph.num_calls, dtype=np.int64)
     inner = group[graph.source] == group[graph.target]
     first = 0
     for number in np.unique(group):
         calls = np.flatnonzero(group == number)
-        place = np.full(graph.num_calls, -1)
-        place[calls] = np.arange(calls.size)
+        new_number = np.full(graph.num_calls, -1)
+        new_number[calls] = np.arange(calls.size)
         edges = inner & (group[graph.source] == number)
-        part = DependencyGraph(
-            graph.kind[calls], place[graph.source[edges]], place[graph.target[edges]], graph.names
-        )
+        source, target = new_number[graph.source[edges]], new_number[graph.target[edges]]
+        part = DependencyGraph(graph.kind[calls], source, target, graph.names)
         inside = chosen(part)
         if chosen not in POLICIES.values():
             inside = _checked_steps(part, inside)
@@ -183,28 +179,25 @@ def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
         mixed = np.flatnonzero(graph.kind[first][found] != graph.kind)
         if late.size:
             source, target = graph.source[late[0]], graph.target[late[0]]
-            problem = f"call {target} in the step of call {source}, which it waits for, or before"
+            problem = f"call {target} not in a later step than call {source}, on which it depends"
         elif mixed.size:
-            problem = f"call {mixed[0]} in one step with a call of another kind"
+            problem = f"call {mixed[0]} in one step with a call of a different kind"
     if problem:
-        what = "Schedule: the policy gives steps that cannot be made"
         wanted = "an integer per call; calls of one step are of one kind and independent"
-        raise mismatch(ValueError, what, wanted, problem)
+        raise mismatch(ValueError, "Schedule: invalid steps of the policy", wanted, problem)
     return found
 
 
 def _groups(graph: DependencyGraph) -> np.ndarray:
     """Number the strongly connected groups of kinds in topological order."""
-    num_kinds = int(graph.kind.max()) + 1 if graph.num_calls else 0
+    num_kinds = int(graph.kind.max()) + 1
     reach = np.eye(num_kinds, dtype=bool)
     reach[graph.kind[graph.source], graph.kind[graph.target]] = True
     # Warshall's closure: kinds are few (one per operation), calls are many.
     for middle in range(num_kinds):
         reach |= np.outer(reach[:, middle], reach[middle])
     mutual = reach & reach.T
-    leader = mutual.argmax(1) if num_kinds else np.zeros(0, dtype=np.int64)
-    # A group comes after every group that reaches it; fewer ancestors first, then by number.
-    ancestors = reach.sum(0)
-    order = sorted(set(leader.tolist()), key=lambda k: (ancestors[k], k))
-    rank = {kind: position for position, kind in enumerate(order)}
-    return np.array([rank[int(kind)] for kind in leader], dtype=np.int64)
+    leaders, group = np.unique(mutual.argmax(1), return_inverse=True)
+    # A group comes after every group that reaches it: fewer ancestors first, then by number.
+    ancestors = reach.sum(0)[leaders]
+    return np.argsort(np.lexsort((leaders, ancestors)))[group]

@@ -1,4 +1,4 @@
-"""Record the calls of one example without running them; join the programs of a mini-batch."""
+"""Record the calls of one example without running them; concatenate the programs of a batch."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,17 +7,26 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.core.types import RowType, constant_row, describe, parts_of
+from pyg_dynbatch.core.types import (
+    RowType,
+    TensorType,
+    describe,
+    has_gradient,
+    overflowing_value,
+    parts_of,
+    range_of,
+)
 
 CONSTANT, INPUT, RESULT = 0, 1, 2
-"""Where a value comes from."""
+"""Kinds of values: constants, input rows, results of calls."""
 
 Numbers = Any
-"""Integers: an ``array`` that grows while calls are recorded, a numpy array afterwards."""
+"""Integers: a growing ``array`` while calls are recorded, a numpy array afterwards."""
 
 Rows = tuple[np.ndarray, ...]
 """Constants of one row type, one array ``[row, ...]`` per part."""
@@ -48,38 +57,38 @@ class Value:
         return f"Value({self.number}, {describe(self.row_type)}, depth {self.depth})"
 
     def __bool__(self) -> bool:
-        """Refuse to decide anything: a value is only recorded, and computed later."""
+        """Raise an error: a value is only recorded, and computed later."""
         what = "Value: used as a truth value while calls are recorded"
-        wanted = "a decision that the host can make, such as by the shape of the tree"
+        wanted = "a condition known on the host, such as the shape of the tree"
         hint = "`value is not None` for its presence; torch.where in an operation for its content"
         raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled alone: a value means nothing without its program."""
+        """Raise an error: a value is meaningless without its program."""
         what, wanted = "Value: a value cannot be pickled or copied", "the program that recorded it"
-        hint = "pickle the program; mark what you need with program.output(value)"
+        hint = "pickle the program, after program.output(value)"
         raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
 
 
 @dataclass(eq=False, repr=False)
 class Program:
-    """Records the calls of one example as integers and constants; holds no parameters.
+    """Recorded calls of one example, as integers and constants without parameters.
 
-    Values are numbered in the order they are made, so a program is always acyclic. A program may
-    also be made of finished arrays, and :func:`concatenate` makes one program of many examples.
+    Values are numbered in the order they are recorded, so a program is always acyclic. A program
+    can also be created from arrays, and :func:`concatenate` joins the programs of many examples.
 
     Args:
-        signatures: Signatures that calls name by number.
-        row_types: Row types that values name by number.
+        signatures: Signatures, to which calls refer by number.
+        row_types: Row types, to which values refer by number.
         num_inputs: Number of input rows of each row type.
         num_constants: Number of constants of each row type.
-        constants: Constants of each row type, as a list of pieces of any number of rows.
+        constants: Constants of each row type, as a list of arrays with any number of rows.
         value_type: Row type of each value.
         value_kind: Whether it is a constant, an input row or a result.
-        value_place: Number of the constant, of the input row, or of the call.
+        value_index: Number of the constant, of the input row, or of the call.
         value_slot: For results, which output of the call.
         call_signature: Signature of each call.
-        read_value: For each row that is read: the value.
+        read_value: For each row that is read, its value.
         read_call: The call that reads it.
         read_argument: Which argument of the call it belongs to.
         outputs: Values of each named output.
@@ -105,7 +114,7 @@ class Program:
     constants: list[list[Rows]] = field(default_factory=list)
     value_type: Numbers = field(default_factory=_growing)
     value_kind: Numbers = field(default_factory=_growing)
-    value_place: Numbers = field(default_factory=_growing)
+    value_index: Numbers = field(default_factory=_growing)
     value_slot: Numbers = field(default_factory=_growing)
     call_signature: Numbers = field(default_factory=_growing)
     read_value: Numbers = field(default_factory=_growing)
@@ -133,11 +142,11 @@ class Program:
         """Longest chain of calls that read something; 0 for a program without calls."""
         # Copies: an array that is being viewed cannot grow.
         value, call = np.array(self.read_value), np.array(self.read_call)
-        # A call that reads nothing (a learned start state) waits for nothing and counts nothing.
+        # A call that reads nothing, such as a learned start state, does not count.
         reads = np.zeros(self.num_calls, dtype=bool)
         reads[call] = True
         inner = np.flatnonzero(np.array(self.value_kind)[value] == RESULT)
-        source, target = np.array(self.value_place)[value[inner]], call[inner]
+        source, target = np.array(self.value_index)[value[inner]], call[inner]
         kept = reads[source]
         depth = longest_paths(source[kept], target[kept], self.num_calls) + 1
         return int(depth[reads].max(initial=0))
@@ -165,21 +174,21 @@ class Program:
         if len(pieces) != len(parts):
             what = "Program.constant: wrong number of parts"
             raise mismatch(ValueError, what, describe(row_type), f"{len(pieces)} parts")
-        rows = tuple(constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
+        rows = tuple(_constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
         number = self._number_of_type(row_type)
         self.constants[number].append(rows)
         self.num_constants[number] += 1
         return self._value(row_type, CONSTANT, self.num_constants[number] - 1, 0, 0)
 
     def input(self, row_type: RowType, row: int) -> Value:
-        """Add a row that comes from outside, such as one row of an encoder's result.
+        """Add an input row, such as one row of an encoder's result.
 
-        The engine is given the rows of all examples, one example after another, as PyG lays out
-        ``x``; gradients flow back into them.
+        The engine takes the rows of all examples, one example after another, like ``x`` in PyG;
+        gradients flow back into them.
 
         Args:
             row_type: Type of the row.
-            row: Its number, counted from 0 within this example.
+            row: Its number within this example, from 0.
         """
         if row < 0:
             raise mismatch(ValueError, "Program.input: negative row", "row >= 0", row)
@@ -188,11 +197,11 @@ class Program:
         return self._value(row_type, INPUT, row, 0, 0)
 
     def declare_inputs(self, row_type: RowType, rows: int) -> None:
-        """State how many input rows of a type the example has, if not all of them are read.
+        """Set the number of input rows of a type, if the example does not read all of them.
 
         Args:
             row_type: Type of the rows.
-            rows: Their number, no fewer than are read.
+            rows: Number of rows, at least as many as are read.
         """
         number = self._number_of_type(row_type)
         if rows < self.num_inputs[number]:
@@ -204,7 +213,7 @@ class Program:
         """Record one call.
 
         Args:
-            signature: What to call.
+            signature: Signature of the operation.
             *arguments: One value per input; a sequence of values for a ragged one.
 
         Returns:
@@ -216,16 +225,17 @@ class Program:
         """
         call = self.num_calls
         if not isinstance(signature, Signature):
-            what, got = "Program.call: not a signature", type(signature).__name__
-            hint = "the signature that operations.add(module, inputs, outputs) returns"
-            raise mismatch(TypeError, what, "a Signature", got, where=f"call {call}", hint=hint)
+            what, wanted = (
+                "Program.call: not a signature",
+                "operations.add(module, inputs, outputs)",
+            )
+            raise mismatch(TypeError, what, wanted, type(signature).__name__, where=f"call {call}")
         if len(arguments) != len(signature.inputs):
             what = f"Operation {signature.name!r}: wrong number of arguments"
             wanted = f"{len(signature.inputs)}: {signature}"
             raise mismatch(TypeError, what, wanted, len(arguments), where=f"call {call}")
-        rows = [self._rows(signature, *argument) for argument in enumerate(arguments)]
-        # A call that reads nothing (a learned start state) waits for nothing and counts nothing.
-        depth = 0
+        rows = [self._checked_argument(signature, *each) for each in enumerate(arguments)]
+        depth = 0  # also of a call that reads nothing, such as a learned start state
         for position, values in enumerate(rows):
             for value in values:
                 self.read_value.append(value.number)
@@ -251,44 +261,43 @@ class Program:
             ValueError: If the value belongs to another program.
             TypeError: If values of two types are marked under one name.
         """
-        self._own(value, f"output {name!r}")
+        self._check_value(value, f"output {name!r}")
         marked: Numbers = self.outputs.setdefault(name, _growing())
         if marked:
             first = self.row_types[self.value_type[marked[0]]]
             if first != value.row_type:
-                what, wanted = f"Program.output: {name!r} mixes two types", describe(first)
-                hint = "give the second one a name of its own"
-                raise mismatch(TypeError, what, wanted, describe(value.row_type), hint=hint)
+                what, got = f"Program.output: {name!r} mixes two types", describe(value.row_type)
+                hint = "use a separate name for each type"
+                raise mismatch(TypeError, what, describe(first), got, hint=hint)
         marked.append(value.number)
 
-    def _rows(self, signature: Signature, position: int, argument: Any) -> list[Value]:
-        """Check the values of one argument of a call."""
+    def _checked_argument(self, signature: Signature, position: int, argument: Any) -> list[Value]:
+        """Return the values of one argument of a call."""
         where = f"call {self.num_calls}, argument {position}"
         wanted = signature.inputs[position]
         row_type, ragged = row_type_of(wanted), isinstance(wanted, Ragged)
         values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
         for value in values:
-            self._own(value, where)
+            self._check_value(value, where)
             if value.row_type != row_type:
                 what = f"Operation {signature.name!r}: argument types differ"
-                got = describe(value.row_type)
-                raise mismatch(TypeError, what, describe(row_type), got, where=where)
+                types = describe(row_type), describe(value.row_type)
+                raise mismatch(TypeError, what, *types, where=where)
         return values
 
-    def _own(self, value: Any, where: str) -> None:
+    def _check_value(self, value: Any, where: str) -> None:
         if not isinstance(value, Value):
-            what, got = "Program: not a value of a program", type(value).__name__
-            wanted = "what constant(), input() or call() returned"
-            hint = "wrap data with program.constant(row_type, data)"
+            what, wanted = "Program: not a value of a program", "the result of constant() or call()"
+            got, hint = type(value).__name__, "wrap data: program.constant(row_type, data)"
             raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
         if value.program is not self:
-            what = "Program: a value of another program"
+            what = "Program: a value of a different program"
             raise mismatch(ValueError, what, "values of this program", repr(value), where=where)
 
     def _value(self, row_type: RowType, kind: int, place: int, slot: int, depth: int) -> Value:
         self.value_type.append(self._number_of_type(row_type))
         self.value_kind.append(kind)
-        self.value_place.append(place)
+        self.value_index.append(place)
         self.value_slot.append(slot)
         return Value(self, len(self.value_type) - 1, row_type, depth)
 
@@ -304,14 +313,19 @@ class Program:
     def _number_of_signature(self, signature: Signature) -> int:
         number = self._signature_number.setdefault(signature, len(self.signatures))
         if number == len(self.signatures):
+            for known in self.signatures:
+                if known.name == signature.name:
+                    what = f"Program: two signatures are called {known.name!r}"
+                    hint = "take all signatures from one Operations object"
+                    raise mismatch(TypeError, what, known, signature, hint=hint)
             self.signatures = (*self.signatures, signature)
             for wanted in signature.inputs:
-                # Of the type of a ragged argument there may be no value.
+                # A ragged argument may have no values.
                 self._number_of_type(row_type_of(wanted))
         return number
 
     def __getstate__(self) -> dict[str, Any]:
-        """Join the constants of each type, as many small arrays take more room."""
+        """Concatenate the constants of each type: many small arrays take more memory."""
         for number in range(len(self.row_types)):
             self.constant_rows(number)
         return vars(self)
@@ -320,14 +334,39 @@ class Program:
         return f"Program({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
 
 
+def _constant_row(part: TensorType, data: Any) -> np.ndarray:
+    """Convert a constant to an array of the shape and dtype of its type."""
+    if part.shape is None or part.dtype is None:
+        what = "Program.constant: the type leaves shape or dtype open"
+        raise mismatch(TypeError, what, "a TensorType with shape and dtype", part)
+    tensor = torch.as_tensor(data).detach().cpu()
+    shape = tuple(tensor.shape)
+    if shape != part.shape:
+        got = TensorType(shape, tensor.dtype)
+        raise mismatch(ValueError, "Program.constant: shape differs", part, got)
+    if has_gradient(tensor.dtype) and not has_gradient(part.dtype):
+        got = TensorType(shape, tensor.dtype)
+        raise mismatch(TypeError, "Program.constant: dtype differs", part, got)
+    if (wrong := overflowing_value(tensor, part.dtype)) is not None:
+        what = "Program.constant: an integer is beyond the range of its dtype"
+        raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
+    if not isinstance(data, torch.Tensor | np.ndarray):
+        # Python floats are float64; torch.as_tensor above has rounded them to float32.
+        tensor = torch.as_tensor(data, dtype=part.dtype)
+    # numpy has no bfloat16; float32 represents it exactly.
+    stored = torch.float32 if part.dtype == torch.bfloat16 else part.dtype
+    # A copy: the program must not change when the caller's array does.
+    return tensor.to(stored).numpy().copy()
+
+
 _INTEGERS = (
-    "value_type", "value_kind", "value_place", "value_slot", "call_signature", "read_value",
+    "value_type", "value_kind", "value_index", "value_slot", "call_signature", "read_value",
     "read_call", "read_argument",
 )  # fmt: skip
 
 
 def concatenate(programs: Sequence[Program]) -> Program:
-    """Join the programs of a mini-batch into one, with one list of signatures and row types."""
+    """Concatenate the programs of a mini-batch, with one list of signatures and row types."""
     if len(programs) == 1 and isinstance(programs[0].value_type, np.ndarray):
         return programs[0]
     joined = Program(num_examples=0)
@@ -339,11 +378,11 @@ def concatenate(programs: Sequence[Program]) -> Program:
         own = {name: np.array(getattr(program, name), dtype=np.int64) for name in _INTEGERS}
         kinds = np.array([joined._number_of_signature(s) for s in program.signatures], np.int64)
         types = [joined._number_of_type(row_type) for row_type in program.row_types]
-        # Places count constants or input rows of a type, or calls.
+        # ``value_index`` is the number of a constant or input row of a type, or of a call.
         constants = [joined.num_constants[number] for number in types]
         inputs = [joined.num_inputs[number] for number in types]
         before = np.array([constants, inputs, [calls] * len(types)], dtype=np.int64)
-        own["value_place"] += before[own["value_kind"], own["value_type"]]
+        own["value_index"] += before[own["value_kind"], own["value_type"]]
         own["value_type"] = np.array(types, dtype=np.int64)[own["value_type"]]
         own["call_signature"] = kinds[own["call_signature"]]
         own["read_value"] += values

@@ -1,14 +1,14 @@
-"""Show how far long work has come: by a bar on a terminal, by lines in a log."""
+"""Show the progress of long work: as a bar on a terminal, as lines in a log."""
 
 import sys
 import time
 from typing import Any
 
-_SECONDS = 30.0
+_SECONDS = 30.0  # between lines in a log
 
 
 class Progress:
-    """Counts what is done."""
+    """Progress bar or log lines with the number of finished items."""
 
     def __init__(
         self, what: str, unit: str, total: int | None = None, *, shown: bool = True
@@ -18,21 +18,15 @@ class Progress:
         if shown and terminal:
             from tqdm import tqdm
 
-            self._bar = tqdm(
-                desc=what,
-                unit=f" {unit}",
-                total=total,
-                unit_scale=unit == "bytes",
-                mininterval=0.5,
-                delay=0.5,
-            )
+            often = {"mininterval": 0.5, "delay": 0.5, "unit_scale": unit == "bytes"}
+            self._bar = tqdm(desc=what, unit=f" {unit}", total=total, **often)
         self._logs = shown and not terminal
         self._what, self.done = what, 0
         self._unit = unit if total is None else f"of {total:,} {unit}"
         self._begun = self._logged = time.monotonic()
 
     def update(self, count: int = 1) -> None:
-        """Add what has been done since."""
+        """Add newly finished items."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)

@@ -1,4 +1,4 @@
-"""Evaluate programs one call at a time: the slow truth that every schedule is compared with."""
+"""Evaluate programs one call at a time: the reference for all schedules."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,18 +8,19 @@ import torch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.program import CONSTANT, INPUT, Program
+from pyg_dynbatch.core.row_buffer import Rows
 from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 
 
 def run_one_by_one(
     engine: Engine, programs: Sequence[Program], inputs: Mapping[RowType | str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run every call of every program by itself, on rows of batch size 1.
+    """Run every call of every program separately, with batch size 1.
 
-    No schedule, no stores, no merging; plain autograd, so second derivatives are right too.
+    There are no schedules, buffers or merged calls. Plain autograd also gives second derivatives.
 
     Args:
-        engine: Holds the operations.
+        engine: Engine with the operations.
         programs: One program per example.
         inputs: As for :meth:`Engine.forward`.
 
@@ -37,7 +38,7 @@ def run_one_by_one(
         tensor([8.])
     """
     used: dict[RowType, int] = {}
-    collected: dict[str, list[tuple[torch.Tensor, ...]]] = {}
+    collected: dict[str, list[Rows]] = {}
     for program in programs:
         values = _run(engine, program, inputs or {}, used)
         for name, marked in program.outputs.items():
@@ -53,24 +54,23 @@ def run_one_by_one(
 
 def _run(
     engine: Engine, program: Program, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
-) -> list[tuple[torch.Tensor, ...]]:
-    """The parts of every value of one program, each with a batch axis of 1."""
+) -> list[Rows]:
+    """Return the parts of every value of one program, each with a batch axis of size 1."""
     kinds = program.call_signature.tolist()
     reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
     columns = (program.read_value, program.read_call, program.read_argument)
     for value, call, argument in zip(*(column.tolist() for column in columns), strict=True):
         reads[call][argument].append(value)
-    values: list[tuple[torch.Tensor, ...]] = []
+    values: list[Rows] = []
     results: dict[int, list[Any]] = {}
-    values_of = (program.value_kind, program.value_place, program.value_slot, program.value_type)
+    values_of = (program.value_kind, program.value_index, program.value_slot, program.value_type)
     for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
         row_type = program.row_types[number]
         if kind == CONSTANT:
-            dtypes = [engine.working_dtype(p.dtype) for p in parts_of(row_type) if p.dtype]
-            parts = zip(program.constant_rows(number), dtypes, strict=True)
-            values.append(
-                tuple(torch.as_tensor(p[place : place + 1]).to(engine.device, d) for p, d in parts)
-            )
+            dtypes = [engine.working_dtype(p.dtype or torch.float32) for p in parts_of(row_type)]
+            rows = zip(program.constant_rows(number), dtypes, strict=True)
+            row = slice(place, place + 1)
+            values.append(tuple(torch.as_tensor(p[row]).to(engine.device, d) for p, d in rows))
         elif kind == INPUT:
             values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
         else:
@@ -82,7 +82,7 @@ def _run(
     return values
 
 
-def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[torch.Tensor, ...]:
+def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> Rows:
     parts = parts_of(row_type)
     given = inputs[row_type] if row_type in inputs else inputs[parts[0].tag]
     given = given if isinstance(given, tuple) else (given,)
@@ -90,18 +90,15 @@ def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> tuple[
 
 
 def _call(
-    engine: Engine,
-    signature: Signature,
-    reads: list[list[int]],
-    values: list[tuple[torch.Tensor, ...]],
+    engine: Engine, signature: Signature, reads: list[list[int]], values: list[Rows]
 ) -> list[Any]:
     arguments = []
     for wanted, numbers in zip(signature.inputs, reads, strict=True):
         row_type = row_type_of(wanted)
-        rows: Any = engine.no_rows(row_type)
+        parts = engine.no_rows(row_type)
         if numbers:
             parts = tuple(torch.cat(p) for p in zip(*(values[n] for n in numbers), strict=True))
-            rows = parts if isinstance(row_type, tuple) else parts[0]
+        rows: Any = parts if isinstance(row_type, tuple) else parts[0]
         if isinstance(wanted, Ragged):
             segment_ids = torch.zeros(len(numbers), dtype=torch.int64, device=engine.device)
             rows = RaggedRows(rows, segment_ids, 1)

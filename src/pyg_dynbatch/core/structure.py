@@ -1,4 +1,4 @@
-"""Read order, depth and roots off the edges of a tree or a directed acyclic graph."""
+"""Compute order, depth, cycles and roots from the edges of a graph."""
 
 import zlib
 
@@ -7,25 +7,24 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 
 
 def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Write ``starts[0], starts[0]+1, …`` for every range, one range after another."""
-    total = int(lengths.sum())
+    """Concatenate ranges: starts ``[5, 0]`` and lengths ``[2, 3]`` give ``[5, 6, 0, 1, 2]``."""
     ends = lengths.cumsum()
-    return np.arange(total) + (starts - (ends - lengths)).repeat(lengths)
+    return np.arange(int(lengths.sum())) + (starts - (ends - lengths)).repeat(lengths)
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """Read a tensor as an array, without a copy and without asking torch where it need not be."""
+    """Return a tensor as an array; a CPU tensor without gradient takes a fast path."""
     if tensor.is_cpu and not tensor.requires_grad:
         return tensor.numpy()
     return tensor.detach().cpu().numpy()
 
 
 def has_token(token: Tensor) -> Tensor:
-    """Return on the CPU which nodes have a token; -1 means none, lower numbers are refused."""
+    """Return on the CPU which nodes have a token; -1 means none, and lower numbers are errors."""
     # numpy compares in a third of the time of torch.
     numbers = array_of(token if token.dtype == torch.int64 else token.double())
     if numbers.size and numbers.min() < -1:
@@ -42,7 +41,7 @@ def checksum(source: np.ndarray, target: np.ndarray) -> int:
 
 
 class TopologicalOrder:
-    """Removes the nodes of a graph, those that wait for no other node first."""
+    """Remove the nodes of a graph in topological order: those without incoming edges first."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, num_nodes: int) -> None:
         self.waiting = np.bincount(target, minlength=num_nodes)  # edges into each node
@@ -55,18 +54,18 @@ class TopologicalOrder:
         return np.flatnonzero(self.waiting == 0)
 
     def users_of(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the targets of the edges that leave some nodes, node by node."""
+        """Return the targets of the outgoing edges of some nodes, node by node."""
         return self.users[concatenated_ranges(self.start[nodes], self.count[nodes])]
 
     def remove(self, nodes: np.ndarray) -> np.ndarray:
-        """Remove nodes; return those that now wait for no other."""
+        """Remove nodes; return those that have lost their last incoming edge."""
         reached = self.users_of(nodes)
         np.subtract.at(self.waiting, reached, 1)
         return np.unique(reached[self.waiting[reached] == 0])
 
 
 def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.ndarray:
-    """Find each node's longest path from a node without incoming edges; -1 behind a cycle."""
+    """Return the longest path to each node from one without incoming edges; -1 after a cycle."""
     depth = np.full(num_nodes, -1, dtype=np.int64)
     order, level = TopologicalOrder(source, target, num_nodes), 0
     nodes = order.first()
@@ -78,21 +77,45 @@ def longest_paths(source: np.ndarray, target: np.ndarray, num_nodes: int) -> np.
 
 
 def checked_edges(edge_index: Tensor, num_nodes: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Check the form and the node numbers of edges, and return their children and parents."""
+    """Check shape, dtype and node numbers of edges; return their children and parents."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        what, got = f"{name}: edge_index has an invalid shape or dtype", describe_value(edge_index)
         wanted = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
-        what, got = f"{name}: edge_index has the wrong form", described(edge_index)
         raise mismatch(ValueError, what, wanted, got)
     edges = array_of(edge_index)
-    # Read without a sign, a number below 0 is a huge one: one pass finds both.
+    # As unsigned integers, negative numbers are huge: one pass finds both kinds of errors.
     if edges.size and int(edges.view(np.uint64).max()) >= num_nodes:
-        outside = (edges < 0) | (edges >= num_nodes)
-        first = int(np.flatnonzero(outside.any(0))[0])
-        what = f"{name}: an edge names a node that does not exist"
-        wanted = f"node numbers from 0 to {num_nodes - 1}"
+        first = int(((edges < 0) | (edges >= num_nodes)).any(0).argmax())
+        what = f"{name}: an edge has a node that does not exist"
         got = f"{edges[0, first]} -> {edges[1, first]}"
-        raise mismatch(ValueError, what, wanted, got, where=f"edge {first}")
+        raise mismatch(ValueError, what, f"0 to {num_nodes - 1}", got, where=f"edge {first}")
     return edges[0], edges[1]
+
+
+def checked_depth(child: np.ndarray, parent: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Return the depth of each node, or raise an error that shows a cycle."""
+    depth = longest_paths(child, parent, num_nodes)
+    if depth.size and int(depth.min()) < 0:
+        cycle = _cycle(child, parent, depth < 0)
+        shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
+        got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
+        what, wanted = "depth_of: edge_index has a cycle", "edges from child to parent without any"
+        raise mismatch(ValueError, what, wanted, got, hint="remove one edge of the cycle")
+    return depth
+
+
+def _cycle(child: np.ndarray, parent: np.ndarray, stuck: np.ndarray) -> list[int]:
+    """Find a cycle among the nodes that cannot be ordered."""
+    # Each of them has a child that cannot be ordered either: a walk to the children must repeat.
+    inside = stuck[child] & stuck[parent]
+    some_child = dict(zip(parent[inside].tolist(), child[inside].tolist(), strict=True))
+    node, path = int(stuck.argmax()), dict[int, int]()
+    while node not in path:
+        path[node] = len(path)
+        node = some_child[node]
+    cycle = list(path)[path[node] :][::-1]
+    smallest = cycle.index(min(cycle))
+    return cycle[smallest:] + cycle[:smallest]
 
 
 def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]:
@@ -108,22 +131,7 @@ def find_cycle(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> list[int]
     """
     child, parent = checked_edges(edge_index, num_nodes, "find_cycle")
     stuck = longest_paths(child, parent, num_nodes) < 0
-    if not stuck.any():
-        return []
-    # Every stuck node has a stuck child: walking down from any of them must repeat.
-    some_child = np.full(num_nodes, -1)
-    inside = stuck[child] & stuck[parent]
-    some_child[parent[inside]] = child[inside]
-    seen: dict[int, int] = {}
-    path: list[int] = []
-    node = int(np.flatnonzero(stuck)[0])
-    while node not in seen:
-        seen[node] = len(path)
-        path.append(node)
-        node = int(some_child[node])
-    cycle = path[seen[node] :][::-1]
-    smallest = cycle.index(min(cycle))
-    return cycle[smallest:] + cycle[:smallest]
+    return _cycle(child, parent, stuck) if stuck.any() else []
 
 
 def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " node"]:
@@ -134,21 +142,14 @@ def depth_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         num_nodes: Number of nodes.
 
     Raises:
-        ValueError: If the edges form a cycle or name a node that does not exist.
+        ValueError: If the edges form a cycle or have a node that does not exist.
 
     Example:
         >>> depth_of(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4)
         tensor([0, 0, 1, 2])
     """
     child, parent = checked_edges(edge_index, num_nodes, "depth_of")
-    depth = longest_paths(child, parent, num_nodes)
-    if (depth < 0).any():
-        cycle = find_cycle(edge_index, num_nodes)
-        shown = " -> ".join(str(node) for node in [*cycle[:10], cycle[0]])
-        got = shown if len(cycle) <= 10 else f"a cycle of {len(cycle)} nodes: {shown} …"
-        what, wanted = "depth_of: edge_index has a cycle", "edges from child to parent without any"
-        raise mismatch(ValueError, what, wanted, got, hint="remove one edge of the cycle")
-    return torch.from_numpy(depth)
+    return torch.from_numpy(checked_depth(child, parent, num_nodes))
 
 
 def slots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " edge"]:
@@ -176,7 +177,7 @@ def numbers_among_equals(parent: np.ndarray, num_nodes: int) -> np.ndarray:
 
 
 def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor, " root"]:
-    """Return the nodes without a parent in rising order, int64 ``[root]``.
+    """Return the nodes without a parent in ascending order, int64 ``[root]``.
 
     Args:
         edge_index: Edges, child to parent, ``[2, edge]``.

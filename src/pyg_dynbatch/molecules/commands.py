@@ -11,13 +11,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import numpy as np
-import torch
-
 from pyg_dynbatch import __version__
-from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import refuse_overwriting, sha256_of, whole_file
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import atomic_file, sha256_of
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
+from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
 from pyg_dynbatch.molecules.explain import Explanation, explain
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
@@ -25,16 +24,14 @@ from pyg_dynbatch.molecules.files import FORMATS, RawMolecule, read_molecules
 from pyg_dynbatch.molecules.predict import (
     Columns,
     MoleculePredictor,
-    Unfinished,
-    all_columns,
+    PredictionFiles,
     column_names,
-    load_property_task,
     named_columns,
     predict_stream,
-    write_stream,
 )
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_mol_block
 from pyg_dynbatch.molecules.store import HEADER
+from pyg_dynbatch.molecules.task import MoleculeProperty
 
 
 def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -63,13 +60,23 @@ def read_input(
     )
 
 
+def _check_numbers(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, **lowest: int
+) -> None:
+    """Report an option that is less than its lowest value."""
+    for name, least in lowest.items():
+        if (given := getattr(options, name)) < least:
+            option = f"--{name.replace('_', '-')}"
+            parser.error(f"argument {option}: expected at least {least}, got {given}")
+
+
 def _predict_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch predict",
         "Predict molecules with one or several checkpoints: one row out for every record in, in "
-        "the same order, behind the columns of the input; a record that is not a molecule gets an "
-        "empty prediction and its reason. Killed in between, the same command goes on. A "
-        "checkpoint of trees takes a file of bracketed trees, and --help lists its options.",
+        "the same order, after the columns of the input; a record that is not a molecule gets an "
+        "empty prediction and its reason. If it is killed, the same command continues. For a "
+        "checkpoint of trees the input is a file of bracketed trees; --help lists its options.",
     )
     add = parser.add_argument
     add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
@@ -86,43 +93,33 @@ def _predict_parser() -> argparse.ArgumentParser:
 
 
 def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
-    """Run ``predict`` on a stream of molecules."""
+    """Run ``predict`` on a stream of molecules; the first checkpoint may be read already."""
     parser = _predict_parser()
     options = parser.parse_args(argv)
-    for name in ("workers", "dropout"):
-        if getattr(options, name) < 0:
-            parser.error(f"argument --{name}: expected at least 0, got {getattr(options, name)}")
-    if options.max_pairs < 1:
-        parser.error(f"argument --max-pairs: expected at least 1, got {options.max_pairs}")
-    refuse_overwriting(
-        "predict", [options.output, options.fingerprints], [options.input, *options.checkpoint]
-    )
-    first, *others = options.checkpoint
+    _check_numbers(parser, options, workers=0, dropout=0, max_pairs=1)
+    paths, written = options.checkpoint, (options.output, options.fingerprints)
+    check_outputs("predict", written, [options.input, *paths])
+    first = MoleculeProperty.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
     predictor = MoleculePredictor(
-        [load_property_task(first, checkpoint), *others],
-        options.device,
-        options.dropout,
-        options.max_pairs,
-        options.max_atoms,
+        [first, *paths[1:]], options.device, options.dropout, options.max_pairs, options.max_atoms
     )
-    predicted = column_names(predictor)
-    columns, records = _with_columns(options, predicted)
-    unfinished = _unfinished(options)
-    done = unfinished.counts.rows
-    if done:
-        print(f"going on after {done:,} records", file=sys.stderr)
-    wanted = options.fingerprints is not None
-    rows = predict_stream(islice(records, done, None), predictor, options.workers, wanted)
-    files = (options.output, options.fingerprints)
-    counts = write_stream(rows, predicted, *files, columns, unfinished)
-    if counts.bad == counts.rows:
-        what, got = "predict: no record is a molecule", f"{counts.rows:,} bad records"
-        got += f", the first {counts.reason}"
+    columns, records = _with_columns(options, column_names(predictor))
+    files = PredictionFiles(*written, identity=_identity(options))
+    if files.rows:
+        print(f"continuing after {files.rows:,} records", file=sys.stderr)
+    rows = predict_stream(
+        islice(records, files.rows, None), predictor, options.workers, bool(options.fingerprints)
+    )
+    network: Any = predictor.tasks[0].network
+    files.write(rows, columns, network.fingerprint_channels)
+    if files.bad == files.rows:
+        got = f"{files.rows:,} bad records, the first {files.reason}"
+        what = "predict: no record is a molecule"
         raise mismatch(ValueError, what, "at least one", got, where=options.input)
-    more = f"; the first bad one is {counts.reason}" if counts.bad else ""
-    good = counts.rows - counts.bad
-    print(f"predicted {good:,} of {counts.rows:,} records{more}", file=sys.stderr)
-    for path in (options.output, options.fingerprints):
+    more = f"; the first bad one is {files.reason}" if files.bad else ""
+    good = files.rows - files.bad
+    print(f"predicted {good:,} of {files.rows:,} records{more}", file=sys.stderr)
+    for path in written:
         if path not in (None, "-"):
             print(f"written: {path}", file=sys.stderr)
     return 0
@@ -134,41 +131,40 @@ def _with_columns(
     """Open the records, and report under which names their columns are written."""
     records = read_input(options, keep_source=not options.narrow)
     first = next(records)
-    kept = list(first.source[0])
+    kept = tuple(first.source[0])
     if first.smiles is None and not options.narrow:
         if options.input == "-":
             what = "predict: the fields of an SDF are known only at its end"
             expected, hint = "a file, which can be read twice", "--narrow, which omits the fields"
             raise mismatch(ValueError, what, expected, "standard input", hint=hint)
         every = read_input(options, keep_source=True)
-        kept = list(dict.fromkeys(name for record in every for name in record.source[0]))
-    own = Columns().own if first.smiles is None or not kept else ("row", "status")
-    columns = all_columns(kept, own, predicted)
-    for name, shown in zip(columns.kept, columns.shown, strict=True):
+        kept = tuple(dict.fromkeys(name for record in every for name in record.source[0]))
+    columns = Columns(predicted, kept)
+    if kept and first.smiles is not None:  # its name and SMILES are among the kept columns
+        columns = columns._replace(own=("row", "status"))
+    for name, shown in zip(kept, columns.shown, strict=True):
         if name != shown:
             print(f"the column {name!r} of the input is written as {shown!r}", file=sys.stderr)
     return columns, chain([first], records)
 
 
-def _unfinished(options: argparse.Namespace) -> Unfinished:
-    """Find what a killed run has left; nothing for a stream."""
+def _identity(options: argparse.Namespace) -> dict[str, str] | None:
+    """Return the facts in which a run must equal the killed one that it continues."""
     if options.output == "-" or not Path(options.input).is_file():
-        return Unfinished()
-    passed = ("workers", "output", "checkpoint", "input", "fingerprints")
+        return None
+    passed = ("workers", "output", "checkpoint", "input")
     given = {name: value for name, value in vars(options).items() if name not in passed}
     identity = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     identity["--input"] = sha256_of(options.input)
     identity["--checkpoint"] = " ".join(map(sha256_of, options.checkpoint))
-    identity["--fingerprints"] = str(options.fingerprints)
-    identity["version"] = __version__
-    return Unfinished(options.output, options.fingerprints, identity)
+    return {**identity, "version": __version__}
 
 
 def _featurize_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch featurize",
         "Describe the molecules of a file once, in a folder of files that any number of processes "
-        "can map into memory. After an interruption the same command continues.",
+        "can map into memory. If it is interrupted, the same command continues.",
     )
     add = parser.add_argument
     add_input(parser)
@@ -179,12 +175,12 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
     add("--descriptors", help="descriptors of whole molecules: rdkit (default: none)")
     add("--fragments", default="all", help="all or largest")
-    add("--explicit-hydrogens", action="store_true", help="make hydrogens atoms")
+    add("--explicit-hydrogens", action="store_true", help="treat hydrogens as atoms")
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
     add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
     add("--workers", type=int, default=0, metavar="N", help="processes")
     add("--shard-size", type=int, default=16_384, metavar="N", help="records saved at a time")
-    add("--force", action="store_true", help="make everything again")
+    add("--force", action="store_true", help="featurize everything again")
     return parser
 
 
@@ -192,7 +188,7 @@ def run_featurize(argv: list[str]) -> int:
     """Run ``featurize``."""
     options = _featurize_parser().parse_args(argv)
     written = [Path(options.output, name) for name in ("", HEADER, ERRORS)]
-    refuse_overwriting("featurize", written, [options.input])
+    check_outputs("featurize", written, [options.input])
     featurizer = MoleculeFeaturizer(
         options.atoms,
         options.pairs,
@@ -201,40 +197,39 @@ def run_featurize(argv: list[str]) -> int:
         max_atoms=options.max_atoms,
         descriptors=options.descriptors,
     )
-    reading = FeaturizeOptions(
-        options.bad, options.workers, options.shard_size, force=options.force
-    )
+    given = (options.bad, options.workers, options.shard_size)
     store = build_store(
         options.output,
         read_input(options, options.targets),
         featurizer,
         task_names=options.targets,
-        options=reading,
+        options=FeaturizeOptions(*given, force=options.force),
     )
     folder = Path(options.output)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    errors = len(store.errors)
     each = size / max(1, len(store))
-    print(f"{len(store):,} molecules, {errors:,} bad rows, {each:,.0f} bytes each")
+    print(f"{len(store):,} molecules, {len(store.errors):,} bad rows, {each:,.0f} bytes each")
     print(f"featurizer: {featurizer.digest}")
     print(f"packed molecules: {folder}")
-    if errors:
+    if store.errors:
         print(f"bad rows: {folder / ERRORS}")
     return 0
 
 
 REPORT, ATOMS, PAIRS = "report.html", "atoms.csv", "pairs.csv"
 
-_METHODS = ("leave_one_out", "gradient")
-_ATOM_COLUMNS = ("atom", "element", "leave_one_out", "gradient")
-_PAIR_COLUMNS = ("first", "second", "bonds", "gradient")
+_METHODS = {
+    "leave_one_out": "what the prediction loses without the atom",
+    "gradient": "the gradient times the features of the atom",
+}
+_ATOM_COLUMNS = ("atom", "element", *_METHODS)
 
 
 def _explain_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch explain",
         "Show which atoms and pairs of atoms predictions rely on: pictures, tables, and one page "
-        "with all of it. Numbers are in the units of the property, log-odds for classes.",
+        "with all of them. Numbers are in the units of the property, log-odds for classes.",
     )
     add = parser.add_argument
     add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
@@ -243,7 +238,7 @@ def _explain_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="FOLDER", help="where pictures, tables and page go")
     add("--task", metavar="NAME", help="the property (default: the first)")
     add("--label", type=int, default=1, help="the class, of several (default: 1)")
-    add("--method", choices=_METHODS, default=_METHODS[0], help="what colours the atoms")
+    add("--method", choices=_METHODS, default="leave_one_out", help="what colours the atoms")
     add("--pairs", type=int, default=5, metavar="N", help="strongest pairs to draw (default: 5)")
     add("--picture", choices=("svg", "png"), default="svg", help="kind of the pictures")
     add("--most", type=int, default=100, metavar="N", help="records to explain (default: 100)")
@@ -258,15 +253,13 @@ _HEAD = Template("""<!doctype html>
 <meta charset="utf-8">
 <title>$title</title>
 <style>
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
-       color: #222; background: #fff; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; }
 .molecules { display: grid; gap: 1.2rem;
              grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); }
-.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; }
+.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; overflow-wrap: anywhere; }
 .molecule svg { max-width: 100%; height: auto; }
-h2 { font-size: 1rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-code { font-size: .85rem; overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-size: .85rem; }
+h2 { font-size: 1rem; margin: 0 0 .3rem; }
+code, table { font-size: .85rem; }
 td, th { padding: .1rem .6rem .1rem 0; text-align: right; }
 td:first-child, th:first-child { text-align: left; }
 .bad { color: #8a3b00; }
@@ -284,10 +277,9 @@ def run_explain(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if (options.input is None) == (options.smiles is None):
         parser.error("the following arguments are required: --input or --smiles, not both")
-    if options.most < 1 or options.pairs < 0:
-        parser.error("expected at least 1 for --most and at least 0 for --pairs")
+    _check_numbers(parser, options, most=1, pairs=0)
     written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
-    refuse_overwriting("explain", written, [options.input, *options.checkpoint])
+    check_outputs("explain", written, [options.input, *options.checkpoint])
     predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
     given = (
         RawMolecule(number, f"--smiles {number + 1}", smiles=text)
@@ -296,7 +288,7 @@ def run_explain(argv: list[str]) -> int:
     records = given if options.smiles else read_input(options)
     writer = _Writer(predictor, options)
     writer.run(islice(records, options.most))
-    print(f"explained {writer.explained:,} molecules, {len(writer.bad):,} bad records")
+    print(f"explained {writer.explained:,} molecules, {writer.bad:,} bad records")
     if next(iter(records), None) is not None:
         print(f"stopped after {options.most:,} records; --most N explains more")
     for what, name in (("report", REPORT), ("atoms", ATOMS), ("pairs", PAIRS)):
@@ -305,7 +297,7 @@ def run_explain(argv: list[str]) -> int:
 
 
 class _Writer:
-    """Explains records one by one and writes what is found, so that many need no memory."""
+    """Explain records one by one and write each result at once, so that memory does not grow."""
 
     page: Any
     atoms: Any
@@ -317,8 +309,8 @@ class _Writer:
         self.featurizer = predictor.featurizer
         self.folder = Path(options.output)
         self.task = options.task or predictor.schema.task_names[0]
-        self.bad: list[str] = []
-        self.explained = 0
+        self.unit = "" if predictor.schema.kind == "regression" else "log-odds"
+        self.explained = self.bad = 0
 
     def run(self, records: Iterable[RawMolecule]) -> None:
         """Explain all records; if none is a molecule, nothing is written."""
@@ -335,31 +327,33 @@ class _Writer:
                 record, error = leading[0]
                 got = f"{len(leading):,} bad records, the first {record.where}: {error.reason}"
             raise mismatch(ValueError, what, "at least one", got, where=where)
+        facts = [
+            ("checkpoints", ", ".join(map(str, self.options.checkpoint))),
+            ("colour of an atom", _METHODS[self.options.method]),
+            ("lines", "gradient times features of the strongest pairs of atoms"),
+            ("unit of all numbers", self.unit or "that of the property"),
+        ]
         with ExitStack() as stack:
             self.page, *tables = (
-                stack.enter_context(whole_file(self.folder / name, newline="", encoding="utf-8"))
+                stack.enter_context(atomic_file(self.folder / name, newline="", encoding="utf-8"))
                 for name in (REPORT, ATOMS, PAIRS)
             )
             self.atoms, self.pairs = map(csv.writer, tables)
             self.atoms.writerow(["row", *_ATOM_COLUMNS])
-            self.pairs.writerow(["row", *_PAIR_COLUMNS])
-            facts = _table(self._facts())
-            self.page.write(_HEAD.substitute(title=html.escape(self.task), facts=facts))
+            self.pairs.writerow(["row", "first", "second", "bonds", "gradient"])
+            self.page.write(_HEAD.substitute(title=html.escape(self.task), facts=_table(facts)))
             for record, given in chain(leading, prepared):
-                self._explain(record, given)
+                title, smiles = record.name or f"row {record.row}", record.smiles or ""
+                self.page.write(f'<div class="molecule">\n<h2>{html.escape(title)}</h2>\n')
+                self.page.write(f"<p><code>{html.escape(smiles)}</code></p>\n")
+                if isinstance(given, MoleculeError):
+                    self.bad += 1
+                    self.page.write(f'<p class="bad">{html.escape(given.reason)}</p>\n')
+                else:
+                    self.explained += 1
+                    self.page.writelines(self._explain(record, *given))
+                self.page.write("</div>\n")
             self.page.write("</div>\n</body>\n</html>\n")
-
-    def _facts(self) -> list[tuple[str, str]]:
-        schema = self.predictor.schema
-        unit = "log-odds" if schema.kind != "regression" else "units of the property"
-        colour = "the prediction loses without the atom"
-        if self.options.method == "gradient":
-            colour = "the gradient times the features of the atom gives"
-        return [
-            ("checkpoints", ", ".join(map(str, self.options.checkpoint))),
-            ("colour of an atom", f"what {colour}, in {unit}"),
-            ("lines", "gradient times features of the strongest pairs of atoms"),
-        ]
 
     def _prepared(self, record: RawMolecule) -> tuple[RawMolecule, Any]:
         """Return the record with its molecule, for pictures and for the model, or its error."""
@@ -369,12 +363,8 @@ class _Writer:
         except MoleculeError as error:
             return record, error
 
-    def _explain(self, record: RawMolecule, given: Any) -> None:
-        if isinstance(given, MoleculeError):
-            self.bad.append(f"{record.where}: {given.reason}")
-            self._add_to_page(record, f'<p class="bad">{html.escape(given.reason)}</p>\n')
-            return
-        mol, molecule = given
+    def _explain(self, record: RawMolecule, mol: Any, molecule: MoleculeData) -> Iterator[str]:
+        """Write the tables and the picture of a molecule, and yield the content of the page."""
         found = explain(self.predictor, molecule, self.task, self.options.label)
         labels = atom_labels(mol)
         rows = [
@@ -384,25 +374,20 @@ class _Writer:
         self.atoms.writerows([record.row, *row] for row in rows)
         ends, bonds = found.pair_index.T.tolist(), found.pair_bonds.tolist()
         for (first, second), far, value in zip(ends, bonds, found.pair_gradient, strict=True):
-            places = [labels[first][0], labels[second][0]]
-            self.pairs.writerow([record.row, *places, far, f"{value:.6g}"])
-        self.explained += 1
-        atoms = _table(rows, _ATOM_COLUMNS)
-        details = f"<details><summary>atoms</summary>\n{atoms}</details>\n" if rows else ""
-        picture, predictions = self._draw(record, mol, found), _table(self._predictions(molecule))
-        self._add_to_page(record, picture, predictions, details)
-
-    def _add_to_page(self, record: RawMolecule, *content: str) -> None:
-        title, smiles = record.name or f"row {record.row}", record.smiles or ""
-        self.page.write(f'<div class="molecule">\n<h2>{html.escape(title)}</h2>\n')
-        self.page.write(f"<p><code>{html.escape(smiles)}</code></p>\n")
-        self.page.writelines([*content, "</div>\n"])
+            numbers = [labels[first][0], labels[second][0]]
+            self.pairs.writerow([record.row, *numbers, far, f"{value:.6g}"])
+        yield self._draw(record, mol, found)
+        named = named_columns(self.predictor.predict([molecule]), self.predictor.schema)
+        yield _table([(name, f"{column[0]:.4g}") for name, column in named.items()])
+        if rows:
+            atoms = _table(rows, _ATOM_COLUMNS)
+            yield f"<details><summary>atoms</summary>\n{atoms}</details>\n"
 
     def _draw(self, record: RawMolecule, mol: Any, found: Explanation) -> str:
         """Write the picture of a molecule to a file; return it as SVG for the page."""
-        values = found.gradient if self.options.method == "gradient" else found.leave_one_out
+        values = getattr(found, self.options.method)
         shown = found.strongest_pairs(self.options.pairs)
-        of = "" if self.predictor.schema.kind == "regression" else "log-odds of "
+        of = f"{self.unit} of " if self.unit else ""
         caption = f"{of}{self.task}: {found.value:.4g}"
         for kind in {"svg", self.options.picture}:
             content = draw_attributions(mol, values, shown, caption=caption, format=kind)
@@ -412,20 +397,12 @@ class _Writer:
                 page = content.decode()
         return page[page.index("<svg") :]  # without the prologue of a file
 
-    def _predictions(self, molecule: Any) -> list[tuple[str, str]]:
-        found = self.predictor.predict([molecule])
-        values = torch.from_numpy(found.values)
-        deviation = None if found.deviation is None else torch.from_numpy(found.deviation)
-        named = named_columns(values, deviation, self.predictor.schema)
-        return [(name, f"{np.asarray(column[0]).item():.4g}") for name, column in named]
-
 
 def _table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Write rows of cells as an HTML table; nothing for no rows."""
-    lines = [("th", header)] if header else []
-    lines += [("td", row) for row in rows]
+    """Write rows of cells as an HTML table."""
     texts = [
         f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row)}</tr>\n"
-        for tag, row in lines
+        for tag, row in [("th", header), *(("td", row) for row in rows)]
+        if row
     ]
-    return f"<table>\n{''.join(texts)}</table>\n" if rows else ""
+    return f"<table>\n{''.join(texts)}</table>\n"

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 from torch_geometric.data import Batch, Data
+from torch_geometric.utils import to_undirected
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.loading import (
     PlanningCollater,
     RaggedColumns,
@@ -26,18 +27,18 @@ _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
 
 
 class MoleculeData(Data):
-    """One molecule: its atoms, a code for every pair of them, and what is known about it.
+    """One molecule: features of its atoms, a code for every pair of them, and its targets.
 
     Pairs are unordered and include each atom with itself; their codes, rows of a pair table, form
     the upper triangle row by row, (0, 0), (0, 1), …, (0, N-1), (1, 1), …. All pairs are stored;
-    which of them are used is chosen by the collater.
+    the collater chooses which of them are used.
 
     ============== ================== ======== ============================= ============
     field          shape              dtype    meaning                       collated by
     ============== ================== ======== ============================= ============
     ``x``          [atom, feature]    float32  features of the atoms         dim 0
     ``pair_code``  [N (N + 1) / 2]    uint8    row of the pair table         dim 0
-    ``descriptor`` [1, descriptor],   float32  numbers of the whole          dim 0
+    ``descriptor`` [1, descriptor],   float32  descriptors of the whole      dim 0
                    optional                    molecule, NaN where unknown
     ``y``          [1, task],         float32  targets, NaN where missing    dim 0
                    optional
@@ -54,7 +55,7 @@ class MoleculeData(Data):
         pair_code: Code of every pair.
         y: Targets.
         y_mask: Where a target is known; by default where `y` is not NaN.
-        smiles: The text the molecule was made from.
+        smiles: The SMILES of the molecule, as given.
         row: Number of the record in its source.
         num_nodes: Number of atoms; by default that of `x` or `pair_code`.
         descriptor: Descriptors of the whole molecule.
@@ -66,7 +67,7 @@ class MoleculeData(Data):
         (2, True)
     """
 
-    # No argument is required: PyG calls the class without any when it takes a batch apart.
+    # No argument is required: PyG calls the class without any when it splits a batch.
     def __init__(
         self,
         x: Tensor | None = None,
@@ -130,21 +131,21 @@ class MoleculeData(Data):
             where: File and line, or number of the molecule, for messages.
 
         Raises:
-            ValueError: If a field is missing or has the wrong form, a feature is not finite, a code
+            ValueError: If a field is missing or invalid, a feature is not finite, a code
                 is outside the table, a descriptor infinite, or a target masked in is not finite.
 
         Example:
             >>> MoleculeData(torch.ones(2, 3), torch.zeros(2, dtype=torch.uint8)).validate()
             Traceback (most recent call last):
             ...
-            ValueError: MoleculeData: pair_code has the wrong form.
+            ValueError: MoleculeData: pair_code is missing or invalid.
               expected: uint8 [3], one for every pair of 2 atoms, each with itself included
               got:      uint8 tensor [2]
         """
         self._check_form("x", torch.float32, (None, None), "float32 [atom, feature]", where)
         x, atoms = self.x, self.x.size(0)
         if self.get("num_nodes") != atoms:
-            raise _misformed("num_nodes", f"{atoms}, the rows of x", self.get("num_nodes"), where)
+            raise _invalid("num_nodes", f"{atoms}, the rows of x", self.get("num_nodes"), where)
         texts = ("a feature is not finite", "finite numbers")
         _check_values(*texts, ~torch.isfinite(x), x, "at atom {}, feature {}", where)
         pairs = pairs_of_atoms(atoms)
@@ -174,12 +175,12 @@ class MoleculeData(Data):
         value = self.get(key)
         fits = isinstance(value, Tensor) and value.dtype == dtype and value.dim() == len(shape)
         if not fits or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
-            raise _misformed(key, form, value, where)
+            raise _invalid(key, form, value, where)
 
 
-def _misformed(key: str, form: str, value: Any, where: str) -> ValueError:
-    got = f"no {key}" if value is None else described(value)
-    what = f"MoleculeData: {key} has the wrong form"
+def _invalid(key: str, form: str, value: Any, where: str) -> ValueError:
+    got = f"no {key}" if value is None else describe_value(value)
+    what = f"MoleculeData: {key} is missing or invalid"
     return mismatch(ValueError, what, form, got, where=where)
 
 
@@ -198,7 +199,7 @@ def pairs_of_atoms(num_atoms: int) -> int:
 
 
 def atoms_of_pairs(num_pairs: int) -> int:
-    """Return the number of atoms that have so many unordered pairs."""
+    """Return the number of atoms that have this many unordered pairs."""
     num_atoms = (isqrt(8 * num_pairs + 1) - 1) // 2
     if pairs_of_atoms(num_atoms) != num_pairs:
         what = "pair_code: the length matches no number of atoms"
@@ -228,11 +229,8 @@ def bonds_of(pair_code: UInt8[Tensor, " pair"], table: PairTable) -> Int[Tensor,
     if codes.numel() and int(codes.max()) > last:
         what, hint = "bonds_of: a code is not in the table", "the table of the featurizer"
         raise mismatch(ValueError, what, f"codes from 0 to {last}", int(codes.max()), hint=hint)
-    first, second = np.triu_indices(num_atoms)
-    bonded = table.distance.cpu()[codes].numpy() == 1
-    adjacent = np.zeros((num_atoms, num_atoms), dtype=bool)
-    adjacent[first[bonded], second[bonded]] = True
-    return torch.from_numpy(np.stack((adjacent | adjacent.T).nonzero()))
+    bonded = table.distance.cpu()[codes] == 1
+    return to_undirected(torch.triu_indices(num_atoms, num_atoms)[:, bonded], num_nodes=num_atoms)
 
 
 # Without this PyG warns and falls back to an unsafe load when it reads a saved example.
@@ -240,14 +238,14 @@ torch.serialization.add_safe_globals([MoleculeData])
 
 
 class MoleculeColumns(RaggedColumns):
-    """Hold molecules as one long column per field; ``columns[rows]`` takes several.
+    """Molecules as one long column per field; ``columns[rows]`` selects several.
 
-    Packed data sets return it, so that no object per molecule is built on the way to a batch.
+    Packed data sets return it, so that no object is built per molecule.
 
     Args:
         num_atoms: Number of atoms of each molecule.
         fields: The columns: tensors, or a list of strings for ``smiles``.
-        segments: Where the rows of each molecule are; computed where left out.
+        segments: The rows of each molecule in each column; computed by default.
 
     Example:
         >>> code = torch.tensor([0, 1, 0, 0], dtype=torch.uint8)
@@ -283,15 +281,15 @@ allow_batches(MoleculeData)
 
 
 class MoleculeCollater(PlanningCollater):
-    """Merges molecules as PyG does and attaches ``pairs``, the plan of their atom pairs.
+    """Merges molecules as PyG does, and attaches ``pairs``, the plan of their atom pairs.
 
     Args:
-        pair_table: What the codes mean; of the featurizer that made the molecules.
+        pair_table: What the codes mean: the table of the featurizer that made the molecules.
         pairs: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest number of
             bonds between two atoms, 1 to 7.
-        self_pairs: Whether each atom is paired with itself too.
+        self_pairs: Whether each atom is also paired with itself.
         follow_batch: Fields that get a vector of molecule numbers, as in PyG.
-        exclude_keys: Fields to leave out, as in PyG.
+        exclude_keys: Fields to omit, as in PyG.
 
     Raises:
         ValueError: If the set of pairs is unknown; on calling, if the list is empty, the
@@ -326,24 +324,14 @@ class MoleculeCollater(PlanningCollater):
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         sizes = merged.ptr.diff()
-        self._check_codes(merged, sizes)
-        merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
-
-    def _check_codes(self, merged: Batch, sizes: Tensor) -> None:
-        code, starts = merged.pair_code, slices_of(merged)["pair_code"]
-        wanted, found = sizes * (sizes + 1) // 2, starts.diff()
+        wanted, found = sizes * (sizes + 1) // 2, slices_of(merged)["pair_code"].diff()
         if not torch.equal(wanted, found):
             number = int((wanted != found).nonzero()[0])
             what = "MoleculeCollater: a molecule has a wrong number of pairs"
             expected = f"{wanted[number]} codes for {sizes[number]} atoms, with self pairs"
             where = f"molecule {number} of the batch"
             raise mismatch(ValueError, what, expected, int(found[number]), where=where)
-        if code.numel() and int(code.max()) >= len(self.pair_table):
-            number = int(torch.bucketize(code.argmax(), starts, right=True)) - 1
-            what, got = "MoleculeCollater: a code is not in the pair table", int(code.max())
-            expected, where = f"0 to {len(self.pair_table) - 1}", f"molecule {number} of the batch"
-            hint = "the table of the featurizer that made the molecules"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+        merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"
@@ -352,7 +340,7 @@ class MoleculeCollater(PlanningCollater):
 class MoleculeLoader(ResumableLoader):
     """Loads mini-batches whose ``pairs`` were attached in the worker process.
 
-    For batches of at most so many pairs, on which the cost of a weave layer depends::
+    The cost of a weave layer depends on the number of pairs, which a sampler can limit::
 
         sampler = NodeBudgetBatchSampler(None, pair_counts(dataset), 20_000, oversize="alone")
         MoleculeLoader(dataset, dataset.pair_table, batch_sampler=sampler)
@@ -365,13 +353,13 @@ class MoleculeLoader(ResumableLoader):
         shuffle: Whether to shuffle, differently in every epoch.
         pairs: As in :class:`MoleculeCollater`.
         self_pairs: As in :class:`MoleculeCollater`.
-        seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
-        exclude_keys: Fields to leave out, as in PyG.
+        seed: Seed of the shuffle; None for torch's initial seed (``seed_everything``).
+        exclude_keys: Fields to omit, as in PyG.
         **kwargs: As in ``torch.utils.data.DataLoader``, and ``follow_batch`` as in PyG.
 
     Raises:
         TypeError: If ``collate_fn`` is given, which PyG would silently drop.
-        ValueError: If the set of pairs is unknown, or the sampler belongs to another data set.
+        ValueError: If the set of pairs is unknown, or the sampler belongs to a different data set.
 
     Example:
         >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))

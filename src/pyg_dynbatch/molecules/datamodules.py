@@ -1,4 +1,4 @@
-"""Lightning data modules of NCI, MoleculeNet, your own files and packed folders."""
+"""Lightning data modules: NCI, MoleculeNet, molecule files and packed folders."""
 
 import json
 import os
@@ -41,18 +41,18 @@ PairSet = Literal["all", "connected", "bonds"] | int
 
 
 class MoleculeDataModule(SplitDataModule):
-    """Split a set of molecules and make the loaders of the three parts.
+    """Split a set of molecules and build the loaders of the three splits.
 
     Args:
-        split: How the molecules are divided.
+        split: How the molecules are split.
         pairs: Pairs of atoms that the model sees: ``all``, ``connected`` (within a fragment),
-            ``bonds``, or a number from 1 to 7: at most so many bonds apart.
+            ``bonds``, or the largest number of bonds between two atoms, 1 to 7.
         self_pairs: Whether each atom is paired with itself too.
         featurizer: Describes a molecule; ``MoleculeFeaturizer()`` by default.
-        reading: Policy for bad rows, processes that featurize.
+        reading: Policy for bad rows, and the number of processes that featurize.
         batch_size: Molecules per batch.
         max_pairs: If given, the limit of a batch instead of `batch_size`: pairs of atoms, before
-            `pairs` selects among them. A larger molecule is a batch of its own.
+            `pairs` selects among them. A larger molecule is a separate batch.
         num_workers: Loader processes; 0 loads in the training process.
         predict_split: The split that ``predict`` runs over.
 
@@ -79,7 +79,7 @@ class MoleculeDataModule(SplitDataModule):
         predict_split: SplitName = "test",
     ) -> None:
         super().__init__(batch_size, max_pairs, num_workers, predict_split)
-        check_pair_set(pairs)  # here, as hours may pass until the first batch is made
+        check_pair_set(pairs)  # now, as the first batch may be hours away
         self.max_pairs = max_pairs
         self.split = split
         self.pairs = pairs
@@ -99,32 +99,28 @@ class MoleculeDataModule(SplitDataModule):
         if self.kind == "regression":
             return molecules
         targets, classes = molecules.targets, 2 if self.kind == "binary" else self.classes
-        wrong = ~np.isnan(targets) & ~np.isin(targets, np.arange(classes))
-        if wrong.any():
-            row, task = np.argwhere(wrong)[0]
-            expected = f"whole numbers from 0 to {classes - 1}, or nothing where unknown"
+        wrong = np.argwhere(~np.isnan(targets) & ~np.isin(targets, np.arange(classes)))
+        for row, task in wrong[:1]:
+            expected, got = f"whole numbers from 0 to {classes - 1}", f"{targets[row, task]:g}"
             where = f"row {molecules.rows[row]}, column {molecules.task_names[task]}"
             hint = "kind: regression for values, kind: multiclass for more classes"
-            got = f"{targets[row, task]:g}"
             raise self._error("a label is out of range", expected, got, where, hint)
         return molecules
 
     @cached_property
     def used_split_seed(self) -> int:
-        """The seed of the split: the one given, else that of the run."""
+        """The seed of the split; by default that of the run."""
         seed = self.split.seed
         return int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
 
     @cached_property
     def parts(self) -> Split:
-        """Which molecules are in which split."""
+        """The molecules of every split."""
         seed = self.used_split_seed
         split = make_split(self.molecules, self.split, seed, self.kind, self.column)
         if self.split.method == "file" and split.molecules is None:
-            rank_zero_warn(
-                f"{self.split.file}: the split has row numbers alone; it is not checked that the "
-                "data has the rows it was made for"
-            )
+            what = "the split has only row numbers, so that the molecules cannot be checked"
+            rank_zero_warn(f"{self.split.file}: {what}")
         return split.for_molecules(self.molecules.texts(), self._where)
 
     @property
@@ -138,13 +134,13 @@ class MoleculeDataModule(SplitDataModule):
         return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
     def column(self, name: str) -> Mapping[int, str]:
-        """Read the column of the source that divides it: its texts by number of the record."""
-        what = "this data set has no column that splits it"
-        raise self._error(what, "MoleculeFileData, or another method", f"column {name!r}")
+        """Read the column that assigns records to splits: its text by number of the record."""
+        what = "this data set has no column to split by"
+        raise self._error(what, "MoleculeFileData, or a different method", f"column {name!r}")
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What a model has to know of the data, as plain values."""
+        """What a model needs from the data, as plain values."""
         molecules = self.molecules
         return MoleculeSchema(
             featurizer=molecules.featurizer_spec,
@@ -158,7 +154,7 @@ class MoleculeDataModule(SplitDataModule):
         ).as_dict()
 
     def indices(self, split: SplitName) -> np.ndarray:
-        """Return the numbers of the molecules of a split among :attr:`molecules`."""
+        """Return the indices of a split into :attr:`molecules`."""
         return np.asarray(getattr(self.parts, split))
 
     def dataset(self, split: SplitName) -> Subset:
@@ -178,7 +174,7 @@ class MoleculeDataModule(SplitDataModule):
         return pair_counts(self.dataset(split))
 
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> MoleculeLoader:
-        """Make a loader whose batches have their pairs of atoms."""
+        """Return a loader whose batches have their pairs of atoms."""
         options = {"pairs": self.pairs, "self_pairs": self.self_pairs, **options}
         table = self.molecules.pair_table
         return MoleculeLoader(dataset, table, batch_size=batch_size, **options)
@@ -188,8 +184,7 @@ class MoleculeDataModule(SplitDataModule):
         for split in self.splits_of(stage):
             if not len(self.indices(split)):
                 what, got = f"the {split} split is empty", f"none of {len(self.molecules)}"
-                hint = "other split options"
-                raise self._error(what, "at least one molecule", got, self._where, hint)
+                raise self._error(what, "at least one molecule", got, self._where)
         if stage != "fit":
             return
         counts = ", ".join(f"{len(self.indices(split)):,} {split}" for split in SPLITS)
@@ -199,9 +194,9 @@ class MoleculeDataModule(SplitDataModule):
         self._check_parts()
         if self.molecules.errors:
             bad, folder = self.molecules.errors, self.molecules.folder
-            report = "given a root, a file lists them" if folder is None else folder / ERRORS
+            report = "only written if root is given" if folder is None else folder / ERRORS
             first = f"the first {bad[0].where}: {bad[0].reason}"
-            rank_zero_info(f"bad rows: {len(bad):,}, {first}; all of them: {report}")
+            rank_zero_info(f"bad rows: {len(bad):,}, {first}; list of all: {report}")
         if self.split.leakage:
             smiles = self.molecules.texts()
             texts = canonical_texts(smiles)
@@ -211,7 +206,7 @@ class MoleculeDataModule(SplitDataModule):
                 rank_zero_info(f"duplicates: {found}")
 
     def _check_targets(self) -> None:
-        """Refuse targets that cannot be learned, and labels where values are wanted."""
+        """Raise an error for targets that cannot be learned, and for labels in a regression."""
         targets, names = self.molecules.targets, self.molecules.task_names
         for name, known in _constant(targets, names).items():
             got = f"{known[0]:g} in all {len(known)} rows that have one" if len(known) else "none"
@@ -224,29 +219,28 @@ class MoleculeDataModule(SplitDataModule):
             raise self._error(what, expected, got, self._where, "--data.init_args.kind binary")
 
     def _check_parts(self) -> None:
-        """Report targets that are constant within a part, and refuse parts without two classes."""
+        """Report targets that are constant in a split; raise an error if all of its classes are."""
         names = self.molecules.task_names
-        parts: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
-        for part in parts:
-            alike = _constant(self.targets(part).numpy(), names)
-            if len(alike) == len(names) and self.kind != "regression":
-                what, got = f"all targets of the {part} split are alike", f"none of {names}"
-                expected = "a property with at least two different values"
-                hint = "--data.init_args.split.method stratified, or other fractions"
-                raise self._error(what, expected, got, self._where, hint)
-            if alike:
-                shown = ", ".join([*alike][:_SHOWN]) + ", …" * (len(alike) > _SHOWN)
-                share = f"{len(alike)} of {len(names)} properties ({shown})"
-                rank_zero_info(f"targets of the {part} split that are all alike: {share}")
+        splits: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
+        for split in splits:
+            constant = [*_constant(self.targets(split).numpy(), names)]
+            if len(constant) == len(names) and self.kind != "regression":
+                what, got = f"all targets of the {split} split are constant", f"none of {names}"
+                hint = "--data.init_args.split.method stratified, or different fractions"
+                raise self._error(what, "at least two different values", got, self._where, hint)
+            if constant:
+                shown = ", ".join(constant[:_SHOWN]) + ", …" * (len(constant) > _SHOWN)
+                share = f"{len(constant)} of {len(names)} properties ({shown})"
+                rank_zero_info(f"constant targets of the {split} split: {share}")
 
     def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """Return record numbers and SMILES of molecules, given their numbers in the split."""
+        """Return record numbers and SMILES of molecules, given their indices in the split."""
         chosen = self.indices(self.predict_split)[numbers]
         texts = np.array(self.molecules.texts(), dtype=object)
         return {"row": self.molecules.rows[chosen], "smiles": texts[chosen]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the split, so that a checkpoint is never tested on molecules it has seen."""
+        """Return the split, so that a checkpoint is never tested on its training molecules."""
         options = {**asdict(self.split), "seed": self.parts.seed}
         del options["leakage"]
         return {"split": self.parts.as_dict(), "split_options": options}
@@ -254,10 +248,9 @@ class MoleculeDataModule(SplitDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the split of a checkpoint if only the order of the rows has changed."""
         if not isinstance(state_dict.get("split"), Mapping):
-            what = "the checkpoint does not tell its molecules"
-            expected = "a checkpoint with the hashes of its molecules"
+            what, got = "the checkpoint does not list its molecules", "one of an earlier version"
             hint = "train again, or predict with --checkpoint and --input"
-            raise self._error(what, expected, "one of an earlier version", hint=hint)
+            raise self._error(what, "the hashes of its molecules", got, hint=hint)
         noted = Split.from_dict(state_dict["split"])
         mapped = noted.for_molecules(self.molecules.texts(), self._where)
         if mapped == self.parts:
@@ -271,24 +264,24 @@ class MoleculeDataModule(SplitDataModule):
                 f"--data.init_args.split.{key} {json.dumps(value, separators=(',', ':'))}"
                 for key, value in advice.items()
             ).replace('"', "")
-            what = "the checkpoint was trained on another split"
+            what = "the checkpoint was trained on a different split"
             raise self._error(what, repr(mapped), repr(self.parts), self._where, hint)
-        rank_zero_info("split: the rows are in another order; every molecule stays in its part")
+        rank_zero_info("split: the rows are in a different order; molecules stay in their splits")
         self.parts, self._restored = mapped, True
 
 
 def _constant(targets: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Find the targets without two different known values, and their known values."""
+    """Return the known values of the targets without two different ones, by name."""
     known = (column[~np.isnan(column)] for column in targets.T)
     pairs = zip(names, known, strict=True)
     return {name: values for name, values in pairs if len(np.unique(values)) < 2}
 
 
 class NCIData(MoleculeDataModule):
-    """Serve 5,000 molecules that come with RDKit, with their polar surface areas.
+    """Load 5,000 molecules that come with RDKit, with their polar surface areas.
 
     Args:
-        root: Folder of the packed molecules; ``None`` makes them anew in memory.
+        root: Folder of the packed molecules; ``None`` keeps them in memory.
         **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
 
     Example:
@@ -313,14 +306,14 @@ class NCIData(MoleculeDataModule):
 
 
 class MoleculeNetData(MoleculeDataModule):
-    """Serve a data set of MoleculeNet.
+    """Load a data set of MoleculeNet.
 
     Args:
         name: ``ESOL``, ``FreeSolv``, ``Lipophilicity``, ``BBBP``, ``Tox21``, ``ToxCast``,
             ``SIDER``, ``ClinTox``, ``HIV``, ``BACE``, ``MUV`` or ``QM8``.
         root: Folder of downloads and packed molecules; by default ``data/`` and the name.
-        raw_dir: Folder of the raw file; by default ``root/raw``, where it is downloaded to.
-        verify: Whether files other than the published ones are refused.
+        raw_dir: Folder of the raw file; by default ``root/raw``, to which it is downloaded.
+        verify: Whether the file must be the published one.
         **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
 
     Example:
@@ -360,17 +353,17 @@ class MoleculeNetData(MoleculeDataModule):
 
 
 class MoleculeFileData(MoleculeDataModule):
-    """Serve the molecules of a user's own CSV, TSV, SMILES or SDF file.
+    """Load the molecules of a CSV, TSV, SMILES or SDF file.
 
     Args:
         file: The file.
-        targets: Its columns (or SDF properties) to learn.
-        kind: ``regression``, ``binary`` (labels 0 and 1, which a regression refuses) or
+        targets: Columns (or SDF properties) to learn.
+        kind: ``regression``, ``binary`` (labels 0 and 1, an error in a regression) or
             ``multiclass`` (labels 0, 1, ...).
         classes: Number of classes of ``multiclass``.
         smiles_column: Column of the SMILES; found by its name by default.
-        root: Folder of the packed molecules; ``None`` makes them anew in memory.
-        missing: Texts of missing targets, besides empty cells, nan and NA.
+        root: Folder of the packed molecules; ``None`` keeps them in memory.
+        missing: Texts of missing targets, in addition to empty cells, nan and NA.
         **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
 
     Example:
@@ -421,14 +414,14 @@ class MoleculeFileData(MoleculeDataModule):
 
 
 class PackedMoleculeData(MoleculeDataModule):
-    """Serve the molecules of a folder that ``pyg-dynbatch featurize`` has packed.
+    """Load the molecules of a folder that ``pyg-dynbatch featurize`` has packed.
 
-    The file they come from is not needed, and RDKit only for splits by scaffold and for the search
-    for leakage. A featurizer is only compared with that of the folder; ``reading`` is not used.
+    The original file is not needed, and RDKit only for splits by scaffold and for the search for
+    leakage. A featurizer is only compared with that of the folder; ``reading`` is not used.
 
     Args:
         root: The folder.
-        kind: ``regression``, ``binary`` (labels 0 and 1, which a regression refuses) or
+        kind: ``regression``, ``binary`` (labels 0 and 1, an error in a regression) or
             ``multiclass`` (labels 0, 1, ...).
         classes: Number of classes of ``multiclass``.
         **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
@@ -454,9 +447,9 @@ class PackedMoleculeData(MoleculeDataModule):
     def load(self) -> PackedMolecules:
         """Open the folder."""
         molecules = PackedMolecules(self.root, self.featurizer)
-        molecules.check()  # once, instead of in every loader worker
+        molecules.check()  # once, not in every loader process
         if not molecules.task_names:
-            expected = "packed molecules with at least one target"
-            hint = "pyg-dynbatch featurize --targets NAME into another folder"
+            hint = "pyg-dynbatch featurize --targets NAME into a new folder"
+            expected = "at least one target"
             raise self._error("there is nothing to learn", expected, "none", self.root, hint)
         return molecules

@@ -30,21 +30,21 @@ def open_or_build(
     task_names: Sequence[str],
     options: FeaturizeOptions,
 ) -> PackedMolecules:
-    """Open the packed molecules of a source, or make them from its records, not read yet."""
+    """Open the packed molecules of a source, or build them from its records."""
     featurizer = featurizer or MoleculeFeaturizer()
     folder = None
     if root is not None:
-        # Without the policy: with another one, parts without bad rows are kept.
+        # Not the policy for bad rows, so that a new one keeps the parts without bad rows.
         parts = {**key, "format": FORMAT, "featurizer": featurizer.digest}
         parts["tasks"] = json.dumps(list(task_names))
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
         folder = Path(root) / "processed" / f"{name.lower()}.{digest}"
-        # Not finished, or damaged: what is whole is kept when the store is made.
+        # If it is unfinished or corrupt, build_store keeps its valid parts.
         with suppress(FileNotFoundError, ValueError):
             found = PackedMolecules(folder)
             if not options.force and (found.header["bad"] == options.bad or not found.errors):
                 return found
-    # All ranks of a run come here at once, and wait for the first.
+    # All ranks of a run get here at the same time; the others wait for the first.
     return build_store(
         folder, records, featurizer, task_names=task_names, options=options, name=name, wait=True
     )
@@ -54,17 +54,17 @@ _STRICT = FeaturizeOptions(bad="raise")
 
 
 class MoleculeFile(PackedMolecules):
-    r"""Molecules of a CSV, TSV, SMILES or SDF file, featurized once until it changes.
+    r"""Molecules of a CSV, TSV, SMILES or SDF file; featurized again when the file changes.
 
     Args:
         path: The file, which may be compressed by gzip.
-        root: Folder for ``processed/``; None keeps the packed molecules in memory.
-        featurizer: Describes a molecule; None takes ``MoleculeFeaturizer()``.
-        smiles_column: Column of the SMILES; None takes what `read_molecules` finds.
+        root: Folder for ``processed/``; None to keep the packed molecules in memory.
+        featurizer: None for ``MoleculeFeaturizer()``.
+        smiles_column: Column of the SMILES; None for the one named smiles.
         target_columns: Columns, or SDF properties, of the targets; none for a file to predict.
-        options: What to do with bad rows (by default stop at the first), processes.
-        transform: Applied to a molecule each time it is taken.
-        missing: Further cells that are missing targets, besides empty ones, nan and NA.
+        options: Policy for bad rows (by default, an error at the first one), processes.
+        transform: Applied to a molecule each time it is accessed.
+        missing: Cells that are missing targets, in addition to empty ones, nan and NA.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -93,7 +93,7 @@ class MoleculeFile(PackedMolecules):
     ) -> None:
         path = Path(path)
         tasks = tuple(target_columns)
-        # First, for its errors are the clearest.
+        # Before anything else, because its errors are the clearest.
         records = read_molecules(
             path, smiles_column=smiles_column, target_columns=list(tasks), missing=missing
         )
@@ -136,10 +136,10 @@ MEMBERS = {
     "hiv": Member("HIV", "binary", ("HIV_active",)),
     "bace": Member("BACE", "binary", ("Class",), smiles_column="mol"),
     "muv": Member("MUV", "binary", 17),
-    # The PBE0 columns are there twice, for two basis sets.
+    # The file has the PBE0 columns twice, for two basis sets.
     "qm8": Member("QM8", "regression", _QM8_TASKS, first_of_repeated=True),
 }
-# Of the files with plain line ends.
+# Of the files with Unix line endings.
 SHA256 = {
     "esol": "8c06a76f0c6487d29ab0f903e6a7a7139f189ab3c1178f159c8be8964602f189",
     "freesolv": "a4fbf3b28fe2e604d6bd7ea0e20b4494ff732400a80f58d1b393677cfbc1b06c",
@@ -153,25 +153,25 @@ _ALIASES = {"lipophilicity": "lipo", "delaney": "esol", "sampl": "freesolv"}
 class MoleculeNet(PackedMolecules):
     r"""A data set of MoleculeNet: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, and others.
 
-    The raw file is looked for in `raw_dir` or else ``root/raw``, under its published name, as
+    The raw file is searched in `raw_dir`, or else in ``root/raw``, under its published name, as
     ``<name>.csv``, or where PyG puts it (``<name>/raw/``), compressed by gzip or not; without
-    `raw_dir` it is downloaded from PyG's address. Five files have a known checksum; of others it
-    is noted at the first download.
+    `raw_dir` it is downloaded from PyG's address. The checksums of five files are known; those of
+    the others are recorded at the first download.
 
     Args:
-        root: Folder for ``raw/`` and ``processed/``; None keeps all in memory, needs `raw_dir`.
+        root: Folder for ``raw/`` and ``processed/``; None to keep all in memory (with `raw_dir`).
         name: ESOL, FreeSolv, Lipophilicity, BBBP, Tox21, ToxCast, SIDER, ClinTox, HIV, BACE, MUV
             or QM8, in any case.
-        featurizer: Describes a molecule; None takes ``MoleculeFeaturizer()``.
+        featurizer: None for ``MoleculeFeaturizer()``.
         raw_dir: Folder with the file.
-        verify: Whether a file with other content than the published one is refused.
+        verify: Whether to raise an error if the file is not the published one.
         options: Policy for bad rows (some sets have a few), processes.
-        transform: Applied to a molecule each time it is taken.
+        transform: Applied to a molecule each time it is accessed.
 
     Raises:
         ConnectionError: If there is no raw file and it cannot be downloaded.
         FileNotFoundError: If `raw_dir` lacks the file.
-        ValueError: If the name is unknown, or the file has another content or other columns.
+        ValueError: If the name is unknown, or the file has different content or columns.
 
     Reference:
         Wu et al. (2018), doi:10.1039/C7SC02664A.
@@ -247,25 +247,21 @@ def _check_content(path: Path, sha256: str, title: str) -> None:
     got = hashlib.sha256(content).hexdigest()
     if got != sha256:
         what = f"MoleculeNet: {path.name} is not the published file of {title}"
-        expected, got = f"sha256 {sha256}, with plain line ends", f"sha256 {got}"
+        expected, got = f"sha256 {sha256}, with Unix line endings", f"sha256 {got}"
         hint = "verify=False if the change is intended"
         raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
 def _tasks_of(path: Path, member: Member) -> tuple[str, ...]:
+    if isinstance(member.tasks, tuple):
+        return member.tasks
     with open_lines(path) as lines:
         columns = next(csv.reader(lines), [])
-    if isinstance(member.tasks, int):
-        tasks = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
-        fits, wanted = len(tasks) == member.tasks, f"{member.tasks} columns of targets"
-    else:
-        tasks = member.tasks
-        fits, wanted = set(tasks) <= set(columns), ", ".join(tasks)
-    if not fits or member.smiles_column not in columns:
+    tasks = tuple(name for name in columns if name not in (member.smiles_column, "mol_id"))
+    if len(tasks) != member.tasks:
         what = f"MoleculeNet: the columns of {path.name} are not those of {member.title}"
-        expected = f"{wanted}, and {member.smiles_column!r}"
-        got = f"{len(columns)} columns: {', '.join(columns[:8])}"
-        raise mismatch(ValueError, what, expected, got, where=path)
+        got = f"{len(tasks)}: {', '.join(tasks[:8])}"
+        raise mismatch(ValueError, what, f"{member.tasks} columns of targets", got, where=path)
     return tasks
 
 
@@ -273,10 +269,10 @@ class NCI(PackedMolecules):
     """4,999 molecules that come with RDKit, and their polar surface areas ``TPSA`` in Å².
 
     Args:
-        root: Folder for ``processed/``; None keeps the packed molecules in memory.
-        featurizer: Describes a molecule; None takes ``MoleculeFeaturizer()``.
+        root: Folder for ``processed/``; None to keep the packed molecules in memory.
+        featurizer: None for ``MoleculeFeaturizer()``.
         options: Policy for bad rows, processes.
-        transform: Applied to a molecule each time it is taken.
+        transform: Applied to a molecule each time it is accessed.
 
     Raises:
         FileNotFoundError: If this RDKit comes without the file.

@@ -1,4 +1,4 @@
-"""Atom and pair features exactly as of DeepChem's ``WeaveFeaturizer``, oddities included."""
+"""Atom and pair features of DeepChem's ``WeaveFeaturizer``, oddities included."""
 
 from functools import cache
 from itertools import product
@@ -140,7 +140,7 @@ class DeepChemPairs(PairFeatures):
     7       1, …, 7 bonds apart     bit  one-hot; farther pairs have none
     ======= ======================= ==== =======================================================
 
-    Differs: pairs of different fragments exist, as zeros with a code of their own, and no pair is
+    Differs: pairs of different fragments exist, as zeros with a separate code, and no pair is
     lost (DeepChem's powers of an adjacency matrix overflow in big molecules). For the pairs that
     DeepChem means to have, use ``PairTable.kept("connected")``.
 
@@ -203,8 +203,8 @@ class DeepChemPairs(PairFeatures):
         return coded_pairs(mol, bonds)
 
 
-def _one_hot(place: int, length: int) -> list[float]:
-    return [float(place == k) for k in range(length)]
+def _one_hot(index: int, length: int) -> list[float]:
+    return [float(index == k) for k in range(length)]
 
 
 def _stereo(atom: Any) -> tuple[str, bool]:

@@ -1,11 +1,10 @@
-"""Describe a whole molecule by one row of numbers: RDKit's descriptors, or your own."""
+"""Descriptors of a whole molecule, one row of numbers: RDKit's, or your own."""
 
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -14,7 +13,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.features import FeaturePart
 from pyg_dynbatch.molecules.rdkit_access import Mol, rdkit_module
 
-# What RDKit throws where a descriptor is undefined: the maximum of nothing or the logarithm of 0
+# What RDKit raises where a descriptor is undefined: the maximum of nothing or the logarithm of 0
 # (ValueError, to which numpy's LinAlgError belongs), a division by zero or a number too large for
 # a double (ArithmeticError), a broken precondition in its C++ (RuntimeError). Anything else, such
 # as a TypeError, is a fault of a program and is passed on.
@@ -25,8 +24,8 @@ _UNDEFINED = (ValueError, ArithmeticError, RuntimeError)
 _CHARGES = {"MaxPartialCharge", "MinPartialCharge", "MaxAbsPartialCharge", "MinAbsPartialCharge"}
 
 
-class MoleculeDescriptors(FeaturePart):
-    """Describes a whole molecule by one row of numbers; subclass it for your own descriptors.
+class MoleculeDescriptors(FeaturePart, ABC):
+    """One row of numbers per molecule; subclass it for your own descriptors.
 
     A subclass must be at the top level of an importable module, so that checkpoints can name it.
 
@@ -51,18 +50,13 @@ class MoleculeDescriptors(FeaturePart):
     """
 
     def __init__(self, names: Sequence[str], options: Mapping[str, object] | None = None) -> None:
-        super().__init__(options)
+        super().__init__(options, names=list(names))
         self.names = tuple(names)
         if not self.names or len(set(self.names)) != len(self.names):
             repeated = [name for name in self.names if self.names.count(name) > 1]
             what = f"{type(self).__name__}: the names of the descriptors cannot be used"
             got = f"{repeated[0]!r} twice" if repeated else "none"
             raise mismatch(ValueError, what, "at least one name, all different", got)
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Names of the descriptors."""
-        return {"names": list(self.names)}
 
     @abstractmethod
     def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
@@ -96,7 +90,7 @@ class RDKitDescriptors(MoleculeDescriptors):
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
         known = _functions()
-        # Written out, so that the spec means the same to an RDKit that has more of them.
+        # By name, so that the spec means the same in a version of RDKit that has more of them.
         stable = [name for name in known if name not in ("Ipc", "AvgIpc")]
         chosen = stable if names is None else list(names)
         for name in chosen:
@@ -117,9 +111,9 @@ class RDKitDescriptors(MoleculeDescriptors):
         known = _functions()
         with rdkit_module("rdBase").BlockLogs(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for place, name in enumerate(self.names):
+            for column, name in enumerate(self.names):
                 try:
-                    found[place] = float(known[name](mol))
+                    found[column] = float(known[name](mol))
                 except _UNDEFINED:
                     continue  # stays NaN
         if not _CHARGES.isdisjoint(self.names):

@@ -1,4 +1,4 @@
-"""Draw a molecule with numbers on its atoms and atom pairs, as SVG or PNG, with a scale."""
+"""Draw a molecule whose atoms and atom pairs are coloured by numbers, with a scale."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ _LEGEND, _LINE = 32, 15
 _STEPS = 40
 _BOND = 2  # RDKit's own line width
 _CAPTION = 60  # characters per line
-_CENTRED = 0  # RDKit's alignment of a string; without it, it is broken like an atom label
+_CENTRED = 0  # RDKit's alignment; without one, a string is split like an atom label
 _FORMATS = ("svg", "png")
-_FAINT = 0.05  # share of the scale below which a line would only hide the bond under it
+_FAINT = 0.05  # fraction of the scale below which a line would only hide the bond under it
 
 
 def scale_colour(share: float) -> tuple[float, float, float]:
@@ -58,7 +58,7 @@ def draw_attributions(
     draw2d = rdkit_module("Chem.Draw.rdMolDraw2D")
     width, height = size
     lines = textwrap.wrap(caption, _CAPTION)
-    # The molecule gets a panel of its own, so that the scale below it stays free.
+    # The molecule is drawn in a separate panel, above the scale.
     sizes = (width, height + _LEGEND + _LINE * len(lines), width, height)
     drawn = _prepared(mol, draw2d)
     atoms = list(range(drawn.GetNumAtoms()))
@@ -68,7 +68,7 @@ def draw_attributions(
         "highlightBonds": [],
         "highlightAtomRadii": dict.fromkeys(atoms, 0.3),
     }
-    # The lines lie under the molecule, but only a drawn molecule has coordinates.
+    # The lines are drawn under the molecule, but only a drawn molecule has coordinates.
     trial, drawer = (_drawer(draw2d, format, sizes) for _ in range(2))
     trial.DrawMolecule(drawn, **highlights)
     drawer.ClearDrawing()
@@ -82,7 +82,7 @@ def draw_attributions(
 
 
 def atom_labels(mol: Mol) -> list[tuple[int, str]]:
-    """Return for every atom its number in the input (-1 if it was added) and its element."""
+    """Return for every atom its index in the input (-1 if it was added) and its element."""
     atoms = list(mol.GetAtoms())
     if not any(atom.HasProp(INPUT_ATOM) for atom in atoms):
         return [(int(atom.GetIdx()), str(atom.GetSymbol())) for atom in atoms]
@@ -122,7 +122,7 @@ def _drawer(draw2d: Any, format: str, sizes: tuple[int, int, int, int]) -> Any:
 def _draw_pairs(
     drawer: Any, pairs: Mapping[tuple[int, int], float], points: Sequence[Any], end: float
 ) -> None:
-    # The weakest first, so that the strongest lie on top.
+    # The weakest first, so that the strongest are on top.
     for (first, second), value in sorted(pairs.items(), key=lambda item: abs(item[1])):
         share = value / end
         if abs(share) >= _FAINT:
@@ -149,7 +149,7 @@ def _draw_scale(drawer: Any, end: float, lines: Sequence[str], width: int, heigh
     drawer.SetColour((0.0, 0.0, 0.0))
     drawer.SetFontSize(11)
     middle = (left + right) / 2
-    for place, text in ((left, f"{-end:.3g}"), (middle, "0"), (right, f"{end:+.3g}")):
-        drawer.DrawString(text, point(place, height + 23.0), _CENTRED, rawCoords=True)
+    for x, text in ((left, f"{-end:.3g}"), (middle, "0"), (right, f"{end:+.3g}")):
+        drawer.DrawString(text, point(x, height + 23.0), _CENTRED, rawCoords=True)
     for number, line in enumerate(lines):
         drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), _CENTRED, True)

@@ -69,20 +69,14 @@ def explain(
     output = _output_of(predictor.schema, task, label)
     lacking = [without_atom(molecule, atom) for atom in range(int(molecule.num_nodes))]
     parts = [_gradients(predictor, member, molecule, output) for member in predictor.tasks]
-    value = float(np.mean([part[0] for part in parts]))
+    value, gradient, pair_gradient = (np.mean(part, axis=0) for part in zip(*parts, strict=True))
     rest = _values(predictor, lacking, output)
-    batch = predictor.collater([molecule])
-    proper = ~batch.pairs.is_self
-    ends = torch.stack([batch.pairs.first, batch.pairs.second])[:, proper]
-    bonds = predictor.schema.pair_table.distance[batch.pairs.code.long()][proper]
-    return Explanation(
-        value,
-        np.mean([part[1] for part in parts], axis=0),
-        value - rest,
-        ends.numpy(),
-        np.mean([part[2] for part in parts], axis=0)[proper.numpy()],
-        bonds.numpy(),
-    )
+    pairs = predictor.collater([molecule]).pairs
+    proper = ~pairs.is_self
+    ends = torch.stack([pairs.first, pairs.second])[:, proper].numpy()
+    bonds = predictor.schema.pair_table.distance[pairs.code.long()][proper].numpy()
+    pair_gradient = pair_gradient[proper.numpy()]
+    return Explanation(float(value), gradient, value - rest, ends, pair_gradient, bonds)
 
 
 def without_atom(molecule: MoleculeData, atom: int) -> MoleculeData:
@@ -98,17 +92,16 @@ def without_atom(molecule: MoleculeData, atom: int) -> MoleculeData:
 
 
 def _output_of(schema: MoleculeSchema, task: str | None, label: int) -> int:
-    name = schema.task_names[0] if task is None else task
-    if name not in schema.task_names:
+    names, classes = schema.task_names, schema.num_classes
+    if task not in (None, *names):
         what = "explain: the checkpoint does not predict this property"
-        raise mismatch(ValueError, what, ", ".join(schema.task_names), name)
-    number = schema.task_names.index(name)
+        raise mismatch(ValueError, what, ", ".join(names), task)
+    number = names.index(task or names[0])
     if schema.kind != "multiclass":
         return number
-    if not 0 <= label < schema.num_classes:
-        expected = f"0 to {schema.num_classes - 1}"
-        raise mismatch(ValueError, "explain: unknown class", expected, label)
-    return number * schema.num_classes + label
+    if not 0 <= label < classes:
+        raise mismatch(ValueError, "explain: unknown class", f"0 to {classes - 1}", label)
+    return number * classes + label
 
 
 def _explained(task: MoleculeProperty, batch: Any, output: int) -> Float[Tensor, " molecule"]:
@@ -143,14 +136,16 @@ def _gradients(
         value = _explained(task, batch, output).sum()
         given = [batch.x, *rows]
         grads = torch.autograd.grad(value, given, materialize_grads=True)
-    pairs = zip(grads, given, strict=True)
-    products = [(grad * part).sum(1).detach().double().cpu().numpy() for grad, part in pairs]
-    return float(value.detach()), products[0], products[1]
+    of_atoms, of_pairs = (
+        (grad * part).sum(1).detach().double().cpu().numpy()
+        for grad, part in zip(grads, given, strict=True)
+    )
+    return float(value.detach()), of_atoms, of_pairs
 
 
 @contextmanager
 def pair_rows(task: MoleculeProperty) -> Iterator[list[Tensor]]:
-    """Replace the table by one row per pair within the context, so that each has a gradient."""
+    """Replace the table with one row per pair within the context, so that each has a gradient."""
     rows: list[Tensor] = []
 
     def run_on_rows(stack: Any, given: tuple[Any, ...], _: Tensor) -> Tensor:

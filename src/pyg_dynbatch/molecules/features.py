@@ -3,7 +3,8 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from importlib import import_module
+from copy import deepcopy
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,14 @@ from pyg_dynbatch.molecules.rdkit_access import Mol
 KINDS = ("bit", "count", "real")
 
 
-class FeaturePart(ABC):
-    """Keeps what is needed to make a part of a featurizer again: its options and its columns."""
+class FeaturePart:
+    """A part of a featurizer, which can be rebuilt from its options.
 
-    def __init__(self, options: Mapping[str, object] | None = None) -> None:
+    Plain values describe its columns; they must be the same when it is rebuilt.
+    """
+
+    def __init__(self, options: Mapping[str, object] | None, **columns: Any) -> None:
+        self.columns = columns
         try:
             self.options: dict[str, Any] = json.loads(json.dumps(dict(options or {})))
         except TypeError as error:
@@ -28,14 +33,9 @@ class FeaturePart(ABC):
             hint = "pass plain values and build objects from them in __init__"
             raise mismatch(ValueError, what, expected, error, hint=hint) from error
 
-    @property
-    @abstractmethod
-    def columns(self) -> dict[str, Any]:
-        """Plain values that must be the same when the part is made again from its options."""
 
-
-class AtomFeatures(FeaturePart):
-    """Describes every atom of a molecule by one row of numbers; subclass it for your own features.
+class AtomFeatures(FeaturePart, ABC):
+    """One row of numbers per atom of a molecule; subclass it for your own features.
 
     A subclass must be at the top level of an importable module, so that checkpoints can name it.
 
@@ -66,7 +66,7 @@ class AtomFeatures(FeaturePart):
         kinds: Sequence[str],
         options: Mapping[str, object] | None = None,
     ) -> None:
-        super().__init__(options)
+        super().__init__(options, names=list(names), kinds=list(kinds))
         self.names = tuple(names)
         self.kinds = tuple(kinds)
         if len(set(self.names)) != len(self.names) or len(self.kinds) != len(self.names):
@@ -77,11 +77,6 @@ class AtomFeatures(FeaturePart):
             what = f"{type(self).__name__}: a kind of feature is unknown"
             raise mismatch(ValueError, what, ", ".join(KINDS), ", ".join(unknown))
 
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Names and kinds of the columns."""
-        return {"names": list(self.names), "kinds": list(self.kinds)}
-
     @abstractmethod
     def rows(self, mol: Mol) -> Float[np.ndarray, "atom feature"]:
         """Return one row of finite numbers per atom, in order.
@@ -91,13 +86,13 @@ class AtomFeatures(FeaturePart):
         """
 
 
-class PairFeatures(FeaturePart):
-    """Gives every pair of atoms a code, a row of a table of features; subclass it for your own.
+class PairFeatures(FeaturePart, ABC):
+    """A code for every pair of atoms, a row of a table of features; subclass it for your own.
 
     Pairs are unordered, so the codes must be symmetric.
 
     Args:
-        table: What each code means; code 0 is an atom with itself. Of extra features the distances
+        table: What each code means; code 0 is an atom with itself. The distances of extra features
             are not used.
         options: The arguments of the subclass, plain values by name; they go into the spec.
 
@@ -120,14 +115,9 @@ class PairFeatures(FeaturePart):
     """
 
     def __init__(self, table: PairTable, options: Mapping[str, object] | None = None) -> None:
-        super().__init__(options)
+        columns = {"names": list(table.names), "codes": len(table), "table": table.digest()}
+        super().__init__(options, **columns)
         self.table = table
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Names of the features, number of the codes, and a hash of what they mean."""
-        names = list(self.table.names)
-        return {"names": names, "codes": len(self.table), "table": self.table.digest()}
 
     @abstractmethod
     def codes(self, mol: Mol) -> Integer[np.ndarray, "atom atom"]:
@@ -141,12 +131,12 @@ class PairFeatures(FeaturePart):
 def part_to_spec(part: FeaturePart) -> dict[str, Any]:
     """Return the class of a part, its options and its columns as plain values."""
     cls = type(part)
-    made = {"class": f"{cls.__module__}:{cls.__qualname__}", "options": dict(part.options)}
-    return made | part.columns
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    return deepcopy({"class": path, "options": part.options, **part.columns})
 
 
 def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
-    """Build a part again and check that it still has the same columns."""
+    """Rebuild a part and check that it still has the same columns."""
     cls = _find_class(spec["class"], base)
     part = cls(**spec["options"])
     for key, now in part_to_spec(part).items():
@@ -162,23 +152,20 @@ def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
 def _first_difference(ours: Any, theirs: Any) -> str:
     if not (isinstance(ours, list) and isinstance(theirs, list)):
         return str(ours)
-    for place, value in enumerate(ours):
-        if place >= len(theirs) or theirs[place] != value:
-            return f"{len(ours)} columns, {value!r} in column {place}"
+    for column, value in enumerate(ours):
+        if column >= len(theirs) or theirs[column] != value:
+            return f"{len(ours)} columns, {value!r} in column {column}"
     return f"{len(ours)} columns"
 
 
 def _find_class(path: str, base: type) -> type:
-    module, _, name = str(path).partition(":")
     try:
-        found: Any = import_module(module)
-        for step in name.split("."):
-            found = getattr(found, step)
+        found: Any = resolve_name(str(path))
         if isinstance(found, type) and issubclass(found, base):
             return found
         problem = repr(found)
-    except (ImportError, AttributeError) as error:
-        problem = "a class made within a function" if "<locals>" in name else str(error)
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = "a class made within a function" if "<locals>" in path else str(error)
     what = f"MoleculeFeaturizer: the class {path!r} cannot be imported"
     hint = "define it at the top level of a module that can be imported here"
     raise mismatch(ValueError, what, f"a subclass of {base.__name__}", problem, hint=hint)
@@ -188,39 +175,42 @@ _MAX_ROWS = 65_536
 
 
 class RowTable:
-    """Caches the rows of features of the atoms seen so far, by key."""
+    """Caches the rows of features of the atoms seen so far, by key.
+
+    A million molecules have only some hundred different atoms: a look-up is faster than a new row.
+    """
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self._place: dict[Hashable, int] = {}
+        self._row_of: dict[Hashable, int] = {}
         self._rows = np.zeros((64, width), dtype=np.float32)
 
     def rows(
         self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]
     ) -> Float32[np.ndarray, "atom feature"]:
-        """Return one row for each key; make those that are new."""
-        place = self._place
+        """Return one row per key; make the rows of new keys."""
+        row_of = self._row_of
         try:
-            places = [place[key] for key in keys]
+            numbers = [row_of[key] for key in keys]
         except KeyError:
             self._add(keys, make)
-            places = [place[key] for key in keys]
-        return self._rows.take(np.array(places, dtype=np.intp), axis=0)
+            numbers = [row_of[key] for key in keys]
+        return self._rows.take(np.array(numbers, dtype=np.intp), axis=0)
 
     def _add(self, keys: Sequence[Hashable], make: Callable[..., Sequence[float]]) -> None:
-        if len(self._place) > _MAX_ROWS:
-            # Only artificial molecules come here; for them the table must not grow without end.
-            self._place.clear()
+        if len(self._row_of) > _MAX_ROWS:
+            # Only artificial molecules have so many different atoms; limit the memory.
+            self._row_of.clear()
         for key in keys:
-            if key in self._place:
+            if key in self._row_of:
                 continue
-            if len(self._place) == len(self._rows):
+            if len(self._row_of) == len(self._rows):
                 self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._rows[len(self._place)] = make(key)
-            self._place[key] = len(self._place)
+            self._rows[len(self._row_of)] = make(key)
+            self._row_of[key] = len(self._row_of)
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._row_of)
 
     def __reduce__(self) -> tuple[type["RowTable"], tuple[int]]:
         """Pickle empty: every process fills its own."""

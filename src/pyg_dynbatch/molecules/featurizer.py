@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,13 +16,7 @@ from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
 from pyg_dynbatch.molecules.descriptors import MoleculeDescriptors, RDKitDescriptors, finite_or_nan
-from pyg_dynbatch.molecules.features import (
-    AtomFeatures,
-    FeaturePart,
-    PairFeatures,
-    part_from_spec,
-    part_to_spec,
-)
+from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, part_from_spec, part_to_spec
 from pyg_dynbatch.molecules.kearnes import KearnesAtoms, KearnesPairs
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.rdkit_access import (
@@ -37,14 +31,15 @@ from pyg_dynbatch.molecules.rdkit_access import (
 
 
 def _check_array(value: Any, kinds: str, shape: tuple[int, ...], what: str, hint: str = "") -> None:
-    """Refuse what a feature of the user's own has returned, unless it is an array of that form."""
+    """Raise an error unless a user's feature returned an array of this shape and dtype."""
     if isinstance(value, np.ndarray) and value.dtype.kind in kinds and value.shape == shape:
         return
     is_array = isinstance(value, np.ndarray)
     got = f"{value.dtype} {list(value.shape)}" if is_array else type(value).__name__
     numbers = "numbers" if "f" in kinds else "whole numbers"
     expected = f"an array of {numbers} {list(shape)}"
-    raise mismatch(ValueError, f"{what}() has the wrong form", expected, got, hint=hint)
+    what = f"{what}() has an invalid shape or dtype"
+    raise mismatch(ValueError, what, expected, got, hint=hint)
 
 
 def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
@@ -53,28 +48,27 @@ def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray
     _check_array(rows, "fiub", (mol.GetNumAtoms(), len(part.names)), f"{name}: rows", hint)
     rows = rows.astype(np.float32, copy=False)
     if not np.isfinite(rows).all():
-        atom, column = (int(place) for place in np.argwhere(~np.isfinite(rows))[0])
+        atom, column = np.argwhere(~np.isfinite(rows))[0].tolist()
         reason = f"{name}: feature {part.names[column]!r} is {rows[atom, column]}, not finite"
         raise MoleculeError(reason, atom)
     return rows
 
 
+_SYMMETRIC = "the same code in both directions, such as the sum or minimum of both"
+
+
 def _checked_codes(codes: Any, part: PairFeatures, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
     name, atoms = type(part).__name__, mol.GetNumAtoms()
     _check_array(codes, "iub", (atoms, atoms), f"{name}: codes")
-    asymmetric = np.argwhere(codes != codes.T)
-    if len(asymmetric):
-        i, j = (int(place) for place in asymmetric[0])
-        what, expected = f"{name}: codes() is not symmetric", "the same code in both directions"
-        got = f"{int(codes[i, j])} for ({i}, {j}), {int(codes[j, i])} for ({j}, {i})"
-        hint = "the sum, absolute difference or minimum of both directions"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
-    codes = np.where(np.eye(atoms, dtype=bool), 0, codes)
-    outside = np.argwhere((codes < 0) | (codes >= len(part.table)))
-    if len(outside):
-        i, j = (int(place) for place in outside[0])
-        what, expected = f"{name}: a code is not in its table", f"codes 0 to {len(part.table) - 1}"
-        raise mismatch(ValueError, what, expected, f"{int(codes[i, j])} for atoms ({i}, {j})")
+    codes, size = np.where(np.eye(atoms, dtype=bool), 0, codes), len(part.table)
+    for wrong, problem, expected in (
+        (codes != codes.T, "codes() is not symmetric", _SYMMETRIC),
+        ((codes < 0) | (codes >= size), "a code is not in its table", f"codes 0 to {size - 1}"),
+    ):
+        if wrong.any():
+            i, j = np.argwhere(wrong)[0].tolist()
+            got = f"{codes[i, j]} for atoms ({i}, {j}), {codes[j, i]} for ({j}, {i})"
+            raise mismatch(ValueError, f"{name}: {problem}", expected, got)
     return codes.astype(np.uint8)
 
 
@@ -99,25 +93,14 @@ def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
         raise mismatch(ValueError, what, ", ".join(map(repr, choices)), repr(given))
 
 
-def _listed(named: Iterable[tuple[FeaturePart, Sequence[str]]], kinds: Sequence[str] = ()) -> str:
-    """Write one line per column: its number, its name, its kind, its class."""
-    columns = [(name, type(part).__name__) for part, names in named for name in names]
-    width = max((len(name) for name, _ in columns), default=0)
-    shown = [f"{kind:<5}  " for kind in kinds] or [""] * len(columns)
-    return "".join(
-        f"\n{number:>3}  {name:<{width}}  {kind}{owner}"
-        for number, ((name, owner), kind) in enumerate(zip(columns, shown, strict=True))
-    )
-
-
-# Change it when a release changes what any of the features is: stores are then made again.
+# Changed by every release that changes any of the features, so that stores are rebuilt.
 _FORMAT = "MoleculeFeaturizer 1"
-# Their results need no check.
+# Features of this package, whose results need not be checked.
 _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
 
 
 class MoleculeFeaturizer:
-    """Turns a SMILES or an RDKit molecule, which is not changed, into ``MoleculeData``.
+    """Converts a SMILES or an RDKit molecule, which is not changed, to ``MoleculeData``.
 
     Args:
         atoms: ``"kearnes"``, ``"deepchem"``, or your own atom features.
@@ -127,10 +110,10 @@ class MoleculeFeaturizer:
         fragments: ``"all"``, or ``"largest"``: the fragment with most heavy atoms, then the
             heaviest, then the first by canonical SMILES.
         chirality: Whether sets given by name describe stereo; None for as published (Kearnes does).
-        max_atoms: Larger molecules are refused: the number of pairs grows as the square.
+        max_atoms: Larger molecules raise an error: the number of pairs grows quadratically.
         extra_atoms: Further atom features, appended as columns.
         extra_pairs: Further pair features; their codes multiply those of `pairs`.
-        descriptors: ``"rdkit"``, your own, or None; of the chosen fragment without added hydrogens.
+        descriptors: ``"rdkit"``, your own, or None; computed before hydrogens are added.
 
     Raises:
         ValueError: If an option is unknown, a column name appears twice, or there are more than
@@ -170,6 +153,8 @@ class MoleculeFeaturizer:
         self.explicit_hydrogens = explicit_hydrogens
         self.fragments = fragments
         self.max_atoms = max_atoms
+        self._options: dict[str, Any] = {"fragments": fragments}
+        self._options |= {"explicit_hydrogens": explicit_hydrogens, "max_atoms": max_atoms}
         if isinstance(atoms, str):
             _check_choice("atoms", atoms, ("kearnes", "deepchem"))
             if atoms == "kearnes":
@@ -198,15 +183,14 @@ class MoleculeFeaturizer:
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describe one molecule."""
-        plain = self._without_hydrogens(molecule)
-        descriptor = None
+        plain = self._parsed(molecule)
+        mol, descriptor = self._with_hydrogens(plain, molecule), None
         if self._descriptors is not None:
-            # Of a copy, for descriptors may leave properties on the molecule that features read.
+            # Of a copy, because descriptors may set properties of the molecule that features read.
             row = self._descriptors.row(chem().Mol(plain))
             name, hint = type(self._descriptors).__name__, "np.float32, NaN where undefined"
             _check_array(row, "fiub", (len(self.descriptor_names),), f"{name}: row", hint)
             descriptor = torch.from_numpy(finite_or_nan(row))[None]
-        mol = self._with_hydrogens(plain, molecule)
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         return MoleculeData(
             x=torch.from_numpy(rows),
@@ -222,20 +206,20 @@ class MoleculeFeaturizer:
             molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
 
         Returns:
-            A new ``rdkit.Chem.Mol``, its atoms in the order of the input; where some were left out,
-            they have the property ``input_atom``.
+            A new ``rdkit.Chem.Mol``, its atoms in the order of the input; if some were removed, the
+            others have the property ``input_atom``, their index in the input.
 
         Raises:
-            MoleculeError: If the molecule is bad or too big.
+            MoleculeError: If the molecule is invalid or too large.
 
         Example:
             >>> mol = MoleculeFeaturizer(fragments="largest").prepare("[Na+].CO")
             >>> [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()]
             [1, 2]
         """
-        return self._with_hydrogens(self._without_hydrogens(molecule), molecule)
+        return self._with_hydrogens(self._parsed(molecule), molecule)
 
-    def _without_hydrogens(self, molecule: str | Mol) -> Mol:
+    def _parsed(self, molecule: str | Mol) -> Mol:
         if molecule is None or isinstance(molecule, str | float):
             mol = parse_smiles(molecule)
         elif isinstance(molecule, chem().Mol):
@@ -243,24 +227,18 @@ class MoleculeFeaturizer:
         else:
             what, got = "MoleculeFeaturizer: the input is not a molecule", type(molecule).__name__
             raise mismatch(TypeError, what, "a SMILES or an rdkit.Chem.Mol", got)
-        if self.fragments == "largest":
-            mol = largest_fragment(mol)
-        self._check_size(mol.GetNumAtoms(), molecule)
-        return mol
+        return largest_fragment(mol) if self.fragments == "largest" else mol
 
     def _with_hydrogens(self, mol: Mol, given: str | Mol) -> Mol:
         if self.explicit_hydrogens:
             mol = chem().AddHs(mol)
-            self._check_size(mol.GetNumAtoms(), given)
-        return mol
-
-    def _check_size(self, atoms: int, given: str | Mol) -> None:
-        if atoms > self.max_atoms:
+        if (atoms := mol.GetNumAtoms()) > self.max_atoms:
             raise MoleculeError(
                 f"{atoms:,} atoms, {atoms * (atoms + 1) // 2:,} pairs: more than "
                 f"max_atoms={self.max_atoms:,}; raise it if memory allows",
                 smiles=given if isinstance(given, str) else None,
             )
+        return mol
 
     def atom_rows(self, mol: Mol) -> Float32[np.ndarray, "atom feature"]:
         """Return the features of the atoms of a molecule that `prepare` returned.
@@ -270,7 +248,7 @@ class MoleculeFeaturizer:
 
         Raises:
             MoleculeError: If a feature is not finite.
-            ValueError: If a feature of your own has the wrong form.
+            ValueError: If one of your own features has an invalid shape or dtype.
         """
         parts = []
         for part in self._atoms:
@@ -288,7 +266,7 @@ class MoleculeFeaturizer:
             A symmetric matrix of rows of `pair_table`, with 0 on the diagonal.
 
         Raises:
-            ValueError: If codes of your own have the wrong form, are out of range or asymmetric.
+            ValueError: If your own codes are of invalid shape or dtype, out of range or asymmetric.
         """
         codes: Any = None
         for part in self._pairs:
@@ -300,7 +278,7 @@ class MoleculeFeaturizer:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All that is needed to build the featurizer again, in plain values."""
+        """The plain values from which :meth:`from_spec` rebuilds the featurizer."""
         parts: dict[str, Any] = {
             "atoms": [part_to_spec(part) for part in self._atoms],
             "pairs": [part_to_spec(part) for part in self._pairs],
@@ -310,29 +288,24 @@ class MoleculeFeaturizer:
         return {
             "format": _FORMAT,
             **parts,
-            "options": {
-                "explicit_hydrogens": self.explicit_hydrogens,
-                "fragments": self.fragments,
-                "max_atoms": self.max_atoms,
-            },
+            "options": dict(self._options),
             "rdkit": rdkit_version(),
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }
 
     @property
     def digest(self) -> str:
-        """A short hash of `spec` but for this package's version: equal digests, equal data."""
-        # A release that changes the features changes _FORMAT; otherwise stores stay valid.
+        """A short hash of `spec` without the version of this package: equal digests, equal data."""
         facts = {name: value for name, value in self.spec.items() if name != "pyg_dynbatch"}
         text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def from_spec(cls, spec: Any) -> "MoleculeFeaturizer":
-        """Build a featurizer from a `spec`; warn if another version of RDKit made it.
+        """Build a featurizer from a `spec`; warn if it comes from a different version of RDKit.
 
         Args:
-            spec: The plain values; from a trusted source, as they name classes to import.
+            spec: The plain values, from a trusted source, since they name classes to import.
 
         Raises:
             ValueError: If it is not a spec, or a class cannot be imported or has other columns.
@@ -348,10 +321,10 @@ class MoleculeFeaturizer:
             raise mismatch(ValueError, what, expected, got)
         if spec["rdkit"] != rdkit_version():
             text = mismatch_text(
-                "MoleculeFeaturizer: another version of RDKit made the features",
+                "MoleculeFeaturizer: a different version of RDKit made the features",
                 f"RDKit {spec['rdkit']}, as when the spec was saved",
                 f"RDKit {rdkit_version()}",
-                hint="that version where figures must agree to the last digit",
+                hint="that version if the numbers must be exactly equal",
             )
             warnings.warn(text, stacklevel=2)
         atoms = [part_from_spec(part, AtomFeatures) for part in spec["atoms"]]
@@ -381,19 +354,28 @@ class MoleculeFeaturizer:
               0  single  KearnesPairs
             ...
         """
+        atoms = [
+            (name, f"{kind:<5}  {type(part).__name__}")
+            for part in self._atoms
+            for name, kind in zip(part.names, part.kinds, strict=True)
+        ]
+        pairs = [(name, type(part).__name__) for part in self._pairs for name in part.table.names]
+        whole = [(name, type(self._descriptors).__name__) for name in self.descriptor_names]
+        codes = f", in {len(self.pair_table)} codes"
+        groups = {
+            f"atom features: {len(atoms)}": atoms,
+            f"pair features: {len(pairs)}{codes}": pairs,
+        }
+        if whole:
+            groups[f"descriptors: {len(whole)}"] = whole
         versions = f"RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__}"
-        atoms = _listed(((part, part.names) for part in self._atoms), self.atom_kinds)
-        pairs = _listed((part, part.table.names) for part in self._pairs)
-        text = (
-            f"{type(self).__name__} ({versions})\nfragments={self.fragments}, "
-            f"explicit_hydrogens={self.explicit_hydrogens}, max_atoms={self.max_atoms}\n"
-            f"atom features: {len(self.atom_names)}{atoms}\n"
-            f"pair features: {len(self.pair_table.names)}, in {len(self.pair_table)} codes{pairs}"
-        )
-        if self._descriptors is not None:
-            columns = _listed([(self._descriptors, self.descriptor_names)])
-            text += f"\ndescriptors: {len(self.descriptor_names)}{columns}"
-        return text
+        options = ", ".join(f"{name}={value}" for name, value in self._options.items())
+        lines = [f"{type(self).__name__} ({versions})", options]
+        for title, columns in groups.items():
+            width = max((len(name) for name, _ in columns), default=0)
+            lines.append(title)
+            lines += [f"{k:>3}  {name:<{width}}  {rest}" for k, (name, rest) in enumerate(columns)]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         atoms = "+".join(type(part).__name__ for part in self._atoms)

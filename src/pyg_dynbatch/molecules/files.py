@@ -5,13 +5,11 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import Lines, existing, open_lines, whole_file
+from pyg_dynbatch.core.files import Lines, atomic_file, existing, open_lines
 
 FORMATS = {
     ".csv": "csv",
@@ -33,7 +31,7 @@ _FIELD = re.compile(r">[^<]*<(.*)>")
 
 @dataclass(frozen=True)
 class RawMolecule:
-    """One record of a file, not interpreted.
+    """One record of a file, as text.
 
     Args:
         row: Number of the record in the file, from 0.
@@ -41,10 +39,10 @@ class RawMolecule:
         smiles: The SMILES without blanks around it; ``""`` where the cell is empty, None in SDF.
         block: The mol block; None except in SDF.
         name: Name of the molecule; None where it has none.
-        targets: The labels in the order of the columns asked for; None where one is missing.
+        targets: The labels in the order of the requested columns; None where one is missing.
         extra: All other columns or data fields, as text.
-        source: Names and texts of all columns or data fields in the order of the file, if they
-            were asked for; never of a SMILES file.
+        source: Names and texts of all columns or data fields in the order of the file, if
+            requested; never of a SMILES file.
 
     Example:
         >>> RawMolecule(0, "a.smi:1", smiles="CO").targets
@@ -59,48 +57,6 @@ class RawMolecule:
     targets: tuple[float | None, ...] = ()
     extra: dict[str, str] = field(default_factory=dict)
     source: tuple[Sequence[str], Sequence[str]] = ((), ())
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The columns that the caller has asked for."""
-
-    smiles: str | None
-    targets: tuple[str, ...]
-    name: str | None
-    missing: frozenset[str]
-    first_of_repeated: bool
-    keep_source: bool
-
-    @cached_property
-    def used(self) -> frozenset[str | None]:
-        """Columns that are not among the others of a record."""
-        return frozenset((self.smiles, self.name, *self.targets))
-
-    def record(
-        self, row: int, where: str, fields: dict[str, str], source: Any, **given: Any
-    ) -> RawMolecule:
-        """Make the record of a row whose columns or data fields are given."""
-        targets = (self.label(fields.get(name, ""), name, where) for name in self.targets)
-        extra = {name: text for name, text in fields.items() if name not in self.used}
-        kept = source if self.keep_source else ((), ())
-        return RawMolecule(row, where, targets=tuple(targets), extra=extra, source=kept, **given)
-
-    def label(self, text: str, name: str, where: str) -> float | None:
-        """Read a label; None if it is missing."""
-        text = text.strip()
-        if text.lower() in self.missing:
-            return None
-        try:
-            value = math.nan if "_" in text else float(text)  # Python accepts 1_000
-        except ValueError:
-            value = math.nan
-        if not abs(value) <= _LARGEST:
-            what = f"read_molecules: the label {name!r} is not a finite number"
-            expected = f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing"
-            hint = f"missing=[{text!r}] (featurize: --missing), if that is a missing label"
-            raise mismatch(ValueError, what, expected, repr(text), where=where, hint=hint)
-        return value
 
 
 def read_molecules(
@@ -122,22 +78,23 @@ def read_molecules(
       are lines that begin with ``#``.
     - ``sdf``: labels are data fields; the name is the first line of a record.
 
-    Any may be compressed (``.gz``). Text is UTF-8, with or without a byte order mark. Bad
-    molecules are records like others: the featurizer reports what is wrong with them.
+    Any may be compressed (``.gz``). Text is UTF-8, with or without a byte order mark. Invalid
+    molecules are yielded like others: the featurizer reports what is wrong with them.
 
     Args:
         path: The file, or ``"-"`` for standard input.
         smiles_column: Column of the SMILES; None for the one named smiles, in any case.
         target_columns: Columns of the labels; None for no labels.
         name_column: Column of the names (csv, tsv).
-        format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to go by the suffix.
-        missing: Further texts, in any case, that are a missing label, besides "", nan and NA.
-        first_of_repeated: Whether the first of several columns of one name is used, not refused.
+        format: ``"csv"``, ``"tsv"``, ``"smi"`` or ``"sdf"``; None to infer it from the suffix.
+        missing: Texts, in any case, that are missing labels, in addition to "", nan and NA.
+        first_of_repeated: Whether to use the first of several columns with the same name, instead
+            of raising an error.
         keep_source: Whether each record keeps all its columns as `source`.
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: With file and line, if the format is unknown, the file is empty, damaged or not
+        ValueError: With file and line, if the format is unknown, the file is empty, corrupt or not
             UTF-8, a column is missing, the number of cells differs, or a label is not a finite
             number.
 
@@ -155,40 +112,59 @@ def read_molecules(
         hint = f"target_columns=[{target_columns!r}]"
         raise mismatch(TypeError, what, "a list of names", repr(target_columns), hint=hint)
     kind = _format_of(str(path), format)
-    wanted = _Request(
-        smiles_column,
-        tuple(target_columns or ()),
-        name_column,
-        frozenset((*MISSING, *(token.strip().lower() for token in missing))),
-        first_of_repeated,
-        keep_source,
-    )
+    targets = tuple(target_columns or ())
     if kind in ("smi", "sdf") and (smiles_column or name_column):
         what = f"read_molecules: {kind} files have no columns of SMILES or names"
         got, expected = smiles_column or name_column, "smiles_column and name_column for csv, tsv"
         raise mismatch(ValueError, what, expected, got, where=path)
-    if kind == "smi" and wanted.targets:
-        what, got = "read_molecules: smi files have no labels", ", ".join(wanted.targets)
+    if kind == "smi" and targets:
+        what, got = "read_molecules: smi files have no labels", ", ".join(targets)
         hint = "a csv file with a line of column names"
         raise mismatch(ValueError, what, "csv, tsv or sdf", got, where=path, hint=hint)
     if str(path) != "-":
         existing(path, f"a {kind} file of molecules")
-    return _read(path, kind, wanted)
+    labels = frozenset(targets)
+    empty = frozenset((*MISSING, *(token.strip().lower() for token in missing)))
+
+    def read() -> Iterator[RawMolecule]:
+        with open_lines(path) as lines:
+            if kind == "smi":
+                records = _read_smi(lines)
+            elif kind == "sdf":
+                records = _read_sdf(lines, targets)
+            else:
+                names = (smiles_column, targets, name_column, first_of_repeated)
+                records = _read_table(lines, _DELIMITERS[kind], *names)
+            raw = None
+            for raw in records:
+                yield replace(
+                    raw,
+                    targets=tuple(_label(raw, name, empty) for name in targets),
+                    extra={name: raw.extra[name] for name in raw.extra if name not in labels},
+                    source=raw.source if keep_source else ((), ()),
+                )
+            if raw is None:
+                what = f"{lines.name}: the file contains no molecules"
+                got = f"{lines.number} lines"
+                raise mismatch(ValueError, what, f"at least one {kind} record", got, where=path)
+
+    return read()
 
 
-def _read(path: str | Path, kind: str, wanted: _Request) -> Iterator[RawMolecule]:
-    with open_lines(path) as lines:
-        raw = None
-        if kind in _DELIMITERS:
-            records = _read_table(lines, _DELIMITERS[kind], wanted)
-        else:
-            records = _read_smi(lines) if kind == "smi" else _read_sdf(lines, wanted)
-        for raw in records:
-            yield raw
-        if raw is None:
-            what = f"{lines.name}: the file contains no molecules"
-            got = f"{lines.number} lines"
-            raise mismatch(ValueError, what, f"at least one {kind} record", got, where=path)
+def _label(raw: RawMolecule, name: str, missing: Collection[str]) -> float | None:
+    text = raw.extra.get(name, "").strip()
+    if text.lower() in missing:
+        return None
+    try:
+        value = math.nan if "_" in text else float(text)  # Python accepts 1_000
+    except ValueError:
+        value = math.nan
+    if not abs(value) <= _LARGEST:
+        what = f"read_molecules: the label {name!r} is not a finite number"
+        expected = f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing"
+        hint = f"missing=[{text!r}] (featurize: --missing), if that is a missing label"
+        raise mismatch(ValueError, what, expected, repr(text), where=raw.where, hint=hint)
+    return value
 
 
 def _format_of(path: str, given: str | None) -> str:
@@ -198,20 +174,27 @@ def _format_of(path: str, given: str | None) -> str:
         return str(given)
     if given is None and suffix in FORMATS:
         return FORMATS[suffix]
-    problem, got = "the format is unknown", repr(given)
-    if given is None:
-        problem, got = "the format does not follow from the suffix", path
     expected = f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)"
-    raise mismatch(ValueError, f"read_molecules: {problem}", expected, got, hint="pass format=…")
+    what, got = "read_molecules: the format is unknown", path if given is None else repr(given)
+    raise mismatch(ValueError, what, expected, got, hint="pass format=…")
 
 
-def _read_table(lines: Lines, delimiter: str, wanted: _Request) -> Iterator[RawMolecule]:
+def _read_table(
+    lines: Lines,
+    delimiter: str,
+    smiles: str | None,
+    targets: Sequence[str],
+    name: str | None,
+    first_of_repeated: bool,
+) -> Iterator[RawMolecule]:
     records = _cells(lines, delimiter)
     _, header = next(records, (0, []))
-    header = [name.strip() for name in header]
-    column = _find_columns(header, wanted, f"{lines.path}:1")
-    wanted = replace(wanted, smiles=header[column])
-    first = {name: header.index(name) for name in header}
+    header = [each.strip() for each in header]
+    others = list(targets) if name is None else [*targets, name]
+    column = _find_smiles(header, smiles, others, first_of_repeated, f"{lines.path}:1")
+    hidden = {header[column], name}.difference(targets)
+    named = None if name is None else header.index(name)
+    others_at = {each: header.index(each) for each in header if each not in hidden}
     for row, (start, cells) in enumerate(records):
         where = f"{lines.path}:{start}"
         if len(cells) != len(header):
@@ -219,11 +202,14 @@ def _read_table(lines: Lines, delimiter: str, wanted: _Request) -> Iterator[RawM
             expected = f"{len(header)}: {', '.join(header)}"
             got, hint = f"{len(cells)}: {', '.join(cells)[:200]}", "quotes around separators"
             raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
-        named = {name: cells[place] for name, place in first.items()}
-        given = {"smiles": cells[column].strip()}
-        if wanted.name:
-            given["name"] = named[wanted.name].strip()
-        yield wanted.record(row, where, named, (header, cells), **given)
+        yield RawMolecule(
+            row,
+            where,
+            smiles=cells[column].strip(),
+            name=None if named is None else cells[named].strip(),
+            extra={each: cells[index] for each, index in others_at.items()},
+            source=(header, cells),
+        )
 
 
 def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -239,7 +225,7 @@ def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
             # The reader asks for a line after the last one only within a quoted cell.
             if ended:
                 raise csv.Error("a quote that is opened here and never closed")
-            # A line of separators is a record, and without it all numbers after it would be off.
+            # A line of separators is a record: without it all later row numbers would be wrong.
             if len(cells) > 1 or any(cell.strip() for cell in cells):
                 yield start, cells
             start = lines.number + 1
@@ -249,22 +235,21 @@ def _cells(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
         raise mismatch(ValueError, what, expected, error, where=where) from error
 
 
-def _find_columns(header: list[str], wanted: _Request, where: str) -> int:
-    others = [name for name in (*wanted.targets, wanted.name) if name is not None]
-    smiles = wanted.smiles or "smiles"
-    found = [name for name in header if name == wanted.smiles]
-    if wanted.smiles is None:
-        found = [name for name in header if name.lower() == smiles]
-    missing = ([] if found else [smiles]) + [name for name in others if name not in header]
+def _find_smiles(
+    header: list[str], smiles: str | None, others: list[str], first_of_repeated: bool, where: str
+) -> int:
+    """Return the index of the column of SMILES; check that it and the others exist, once."""
+    found = [n for n in header if (n == smiles if smiles else n.lower() == "smiles")]
+    missing = ([] if found else [smiles or "smiles"]) + [n for n in others if n not in header]
     if missing:
         what = f"read_molecules: column {', '.join(map(repr, missing))} not found"
         expected = f"one of: {', '.join(map(repr, header)) or 'no columns'}"
-        got = ", ".join([smiles, *others])
+        got = ", ".join([smiles or "smiles", *others])
         hint = "smiles_column=…, target_columns=[…]; the first line names the columns"
         raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
     twice = [name for name in others if header.count(name) > 1]
     twice += found if len(found) > 1 else []
-    if twice and not wanted.first_of_repeated:
+    if twice and not first_of_repeated:
         what = "read_molecules: two columns have the same name"
         expected = "different names for the columns that are used"
         raise mismatch(ValueError, what, expected, ", ".join(map(repr, twice)), where=where)
@@ -289,8 +274,8 @@ def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
         row += 1
 
 
-def _read_sdf(lines: Lines, wanted: _Request) -> Iterator[RawMolecule]:
-    # Not by RDKit's suppliers, which read no streams and give molecules without block and line.
+def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
+    # Not with RDKit's suppliers, which read no streams and give molecules without block and line.
     seen: dict[str, None] = {}
     record: list[str] = []
     row, start = 0, 1
@@ -301,18 +286,22 @@ def _read_sdf(lines: Lines, wanted: _Request) -> Iterator[RawMolecule]:
         if any(text.strip() for text in record):
             fields = _fields(record)
             seen |= dict.fromkeys(fields)
-            source = (tuple(fields), tuple(fields.values()))
-            ends = (place for place, text in enumerate(record) if text.startswith("M  END"))
-            block = "\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n"
-            given = {"block": block, "name": record[0].strip() or None}
-            yield wanted.record(row, f"{lines.path}:{start}", fields, source, **given)
+            ends = (index for index, text in enumerate(record) if text.startswith("M  END"))
+            yield RawMolecule(
+                row,
+                f"{lines.path}:{start}",
+                block="\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n",
+                name=record[0].strip() or None,
+                extra=fields,
+                source=(tuple(fields), tuple(fields.values())),
+            )
             row += 1
         record, start = [], lines.number + 1
-    never = [name for name in wanted.targets if name not in seen]
+    never = [name for name in targets if name not in seen]
     if row and never:
         what = f"read_molecules: no record has the field {', '.join(map(repr, never))}"
         expected = f"some of: {', '.join(map(repr, seen)) or 'no fields'}"
-        raise mismatch(ValueError, what, expected, ", ".join(wanted.targets), where=lines.path)
+        raise mismatch(ValueError, what, expected, ", ".join(targets), where=lines.path)
 
 
 def _fields(record: list[str]) -> dict[str, str]:
@@ -329,8 +318,6 @@ def _fields(record: list[str]) -> dict[str, str]:
     return {name: "\n".join(lines) for name, lines in fields.items()}
 
 
-POLICIES = ("raise", "skip", "blank")
-
 _SHOWN = 80
 
 
@@ -341,9 +328,9 @@ class BadMolecule:
     Args:
         row: Number of the record in its source, from 0.
         where: File and line.
-        smiles: The text; None where there was none.
+        smiles: The text; None if there is none.
         reason: What is wrong.
-        atom: The atom at fault, from 0; None where it is not a single one.
+        atom: The atom at fault, from 0; None if it is not a single one.
 
     Example:
         >>> print(BadMolecule(3, "mine.csv:5", "C(", "an open bracket").complaint("MoleculeFile"))
@@ -351,7 +338,7 @@ class BadMolecule:
           expected: a molecule
           got:      an open bracket, in 'C('
           where:    mine.csv:5
-          try:      bad="skip" to leave such rows out, or bad="blank" to keep their places
+          try:      bad="skip" to omit such rows, or bad="blank" to keep them without atoms
     """
 
     row: int
@@ -366,19 +353,12 @@ class BadMolecule:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
         what, got = f"{name}: row {self.row} cannot be used", f"{self.reason}{atom}, in {shown!r}"
-        hint = 'bad="skip" to leave such rows out, or bad="blank" to keep their places'
+        hint = 'bad="skip" to omit such rows, or bad="blank" to keep them without atoms'
         return mismatch_text(what, "a molecule", got, where=self.where, hint=hint)
 
 
-def check_policy(bad: str, name: str) -> None:
-    """Refuse a policy for bad rows that does not exist."""
-    if bad not in POLICIES:
-        known = ", ".join(map(repr, POLICIES))
-        raise mismatch(ValueError, f"{name}: the policy for bad rows is unknown", known, repr(bad))
-
-
 def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
-    """Write a CSV file with one line for every bad row, whole or not at all.
+    """Write a CSV file with one line per bad row, atomically.
 
     Args:
         path: The file, which is returned.
@@ -391,7 +371,7 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
         >>> path.read_text().splitlines()
         ['row,where,smiles,reason,atom', '3,mine.csv:5,C(,an open bracket,']
     """
-    with whole_file(path, newline="", encoding="utf-8") as file:
+    with atomic_file(path, newline="", encoding="utf-8") as file:
         columns = [field.name for field in fields(BadMolecule)]
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()

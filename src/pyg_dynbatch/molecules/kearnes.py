@@ -1,12 +1,11 @@
 """Atom and pair features of Kearnes et al. (2016), and the stereo of double bonds."""
 
-import math
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, UInt8
+from jaxtyping import Float32, UInt8
 
 from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, RowTable
 from pyg_dynbatch.molecules.pair_table import DISCONNECTED, FAR, PairTable
@@ -29,8 +28,9 @@ _NO_METALS = frozenset(
     (0, 1, 2, 5, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18, 32, 33, 34, 35, 36, 51, 52, 53, 54, 85, 86)
     + (117, 118)
 )
+_LABELS = ("R", "S")
 RING_SIZES = (3, 4, 5, 6, 7, 8)
-# Labels take exponential time on a few symmetric cages; this many steps take about a second.
+# A few symmetric cages take exponential time; this many steps take about a second.
 _MOST_LABEL_STEPS = 1_250_000
 
 
@@ -50,7 +50,7 @@ class KearnesAtoms(AtomFeatures):
     3       sp, sp2, sp3              bit   hybridisation; sp2d, sp3d, sp3d2, s: none of the bits
     2       donor, acceptor           bit   the definitions of ``BaseFeatures.fdef``
     1       aromatic                  bit
-    1       partial charge missing    bit   not of the paper: metals, hypervalent P, …
+    1       partial charge missing    bit   not in the paper: metals, hypervalent P, …
     ======= ========================= ===== ==================================================
 
     Args:
@@ -98,12 +98,15 @@ class KearnesAtoms(AtomFeatures):
         if not atoms:
             return rows
         if self.chirality and any([a.GetChiralTag() for a in atoms]):
-            for column, places in enumerate(cip_labelled_atoms(mol), start=_METAL_COLUMN + 1):
-                rows[places, column] = 1
-        charges, missing = gasteiger_charges(mol, atoms)
-        rows[:, self._charge + 1] = charges
+            for atom, label in cip_labels(mol):
+                if label in _LABELS:
+                    rows[atom, _METAL_COLUMN + 1 + _LABELS.index(label)] = 1
+        rdkit_module("Chem.rdPartialCharges").ComputeGasteigerCharges(mol)
+        charges = np.array([atom.GetDoubleProp("_GasteigerCharge") for atom in atoms])
+        known = np.isfinite(charges)
+        rows[:, self._charge + 1] = np.where(known, charges, 0)
         if self.missing_bit:
-            rows[:, -1] = missing
+            rows[:, -1] = ~known
         for ring in mol.GetRingInfo().AtomRings():
             if len(ring) <= RING_SIZES[-1]:
                 rows[np.array(ring), self._charge + len(ring) - 1] += 1
@@ -127,40 +130,27 @@ class KearnesAtoms(AtomFeatures):
         return row
 
 
-def cip_labelled_atoms(mol: Mol) -> tuple[list[int], list[int]]:
-    """Return the atoms labelled R and S by the rules of Cahn, Ingold and Prelog."""
+def cip_labels(mol: Mol) -> list[tuple[int, str]]:
+    """Label stereo centres by the rules of Cahn, Ingold and Prelog; r and s become R and S."""
+    # RDKit's own tags (clockwise or not) depend on the order of the neighbours; labels do not.
     labelled = chem().Mol(mol)
-    labeler = rdkit_module("Chem.rdCIPLabeler")
     try:
-        labeler.AssignCIPLabels(labelled, maxRecursiveIterations=_MOST_LABEL_STEPS)
+        rdkit_module("Chem.rdCIPLabeler").AssignCIPLabels(
+            labelled, maxRecursiveIterations=_MOST_LABEL_STEPS
+        )
     except RuntimeError as error:
         raise MoleculeError(
             f"its stereo labels are not found within {_MOST_LABEL_STEPS:,} steps; "
             "chirality=False omits them"
         ) from error
-    found: dict[str, list[int]] = {"R": [], "S": []}
-    for atom in atoms_of(labelled):
-        if atom.HasProp("_CIPCode"):
-            found.get(atom.GetProp("_CIPCode").upper(), []).append(atom.GetIdx())
-    return found["R"], found["S"]
-
-
-def gasteiger_charges(
-    mol: Mol, atoms: list[Any]
-) -> tuple[Float32[np.ndarray, " atom"], Bool[np.ndarray, " atom"]]:
-    """Return the partial charges, and where there are none."""
-    rdkit_module("Chem.rdPartialCharges").ComputeGasteigerCharges(mol)
-    charges = [atom.GetDoubleProp("_GasteigerCharge") for atom in atoms]
-    missing = [not math.isfinite(charge) for charge in charges]
-    if any(missing):
-        charges = [0.0 if gone else charge for charge, gone in zip(charges, missing, strict=True)]
-    return np.array(charges, dtype=np.float32), np.array(missing, dtype=bool)
+    centres = [atom for atom in atoms_of(labelled) if atom.HasProp("_CIPCode")]
+    return [(atom.GetIdx(), atom.GetProp("_CIPCode").upper()) for atom in centres]
 
 
 @cache
 def _bonding_patterns(family: str) -> list[Any]:
-    # Building the factory takes milliseconds and asking it for features takes longer than all
-    # else; its own patterns, matched directly, find the same atoms in a third of the time.
+    # The factory itself is the slowest part of all features; matching its patterns directly finds
+    # the same atoms in a third of the time.
     path = str(rdkit_data_folder() / "BaseFeatures.fdef")
     factory = rdkit_module("Chem.ChemicalFeatures").BuildFeatureFactory(path)
     definitions = factory.GetFeatureDefs().items()
@@ -277,7 +267,10 @@ class DoubleBondStereo(PairFeatures):
 
 
 def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray, "atom atom"]:
-    """Return the codes of all pairs from one distance matrix, the rings and the bonds."""
+    """Return the codes of all pairs from one distance matrix, the rings and the bonds.
+
+    A bond is its first atom, its second atom and its code, to which a common ring adds 1.
+    """
     atoms = mol.GetNumAtoms()
     if not atoms:
         return np.zeros((0, 0), dtype=np.uint8)

@@ -1,9 +1,9 @@
 """Measure predictions property by property, with a table, bootstrap intervals and pictures."""
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +19,8 @@ from torchmetrics.functional.classification import binary_auroc, binary_average_
 
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.training.predictions import Columns, write_table
-from pyg_dynbatch.training.report import CALIBRATION, PARITY, TASK_TABLE
-from pyg_dynbatch.visualize import draw_calibration, draw_parity, new_figure, save_figure
+from pyg_dynbatch.training.report import FILES, panels
+from pyg_dynbatch.visualize import draw_calibration, draw_parity, save_figure
 
 METRICS: dict[PropertyKind, tuple[str, ...]] = {
     "regression": ("rmse", "mae", "r2", "spearman", "scaled_rmse"),
@@ -125,33 +125,27 @@ class ScoredSplit:
 
 def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
     """Tabulate the metrics of every property and their mean, with 95 % bootstrap intervals."""
-    schema, scores, status = split.schema, [*split.scores], split.status
-    names = [*schema.task_names]
-    molecules = (~split.target.isnan()).sum(0).tolist()
-    positives = (split.target == 1).sum(0).tolist()
-    if schema.kind != "binary":
-        positives = [""] * schema.num_tasks
+    schema, main = split.schema, METRICS[split.schema.kind][0]
+    known = (~split.target.isnan()).sum(0).tolist()
+    ones = (split.target == 1).sum(0).tolist()
+    positives = ones if schema.kind == "binary" else [""] * schema.num_tasks
+    names = ("task", "molecules", "positives", "status")
+    facts = zip(schema.task_names, known, positives, split.status, strict=True)
+    rows: list[dict[str, Any]] = [
+        dict(zip(names, fact, strict=True)) | scores
+        for fact, scores in zip(facts, split.scores, strict=True)
+    ]
     draws = _resampled(split, resamples)
     if schema.num_tasks > 1:
-        scores.append(split.mean)
-        status.append("counted")
-        names.append("mean")
-        molecules.append(sum(molecules))
-        positives.append("")
-        mean = draws.nanmean(1, keepdim=True)
-        draws = torch.cat([draws, mean * (_NAN if schema.kind == "regression" else 1.0)], 1)
+        rows.append(dict(zip(names, ("mean", sum(known), "", "counted"), strict=True)) | split.mean)
+        # Errors in different units have no mean.
+        mean = draws.nanmean(1, keepdim=True) * (_NAN if main in IN_UNITS else 1.0)
+        draws = torch.cat([draws, mean], 1)
     ends = torch.tensor([0.025, 0.975], dtype=draws.dtype)
-    low, high = torch.stack([column.nanquantile(ends) for column in draws.unbind(1)], 1)
-    main = METRICS[schema.kind][0]
-    return {
-        "task": np.array(names, dtype=object),
-        "molecules": np.array(molecules),
-        "positives": np.array(positives, dtype=object),
-        "status": np.array(status, dtype=object),
-        **{n: np.array([found.get(n, _NAN) for found in scores]) for n in METRICS[schema.kind]},
-        f"{main}_low": low.numpy(),
-        f"{main}_high": high.numpy(),
-    }
+    for row, column in zip(rows, draws.unbind(1), strict=True):
+        row[f"{main}_low"], row[f"{main}_high"] = column.nanquantile(ends).tolist()
+    # The mean has no entry for errors in units.
+    return {name: np.array([row.get(name, _NAN) for row in rows], dtype=object) for name in rows[0]}
 
 
 def _resampled(split: ScoredSplit, resamples: int) -> Float[Tensor, "resample task"]:
@@ -206,29 +200,27 @@ def weighted_area(
 def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
     """Write the table of properties and draw parity (regression) or calibration (binary)."""
     table = task_table(split, resamples)
-    write_table(folder / TASK_TABLE, table)
+    write_table(folder / FILES["task table"], table)
     schema, main = split.schema, METRICS[split.schema.kind][0]
     known = [task for task in range(schema.num_tasks) if table["molecules"][task]]
     drawn = known[:_MOST_DRAWN]
     if schema.kind == "multiclass" or not drawn:
         return
-    columns = min(4, len(drawn))
-    figure, axes = new_figure(math.ceil(len(drawn) / columns), columns, 3.8, 3.8)
-    for place in axes[len(drawn) :]:
-        place.set_axis_off()
+    figure, axes = panels(len(drawn), 4, 3.8, 3.8)
     gold, guess = split.target.double().numpy(), split.prediction.double().numpy()
-    for place, task in zip(axes, drawn, strict=False):
+    for panel, task in zip(axes, drawn, strict=True):
         score, status = table[main][task], table["status"][task]
         found = status if np.isnan(score) else f"{main} {score:.3f}"
         title = f"{table['task'][task]}\n{found}, {table['molecules'][task]:,} molecules"
         if schema.kind == "regression":
-            draw_parity(place, gold[:, task], guess[:, task], title)
+            draw_parity(panel, gold[:, task], guess[:, task], title)
         else:
             raw = None if split.uncalibrated is None else split.uncalibrated[:, task].numpy()
-            draw_calibration(place, gold[:, task], guess[:, task], title, uncalibrated=raw)
+            draw_calibration(panel, gold[:, task], guess[:, task], title, uncalibrated=raw)
     if len(drawn) < schema.num_tasks:
         unknown = schema.num_tasks - len(known)
         without = f", {unknown} without targets" if unknown else ""
         share = f"{len(drawn)} of {schema.num_tasks} properties"
-        figure.suptitle(f"{share}{without}; all of them: {TASK_TABLE}")
-    save_figure(figure, folder / (PARITY if schema.kind == "regression" else CALIBRATION))
+        figure.suptitle(f"{share}{without}; all of them: {FILES['task table']}")
+    picture = "parity plot" if schema.kind == "regression" else "calibration plot"
+    save_figure(figure, folder / FILES[picture])

@@ -37,16 +37,16 @@ class WeaveNet(nn.Module):
         num_modules: Number of weave modules.
         atom_out: Width of an atom row before the readout.
         readout: ``"histogram"``, ``"attention"``, or the name of any aggregation of PyG
-            (``"sum"``, ``"mean"``, ``"max"``, ...); a list concatenates several.
+            (``"sum"``, ``"mean"``, ``"max"``, ...); several in a list are concatenated.
         head: Width of each hidden layer of the head; empty for one linear layer.
         dropout: Dropout probability in the head.
         norm: ``"batch"``, ``"layer"`` or ``None``, within the weave modules.
-        atom_norm: The same for the rows before the readout. The histogram needs ``"batch"``.
+        atom_norm: Normalisation of the rows before the readout; the histogram needs ``"batch"``.
         residual: Whether weave modules add rows to their updates.
         weave_dropout: Dropout probability of the atom rows between weave modules.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
-        num_descriptors: Width of ``batch.descriptor``, which the head reads beside the readout,
-            standardised by ``net.descriptors`` (to be fitted, see
+        num_descriptors: Width of ``batch.descriptor``, which is concatenated to the readout after
+            ``net.descriptors`` has standardised it (fit that first, see
             :meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`).
 
     Shape:
@@ -120,7 +120,7 @@ class WeaveNet(nn.Module):
         self.head = nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
 
     def reset_parameters(self) -> None:
-        """Reinitialise all parameters."""
+        """Reset all learnable parameters."""
         for child in self.children():
             reset(child)
 
@@ -133,8 +133,7 @@ class WeaveNet(nn.Module):
         wanted = (read.size(0), self.descriptors.num_inputs)
         if row is None or row.shape != wanted:
             what = "WeaveNet: the batch has no descriptors that fit"
-            expected = f"batch.descriptor [{wanted[0]}, {wanted[1]}]"
-            hint = "featurize with the descriptors of the training data"
+            expected, hint = f"batch.descriptor {list(wanted)}", "featurize as for training"
             got = "none" if row is None else list(row.shape)
             raise mismatch(ValueError, what, expected, got, hint=hint)
         return self.head(torch.cat([read, self.descriptors(row).to(read.dtype)], 1))
@@ -156,7 +155,7 @@ class WeaveNet(nn.Module):
         return torch.cat(read, 1) if len(read) > 1 else read[0]
 
     def pairs_of(self, batch: Any) -> Pairs:
-        """Return the pairs of a batch, or make them of all its pair codes."""
+        """Return the pairs of a batch, or build them from all of its pair codes."""
         num_codes = self.get_buffer("pair_table").size(0)
         pairs = getattr(batch, "pairs", None)
         if pairs is None and getattr(batch, "pair_code", None) is not None:
@@ -167,9 +166,8 @@ class WeaveNet(nn.Module):
         if pairs is None or pairs.num_codes != num_codes:
             what = "WeaveNet: the pairs of the batch do not fit the table"
             expected = f"batch.pairs or batch.pair_code with {num_codes} codes"
-            got = "neither" if pairs is None else f"{pairs.num_codes} codes"
-            hint = "featurize, collate and predict with one pair table"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            got = "neither" if pairs is None else f"{pairs.num_codes} codes of a different table"
+            raise mismatch(ValueError, what, expected, got)
         return pairs
 
 
@@ -189,8 +187,8 @@ def _readout(name: str, channels: int) -> Aggregation:
 class WeaveProgram(nn.Module):
     """Run the modules of a :class:`WeaveStack` by dynamic batching, with the same weights.
 
-    A molecule is a program of calls of six functions, written as in the equations. The results are
-    those of the stack, so a changed weave can be tried here before writing a fast layer for it.
+    A molecule is a program of calls of six functions, written as in the equations. The results
+    equal those of the stack, so a new variant can be tried here before a fast layer is written.
 
     Args:
         stack: The modules; its parameters are shared.
@@ -230,11 +228,11 @@ class WeaveProgram(nn.Module):
         self.engine = Engine(operations)
 
     def program(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Program:
-        """Record one molecule: its inputs are the atoms, its outputs the updated atoms.
+        """Record one molecule; the inputs are its atoms, the outputs the updated atoms.
 
         Args:
             num_atoms: Number of atoms.
-            code: Code of every ordered pair; ``None`` for a pair that is not used.
+            code: Code of every ordered pair, ``code[i][j]``; ``None`` for an unused pair.
         """
         program, atoms = Program(), range(num_atoms)
         a: list[Value] = [program.input(self.atom, i) for i in atoms]
@@ -268,26 +266,21 @@ class _WeaveModule(nn.Module):
         pair = TensorType((conv.pair_in,), tag="pair")
 
         def add(
-            name: str,
-            inputs: list[Any],
-            width: int,
-            function: Callable[..., Tensor] | None = None,
-            tag: str = "",
+            name: str, *inputs: Any, run: Callable[..., Tensor] | None = None, tag: str = ""
         ) -> Signature:
-            run = function or partial(self.activated, name)
-            outputs = [TensorType((width,), tag=tag)]
+            linear: Any = conv.get_submodule(f"lin_{name}")
+            outputs = [TensorType((linear.out_features,), tag=tag)]
+            run = run or partial(self.activated, name)
             return operations.add(run, inputs, outputs, name=f"{name}{level}")
 
-        aa = add("aa", [atom], conv.lin_aa.out_features)
-        pa = add("pa", [pair], conv.lin_pa.out_features)
-        a = add("a", [atom, *aa.outputs, Ragged(pa.outputs[0])], conv.atom_out, self.atom)
-        self.of_atoms = (aa, pa, a)
+        aa, pa = add("aa", atom), add("pa", pair)
+        a = add("a", atom, *aa.outputs, Ragged(pa.outputs[0]), run=self.atom)
+        self.of_atoms = aa, pa, a
         self.of_pairs = None
         if conv.pair_out is not None:
-            ap = add("ap", [atom, atom], conv.lin_ap.out_features)
-            pp = add("pp", [pair], conv.lin_pp.out_features)
-            inputs = [pair, *ap.outputs, *ap.outputs, *pp.outputs]
-            self.of_pairs = (ap, pp, add("p", inputs, conv.pair_out, self.pair, "pair"))
+            ap, pp = add("ap", atom, atom), add("pp", pair)
+            inputs = pair, *ap.outputs, *ap.outputs, *pp.outputs
+            self.of_pairs = ap, pp, add("p", *inputs, run=self.pair, tag="pair")
 
     def record(
         self, program: Program, a: list[Value], p: dict[tuple[int, int], Value]

@@ -20,7 +20,7 @@ _PAIR_SETS = {"all": (DISCONNECTED, FAR), "connected": (1, FAR), "bonds": (1, 1)
 
 
 def check_pair_set(pairs: object) -> None:
-    """Refuse an unknown set of pairs; `PairTable.kept` lists those that exist."""
+    """Raise an error for an unknown set of pairs; `PairTable.kept` lists the known ones."""
     known = isinstance(pairs, str) and pairs in _PAIR_SETS
     farthest = isinstance(pairs, int) and not isinstance(pairs, bool) and 1 <= pairs < FAR
     if not (known or farthest):
@@ -32,8 +32,8 @@ def check_pair_set(pairs: object) -> None:
 class PairTable:
     """The feature row and the graph distance of every pair code.
 
-    Pairs differ in a few dozen ways, so that each is stored as one byte, to which this table gives
-    its meaning. Code 0 is the pair of an atom with itself; its features are zeros.
+    There are only a few dozen kinds of pairs, so that each pair is stored as a one-byte code, a row
+    of this table. Code 0 is the pair of an atom with itself; its features are zeros.
 
     Args:
         features: Feature row of every code.
@@ -95,7 +95,7 @@ class PairTable:
         Args:
             pairs: ``"all"``, ``"connected"`` (within a fragment), ``"bonds"``, or the largest
                 number of bonds between two atoms, 1 to 7.
-            self_pairs: Whether the pair of an atom with itself is kept.
+            self_pairs: Whether to keep the pair of an atom with itself.
 
         Raises:
             ValueError: If the set of pairs is unknown.

@@ -1,7 +1,8 @@
-"""Parse SMILES and mol blocks by RDKit; fragments, scaffolds, and errors that name the atom."""
+"""Parse SMILES and mol blocks with RDKit; fragments, scaffolds, errors that name the atom."""
 
 import re
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 
-# RDKit is optional and slow to import, so its class cannot stand in annotations.
+# RDKit is optional and slow to import, so its class cannot be used in annotations.
 Mol: TypeAlias = Any
 """An ``rdkit.Chem.Mol``."""
 
@@ -42,7 +43,7 @@ def bonds_of(mol: Mol) -> list[Any]:
 @cache
 def columns_of(enumeration: str, names: tuple[str, ...]) -> dict[Any, int]:
     """Number some values of an enumeration of ``rdkit.Chem`` in the order of their names."""
-    # By name: the numbers behind the names have changed between versions of RDKit.
+    # By name, since the numbers have changed between versions of RDKit.
     values = getattr(chem(), enumeration).names
     return {values[name]: column for column, name in enumerate(names)}
 
@@ -68,7 +69,7 @@ def rdkit_data_folder() -> Path:
 
 
 INPUT_ATOM = "input_atom"
-"""Property of atoms: their number in the input, where it is not their number in the molecule."""
+"""Property of atoms: their index in the input, set where it differs from that in the molecule."""
 
 _LONGEST_SHOWN = 80
 _EXTENSION = re.compile(r"\|.*\|", re.DOTALL)
@@ -105,12 +106,12 @@ class MoleculeError(ValueError):
         self.smiles = smiles
 
     def __reduce__(self) -> tuple[type["MoleculeError"], tuple[str, int | None, str | None]]:
-        """Pickle by the three parts, for errors that come from worker processes."""
+        """Pickle the three parts, so that worker processes can send the error."""
         return type(self), (self.reason, self.atom, self.smiles)
 
 
 def parse_smiles(smiles: object) -> Mol:
-    """Read one SMILES; blanks around it are dropped.
+    """Read one SMILES, without the blanks around it.
 
     Args:
         smiles: The text; after a blank only the extension of CXSMILES, ``|…|``, is allowed.
@@ -118,7 +119,7 @@ def parse_smiles(smiles: object) -> Mol:
 
     Returns:
         The sanitised molecule, its atoms in the order of the text. If hydrogens written as atoms
-        became counts, atoms have the property ``input_atom``, their number in the text.
+        became counts, atoms have the property ``input_atom``, their index in the text.
 
     Raises:
         MoleculeError: If the text is missing, empty or not well-formed, or RDKit rejects it.
@@ -141,41 +142,45 @@ def parse_smiles(smiles: object) -> Mol:
         raise MoleculeError("the SMILES is empty", smiles=smiles)
     first, *rest = text.split(maxsplit=1)
     if rest and not _EXTENSION.fullmatch(rest[0]):
-        place, shown = len(first) + 1, rest[0][:_LONGEST_SHOWN]
-        raise MoleculeError(
-            f"syntax: the blank at character {place} is followed by {shown!r}, not |…|", smiles=text
-        )
+        after = f"the blank at character {len(first) + 1} is followed by"
+        reason = f"syntax: {after} {rest[0][:_LONGEST_SHOWN]!r}, not |…|"
+        raise MoleculeError(reason, smiles=text)
+    # RDKit ignores any other character and all that follows it.
+    readable = first.isascii() and "\0" not in text
+
+    def read(sanitize: bool = True, removeHs: bool = True) -> Mol:  # noqa: N803 - of RDKit
+        if removeHs:
+            return chem().MolFromSmiles(text, sanitize=sanitize) if readable else None
+        options = chem().SmilesParserParams()
+        options.removeHs = False
+        return chem().MolFromSmiles(text, options)
+
+    return _parsed(read, "[H" in text, lambda: f"syntax: {_syntax_fault(first)}", text)
+
+
+def _parsed(
+    read: Callable[..., Mol], hydrogens: bool, fault: Callable[[], str], text: str | None
+) -> Mol:
+    """Read a molecule, or find out why RDKit cannot; note the input index of its atoms."""
     with rdkit_module("rdBase").BlockLogs():
-        mol = chem().MolFromSmiles(text) if _is_readable(text) else None
+        mol = read()
         if mol is None:
-            raw = chem().MolFromSmiles(text, sanitize=False) if _is_readable(text) else None
-            if raw is None:
-                raise MoleculeError(syntax_reason(text), smiles=text)
-            raise _chemistry_error(raw, text)
-        if "[H" in text:
-            options = chem().SmilesParserParams()
-            options.removeHs = False
-            _note_places(mol, chem().MolFromSmiles(text, options))
+            raw = read(sanitize=False)
+            raise MoleculeError(fault(), smiles=text) if raw is None else _rejected(raw, text)
+        if not hydrogens:
+            return mol
+        whole = read(removeHs=False)
+        for atom in atoms_of(whole):
+            atom.SetIntProp(INPUT_ATOM, atom.GetIdx())
+        kept = atoms_of(chem().RemoveHs(whole))
+    if len(kept) < whole.GetNumAtoms():
+        for atom, noted in zip(atoms_of(mol), kept, strict=True):
+            atom.SetIntProp(INPUT_ATOM, noted.GetIntProp(INPUT_ATOM))
     return mol
 
 
-def _note_places(mol: Mol, whole: Mol) -> None:
-    """Note on every atom its number in the input, if hydrogens have left gaps there."""
-    for atom in atoms_of(whole):
-        atom.SetIntProp(INPUT_ATOM, atom.GetIdx())
-    kept = atoms_of(chem().RemoveHs(whole))
-    if len(kept) == whole.GetNumAtoms():
-        return
-    for atom, noted in zip(atoms_of(mol), kept, strict=True):
-        atom.SetIntProp(INPUT_ATOM, noted.GetIntProp(INPUT_ATOM))
-
-
-def _is_readable(text: str) -> bool:
-    # RDKit stops at the first of these characters and takes what was before for the whole.
-    return text.split(maxsplit=1)[0].isascii() and "\0" not in text
-
-
-def _chemistry_error(raw: Mol, text: str | None) -> MoleculeError:
+def _rejected(raw: Mol, text: str | None) -> MoleculeError:
+    """Return the reason why RDKit rejects the chemistry of a molecule."""
     problems = chem().DetectChemistryProblems(raw)
     for problem in problems:
         if hasattr(problem, "GetAtomIdx"):
@@ -186,45 +191,33 @@ def _chemistry_error(raw: Mol, text: str | None) -> MoleculeError:
     return MoleculeError(reason, smiles=text)
 
 
-def syntax_reason(smiles: str) -> str:
+_STRANGE = re.compile(r"[^A-Za-z0-9\[\]()=#$:\-+/\\.@%*~<>{}|,&!?;]")
+# An atom in brackets as a whole, since digits in it are not ring bonds; a ring bond; a bracket.
+_TOKEN = re.compile(r"\[[^]]*\]|%\(\d+\)|%\d\d|\d|[()[\]]")
+
+
+def _syntax_fault(text: str) -> str:
     """Guess in one clause why a text is not a well-formed SMILES."""
-    text = smiles.split(maxsplit=1)[0]
-    found = _strange_character(text) or _open_bracket(text) or _open_ring(text)
-    return "syntax: " + (found or "this is not a well-formed SMILES")
-
-
-def _strange_character(text: str) -> str | None:
-    found = re.search(r"[^A-Za-z0-9\[\]()=#$:\-+/\\.@%*~<>{}|,&!?;]", text)
-    return found and f"{found.group()!r} at character {found.start() + 1} has no meaning"
-
-
-def _open_bracket(text: str) -> str | None:
-    closing = {")": "(", "]": "["}
-    opened: list[tuple[str, int]] = []
-    for place, letter in enumerate(text, start=1):
-        if letter in "([":
-            opened.append((letter, place))
-        elif letter in closing and (not opened or opened.pop()[0] != closing[letter]):
-            return f"the {letter!r} at character {place} closes nothing"
-    return f"the {opened[-1][0]!r} at character {opened[-1][1]} is not closed" if opened else None
-
-
-def _open_ring(text: str) -> str | None:
-    opened: dict[str, int] = {}
-    place = 0
-    while place < len(text):
-        start, label = place, text[place]
-        if label == "[":  # digits within are isotopes, hydrogens and charges
-            place = text.index("]", place)
-        elif label == "%":
-            end = text.find(")", place) + 1 if text[place + 1 : place + 2] == "(" else place + 3
-            label, place = text[place + 1 : end].strip("()"), end - 1
-        if label.isdigit() and opened.pop(label, None) is None:
-            opened[label] = start + 1
-        place += 1
-    for label, start in opened.items():
-        return f"ring bond {label} at character {start} is not closed"
-    return None
+    if strange := _STRANGE.search(text):
+        return f"{strange.group()!r} at character {strange.start() + 1} has no meaning"
+    brackets: list[tuple[str, int]] = []
+    rings: dict[str, int] = {}
+    for token in _TOKEN.finditer(text):
+        label, position = token.group(), token.start() + 1
+        if label in ("(", "["):
+            brackets.append((label, position))
+        elif label in (")", "]"):
+            if not brackets or brackets.pop()[0] + label not in ("()", "[]"):
+                return f"the {label!r} at character {position} closes nothing"
+        elif label[0] != "[":
+            ring = label.strip("%()")
+            if rings.pop(ring, None) is None:
+                rings[ring] = position
+    for bracket, position in reversed(brackets):
+        return f"the {bracket!r} at character {position} is not closed"
+    for ring, position in rings.items():
+        return f"ring bond {ring} at character {position} is not closed"
+    return "this is not a well-formed SMILES"
 
 
 def parse_mol_block(block: str) -> Mol:
@@ -241,31 +234,23 @@ def parse_mol_block(block: str) -> Mol:
         >>> parse_mol_block(Chem.MolToMolBlock(Chem.MolFromSmiles("CCO"))).GetNumAtoms()
         3
     """
-    read = chem().MolFromMolBlock
-    with rdkit_module("rdBase").BlockLogs():
-        try:
-            mol = read(block)
-            if mol is not None and " H " in block:
-                _note_places(mol, read(block, removeHs=False))
-            if mol is not None:
-                return mol
-            raw = read(block, sanitize=False)
-        except RuntimeError as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise MoleculeError(f"the mol block is not well-formed: {lines[-1]}") from error
-        if raw is None:
-            raise MoleculeError("the mol block is not well-formed")
-        raise _chemistry_error(raw, None)
+    malformed = "the mol block is not well-formed"
+    read = partial(chem().MolFromMolBlock, block)
+    try:
+        return _parsed(read, " H " in block, lambda: malformed, None)
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise MoleculeError(f"{malformed}: {lines[-1]}") from error
 
 
 def sanitized_copy(mol: Mol) -> Mol:
-    """Copy a molecule and bring the copy into the form that features are read from."""
+    """Copy a molecule; make sure that the copy is sanitised, with all its rings and stereo."""
     copied = chem().Mol(mol)
     if copied.NeedsUpdatePropertyCache():
         with rdkit_module("rdBase").BlockLogs():
             failed = chem().SanitizeMol(copied, catchErrors=True)
             if failed:
-                raise _chemistry_error(chem().Mol(mol), None)
+                raise _rejected(chem().Mol(mol), None)
             chem().AssignStereochemistry(copied, cleanIt=True)
     chem().GetSymmSSSR(copied)
     return copied
@@ -273,8 +258,8 @@ def sanitized_copy(mol: Mol) -> Mol:
 
 def largest_fragment(mol: Mol) -> Mol:
     """Return the fragment with most heavy atoms, then the heaviest, then the first by SMILES."""
-    places = chem().GetMolFrags(mol)
-    if len(places) < 2:
+    atoms = chem().GetMolFrags(mol)
+    if len(atoms) < 2:
         return mol
     parts = chem().GetMolFrags(mol, asMols=True, sanitizeFrags=False)
 
@@ -286,10 +271,10 @@ def largest_fragment(mol: Mol) -> Mol:
 
     best = min(range(len(parts)), key=rank)
     chosen = parts[best]
-    for atom, place in zip(atoms_of(chosen), places[best], strict=True):
+    for atom, number in zip(atoms_of(chosen), atoms[best], strict=True):
         if not atom.HasProp(INPUT_ATOM):
-            atom.SetIntProp(INPUT_ATOM, place)
-    chem().GetSymmSSSR(chosen)  # a part has no ring information of its own
+            atom.SetIntProp(INPUT_ATOM, number)
+    chem().GetSymmSSSR(chosen)  # RDKit gives fragments no ring information
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""What a model of molecules needs from the data it was trained on."""
+"""What a model of molecules needs to know about its training data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,19 +12,19 @@ PropertyKind = Literal["regression", "binary", "multiclass"]
 
 @dataclass(frozen=True)
 class MoleculeSchema:
-    """How molecules become numbers, and what the numbers of a prediction mean.
+    """How molecules are featurized, and what the outputs of a model mean.
 
-    Every checkpoint contains it, as plain values, so that it is enough to predict from SMILES.
+    Every checkpoint contains it, as plain values, so that no other file is needed to predict.
 
     Args:
-        featurizer: The ``spec`` of the featurizer; empty if the molecules were made elsewhere.
+        featurizer: The ``spec`` of the featurizer; empty if the molecules were made without one.
         atom_channels: Number of features of an atom.
         pair_table: What the pair codes mean.
         task_names: Names of the properties.
         kind: ``regression``, ``binary`` or ``multiclass``.
         num_classes: Classes of a ``multiclass`` property.
         pairs: Which pairs are used, as in ``MoleculeCollater``.
-        self_pairs: Whether an atom is paired with itself too.
+        self_pairs: Whether each atom is also paired with itself.
 
     Raises:
         ValueError: If there is no property, two have the same name, or the kind is unknown.

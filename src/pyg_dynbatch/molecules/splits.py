@@ -24,22 +24,22 @@ from pyg_dynbatch.molecules.store import PackedMolecules
 PARTS = ("train", "val", "test")
 
 _FORMAT = "pyg_dynbatch.split.1"
-_KEY = "S6"  # bytes of a hash; two of a million molecules share one with a chance of 0.2 %
+_KEY = "S6"  # 6-byte hashes: among a million molecules a collision has a probability of 0.2 %
 _SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The examples of the three parts of a data set, by number; an example is in at most one.
+    """The examples of the three parts of a data set; an example is in at most one part.
 
     Args:
-        train: Numbers of the examples to train on.
-        val: Numbers of those for model selection.
-        test: Numbers of those for the final evaluation.
+        train: Indices of the examples to train on.
+        val: Indices of those for model selection.
+        test: Indices of those for the final evaluation.
         method: How the split was made.
-        seed: Seed of it, if it had one.
+        seed: Seed of the split, if it had one.
         num_examples: Number of examples in the data set.
-        molecules: Hash of every SMILES, which :meth:`for_molecules` adds; None without.
+        molecules: Hash of every SMILES; added by :meth:`for_molecules`.
 
     Raises:
         ValueError: If an example is in two parts, twice in one, or not in the data set.
@@ -59,7 +59,7 @@ class Split:
     molecules: np.ndarray | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Sort the numbers and refuse overlaps."""
+        """Sort the indices; raise an error if parts overlap."""
         for name, numbers in self.parts():
             object.__setattr__(self, name, np.sort(np.asarray(numbers, dtype=np.int64)))
         joined = np.concatenate([numbers for _, numbers in self.parts()])
@@ -69,17 +69,28 @@ class Split:
             raise mismatch(ValueError, "Split: no such example", expected, int(outside[0]))
         values, counts = np.unique(joined, return_counts=True)
         if (twice := values[counts > 1]).size:
-            what, got = "Split: an example is in two places", f"{len(twice)}, such as {twice[0]}"
+            what, got = (
+                "Split: an example is in two parts, or twice in one",
+                f"{len(twice)}, such as {twice[0]}",
+            )
             raise mismatch(ValueError, what, "every example in at most one part", got)
 
     def parts(self) -> Iterator[tuple[str, Int64[np.ndarray, " example"]]]:
-        """Return the name and the numbers of each part."""
+        """Return the name and the indices of each part."""
         return ((name, getattr(self, name)) for name in PARTS)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Number of examples of each part."""
         return len(self.train), len(self.val), len(self.test)
+
+    @cached_property
+    def _part_of_each(self) -> np.ndarray:
+        """Name of the part of each example; empty for none."""
+        part = np.full(self.num_examples, "", "U5")
+        for name, rows in self.parts():
+            part[rows] = name
+        return part
 
     @cached_property
     def digest(self) -> str:
@@ -91,7 +102,7 @@ class Split:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def for_molecules(self, smiles: Sequence[str], where: object = "") -> "Split":
-        """Find the molecules of this split, by SMILES as given, in rows of another order.
+        """Apply the split to the same molecules in any order, matched by SMILES as given.
 
         Args:
             smiles: One text per example of the data set.
@@ -101,8 +112,8 @@ class Split:
             The split of that data set, with its hashes.
 
         Raises:
-            ValueError: If a molecule is missing or new, or rows in another order cannot be
-                matched because equal molecules are in several parts.
+            ValueError: If a molecule is missing or new, or the order differs and equal molecules
+                are in several parts, so that they cannot be matched.
 
         Example:
             >>> rows = Split(np.array([0]), np.array([1]), np.array([2]), num_examples=3)
@@ -110,38 +121,36 @@ class Split:
             >>> split.for_molecules(["CCO", "C", "CO"]).test.tolist()
             [0]
         """
-        given = _keys_of(smiles)
-        noted = self.molecules
-        if noted is None:
+        size = np.dtype(_KEY).itemsize
+        keys = [hashlib.blake2b(text.encode(), digest_size=size).digest() for text in smiles]
+        given, stored = np.frombuffer(b"".join(keys), _KEY), self.molecules
+        if stored is None:
             if len(smiles) != self.num_examples:
-                raise _other_data(self.num_examples, len(smiles), where)
+                what, hint = "Split: the split belongs to a different data set", "the same file"
+                expected, got = f"a split of {len(smiles)} examples", f"one of {self.num_examples}"
+                raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
             return replace(self, molecules=given)
-        if np.array_equal(noted, given):
+        if np.array_equal(stored, given):
             return self
-        old, new = np.argsort(noted, kind="stable"), np.argsort(given, kind="stable")
-        if not np.array_equal(noted[old], given[new]):
-            raise self._other_molecules(noted, given, smiles, where)
-        part = np.zeros(self.num_examples, np.int8)
-        for number, (_, rows) in enumerate(self.parts(), start=1):
-            part[rows] = number
-        copies = (given[new][1:] == given[new][:-1]) & (part[old][1:] != part[old][:-1])
+        old, new = np.argsort(stored, kind="stable"), np.argsort(given, kind="stable")
+        if not np.array_equal(stored[old], given[new]):
+            raise self._other_molecules(stored, given, smiles, where)
+        part = self._part_of_each[old]
+        copies = (given[new][1:] == given[new][:-1]) & (part[1:] != part[:-1])
         if copies.any():
             texts = list(dict.fromkeys(smiles[i] for i in new[1:][copies].tolist()))
             what = "Split: equal molecules in several parts cannot be distinguished"
-            got = f"another order, and {len(texts)} molecules that are in several parts, such as "
+            got = f"a different order, and {len(texts)} molecules in several parts, such as "
             got += ", ".join(map(repr, texts[:_SHOWN]))
             raise mismatch(ValueError, what, "the rows in their former order", got, where=where)
-        place = np.empty_like(old)
-        place[old] = new
-        train, val, test = (place[rows] for _, rows in self.parts())
+        train, val, test = (np.sort(new[part == name]) for name in PARTS)
         return replace(self, train=train, val=val, test=test, molecules=given)
 
     def _other_molecules(
-        self, noted: np.ndarray, given: np.ndarray, smiles: Sequence[str], where: object
+        self, stored: np.ndarray, given: np.ndarray, smiles: Sequence[str], where: object
     ) -> ValueError:
-        part_of = {int(i): name for name, rows in self.parts() for i in rows}
-        missing, new = _surplus(noted, given), _surplus(given, noted)
-        lost = [f"example {i} ({part_of.get(i, 'in no part')})" for i in missing[:_SHOWN]]
+        missing, new = _surplus(stored, given), _surplus(given, stored)
+        lost = [f"example {i} ({self._part_of_each[i] or 'in no part'})" for i in missing[:_SHOWN]]
         added = [f"example {i} ({smiles[i]!r})" for i in new[:_SHOWN]]
         got = f"{len(smiles)} molecules"
         for name, found, shown in (("missing", missing, lost), ("new", new, added)):
@@ -150,7 +159,7 @@ class Split:
                 got += f"; {len(found)} {name}: {', '.join(shown)}{more}"
         what = "Split: the molecules are not those that were split"
         expected = f"the same {self.num_examples} molecules, in any order"
-        hint = "the file and the policy for bad rows of the split; for others, pyg-dynbatch predict"
+        hint = "the same file and policy for bad rows; for other molecules, pyg-dynbatch predict"
         return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
     def write(self, path: str | Path) -> Path:
@@ -171,24 +180,23 @@ class Split:
         facts = self.as_dict()
         if Path(path).suffix == ".csv":
             facts = {key: value for key, value in facts.items() if key not in PARTS}
-            named = sorted((int(i), name) for name, numbers in self.parts() for i in numbers)
-            lines = [f"# {json.dumps(facts)}", "example,part", *(f"{i},{p}" for i, p in named)]
+            named = enumerate(self._part_of_each.tolist())
+            lines = [f"# {json.dumps(facts)}", "example,part", *(f"{i},{p}" for i, p in named if p)]
             text = "\n".join(lines) + "\n"
         else:
             text = json.dumps(facts)
         return write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
     @classmethod
-    def read(cls, path: str | Path, num_examples: int | None = None) -> "Split":
+    def read(cls, path: str | Path) -> "Split":
         """Read a split that was written, and check that it is unchanged.
 
         Args:
             path: The file.
-            num_examples: Number of examples of the data set it is meant for.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If it is not a split, was changed, or belongs to another data set.
+            ValueError: If it is not a split, or was changed.
         """
         path = existing(path, "a written split")
         try:
@@ -200,15 +208,12 @@ class Split:
                     content[line["part"]].append(int(line["example"]))
             else:
                 content = json.loads(text)
-            split = cls.from_dict(content)
+            return cls.from_dict(content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             what = "Split: the file is not an unchanged split"
             expected = f"a file that Split.write wrote, format {_FORMAT}"
             got = f"{type(error).__name__}: {error}"
             raise mismatch(ValueError, what, expected, got, where=path) from error
-        if num_examples not in (None, split.num_examples):
-            raise _other_data(split.num_examples, num_examples, path)
-        return split
 
     def as_dict(self) -> dict[str, Any]:
         """Return the split as plain values, which :meth:`from_dict` reads."""
@@ -234,7 +239,7 @@ class Split:
             molecules=None if keys is None else np.frombuffer(base64.b64decode(keys), _KEY),
         )
         if split.digest != content["digest"]:
-            raise ValueError(f"hash {split.digest}, noted is {content['digest']}")
+            raise ValueError(f"hash {split.digest}, stored is {content['digest']}")
         return split
 
     def __eq__(self, other: object) -> bool:
@@ -247,12 +252,6 @@ class Split:
         sizes = ", ".join(f"{name}={len(numbers)}" for name, numbers in self.parts())
         seed = "" if self.seed is None else f", seed={self.seed}"
         return f"{type(self).__name__}({self.method}{seed}: {sizes}, digest={self.digest})"
-
-
-def _keys_of(smiles: Sequence[str]) -> np.ndarray:
-    size = np.dtype(_KEY).itemsize
-    keys = [hashlib.blake2b(text.encode(), digest_size=size).digest() for text in smiles]
-    return np.frombuffer(b"".join(keys), _KEY)
 
 
 def _text_of(keys: np.ndarray) -> str:
@@ -270,12 +269,6 @@ def _surplus(keys: np.ndarray, others: np.ndarray) -> list[int]:
     return found
 
 
-def _other_data(noted: int, given: int | None, where: object) -> ValueError:
-    what, hint = "Split: the split belongs to another data set", "the same file and policy"
-    expected, got = f"a split of {given} examples", f"one of {noted}"
-    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
-
-
 Fractions = tuple[float, float, float]
 
 _USUAL: Fractions = (0.8, 0.1, 0.1)
@@ -285,11 +278,11 @@ _SUM = 1e-6
 
 
 def random_split(num_examples: int, fractions: Fractions = _USUAL, seed: int = 0) -> Split:
-    """Split by a shuffle that depends on the seed alone.
+    """Split at random; the shuffle depends only on the seed.
 
     Args:
         num_examples: Number of examples.
-        fractions: Share of train, val and test; the rest of rounding goes to test.
+        fractions: Share of train, val and test; what rounding leaves goes to test.
         seed: Seed of the shuffle.
 
     Raises:
@@ -310,9 +303,9 @@ def stratified_split(
     seed: int = 0,
     bins: int | None = None,
 ) -> Split:
-    """Split so that every part has each class, or each range of a value, in about equal share.
+    """Split so that each class, or range of a value, has about the same share in every part.
 
-    Examples without a label (NaN) form a class of their own.
+    Examples without a label (NaN) form a separate class.
 
     Args:
         labels: One label per example.
@@ -350,12 +343,12 @@ def stratified_split(
 def kfold_splits(
     num_examples: int, folds: int = 5, seed: int = 0, repeats: int = 1, val: bool = True
 ) -> list[Split]:
-    """Make the splits of a cross validation: each example is tested once per repeat.
+    """Return the splits of a cross validation: each example is tested once per repeat.
 
     Args:
         num_examples: Number of examples.
         folds: Number of parts of nearly equal size.
-        seed: Seed of the first repeat's shuffle; the next repeats take the next seeds.
+        seed: Seed of the shuffle of the first repeat; the others take the following seeds.
         repeats: Number of repeats.
         val: Whether the fold after the test fold validates; otherwise no example does.
 
@@ -389,12 +382,13 @@ def kfold_splits(
 def scaffold_split(
     smiles: Sequence[str], fractions: Fractions = _USUAL, seed: int | None = None
 ) -> Split:
-    """Split so that molecules of one Murcko scaffold are in one part.
+    """Split so that all molecules of a Murcko scaffold are in the same part.
 
-    Without a seed the split is the deterministic one of MoleculeNet: sets of equal scaffold, the
-    largest first (of equally large ones the one whose first molecule comes last), fill train, then
-    val, then test. With a seed it is the balanced one: sets larger than half of val or test come
-    first, all others after them, both shuffled, each to the first part with room for it.
+    Without a seed the split is the deterministic one of MoleculeNet: the molecules of each
+    scaffold form a set, and the sets, the largest first (of equally large ones, the one whose first
+    molecule comes last), fill train, then val, then test. With a seed it is the balanced one: sets
+    larger than half of val or test come first, then all others, both shuffled, each to the first
+    part with room for it.
 
     A SMILES that cannot be read, and a molecule without rings, has the empty scaffold.
 
@@ -419,25 +413,26 @@ def scaffold_split(
     train, val, test = _sizes(total, fractions)
     sets: defaultdict[str, list[int]] = defaultdict(list)
     for number, text in enumerate(smiles):
-        try:
-            scaffold = murcko_scaffold(text)
-        except MoleculeError:
-            scaffold = ""  # of a blank row, which has no target and does no harm in any part
-        sets[scaffold].append(number)
-    parts: list[list[int]] = [[], [], []]
+        # A blank row has no target, so that any part will do.
+        sets[_text_or_none(murcko_scaffold, text) or ""].append(number)
     if seed is None:
-        for group in sorted(sets.values(), key=lambda group: (-len(group), -group[0])):
-            ends = len(parts[0]) + len(group), len(parts[0]) + len(parts[1]) + len(group)
-            fits = [ends[k] <= sum(fractions[: k + 1]) * total + _SUM for k in range(2)]
-            parts[[*fits, True].index(True)] += group
-        return _split(parts, "scaffold", None, total)
-    generator, half = np.random.default_rng(seed), min(val, test) / 2
-    for is_big in (True, False):  # a big set that came late would find no room in val and test
-        groups = [group for group in sets.values() if (len(group) > half) == is_big]
-        for i in generator.permutation(len(groups)):
-            fits = [len(parts[k]) + len(groups[i]) <= (train, val)[k] for k in range(2)]
-            parts[[*fits, True].index(True)] += groups[i]
-    return _split(parts, "scaffold balanced", seed, total)
+        groups = sorted(sets.values(), key=lambda group: (-len(group), -group[0]))
+        room = fractions[0] * total + _SUM, (fractions[0] + fractions[1]) * total + _SUM
+    else:
+        generator, half = np.random.default_rng(seed), min(val, test) / 2
+        groups, room = [], (train, val)
+        for is_big in (True, False):  # a late big set would find no room in val or test
+            some = [group for group in sets.values() if (len(group) > half) == is_big]
+            groups += [some[i] for i in generator.permutation(len(some))]
+    parts: list[list[int]] = [[], [], []]
+    for group in groups:
+        room_in_train = len(parts[0]) + len(group) <= room[0]
+        # In the deterministic split val may also take what train has left.
+        taken = len(parts[1]) + (len(parts[0]) if seed is None else 0)
+        room_in_val = taken + len(group) <= room[1]
+        parts[0 if room_in_train else 1 if room_in_val else 2] += group
+    method = "scaffold" if seed is None else "scaffold balanced"
+    return _split(parts, method, seed, total)
 
 
 def column_split(
@@ -447,7 +442,8 @@ def column_split(
 
     Args:
         values: For each record of the source ``"train"``, ``"val"`` (or ``"valid"``,
-            ``"validation"``, ``"dev"``) or ``"test"``, in any case; empty, None or NaN for no part.
+            ``"validation"``, ``"dev"``) or ``"test"``, in any case; empty, None or NaN for
+            no part.
         rows: For each example the number of its record: ``dataset.rows``.
 
     Raises:
@@ -539,13 +535,14 @@ def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
         >>> canonical_texts(["OC", "CO", "C("])
         ['CO', 'CO', None]
     """
-    found: list[str | None] = []
-    for text in smiles:
-        try:
-            found.append(canonical_smiles(text))
-        except MoleculeError:
-            found.append(None)
-    return found
+    return [_text_or_none(canonical_smiles, text) for text in smiles]
+
+
+def _text_or_none(function: Callable[[str], str], smiles: str) -> str | None:
+    try:
+        return function(smiles)
+    except MoleculeError:
+        return None
 
 
 def find_leakage(
@@ -616,22 +613,22 @@ SplitMethod = Literal[
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Options for splitting molecules; the seed is not that of the weights.
+    """Options for splitting molecules; their seed does not affect the weights.
 
     Args:
         method: ``random``; ``stratified`` (each class, or range of values, of one target in equal
             shares); ``scaffold`` (rare Murcko scaffolds to test); ``scaffold_balanced`` (scaffolds
-            assigned at random); ``column`` (of the user's file: train, val, test); ``kfold`` (fold
+            assigned at random); ``column`` (of your file: train, val, test); ``kfold`` (fold
             ``fold`` tests, the next one validates; another seed is another repeat); or ``file`` (a
-            split that another run has written, of the same molecules in any order).
-        seed: Seed of the random methods; by default that of the run (``seed_everything``).
+            split that an earlier run has written, of the same molecules in any order).
+        seed: Seed of the random methods; by default the seed of the run (``seed_everything``).
         fractions: Shares of train, val and test.
         folds: Number of folds.
-        fold: Which of them tests, from 0.
+        fold: Index of the fold to test, from 0.
         target: Name of the target of ``stratified``; not needed if there is only one.
-        bins: Number of ranges for ``stratified``; by default 10, and none for classes.
+        bins: Number of ranges for ``stratified``; by default 10 for values, none for classes.
         column: Name of the column.
-        file: The written split.
+        file: File of the split.
         leakage: Whether to report molecules that are in two parts or occur more than once.
 
     Example:

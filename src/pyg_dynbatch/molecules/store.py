@@ -5,7 +5,6 @@ import json
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -27,13 +26,14 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 
 FORMAT = "pyg_dynbatch.molecules.3"
 HEADER = "store.json"
-PARTS = "part-*.npz"
+PARTS = "part-*"  # folders of a build that is not finished
 
 Transform = Callable[[MoleculeData], Any]
 
 Arrays = Mapping[str, np.ndarray]  # packed molecules, one array per column
 
-# The column that holds where the rows of each molecule begin; other columns have one row each.
+# Columns with any number of rows per molecule, and the column that holds where they begin. In
+# a store of molecules of 2 and 3 atoms, atom_start is [0, 2, 5]: rows 2 to 4 are molecule 1.
 _STARTS = {
     "bits": "atom_start",
     "counts": "atom_start",
@@ -44,7 +44,7 @@ _STARTS = {
 
 
 class AtomPacking:
-    """Packs molecules into arrays and takes any of them out again, bit for bit."""
+    """Packs molecules into arrays, and unpacks any of them, bit for bit."""
 
     def __init__(
         self, kinds: Sequence[str], names: Sequence[str], num_tasks: int, num_descriptors: int = 0
@@ -80,9 +80,9 @@ class AtomPacking:
             "text": np.frombuffer(b"".join(texts), np.uint8),
             "y": targets,
             "row": np.array([getattr(one, "row", -1) for one in molecules], dtype=np.int64),
-            "atom_start": _starts(atoms),
-            "pair_start": _starts(atoms * (atoms + 1) // 2),
-            "text_start": _starts(np.array([len(text) for text in texts], dtype=np.int64)),
+            "atom_start": Segments(atoms).starts,
+            "pair_start": Segments(atoms * (atoms + 1) // 2).starts,
+            "text_start": Segments([len(text) for text in texts]).starts,
         }
         if self.num_descriptors:
             none = np.empty((0, self.num_descriptors), np.float32)
@@ -91,8 +91,8 @@ class AtomPacking:
         return arrays
 
     def unpack(self, arrays: Arrays, chosen: Int64[np.ndarray, " molecule"]) -> MoleculeColumns:
-        """Take molecules out, reading nothing but them."""
-        sizes, atoms = _rows_of(arrays["atom_start"], chosen)
+        """Unpack the chosen molecules; read only their rows."""
+        segments, atoms = _rows_of(arrays["atom_start"], chosen)
         x = np.empty((len(atoms), self.width), np.float32)
         bits = self._columns["bit"]
         x[:, bits] = np.unpackbits(arrays["bits"][atoms], axis=1, count=len(bits))
@@ -107,7 +107,7 @@ class AtomPacking:
             fields |= {"y": y, "y_mask": ~torch.isnan(y)}
         fields["smiles"] = _texts(arrays, chosen)
         fields["row"] = torch.from_numpy(arrays["row"][chosen])
-        return MoleculeColumns(Segments(sizes), fields)
+        return MoleculeColumns(segments, fields)
 
     def _whole(
         self, x: Float32[np.ndarray, "atom feature"], kind: str, lowest: int, highest: int
@@ -116,74 +116,63 @@ class AtomPacking:
         values = x[:, columns]
         wrong = (values != np.rint(values)) | (values < lowest) | (values > highest)
         if wrong.any():
-            place = np.argwhere(wrong)[0]
+            atom, column = np.argwhere(wrong)[0].tolist()
             what = f"packed molecules: an atom feature of kind {kind!r} does not fit"
-            expected, got = f"whole numbers from {lowest} to {highest}", float(values[tuple(place)])
-            where = f"feature {self.names[columns[place[1]]]!r}"
+            expected, got = f"whole numbers from {lowest} to {highest}", float(values[atom, column])
+            where = f"feature {self.names[columns[column]]!r}"
             raise mismatch(ValueError, what, expected, got, where=where, hint='the kind "real"')
         return values
 
     def _check_form(self, molecule: MoleculeData, number: int) -> None:
         atoms, width = molecule.x.shape
-        pairs, wanted = molecule.pair_code.numel(), pairs_of_atoms(atoms)
-        tasks = 0 if "y" not in molecule else molecule.y.size(1)
-        whole = 0 if "descriptor" not in molecule else molecule.descriptor.size(1)
-        sizes = (self.width, wanted, self.num_descriptors)
-        if (width, pairs, whole) != sizes or tasks not in (0, self.num_tasks):
-            what = "packed molecules: a molecule has another form"
-            expected = f"{self.width} atom features, {self.num_tasks} targets, {wanted} pairs of "
-            expected += f"{atoms} atoms, {self.num_descriptors} descriptors"
-            got = f"{width} atom features, {tasks} targets, {pairs} pairs, {whole} descriptors"
+        tasks, whole = (molecule[k].size(1) if k in molecule else 0 for k in ("y", "descriptor"))
+        found = (width, tasks or self.num_tasks, molecule.pair_code.numel(), whole)
+        wanted = (self.width, self.num_tasks, pairs_of_atoms(atoms), self.num_descriptors)
+        if found != wanted:
+            what = "packed molecules: the fields of a molecule have other sizes"
+            form = (
+                f"{{}} atom features, {{}} targets, {{}} pairs of {atoms} atoms, {{}} descriptors"
+            )
             where = f"row {getattr(molecule, 'row', number)}"
-            raise mismatch(ValueError, what, expected, got, where=where)
+            raise mismatch(ValueError, what, form.format(*wanted), form.format(*found), where=where)
 
 
 ColumnReader = Callable[[str], np.ndarray]  # reads a column by its name
 
 
 def _pieces_of(packs: Iterable[ColumnReader], name: str) -> Iterator[np.ndarray]:
-    """Yield one column of several packs, ready to be joined end to end."""
+    """Yield one column of several packs, ready to be concatenated."""
     end = 0
     for number, read in enumerate(packs):
         piece = read(name)
         if name in _STARTS.values():
             piece = piece + end
             end = int(piece[-1])
-            piece = piece[min(number, 1) :]  # where a pack ends the next one begins
+            piece = piece[min(number, 1) :]  # a pack begins where the last one ends
         yield piece
 
 
 def join_packs(packs: Sequence[ColumnReader], names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Join packs of molecules to one."""
+    """Concatenate packs of molecules."""
     return {name: np.concatenate(list(_pieces_of(packs, name))) for name in names}
 
 
-def write_columns(
+def write_store(
     folder: Path, packs: Sequence[ColumnReader], names: Iterable[str], header: Mapping[str, Any]
-) -> dict[str, list[Any]]:
-    """Write the columns of packs, joined; return the name, size and checksum of each file.
+) -> None:
+    """Write the concatenated columns of packs, and then the header, which completes the store.
 
     File names contain a hash of the header: an earlier build stays valid until it is replaced.
     """
-    build, columns = _digest(header)[:8], {}
+    build = digest_of(header)
+    columns = {}
     for name in names:
-        pieces = _pieces_of(packs, name)
-        path = write_atomically(folder / f"{name}-{build}.npy", partial(_write_npy, pieces))
+        write = partial(_write_npy, _pieces_of(packs, name))
+        path = write_atomically(folder / f"{name}-{build[:8]}.npy", write)
         columns[name] = [path.name, path.stat().st_size, _checksum(path)]
-    return columns
-
-
-def remove_leftovers(folder: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Remove the parts, unfinished files and columns of other builds than that of the header."""
-    used = {file for file, _, _ in columns.values()}
-    found = [*folder.glob(PARTS), *folder.glob(f".{PARTS}.*.tmp")]
-    for name in columns:
-        found += [*folder.glob(f"{name}-????????.npy"), *folder.glob(f".{name}-*.npy.*.tmp")]
-    for path in found:
-        if path.name not in used:
-            # Windows keeps a file that another process has mapped; the next build removes it.
-            with suppress(PermissionError):
-                path.unlink()
+    header = {**header, "build": build, "columns": columns}
+    text = json.dumps({"header": header, "sha256": digest_of(header)}, indent=1)
+    write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _write_npy(pieces: Iterator[np.ndarray], path: Path) -> None:
@@ -214,28 +203,26 @@ class MappedColumns(dict[str, np.ndarray]):
         self.folder = folder
         self.columns = columns
         self.checked = set(checked)  # columns whose checksum was compared, in any process
-        for name, (_, size, _) in columns.items():
-            if (found := self._existing(name).stat().st_size) != size:
-                raise _damaged(self._existing(name), f"{size:,} bytes", f"{found:,} bytes")
-
-    def _existing(self, name: str) -> Path:
-        path = self.folder / self.columns[name][0]
-        if not path.is_file():
-            what, hint = "packed molecules: a column is missing", "open or build the data set again"
-            raise mismatch(FileNotFoundError, what, path.name, where=self.folder, hint=hint)
-        return path
+        for file, size, _ in columns.values():
+            path = folder / file
+            if not path.is_file():
+                what, hint = "packed molecules: a column is missing", "build the data set again"
+                raise mismatch(FileNotFoundError, what, file, where=folder, hint=hint)
+            if (found := path.stat().st_size) != size:
+                raise _unusable(path, f"{size:,} bytes", f"{found:,} bytes")
 
     def __missing__(self, name: str) -> np.ndarray:
-        path, expected = self._existing(name), self.columns[name][2]
+        file, _, expected = self.columns[name]
+        path = self.folder / file
         if name not in self.checked and (checksum := _checksum(path)) != expected:
-            raise _damaged(path, f"checksum {expected:08x}", f"checksum {checksum:08x}")
+            raise _unusable(path, f"checksum {expected:08x}", f"checksum {checksum:08x}")
         self.checked.add(name)
-        # As a plain array: each slice of a memmap costs several times as much.
+        # As a plain array, because slicing a memmap takes several times as long.
         self[name] = np.asarray(np.load(path, mmap_mode="r"))
         return self[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the mapped arrays behind: pickled, they would be the whole content."""
+        """Leave out the mapped arrays: pickled, they would be the whole content."""
         return type(self), (self.folder, self.columns, self.checked)
 
 
@@ -254,25 +241,25 @@ class Featurizer(Protocol):
 
     @property
     def digest(self) -> str:
-        """A hash of them."""
+        """A hash of the spec."""
 
     def __call__(self, molecule: Any) -> MoleculeData:
-        """Describe one molecule, given as SMILES or RDKit molecule."""
+        """Convert one molecule, given as SMILES or RDKit molecule."""
 
 
 class PackedMolecules(Dataset[MoleculeData]):
-    r"""Molecules of a folder that a data set or ``build_store`` has written, mapped into memory.
+    r"""Molecules that a data set or ``build_store`` has written to a folder, mapped into memory.
 
-    Asked for a whole batch, as loaders do, it returns :class:`MoleculeColumns`.
+    Loaders request a whole batch at once, and get it as :class:`MoleculeColumns`.
 
     Args:
-        source: The folder, or a data set of which this one is to have the molecules.
-        featurizer: If given, what must have made the molecules.
-        transform: Applied to a molecule each time it is taken.
+        source: The folder, or a data set that shares its molecules.
+        featurizer: If given, the molecules must have been made by it.
+        transform: Applied to a molecule each time it is accessed.
 
     Raises:
         FileNotFoundError: If the folder is not a finished store.
-        ValueError: If it is damaged, or another featurizer made it.
+        ValueError: If it is corrupt, or a different featurizer made it.
 
     Example:
         >>> import tempfile
@@ -316,13 +303,8 @@ class PackedMolecules(Dataset[MoleculeData]):
         sizes = len(self.task_names), len(self.descriptor_names)
         self._packing = AtomPacking(header["atom_kinds"], self.atom_names, *sizes)
         self._length = sum(part["molecules"] for part in self.parts)
-        made = header["featurizer_digest"]
-        if featurizer is not None and featurizer.digest != made:
-            what = "packed molecules: another featurizer made them"
-            expected = f"featurizer {featurizer.digest}: {featurizer!r}"
-            got, where = f"featurizer {made}: {json.dumps(self.featurizer_spec)}", self.folder
-            hint = "another folder, or MoleculeFeaturizer.from_spec(dataset.featurizer_spec)"
-            raise mismatch(ValueError, what, expected, got, where=where or "memory", hint=hint)
+        if featurizer is not None:
+            check_featurizer(header, featurizer, self.folder)
 
     @cached_property
     def descriptors(self) -> Float32[np.ndarray, "molecule descriptor"]:
@@ -338,7 +320,7 @@ class PackedMolecules(Dataset[MoleculeData]):
 
     @cached_property
     def num_atoms(self) -> Int64[np.ndarray, " molecule"]:
-        """Number of atoms of every molecule, read without reading the molecules."""
+        """Number of atoms of every molecule; the molecules themselves are not read."""
         return np.diff(self.arrays["atom_start"])
 
     @cached_property
@@ -352,37 +334,28 @@ class PackedMolecules(Dataset[MoleculeData]):
         found = (error for part in self.parts for error in part["errors"])
         return tuple(BadMolecule(**error) for error in found)
 
-    @cached_property
-    def _reasons(self) -> dict[int, str]:
-        return {error.row: error.reason for error in self.errors}
-
     def texts(self) -> list[str]:
-        """Return the SMILES of all molecules, many times as fast as one by one."""
+        """Return the SMILES of all molecules, much faster than one by one."""
         return _texts(self.arrays, np.arange(len(self)))
 
     def smiles(self, i: int | np.integer) -> str:
-        """Return the SMILES of one molecule as it was given."""
+        """Return the SMILES of one molecule, as given."""
         return _texts(self.arrays, self._checked([int(i)]))[0]
 
-    def status(self, i: int | np.integer) -> str:
-        """Return ``"ok"``, or why the record could not be used of which this is the blank."""
-        return self._reasons.get(int(self.rows[i]), "ok")
-
     def check(self) -> None:
-        """Read every file once and compare checksums; raise ``ValueError`` if one is damaged."""
+        """Read every file once and compare checksums; raise ``ValueError`` if one is corrupt."""
         for name in self.header.get("columns", ()):
             self.arrays[name]
 
     def part(self, number: int, name: str) -> np.ndarray:
-        """Slice one packed column of the molecules of one part."""
+        """Return the rows of one column that belong to one part."""
         sizes = [part["molecules"] for part in self.parts]
         first, last = sum(sizes[:number]), sum(sizes[: number + 1])
         column = self.arrays[name]
         if name in _STARTS.values():
             return column[first : last + 1] - column[first]
         if name in _STARTS:
-            start = self.arrays[_STARTS[name]]
-            first, last = int(start[first]), int(start[last])
+            first, last = self.arrays[_STARTS[name]][[first, last]].tolist()
         return column[first:last]
 
     def __len__(self) -> int:
@@ -409,19 +382,12 @@ class PackedMolecules(Dataset[MoleculeData]):
         wanted = np.asarray(chosen, dtype=np.int64).reshape(-1)
         wrong = wanted[(wanted < -len(self)) | (wanted >= len(self))]
         if wrong.size:
-            what = "packed molecules: the molecule does not exist"
-            raise mismatch(IndexError, what, f"numbers from 0 to {len(self) - 1}", int(wrong[0]))
+            what = "packed molecules: the index is out of range"
+            raise mismatch(IndexError, what, f"0 to {len(self) - 1}", int(wrong[0]))
         return np.where(wanted < 0, wanted + len(self), wanted)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} molecules, {len(self.task_names)} tasks)"
-
-
-def write_header(folder: Path, header: Mapping[str, Any]) -> None:
-    """Write the header, which makes a folder of columns a finished store."""
-    content = {"header": dict(header), "sha256": _digest(header)}
-    text = json.dumps(content, indent=1)
-    write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -437,33 +403,42 @@ def read_header(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
         header, digest = content["header"], content["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, expected, f"{type(error).__name__}: {error}") from error
-    if _digest(header) != digest:
-        raise _damaged(path, expected, "another content than was written")
+        raise _unusable(path, expected, f"{type(error).__name__}: {error}") from error
+    if digest_of(header) != digest:
+        raise _unusable(path, expected, "other content than was written")
     if header.get("format") != FORMAT:
-        raise _damaged(path, expected, f"format {header.get('format')}")
+        raise _unusable(path, expected, f"format {header.get('format')}")
     return dict(header)
 
 
-def _damaged(path: Path, expected: str, got: str) -> ValueError:
+def _unusable(path: Path, expected: str, got: str) -> ValueError:
     what = f"packed molecules: {path.name} cannot be used"
-    hint = "delete it and make the data set again"
+    hint = "delete it and build the data set again"
     return mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
-def _digest(header: Mapping[str, Any]) -> str:
+def check_featurizer(header: Mapping[str, Any], wanted: Featurizer, where: Path | None) -> None:
+    """Raise an error if a different featurizer made the molecules of a store."""
+    made = header["featurizer_digest"]
+    if wanted.digest != made:
+        what = "packed molecules: a different featurizer made them"
+        expected = f"featurizer {wanted.digest}: {wanted!r}"
+        got = f"featurizer {made}: {json.dumps(header['featurizer'])}"
+        hint = "another folder; MoleculeFeaturizer.from_spec(dataset.featurizer_spec); or, to "
+        hint += "replace them, force=True (--force)"
+        raise mismatch(ValueError, what, expected, got, where=where or "memory", hint=hint)
+
+
+def digest_of(header: Mapping[str, Any]) -> str:
+    """Hash the header of a store."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
-def _starts(sizes: Int64[np.ndarray, " molecule"]) -> Int64[np.ndarray, " start"]:
-    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-
-
-def _rows_of(starts: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many rows each chosen molecule has, and the numbers of all these rows."""
+def _rows_of(starts: np.ndarray, chosen: np.ndarray) -> tuple[Segments, np.ndarray]:
+    """Return the segments of the chosen molecules, and the numbers of all their rows."""
     first = starts[chosen]
-    sizes = starts[chosen + 1] - first
-    return sizes, concatenated_ranges(first, sizes)
+    segments = Segments(starts[chosen + 1] - first)
+    return segments, concatenated_ranges(first, segments.sizes)
 
 
 def _texts(arrays: Arrays, chosen: np.ndarray) -> list[str]:

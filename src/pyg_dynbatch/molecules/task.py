@@ -17,15 +17,16 @@ from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, repor
 from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import Task
+from pyg_dynbatch.training.task import SAME_CONFIGURATION, Task
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 
 _LARGEST_LOG = math.log(20.0)  # temperatures are between 1/20 and 20
 _HALVINGS = 50
 _REGRESSION_LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.smooth_l1_loss}
-# Versions that made the features; the featurizer itself warns of other ones.
+# Versions that made the features; the featurizer itself warns if they differ.
 _VERSIONS = ("featurizer.rdkit", "featurizer.pyg_dynbatch")
 
 
@@ -58,8 +59,8 @@ class TargetScale(nn.Module):
         known = ~target.isnan()
         label = torch.where(known, target, 0.5).double()
         score = torch.where(known, logits.double(), 0.0)
-        low = torch.full_like(label[0], -_LARGEST_LOG)
-        high = -low
+        high = torch.full_like(label[0], _LARGEST_LOG)
+        low = -high
         # The loss is convex in 1/T, so its slope changes sign once.
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -111,14 +112,13 @@ def balanced_positive_weight(targets: Float[Tensor, "molecule task"]) -> Float[T
 
 
 def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[str]) -> None:
-    """Refuse validation labels to which no temperature can be fitted."""
+    """Raise an error if no temperature can be fitted to the labels of a property."""
     for name, column in zip(names, target.unbind(1), strict=True):
         labels = column[~column.isnan()]
         if labels.unique().numel() < 2:
             what = "calibration: the validation split has no labels of both classes"
-            expected, got = "labels 0 and 1 of every property", f"{len(labels)} labels, all alike"
-            hint = "a larger or stratified validation split, or calibration: none"
-            raise mismatch(ValueError, what, expected, got, where=f"property {name}", hint=hint)
+            got, hint = f"{len(labels)} equal labels of {name}", "a stratified split"
+            raise mismatch(ValueError, what, "labels 0 and 1 of every property", got, hint=hint)
 
 
 class AveragedProperties(nn.Module):
@@ -147,8 +147,8 @@ class AveragedProperties(nn.Module):
         super().__init__()
         if not members:
             raise mismatch(ValueError, "AveragedProperties: no networks", "at least one", 0)
-        self.members = nn.ModuleList(network for network, _ in members)
-        self.scales = nn.ModuleList(own for _, own in members)
+        networks, scales = zip(*members, strict=True)
+        self.members, self.scales = nn.ModuleList(networks), nn.ModuleList(scales)
         self.scale = scale
         self.kind: PropertyKind = kind
         self.num_tasks = num_tasks
@@ -159,8 +159,7 @@ class AveragedProperties(nn.Module):
         if self.kind == "multiclass":
             logs = outputs.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
             return (logs.logsumexp(0) - math.log(len(outputs))).flatten(1)
-        scales: list[TargetScale] = list(self.scales)  # type: ignore[arg-type]
-        pairs = zip(scales, outputs, strict=True)
+        pairs: Any = zip(self.scales, outputs, strict=True)
         values = torch.stack([scale.restored(output) for scale, output in pairs])
         if self.kind == "regression":
             return self.scale.scaled(values.mean(0))
@@ -260,8 +259,8 @@ class MoleculeProperty(Task):
         self.tested: ScoredSplit | None = None
 
     @classmethod
-    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Make a task of these options for bonds between atoms with one feature."""
+    def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Build a task for bonds between atoms with one feature."""
         table = PairTable(torch.eye(2)[:, 1:], ("bonded",), torch.tensor([0, 1]))
         weights = options.get("task_weights") or [1.0]
         names = tuple(data.get("targets") or map(str, range(len(weights))))
@@ -269,7 +268,7 @@ class MoleculeProperty(Task):
         schema = MoleculeSchema({}, 1, table, names, kind).as_dict()
         return cls.from_plain({**options, "schema": schema})
 
-    def report_test(self, folder: Path, resamples: int) -> None:
+    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
         """Write the table and the pictures of the last test."""
         if self.tested is not None:
             report_test(folder, self.tested, resamples)
@@ -289,13 +288,12 @@ class MoleculeProperty(Task):
         """
         super().setup(stage)
         data: Any = getattr(self.trainer, "datamodule", None)
-        if stage != "fit" or not hasattr(data, "targets"):
-            return
-        self.fit_targets(data.targets("train"))
-        if self.calibration != "none":
-            check_both_classes(data.targets("val"), self.schema.task_names)
-        if self.schema.descriptor_names:
-            self.fit_descriptors(data.descriptors("train"))
+        if stage == "fit" and hasattr(data, "targets"):
+            self.fit_targets(data.targets("train"))
+            if self.calibration != "none":
+                check_both_classes(data.targets("val"), self.schema.task_names)
+            if self.schema.descriptor_names:
+                self.fit_descriptors(data.descriptors("train"))
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
         """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
@@ -341,8 +339,9 @@ class MoleculeProperty(Task):
     def on_validation_epoch_end(self) -> None:
         """Fit the temperatures of probabilities, and log the metrics of the validation split."""
         output, target = self._collected()
-        trial = self.trainer.sanity_checking or getattr(self.trainer, "fast_dev_run", False)
-        if self.calibration != "none" and self.trainer.state.fn == "fit" and not trial:
+        trainer: Any = self.trainer
+        trial = trainer.sanity_checking or trainer.fast_dev_run
+        if self.calibration != "none" and trainer.state.fn == "fit" and not trial:
             check_both_classes(target, self.schema.task_names)
             self.scale.calibrate(output, target)
         self._log_scores("val", self._scored(output, target))
@@ -407,29 +406,15 @@ class MoleculeProperty(Task):
         return columns
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Refuse weights that were trained on molecules described in another way."""
-        ours, theirs = self.schema.as_dict(), hyper_parameters.get("schema")
-        if theirs is None:
-            return
-        parts = (_difference(name, ours[name], theirs.get(name)) for name in ours)
-        found = [part for part in parts if part is not None]
+        """Raise an error if the training molecules were described in a different way."""
+        ours = self.schema.as_dict()
+        theirs = hyper_parameters.get("schema", ours)
+        found = [part for part in differences(ours, theirs) if part[0] not in _VERSIONS]
         if found:
             what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
             expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
             got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-            hint = "use the configuration the checkpoint was made with"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
-
-
-def _difference(name: str, own: object, other: object) -> tuple[str, object, object] | None:
-    """Find the first part in which two nested values differ."""
-    if own == other or name in _VERSIONS:
-        return None
-    if isinstance(own, Mapping) and isinstance(other, Mapping):
-        keys = {**own, **other}
-        parts = (_difference(f"{name}.{key}", own.get(key), other.get(key)) for key in keys)
-        return next((part for part in parts if part is not None), None)
-    return name, own, other
+            raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
 
 
 def property_columns(

@@ -27,7 +27,7 @@ class RecursiveCell(nn.Module, ABC):
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of places for children; ``None`` for any number of unordered children.
+        arity: Number of child slots; ``None`` for any number of unordered children.
         gates: Number of gates of which :meth:`project` computes ``W x + b``, from the parameters
             ``weight_input`` and ``bias``; 0 to leave the inputs as they are.
         recurrent_dropout: Probability that :meth:`drop_candidate` drops an entry while training.
@@ -49,11 +49,10 @@ class RecursiveCell(nn.Module, ABC):
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        counts = {"in_channels": in_channels, "out_channels": out_channels}
-        if arity is not None:
-            counts["arity"] = arity
+        counts = {"in_channels": in_channels, "out_channels": out_channels, "arity": arity}
         for name, value in counts.items():
-            checked_count(f"{type(self).__name__}: {name}", value)
+            if name != "arity" or value is not None:
+                checked_count(f"{type(self).__name__}: {name}", value)
         if not 0.0 <= recurrent_dropout < 1.0:
             what = f"{type(self).__name__}: recurrent_dropout is not a probability below 1"
             raise mismatch(ValueError, what, "0 <= p < 1", recurrent_dropout)
@@ -70,12 +69,12 @@ class RecursiveCell(nn.Module, ABC):
         return tuple(TensorType((width,)) for width in self.state_channels)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew; by default those of the modules inside."""
+        """Reset all learnable parameters; by default those of the submodules."""
         for module in self.children():
             reset(module)
 
     def project(self, x: Float[Tensor, "row feature"]) -> Float[Tensor, "row projected"]:
-        """Compute what depends on the inputs alone: ``W x + b`` of all gates next to each other."""
+        """Compute what depends on the inputs alone: ``W x + b`` of all gates, concatenated."""
         return functional.linear(x, self.weight_input, self.bias) if self._has_gates else x
 
     @abstractmethod
@@ -101,7 +100,9 @@ class RecursiveCell(nn.Module, ABC):
 
     def drop_candidate(self, candidate: Tensor) -> Tensor:
         """Apply recurrent dropout while training."""
-        return functional.dropout(candidate, self.recurrent_dropout, self.training)
+        if not self.training or not self.recurrent_dropout:
+            return candidate
+        return functional.dropout(candidate, self.recurrent_dropout)
 
     @property
     def shares_leaves(self) -> bool:
@@ -112,20 +113,21 @@ class RecursiveCell(nn.Module, ABC):
         self,
         schedule: Schedule,
         inputs: Tensor,
-        leaf_row: Tensor | None = None,
+        leaf_inverse: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
-        """Run a whole schedule, where a cell has a faster way than level by level.
+        """Run a whole schedule, if the cell has a faster way than level by level.
 
         Args:
             schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
-            inputs: Input rows in the order of ``schedule.input_node``; with ``leaf_row`` the
-                different rows of leaves first, then those of all other nodes.
-            leaf_row: Which of the first input rows each leaf with an input reads.
+            inputs: Input rows in the order of ``schedule.input_node``; with ``leaf_inverse`` the
+                distinct rows of the leaves first, then the rows of all other nodes.
+            leaf_inverse: Which of the first input rows each leaf with an input reads, as the
+                inverse of ``torch.unique``.
             level_order: Whether to return the states in level order.
 
         Returns:
-            The states of all nodes; ``None`` to be run level by level.
+            The states of all nodes, or ``None`` to run level by level.
         """
         return None
 
@@ -134,7 +136,7 @@ class RecursiveCell(nn.Module, ABC):
 
         Args:
             x: Inputs, ``[row, in_channels]``.
-            *children: One state per place, or one :class:`~pyg_dynbatch.core.RaggedRows`.
+            *children: One state per slot, or one :class:`~pyg_dynbatch.core.RaggedRows`.
         """
         if self.arity is None:
             gathered: Any = children[0]
@@ -147,7 +149,7 @@ class RecursiveCell(nn.Module, ABC):
         return states if len(states) > 1 else states[0]
 
     def __prepare_scriptable__(self) -> NoReturn:
-        what = f"{type(self).__name__}: torch.jit.script does not take any number of children"
+        what = f"{type(self).__name__}: torch.jit.script does not support *children"
         raise mismatch(RuntimeError, what, hint="torch.jit.trace(cell, (x, *children))")
 
     def extra_repr(self) -> str:
@@ -156,9 +158,9 @@ class RecursiveCell(nn.Module, ABC):
         return f"{self.in_channels}, {self.out_channels}{arity}"
 
 
-def spread_rows(inputs: Tensor, leaf_row: Tensor | None, schedule: Schedule) -> Tensor:
-    """Give every leaf its own input row again, where equal leaves share one."""
-    if leaf_row is None:
+def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Schedule) -> Tensor:
+    """Copy the input row that equal leaves share to each of them."""
+    if leaf_inverse is None:
         return inputs
     shared = inputs.size(0) - sum(schedule.level_inputs[1:])
-    return torch.cat([inputs.index_select(0, leaf_row), inputs[shared:]])
+    return torch.cat([inputs.index_select(0, leaf_inverse), inputs[shared:]])

@@ -1,9 +1,8 @@
-"""The parts of fused Tree-LSTMs: a plan of blocks, rows, products, and the gates in torch.
+"""The parts of fused Tree-LSTMs: a plan of blocks, gradients of states, products, and gates.
 
-:class:`TorchGates` is the interface of the kernels, and their form for every device and dtype;
-``native_gates.py`` (C) and ``triton_gates.py`` override its methods. Kernels work on one block of
-nodes at a time: forward from products with weights to states, backward from gradients of states
-to those of products and of the memory of the children.
+Nodes are in level order: first all leaves, then the inner nodes, level by level. Each level is
+split into blocks. Per block, products with the weights become gates, and gates become states; see
+:class:`TorchGates`, which ``native_gates.py`` (C) and ``triton_gates.py`` override.
 """
 
 import ctypes
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule, Step
 
 _HEIGHTS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
-"""Numbers of rows for which oneDNN makes kernels; one for every width of a level would cost more
-than the product itself, as a kernel takes a millisecond to make."""
+"""Numbers of rows for which oneDNN generates kernels; a kernel for every size of a level would
+take longer than the products, as generating one takes a millisecond."""
 
 BLOCK = _HEIGHTS[-1]
 """Rows of one block on CPUs: their gates stay in the second-level cache."""
@@ -29,15 +28,17 @@ BLOCK = _HEIGHTS[-1]
 # From here on packing a matrix costs less than it saves.
 _LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
 
-# A plain number for every device and dtype; written as a tensor so that -1 + 2x is one pass.
+# As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
 _MINUS_ONE = torch.tensor(-1.0)
+_NO_ROWS = torch.empty(0)
+_TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
 
 
 # The plan.
 
 
 class Block(NamedTuple):
-    """Some nodes of one level, next to each other in level order; C reads the same numbers."""
+    """Consecutive nodes of one level, in level order; C reads the same numbers."""
 
     first: int  # first node, counted among the leaves or among the inner nodes
     size: int
@@ -59,7 +60,7 @@ class Block(NamedTuple):
 
 
 class FusedPlan:
-    """A schedule cut into blocks: sizes as plain numbers, and index vectors on the device."""
+    """A schedule split into blocks: sizes as Python ints, and index vectors on the device."""
 
     def __init__(
         self,
@@ -67,26 +68,25 @@ class FusedPlan:
         inputs: Tensor,
         *,
         dropout_mask: Tensor | None = None,
-        leaf_row: Tensor | None = None,
+        leaf_inverse: Tensor | None = None,
         level_order: bool = False,
         precision: torch.dtype | None = None,
     ) -> None:
-        self.schedule, self.dropout_mask, self.leaf_row = schedule, dropout_mask, leaf_row
+        self.schedule, self.dropout_mask, self.leaf_inverse = schedule, dropout_mask, leaf_inverse
         self.level_order, self.precision = level_order, precision
-        # Both are set by the forward pass: whether a backward pass may follow, and the library
-        # that runs all levels by one call, where there is one.
-        self.with_backward = False
-        self.library: ctypes.CDLL | None = None
+        # Set by the forward pass: whether a backward pass may follow, and whether C runs all levels
+        # in one call.
+        self.with_backward = self.at_once = False
         steps = schedule.steps
         self.arity, self.ragged = schedule.arity or 0, schedule.arity is None
         self.nodes = schedule.num_nodes
         self.leaves = steps[0].size
         self.inner = self.nodes - self.leaves
-        # Leaves with an input are computed once for each of these rows, the others one by one.
+        # Leaves that share an input row are computed once, those without an input one by one.
         self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
         self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
-        # Nothing may be read or written beyond the rows that exist.
-        given = self.leaf_inputs if leaf_row is None else leaf_row.size(0)
+        # The kernels do not check their indices.
+        given = self.leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
         fits = given == schedule.level_inputs[0] and self.leaf_inputs >= 0
         if not fits or schedule.device != inputs.device:
             what = "FusedPlan: the schedule does not fit the input rows"
@@ -97,13 +97,11 @@ class FusedPlan:
         self.single_parent = schedule.single_parent
         self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
         children = steps[0].arguments[1]
-        self.places = schedule.num_edges if self.ragged else self.inner * self.arity
+        self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
         start = children.offset + self.leaves * self.arity
-        self.children = schedule.wiring[start : start + self.places]
+        self.children = schedule.index.narrow(0, start, self.slots)
         if self.ragged:
-            self.segment_ids = schedule.wiring[
-                children.segment_ids : children.segment_ids + self.places
-            ]
+            self.segment_ids = schedule.index.narrow(0, children.segment_ids, self.slots)
             self.child_start = schedule.child_start[self.leaves :]
         self.blocks = list(self._blocks())
 
@@ -116,8 +114,8 @@ class FusedPlan:
             for number, start in enumerate(stops[:-1]):
                 size = stops[number + 1] - start
                 mine = min(max(filled - start, 0), size)
-                own, behind = edges[number], edges[number + 1]
-                yield Block(first + start, size, seen, mine, edge + own, behind - own, start)
+                own, end = edges[number], edges[number + 1]
+                yield Block(first + start, size, seen, mine, edge + own, end - own, start)
                 seen += mine
             first += step.size
             edge += edges[-1]
@@ -127,7 +125,7 @@ class FusedPlan:
         if not self.ragged:
             return [stop * self.arity for stop in stops]
         inside = [first + stop for stop in stops[:-1]]
-        # Only CPUs have more than one block per level, so this waits for no other device.
+        # Only CPUs have more than one block per level, so there is no device to wait for.
         found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
         return [*(each - found[0] for each in found), step.arguments[1].length]
 
@@ -139,8 +137,8 @@ class FusedPlan:
 
     @cached_property
     def numbers(self) -> Tensor:
-        """The numbers of all argument places."""
-        return torch.arange(self.places, device=self.children.device)
+        """The numbers of all argument slots."""
+        return torch.arange(self.slots, device=self.children.device)
 
     def segment_ids_of(self, block: Block) -> Tensor:
         """The node within the block that each child belongs to."""
@@ -148,7 +146,7 @@ class FusedPlan:
         return within_level if not block.start else within_level - block.start
 
     def leaf_blocks(self) -> Iterator[Block]:
-        """Cut the leaves that are computed into blocks, those with and without input apart."""
+        """Split the computed leaves into blocks, those with and without an input separately."""
         segments = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
         for start, stop, filled in segments:
             for first in range(start, stop, self.block):
@@ -156,14 +154,14 @@ class FusedPlan:
                 yield Block(first, size, first, size if filled else 0, 0, 0, first)
 
     def spread_leaves(self) -> Tensor:
-        """Which of the computed rows each leaf takes, where equal leaves are computed once."""
-        if self.leaf_row is None:
+        """The computed row of each leaf: equal leaves are computed once."""
+        if self.leaf_inverse is None:
             return torch.arange(self.leaves, device=self.children.device)
-        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_row.device)
-        return torch.cat([self.leaf_row, others])
+        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_inverse.device)
+        return torch.cat([self.leaf_inverse, others])
 
     def in_order(self, rows: Tensor) -> Tensor:
-        """Bring state rows into the order that is asked for."""
+        """Bring state rows into the requested order."""
         return rows[1:] if self.level_order else rows.index_select(0, self._row_of_node())
 
     def in_level_order(self, rows: Tensor | None) -> Tensor | None:
@@ -177,69 +175,22 @@ class FusedPlan:
         return rows.index_select(0, node)
 
     def _row_of_node(self) -> Tensor:
-        return self.schedule.rows_of(self.schedule.outputs["node"].wiring)
+        return self.schedule.rows_of(self.schedule.outputs["node"].rows)
 
-    def place_of_row(self) -> Tensor:
-        """For every state row the argument place that reads it, from 1 on; 0 for none."""
+    def slot_of_node(self) -> Tensor:
+        """For every node the argument slot that reads it, counted from 1; 0 for none."""
         place = self.children.new_zeros(self.nodes + 1)
-        numbers = torch.arange(1, self.places + 1, device=place.device)
-        # Row 0, the missing child, gets any of its many places, which nothing reads.
+        numbers = torch.arange(1, self.slots + 1, device=place.device)
+        # Row 0, the missing child, gets any of its many slots and is dropped.
         return place.index_copy_(0, self.children, numbers)[1:]
 
 
-# Rows that kernels read and write.
-
-
-_NO_ROWS = torch.empty(0)
-
-
-@dataclass
-class Nodes:
-    """The states of all leaves or of all inner nodes; ``Block.first`` counts their rows."""
-
-    plan: FusedPlan
-    hidden: Tensor  # h
-    memory: Tensor  # c
-    activated: Tensor  # tanh(c)
-    dropout_mask: Tensor | None = None  # factors of u
-    # Of inner nodes: h and c of all nodes, to be read by plan.children; h gathered, one row per
-    # child; and for any number of children the sums of h, one row per node.
-    is_inner: bool = False
-    child_hidden: Tensor = _NO_ROWS
-    child_memory: Tensor = _NO_ROWS
-    gathered: Tensor = _NO_ROWS
-    sums: Tensor | None = None
-
-    @classmethod
-    def inner(
-        cls,
-        plan: FusedPlan,
-        states: Sequence[Tensor],
-        gathered: Tensor = _NO_ROWS,
-        sums: Tensor | None = None,
-    ) -> "Nodes":
-        """Take the rows of inner nodes from the states ``h, c, tanh(c)`` of all nodes."""
-        hidden, memory, activated = (state[1 + plan.leaves :] for state in states)
-        mask = None if plan.dropout_mask is None else plan.dropout_mask[plan.leaves :]
-        return cls(
-            plan, hidden, memory, activated, mask, True, states[0], states[1], gathered, sums
-        )
-
-    def mask_of(self, block: Block) -> Tensor | None:
-        """The factors of u."""
-        return None if self.dropout_mask is None else self.dropout_mask[block.nodes]
-
-    def children_memory(self, block: Block) -> Tensor:
-        """Gather c of the children of a block."""
-        return torch.index_select(self.child_memory, 0, self.plan.children[block.children])
-
-    def child_starts(self, block: Block) -> Tensor:
-        """Where the children of each node begin, counted from the block's first child."""
-        return self.plan.child_start[block.nodes] - block.edge
-
-    def sum_children(self, block: Block, rows: Tensor) -> Tensor:
-        """Sum the rows of the children of each node, always in the same order."""
-        return sum_segments(rows, self.plan.numbers[: rows.size(0)], self.child_starts(block))
+def dense_columns(rows: Tensor | None) -> Tensor | None:
+    """The same rows with contiguous columns, for kernels that read memory by address."""
+    if rows is None:
+        return None
+    rows = rows.resolve_neg()  # what is negated lazily is not negated in memory
+    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def sum_segments(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
@@ -248,13 +199,11 @@ def sum_segments(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
 
 
 class Gates(NamedTuple):
-    """The gates of one block, or the gradients of what they were computed from."""
+    """The gates of a block or of all blocks, before or after activation, or their gradients."""
 
     rows: Tensor  # u, i, o, and f of a fixed number of children; one row per node
     forget: Tensor | None = None  # f of any number of children, one row per child
-    own: Tensor | None = None  # W x of the nodes with an input, to be added first
-    product: "RowProduct | None" = None  # has computed the rows, without activation if own is set
-    child_memory: Tensor | None = None  # only of gradients: those of c of the children
+    child_memory: Tensor | None = None  # of gradients: those of c of the children
 
     def forget_of(self, width: int) -> Tensor:
         """The forget gates, ``[node, arity, width]`` or ``[child, width]``."""
@@ -265,11 +214,12 @@ class Gates(NamedTuple):
 
 @dataclass
 class StateGradients:
-    """Gradients of h and c of some nodes, complete once the backward pass is done with parents.
+    """Gradients of h and c of some nodes; final once the backward pass has visited all parents.
 
-    Without ``place`` a row is that of a node, to which all parents add. Otherwise each node has
-    one parent, which writes to a row per argument place; ``place`` is where each node finds its
-    own, and gradients of the results (``outside``) are added when they are read.
+    If no node has several parents, there is one row per argument slot: the parent writes to it,
+    and ``place`` is the row of each node's gradient. No gradients need be added up, except those
+    of the results (``outside``) when a row is read. Otherwise ``place`` is None and there is one
+    row per node, to which all its parents add.
     """
 
     hidden: Tensor
@@ -284,12 +234,10 @@ class StateGradients:
         """Start at the gradients of the results; row 0 is that of the missing child or parent."""
         outside = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
         if plan.single_parent:
-            shape = (1 + plan.places, like.size(1))
-            hidden, memory = like.new_empty(shape), like.new_empty(shape)
+            hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
             hidden[0], memory[0] = 0, 0
-            return cls(hidden, memory, plan.place_of_row(), outside)
-        shape = (1 + plan.nodes, like.size(1))
-        hidden, memory = like.new_zeros(shape), like.new_zeros(shape)
+            return cls(hidden, memory, plan.slot_of_node(), outside)
+        hidden, memory = (like.new_zeros(1 + plan.nodes, like.size(1)) for _ in outside)
         for total, given in zip((hidden, memory), outside, strict=True):
             if given is not None:
                 total[1:] += given
@@ -316,18 +264,17 @@ class StateGradients:
                 part += given[rows]
         return found
 
-    def room(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
-        """Where to write the gradients of the children in some argument places."""
+    def buffers(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
+        """Where to write the gradients of the children in some argument slots."""
         if self.place is not None:
             rows = slice(1 + edge, 1 + edge + edges)
             return self.hidden[rows], self.memory[rows]
         shape = (edges, self.hidden.size(1))
         return self.hidden.new_empty(shape), self.memory.new_empty(shape)
 
-    def scatter(self, children: Tensor, hidden: Tensor, memory: Tensor, block: Block) -> None:
-        """Add what was written into the room of a block, unless it is in its place already."""
+    def scatter(self, index: Tensor, hidden: Tensor, memory: Tensor) -> None:
+        """Add what was written to :meth:`buffers` to the rows of the children, if it is a copy."""
         if self.place is None:
-            index = children[block.children]
             self.hidden.index_add_(0, index, hidden)
             self.memory.index_add_(0, index, memory)
 
@@ -336,44 +283,31 @@ class StateGradients:
 
 
 class RowProduct:
-    """Multiply rows with one matrix, block by block: ``rows @ weight.t() + bias``.
-
-    The first ``candidate`` columns are activated by tanh, all others by the logistic function.
-    """
+    """Multiply rows with one matrix, block by block: ``rows @ weight.t() + bias``."""
 
     def __init__(
         self,
         weight: Tensor,
         bias: Tensor | None = None,
-        *,
-        candidate: int = 0,
         precision: torch.dtype | None = None,
         rows: int = 0,
     ) -> None:
         self.bias, self.result, self.precision = bias, weight.dtype, precision
-        # Columns of 2x give sigmoid(2x), of which tanh(x) is made.
-        self.candidate, self.doubled = candidate, False
         self.weight = weight if precision is None else weight.to(precision)
         self.packed: Tensor | None = None
         if packs(self.weight, rows):
-            if candidate and bias is not None:
-                self.weight, self.bias = _doubled(weight, candidate), _doubled(bias, candidate)
-                self.doubled = True
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), BLOCK)
-        # Products of low precision are made by oneDNN anyway, so they want the same heights.
+        # oneDNN computes products of low precision in any case, so they want the same heights.
         low = self.weight.dtype in (torch.bfloat16, torch.float16)
         self.padded = self.packed is not None or (weight.device.type == "cpu" and low)
 
-    def __call__(self, rows: Tensor, first: int, size: int, *, activate: bool = False) -> Tensor:
+    def __call__(self, rows: Tensor, first: int, size: int) -> Tensor:
         """Multiply ``rows[first : first + size]``."""
         taken = self._taken(rows, first, size)
         if self.packed is not None and taken.size(0) in _HEIGHTS and taken.dtype == self.result:
-            kind = "sigmoid" if activate else "none"
-            found = torch.ops.mkldnn._linear_pointwise(taken, self.packed, self.bias, kind, [], "")
-            if activate and self.candidate:
-                _finish_tanh(found[:, : self.candidate])
-            return found if taken.size(0) == size else found[:size]
-        if self.precision is not None:
+            multiply = torch.ops.mkldnn._linear_pointwise
+            found = multiply(taken, self.packed, self.bias, "none", [], "")
+        elif self.precision is not None:
             found = torch.mm(taken.to(self.precision), self.weight.t()).to(self.result)
             if self.bias is not None:
                 found += self.bias
@@ -381,19 +315,7 @@ class RowProduct:
             found = torch.addmm(self.bias, taken, self.weight.t())
         else:
             found = torch.mm(taken, self.weight.t())
-        found = found if taken.size(0) == size else found[:size]
-        if activate:
-            self.activate(found)
-        return found
-
-    def activate(self, gates: Tensor) -> None:
-        """Activate products in place."""
-        first = gates[:, : self.candidate]
-        if self.candidate and not self.doubled:
-            first *= 2
-        gates.sigmoid_()
-        if self.candidate:
-            _finish_tanh(first)
+        return found if taken.size(0) == size else found[:size]
 
     def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
         """Write the product without bias into existing rows."""
@@ -403,7 +325,7 @@ class RowProduct:
             torch.mm(rows[first : first + size], self.weight.t(), out=out)
 
     def _taken(self, rows: Tensor, first: int, size: int) -> Tensor:
-        """The rows, and up to the next height the rows behind them."""
+        """The rows, and the rows after them up to the next height."""
         if self.padded:
             height = next((height for height in _HEIGHTS if height >= size), size)
             if first + height <= rows.size(0):
@@ -412,7 +334,7 @@ class RowProduct:
 
 
 def packs(weight: Tensor, rows: int) -> bool:
-    """Whether packing a matrix for oneDNN pays for about so many rows."""
+    """Whether packing a matrix for oneDNN pays off for this many rows."""
     if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
         return False
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -420,17 +342,6 @@ def packs(weight: Tensor, rows: int) -> bool:
     backend, names = torch.backends.mkldnn, ("_linear_pointwise", "_reorder_linear_weight")
     enabled = bool(backend.enabled) and backend.is_available()
     return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-def _doubled(rows: Tensor, first: int) -> Tensor:
-    rows = rows.clone()
-    rows[:first] *= 2
-    return rows
-
-
-def _finish_tanh(activated: Tensor) -> None:
-    """Make tanh(x) of sigmoid(2x), in place."""
-    torch.add(_MINUS_ONE, activated, alpha=2, out=activated)
 
 
 def weight_gradient(
@@ -444,7 +355,7 @@ def weight_gradient(
 
 
 def sum_rows(rows: Tensor) -> Tensor:
-    """Sum rows by a product with ones, on CPUs twice as fast as ``sum``."""
+    """Sum rows by multiplying with ones, on CPUs twice as fast as ``sum``."""
     return torch.mv(rows.t(), rows.new_ones(rows.size(0)))
 
 
@@ -452,88 +363,117 @@ def sum_rows(rows: Tensor) -> Tensor:
 
 
 class TorchGates:
-    """Compute gates by calls of torch."""
+    """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
 
-    activates: ClassVar[bool] = True
-    """Whether products are to be activated already where nothing is added to them, which oneDNN
-    does on the way."""
+    ``states`` are h, c and tanh(c): those of the leaves, or with ``inner`` those of all nodes, in
+    level order after a row for missing children. :meth:`forward` writes them. Of inner nodes
+    ``gathered`` is h of the children, one row per child, and ``sums`` the sum of these rows per
+    node, for any number of children; :meth:`gather` writes both.
+    """
 
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
+    def __init__(
+        self,
+        plan: FusedPlan,
+        states: Sequence[Tensor],
+        gathered: Tensor = _NO_ROWS,
+        sums: Tensor | None = None,
+        *,
+        inner: bool = False,
+    ) -> None:
+        self.plan, self.inner, self.gathered, self.sums = plan, inner, gathered, sums
+        self.all_hidden, self.all_memory = states[0], states[1]
+        first = 1 + plan.leaves if inner else 0
+        self.hidden, self.memory, self.activated = (state[first:] for state in states)
+        self.width = self.activated.size(1)
+        mask = plan.dropout_mask  # factors of u
+        self.dropout_mask = mask[plan.leaves :] if inner and mask is not None else mask
+
+    def mask_of(self, block: Block) -> Tensor | None:
+        """The factors of u of a block."""
+        return None if self.dropout_mask is None else self.dropout_mask[block.nodes]
+
+    def child_starts(self, block: Block) -> Tensor:
+        """Where the children of each node begin, counted from the block's first child."""
+        return self.plan.child_start[block.nodes] - block.edge
 
     def gather(self, block: Block) -> None:
-        """Gather h of the children of a block, and sum it where sums are wanted."""
-        nodes = self.nodes
-        gathered = nodes.gathered[block.children]
-        index = nodes.plan.children[block.children]
-        torch.index_select(nodes.child_hidden, 0, index, out=gathered)
-        if nodes.sums is not None:
-            nodes.sums[block.nodes] = nodes.sum_children(block, gathered)
+        """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
+        gathered, index = self.gathered[block.children], self.plan.children[block.children]
+        torch.index_select(self.all_hidden, 0, index, out=gathered)
+        if self.sums is not None:
+            self.sums[block.nodes] = self._sum_children(block, gathered)
 
-    def forward(self, block: Block, gates: Gates) -> None:
-        """Activate the gates in place, and write ``c``, ``tanh(c)`` and ``h = o * tanh(c)``."""
-        nodes, here = self.nodes, block.nodes
-        memory, activated = nodes.memory[here], nodes.activated[here]
-        if nodes.is_inner:
-            self._carry(block, gates, memory)
-        u, i, o = gates.rows[:, : 3 * memory.size(1)].chunk(3, 1)
-        mask = nodes.mask_of(block)
+    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+        """Activate products to gates in place, and write the states of a block.
+
+        ``own`` is W x of the nodes with an input, which come first, if it is not yet added.
+        """
+        here, mask, width = block.nodes, self.mask_of(block), self.width
+        memory, activated = self.memory[here], self.activated[here]
+        if own is not None:
+            self._add_inputs(block, gates, own)
+        u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        # tanh(x) is 2 sigmoid(2x) - 1, and on CPUs sigmoid is faster.
+        u *= 2
+        gates.rows.sigmoid_()
+        _finish_tanh(u)
+        if gates.forget is not None:
+            gates.forget.sigmoid_()
         candidate = u if mask is None else u * mask
-        if nodes.is_inner:
+        if self.inner:
+            self._sum_memory(block, gates, memory)
             memory.addcmul_(i, candidate)
         else:
             torch.mul(i, candidate, out=memory)
         torch.mul(memory, 2, out=activated)
         _finish_tanh(activated.sigmoid_())
-        torch.mul(o, activated, out=nodes.hidden[here])
+        torch.mul(o, activated, out=self.hidden[here])
 
-    def _carry(self, block: Block, gates: Gates, memory: Tensor) -> None:
-        """Write the sum of f * c over the children of each node."""
-        forget, ragged = gates.forget_of(memory.size(1)), gates.forget is not None
-        if gates.own is not None and gates.product is not None:
-            self._add_inputs(block, gates, forget, gates.own)
-            gates.product.activate(gates.rows)
-            if ragged:
-                forget.sigmoid_()
-        before = self.nodes.children_memory(block)
-        if ragged:
-            memory.copy_(self.nodes.sum_children(block, before.mul_(forget)))
-            return
-        parts, cells = forget.unbind(1), before.view(forget.shape).unbind(1)
-        torch.mul(parts[0], cells[0], out=memory)
-        for part, cell in zip(parts[1:], cells[1:], strict=True):
-            memory.addcmul_(part, cell)
-
-    def _add_inputs(self, block: Block, gates: Gates, forget: Tensor, own: Tensor) -> None:
-        filled, last = own.size(0), own.size(1) - forget.size(-1)
+    def _add_inputs(self, block: Block, gates: Gates, own: Tensor) -> None:
+        filled, last, forget = own.size(0), 3 * self.width, gates.forget_of(self.width)
         gates.rows[:filled, :last] += own[:, :last]
         if gates.forget is None:
             given = forget[:filled]
             given += own[:, None, last:]
             return
         if filled < block.size:
-            # Nodes without an input come last; their children take a row of zeros.
+            # Nodes without an input come last; their children read a row of zeros.
             own = torch.cat([own, own.new_zeros(1, own.size(1))])
-        forget += own[:, last:].index_select(
-            0, self.nodes.plan.segment_ids_of(block).clamp(max=filled)
-        )
+        node = self.plan.segment_ids_of(block).clamp(max=filled)
+        forget += own[:, last:].index_select(0, node)
+
+    def _sum_memory(self, block: Block, gates: Gates, memory: Tensor) -> None:
+        """Write the sum of f * c over the children of each node."""
+        forget, before = gates.forget_of(self.width), self._children_memory(block)
+        if gates.forget is not None:
+            memory.copy_(self._sum_children(block, before.mul_(forget)))
+            return
+        parts, cells = forget.unbind(1), before.view(forget.shape).unbind(1)
+        torch.mul(parts[0], cells[0], out=memory)
+        for part, cell in zip(parts[1:], cells[1:], strict=True):
+            memory.addcmul_(part, cell)
+
+    def _children_memory(self, block: Block) -> Tensor:
+        return torch.index_select(self.all_memory, 0, self.plan.children[block.children])
+
+    def _sum_children(self, block: Block, rows: Tensor) -> Tensor:
+        return sum_segments(rows, self.plan.numbers[: rows.size(0)], self.child_starts(block))
 
     def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
-        """Write the gradients of products, and those of the children's memory."""
-        nodes, tanh_backward = self.nodes, torch.ops.aten.tanh_backward.grad_input
-        activated, mask = nodes.activated[block.nodes], nodes.mask_of(block)
-        width = activated.size(1)
+        """Write the gradients of products, and for inner nodes those of the children's c."""
+        tanh_backward, mask, width = _TANH_BACKWARD, self.mask_of(block), self.width
+        activated = self.activated[block.nodes]
         u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        to_u, to_i, to_o = grads.rows[:, : 3 * width].chunk(3, 1)
         hidden, memory = given.read(block.nodes)
-        torch.mul(hidden, activated, out=grads.rows[:, 2 * width : 3 * width])
+        torch.mul(hidden, activated, out=to_o)
         hidden.mul_(o)
         memory += tanh_backward(hidden, activated, grad_input=hidden)
         candidate = memory if mask is None else memory * mask
-        torch.mul(candidate, i, out=grads.rows[:, :width])
-        torch.mul(candidate, u, out=grads.rows[:, width : 2 * width])
+        torch.mul(candidate, i, out=to_u)
+        torch.mul(candidate, u, out=to_i)
         if grads.child_memory is not None:
             self._to_children(block, gates, memory, grads, grads.child_memory)
-        to_u = grads.rows[:, :width]
         tanh_backward(to_u, u, grad_input=to_u)
         _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
         if grads.forget is not None and gates.forget is not None:
@@ -543,26 +483,30 @@ class TorchGates:
         self, block: Block, gates: Gates, memory: Tensor, grads: Gates, to_memory: Tensor
     ) -> None:
         """Write the gradients of f after activation, and of the children's c."""
-        width, before = memory.size(1), self.nodes.children_memory(block)
-        forget, to_forget = gates.forget_of(width), grads.forget_of(width)
+        forget, before = gates.forget_of(self.width), self._children_memory(block)
         if gates.forget is not None:
-            memory = torch.index_select(memory, 0, self.nodes.plan.segment_ids_of(block))
+            memory = torch.index_select(memory, 0, self.plan.segment_ids_of(block))
         else:
             memory, before = memory[:, None], before.view(forget.shape)
-        torch.mul(memory, before, out=to_forget)
+        torch.mul(memory, before, out=grads.forget_of(self.width))
         torch.mul(memory, forget, out=to_memory.view(forget.shape))
 
     def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
         """Sum the gradients of equal leaves, always in the same order."""
         hidden, memory = given.read(slice(0, cell.size(0)))
-        # By sorting, as adding rows to rows in any order would not be the same twice on GPUs.
+        # By sorting, as adding rows in any order would not be reproducible on GPUs.
         order = cell.argsort(stable=True)
-        # Not by bincount, which waits for the device to find the largest number.
+        # Not with bincount, which waits for the device to find the largest number.
         counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
         starts = counts.cumsum(0) - counts
         return StateGradients(
             sum_segments(hidden, order, starts), sum_segments(memory, order, starts)
         )
+
+
+def _finish_tanh(activated: Tensor) -> None:
+    """Compute tanh(x) from sigmoid(2x), in place."""
+    torch.add(_MINUS_ONE, activated, alpha=2, out=activated)
 
 
 def _through_sigmoid(grads: Tensor, gates: Tensor) -> None:

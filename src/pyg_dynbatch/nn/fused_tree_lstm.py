@@ -4,13 +4,13 @@ The forward pass computes the leaves, and then the inner nodes level by level, f
 weights (u, i, o and the forget gates f) to states (h and c). The backward pass goes from the roots
 to the leaves; gradients of weights are products over all nodes at once. With a fixed number of
 children the forget gates are further columns in the row of a node; with any number of children
-(child-sum, ``arity`` None) u, i, o depend on the sum of h, and each child has a row with f.
+(child-sum, ``arity`` None, here called ragged) u, i, o depend on the sum of h, and f has one row
+per child.
 """
 
-import ctypes
 import os
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,7 +24,6 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_gates import (
     FusedPlan,
     Gates,
-    Nodes,
     RowProduct,
     StateGradients,
     TorchGates,
@@ -33,13 +32,7 @@ from pyg_dynbatch.nn.fused_gates import (
     sum_segments,
     weight_gradient,
 )
-from pyg_dynbatch.nn.native_gates import (
-    NativeGates,
-    backward_levels,
-    forward_levels,
-    gates_library,
-    multiply_address,
-)
+from pyg_dynbatch.nn.native_gates import NativeGates, gates_library, multiply_address
 
 
 def fused_tree_lstm(
@@ -54,32 +47,26 @@ def fused_tree_lstm(
     plan.with_backward = torch.is_grad_enabled() and any(
         each.requires_grad for each in (inputs, *weights)
     )
-    return _FusedTreeLSTM.apply(inputs, *weights, plan)
+    return _FusedTreeLSTM.apply(plan, inputs, *weights)
 
 
 class _FusedTreeLSTM(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        weight_input: Tensor,
-        weight_hidden: Tensor,
-        bias: Tensor,
-        plan: FusedPlan,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, plan: FusedPlan, inputs: Tensor, *weights: Tensor) -> Any:
+        weight_input, weight_hidden, bias = weights
         with torch.autocast(inputs.device.type, enabled=False):
             width, inputs = bias.size(0) // 4, inputs.contiguous()
-            # h, c and tanh(c) of all nodes in level order, behind a row for missing children.
+            # h, c and tanh(c) of all nodes in level order, after a row for missing children.
             states = [bias.new_empty(plan.nodes + 1, width) for _ in range(3)]
             states[0][0], states[1][0] = 0, 0
             leaf_gates, leaf_activated = _forward_leaves(
                 plan, inputs, weight_input[: 3 * width], bias[: 3 * width], states
             )
-            # Zeros, as products read a few rows beyond those that are filled already.
-            gathered = states[0].new_zeros(plan.places, width)
+            # Zeros, as products read a few rows beyond those that are already filled.
+            gathered = states[0].new_zeros(plan.slots, width)
             sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
-            nodes = Nodes.inner(plan, states, gathered, sums)
-            gates = _forward_levels(nodes, inputs, weight_input, weight_hidden, bias)
+            kernels = choose_gates(gathered)(plan, states, gathered, sums, inner=True)
+            gates = _forward_levels(kernels, inputs, weight_input, weight_hidden, bias)
             ctx.plan, ctx.counts = plan, (len(leaf_gates), len(gates))
             ctx.save_for_backward(
                 inputs, weight_input, weight_hidden, gathered, sums, states[1], states[2],
@@ -92,7 +79,7 @@ class _FusedTreeLSTM(Function):
     def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
         refuse_second_derivative()
         plan: FusedPlan = ctx.plan
-        # Hooks may have brought them back in another layout.
+        # Hooks on saved tensors may have changed the layout.
         saved: list[Any] = [
             each if each is None else each.contiguous() for each in ctx.saved_tensors
         ]
@@ -102,9 +89,10 @@ class _FusedTreeLSTM(Function):
         gates = [*map(Gates, rest[:num_levels], rest[num_levels:])]
         with torch.autocast(inputs.device.type, enabled=False):
             given = StateGradients.of_results(plan, grad_h, grad_c, states[0])
-            nodes = Nodes.inner(plan, (states[0][:0], *states))
-            grads = _backward_levels(nodes, weight_hidden, gates, given)
-            grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
+            kind = NativeGates if plan.at_once else choose_gates(states[0])
+            kernels = kind(plan, (states[0], *states), inner=True)  # h is not read
+            grads = _backward_levels(kernels, weight_hidden, gates, given)
+            grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[1] else None
             grad_weight, leaf_bias = _backward_leaves(
                 plan, leaf_gates, leaf_activated, given, inputs, weight_input, grad_inputs
             )
@@ -121,13 +109,13 @@ class _FusedTreeLSTM(Function):
                     _write_input_gradients(plan, own, weight_input, of_inner)
                 grad_weight += weight_gradient(own, inputs[plan.leaf_inputs :], plan.precision)
             grad_hidden = None
-            if ctx.needs_input_grad[2]:
+            if ctx.needs_input_grad[3]:
                 operand = _operand(plan, gathered, sums)
                 grad_hidden = weight_gradient(grads.rows, operand, plan.precision)
                 if grads.forget is not None:
                     of_forget = weight_gradient(grads.forget, gathered, plan.precision)
                     grad_hidden = torch.cat([grad_hidden, of_forget])
-            return grad_inputs, grad_weight, grad_hidden, grad_bias, None
+            return None, grad_inputs, grad_weight, grad_hidden, grad_bias
 
 
 # Forward.
@@ -137,74 +125,63 @@ def _forward_leaves(
     plan: FusedPlan, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
     """Compute the states of all leaves; return their gates and ``tanh(c)``."""
-    shared, width = plan.leaf_row is not None, bias.size(0) // 3
-    if shared:
-        hidden, memory, activated = (s.new_empty(plan.leaf_cells, width) for s in states)
-    else:
-        hidden, memory, activated = (s[1 : plan.leaves + 1] for s in states)
-    kernels = choose_gates(hidden)(Nodes(plan, hidden, memory, activated, plan.dropout_mask))
-    activate = kernels.activates
-    candidate = width if activate else 0
-    product = RowProduct(
-        weight, bias, candidate=candidate, precision=plan.precision, rows=plan.leaf_inputs
-    )
-    # No input is an input of zeros.
+    shared, width = plan.leaf_inverse is not None, bias.size(0) // 3
+    own = [
+        state.new_empty(plan.leaf_cells, width) if shared else state[1 : plan.leaves + 1]
+        for state in states
+    ]
+    kernels = choose_gates(states[0])(plan, own)
+    product = RowProduct(weight, bias, plan.precision, plan.leaf_inputs)
+    # A missing input is an input of zeros.
     missing = min(plan.leaf_cells - plan.leaf_inputs, plan.block)
     zeros = inputs.new_zeros(missing, inputs.size(1)) if missing else inputs
     found = []
     for block in plan.leaf_blocks():
         read, first = (inputs, block.first) if block.filled else (zeros, 0)
-        rows = product(read, first, block.size, activate=activate)
+        rows = product(read, first, block.size)
         kernels.forward(block, Gates(rows))
         if plan.with_backward:
             found.append(rows)
     if shared:
         index = plan.spread_leaves()
-        for computed, state in zip((hidden, memory), states, strict=False):
+        for computed, state in zip(own[:2], states, strict=False):
             torch.index_select(computed, 0, index, out=state[1 : plan.leaves + 1])
-    return found, activated
+    return found, own[2]
 
 
 def _forward_levels(
-    nodes: Nodes, inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor
+    kernels: TorchGates, inputs: Tensor, weight_input: Tensor, weight_hidden: Tensor, bias: Tensor
 ) -> list[Gates]:
     """Compute all inner nodes; return the activated gates of all blocks."""
-    plan, width, gathered = nodes.plan, bias.size(0) // 4, nodes.gathered
+    plan, width, gathered = kernels.plan, kernels.width, kernels.gathered
     columns, precision = (3 + plan.arity) * width, plan.precision
     if not plan.ragged:
         # All children of a node share the bias of the forget gate.
         bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * plan.arity])
     filled = inputs[plan.leaf_inputs :]
-    count = filled.size(0)
+    count, own = filled.size(0), None
     input_product = RowProduct(weight_input, precision=precision, rows=count) if count else None
-    plan.library = _level_library(plan, weight_hidden, gathered)
-    if plan.library is not None:
+    if isinstance(kernels, NativeGates) and _runs_at_once(plan, weight_hidden):
+        plan.at_once = True
         own = None if input_product is None else input_product(filled, 0, count)
-        return forward_levels(plan.library, nodes, weight_hidden, bias, own)
-    kernels = choose_gates(gathered)(nodes)
-    candidate = width if kernels.activates else 0
-    of_rows = weight_hidden[:columns], bias[:columns]
-    product = RowProduct(*of_rows, candidate=candidate, precision=precision, rows=plan.inner)
-    operand, forget_product = _operand(plan, gathered, nodes.sums), None
+        return [kernels.forward_levels(weight_hidden, bias, own)]
+    product = RowProduct(weight_hidden[:columns], bias[:columns], precision, plan.inner)
+    forget_product = None
     if plan.ragged:
-        forget_product = RowProduct(
-            weight_hidden[columns:], bias[columns:], precision=precision, rows=plan.places
-        )
-    gates = []
+        of_forget = weight_hidden[columns:], bias[columns:]
+        forget_product = RowProduct(*of_forget, precision, plan.slots)
+    operand, gates = _operand(plan, gathered, kernels.sums), []
     for block in plan.blocks:
         kernels.gather(block)
-        own = None
+        own = forget = None
         if input_product is not None and block.filled:
             own = input_product(filled, block.input, block.filled)
-            if product.doubled:
-                own[:, :width] *= 2
-        activate, forget = kernels.activates and own is None, None
         if forget_product is not None:
-            forget = forget_product(gathered, block.edge, block.edges, activate=activate)
-        rows = product(operand, block.first, block.size, activate=activate)
-        kernels.forward(block, Gates(rows, forget, own, product))
+            forget = forget_product(gathered, block.edge, block.edges)
+        found = Gates(product(operand, block.first, block.size), forget)
+        kernels.forward(block, found, own)
         if plan.with_backward:
-            gates.append(Gates(rows, forget))
+            gates.append(found)
     return gates
 
 
@@ -217,28 +194,27 @@ def _operand(plan: FusedPlan, gathered: Tensor, sums: Tensor | None) -> Tensor:
 
 
 def _backward_levels(
-    nodes: Nodes, weight: Tensor, gates: Sequence[Gates], given: StateGradients
+    kernels: TorchGates, weight: Tensor, gates: Sequence[Gates], given: StateGradients
 ) -> Gates:
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
-    plan, width = nodes.plan, nodes.memory.size(1)
+    plan, width = kernels.plan, kernels.width
     columns, precision = (3 + plan.arity) * width, plan.precision
     grads = Gates(
         weight.new_empty(plan.inner, columns),
-        weight.new_empty(plan.places, width) if plan.ragged else None,
+        weight.new_empty(plan.slots, width) if plan.ragged else None,
     )
-    if plan.library is not None:
-        backward_levels(plan.library, nodes, weight, gates[0], grads, given)
+    if isinstance(kernels, NativeGates) and plan.at_once:
+        kernels.backward_levels(weight, gates[0], grads, given)
         return grads
-    kernels, incoming = choose_gates(grads.rows)(nodes), given.of_nodes(plan.leaves, plan.inner)
+    incoming = given.of_nodes(plan.leaves, plan.inner)
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
     if plan.ragged:
-        forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.places)
-    for number in reversed(range(len(plan.blocks))):
-        block = plan.blocks[number]
-        to_hidden, to_memory = given.room(block.edge, block.edges)
+        forget_product = RowProduct(weight[columns:].t(), precision=precision, rows=plan.slots)
+    for block, found in zip(reversed(plan.blocks), reversed(gates), strict=True):
+        to_hidden, to_memory = given.buffers(block.edge, block.edges)
         of_forget = None if grads.forget is None else grads.forget[block.children]
-        wanted = Gates(grads.rows[block.nodes], of_forget, child_memory=to_memory)
-        kernels.backward(block, gates[number], incoming, wanted)
+        wanted = Gates(grads.rows[block.nodes], of_forget, to_memory)
+        kernels.backward(block, found, incoming, wanted)
         if grads.forget is None:
             product.into(to_hidden.view(block.size, -1), grads.rows, block.first, block.size)
         else:
@@ -246,7 +222,7 @@ def _backward_levels(
             of_sums = torch.index_select(of_sums, 0, plan.segment_ids_of(block))
             of_each = forget_product(grads.forget, block.edge, block.edges)
             torch.add(of_sums, of_each, out=to_hidden)
-        given.scatter(plan.children, to_hidden, to_memory, block)
+        given.scatter(plan.children[block.children], to_hidden, to_memory)
     return grads
 
 
@@ -259,13 +235,12 @@ def _backward_leaves(
     weight: Tensor,
     grad_inputs: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of all that leaves depend on: of the weight, and of the bias."""
+    """Compute the gradients of the weight and bias from the leaves, and of their inputs."""
     own = slice(0, 3 * activated.size(1))
     grads = activated.new_empty(plan.leaf_cells, own.stop)
-    none = activated[:0]
-    kernels = choose_gates(activated)(Nodes(plan, none, none, activated, plan.dropout_mask))
+    kernels = choose_gates(activated)(plan, [activated] * 3)  # h and c are not read
     given = given.of_nodes(0, plan.leaves)
-    if plan.leaf_row is not None:
+    if plan.leaf_inverse is not None:
         given = kernels.sum_equal(given, plan.spread_leaves(), plan.leaf_cells)
     for block, rows in zip(plan.leaf_blocks(), gates, strict=True):
         kernels.backward(block, Gates(rows), given, Gates(grads[block.nodes]))
@@ -316,34 +291,33 @@ NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
 _IN_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def choose_gates(like: Tensor) -> Callable[[Nodes], TorchGates]:
+def choose_gates(like: Tensor) -> type[TorchGates]:
     """Choose what computes the gates of states like this one."""
     if like.is_cuda and like.dtype in _IN_SINGLE and os.environ.get(SWITCH) != "0":
         return _triton_gates() or TorchGates
-    library = gates_library() if _chooses_native(like) else None
-    return TorchGates if library is None else partial(NativeGates, library)
+    return NativeGates if _chooses_native(like) and gates_library() else TorchGates
 
 
-def _level_library(plan: FusedPlan, weight: Tensor, like: Tensor) -> ctypes.CDLL | None:
-    """Choose whether C is to run all levels of a schedule by one call."""
+def _runs_at_once(plan: FusedPlan, weight: Tensor) -> bool:
+    """Choose whether C runs all levels of a schedule in one call."""
     if plan.precision is not None or not plan.single_parent or packs(weight, plan.inner):
-        return None
-    return gates_library() if _chooses_native(like) and multiply_address() else None
+        return False
+    return multiply_address() is not None
 
 
 def _chooses_native(like: Tensor) -> bool:
-    # Tensors that a compiler traces with have no values that C could read, and a dispatch mode
-    # would miss the calls of C.
+    # Tensors of a tracer have no values that C could read, and a dispatch mode would miss what C
+    # computes.
     plain = type(like) is Tensor and not is_in_torch_dispatch_mode()
     in_single = plain and like.device.type == "cpu" and like.dtype == torch.float32
     return in_single and os.environ.get(NATIVE_SWITCH) != "0"
 
 
 @cache
-def _triton_gates() -> Callable[[Nodes], TorchGates] | None:
+def _triton_gates() -> type[TorchGates] | None:
     if find_spec("triton") is None:
         return None
-    # Importing Triton takes a while, and most machines with a CPU alone have none.
+    # Importing Triton takes a while, and most machines without a GPU do not have it.
     from pyg_dynbatch.nn.triton_gates import TritonGates
 
     return TritonGates

@@ -1,15 +1,14 @@
-"""Run Tree-LSTMs by CUDA graphs: one graph forward and one backward per shape of levels."""
+"""Run Tree-LSTMs as CUDA graphs: one graph forward and one backward per shape of levels."""
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
@@ -17,7 +16,7 @@ from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, sch
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.recursive import RecursiveLayer, chosen_rows
+from pyg_dynbatch.nn.recursive import RecursiveLayer
 from pyg_dynbatch.nn.tree_cells import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 
 Call = Callable[[], tuple[Tensor, ...]]
@@ -26,25 +25,25 @@ _WARM_UPS = 3
 
 
 class Recording(NamedTuple):
-    """A recorded call: what it writes, and how to do it again."""
+    """A recorded call: the tensors that it writes, and a function that repeats it."""
 
     replay: Callable[[], object]
     results: tuple[Tensor, ...]
 
 
 class Recorder:
-    """Stand in for CUDA graphs: calls are made again, and write to the same places as a graph."""
+    """Stand in for CUDA graphs: repeat the calls themselves, and write to the same memory."""
 
     def warm_up(self, call: Callable[[], object]) -> None:
-        """Make a call before it is recorded, so that nothing is set up while recording."""
+        """Run a call before it is recorded, so that nothing is initialised while recording."""
 
     def record(self, call: Call) -> Recording:
         """Record a call."""
         results = tuple(torch.full_like(each, torch.nan) for each in call())
 
         def replay() -> None:
-            for place, value in zip(results, call(), strict=True):
-                place.copy_(value)
+            for result, value in zip(results, call(), strict=True):
+                result.copy_(value)
 
         return Recording(replay, results)
 
@@ -58,7 +57,7 @@ class CudaRecorder(Recorder):
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, call: Callable[[], object]) -> None:
-        """Make a call several times on the side stream."""
+        """Run a call several times on the side stream."""
         with torch.cuda.device(self.device):
             current = torch.cuda.current_stream()
             self.stream.wait_stream(current)
@@ -81,51 +80,45 @@ def recorder_for(device: torch.device) -> Recorder:
     return CudaRecorder(device) if device.type == "cuda" else Recorder()
 
 
-class Mode(NamedTuple):
-    """What a recorded run depends on besides the shape."""
-
-    dtype: torch.dtype
-    width: int
-    with_gradient: bool
-    rows_want_gradient: bool
-    precision: torch.dtype | None
-    dropout: float
-
-
 class RecordedRun:
-    """The forward and the backward run over levels of one shape, recorded."""
+    """The recorded forward and backward pass over levels of one shape."""
 
     def __init__(
         self,
         cell: RecursiveCell,
         form: PaddedForm,
         rows: Tensor,
-        mode: Mode,
+        with_gradient: bool,
         recorder: Recorder,
         totals: Sequence[Tensor],
     ) -> None:
-        self.cell, self.mode, self.totals = cell, mode, totals
+        self.cell, self.totals, self.with_gradient = cell, totals, with_gradient
+        self.of_rows = with_gradient and rows.requires_grad
         self.wanted = [each for each in cell.parameters() if each.requires_grad]
         self.states: tuple[Tensor, ...] | None = None
         self.grads: tuple[Tensor, ...] = ()
-        with _as_in(mode, rows.device.type):
-            self.wiring = torch.empty_like(form.schedule.wiring)
-            self.schedule = schedule_of_shape(form.shape, self.wiring)
-            self.rows = rows.new_zeros(form.input_row.size(0), mode.width)
-            self.inputs = self.rows.detach().requires_grad_(mode.rows_want_gradient)
+        precision = _precision(rows)
+        # Graphs outlive inference mode and the cache of autocast.
+        with (
+            torch.inference_mode(False),
+            torch.autocast(rows.device.type, precision, precision is not None, cache_enabled=False),
+        ):
+            self.index = torch.empty_like(form.schedule.index)
+            self.schedule = schedule_of_shape(form.shape, self.index)
+            self.rows = rows.new_zeros(form.input_row.size(0), rows.size(1))
+            self.inputs = self.rows.detach().requires_grad_(self.of_rows)
             self.load(form, rows)
-            if mode.with_gradient:
+            if with_gradient:
                 self.grads = tuple(torch.zeros_like(part) for part in self._forward())
             recorder.warm_up(self._both)
             self.forward_graph = recorder.record(self._forward)
-            if mode.with_gradient:
+            if with_gradient:
                 self.backward_graph = recorder.record(self._backward)
 
     def load(self, form: PaddedForm, rows: Tensor) -> None:
-        """Copy a batch to where the graphs read it."""
-        self.wiring.copy_(form.schedule.wiring)
+        """Copy a batch into the memory that the graphs read."""
+        self.index.copy_(form.schedule.index)
         if rows.size(0):
-            # Without an input there is nothing to read, and the rows stay zeros.
             torch.index_select(rows.detach(), 0, form.input_row, out=self.rows)
         else:
             self.rows.zero_()
@@ -148,61 +141,57 @@ class RecordedRun:
                 kept.index_copy_(0, call.place, given)
         self.backward_graph.replay()
         of_rows = None
-        if self.mode.rows_want_gradient:
-            of_rows = self.backward_graph.results[0].index_select(0, call.form.input_place)
+        if self.of_rows:
+            of_rows = self.backward_graph.results[0].index_select(0, call.form.input_position)
         # Copies, as the next replay of any run writes there.
         return of_rows, [total.clone() for total in self.totals]
 
     def _both(self) -> None:
         self._forward()
-        if self.mode.with_gradient:
+        if self.with_gradient:
             self._backward()
 
     def _forward(self) -> tuple[Tensor, ...]:
-        with torch.set_grad_enabled(self.mode.with_gradient):
+        with torch.set_grad_enabled(self.with_gradient):
             self.states = self.cell.run_schedule(self.schedule, self.inputs, level_order=True)
         return tuple(part.detach() for part in self.states or ())
 
     def _backward(self) -> tuple[Tensor, ...]:
-        # Taken away, so that the memory of the backward pass goes to the pool.
+        # Released first, so that the memory of the backward pass returns to the pool.
         states, self.states = self.states, None
-        leaves = [*self.wanted, *([self.inputs] if self.mode.rows_want_gradient else [])]
+        leaves = [*self.wanted, *([self.inputs] if self.of_rows else [])]
         found = torch.autograd.grad(states or (), leaves, self.grads)
         for total, grad in zip(self.totals, found, strict=False):
             total.copy_(grad)
         return found[len(self.wanted) :]
 
 
-@contextmanager
-def _as_in(mode: Mode, device: str) -> Iterator[None]:
-    """Set autocast as in a mode, and leave inference mode, which graphs outlive."""
-    dtype, enabled = mode.precision, mode.precision is not None
-    with torch.inference_mode(False), torch.autocast(device, dtype, enabled, cache_enabled=False):
-        yield
-
-
-TreeLSTMCell = NaryTreeLSTMCell | ChildSumTreeLSTMCell
+def _precision(rows: Tensor) -> torch.dtype | None:
+    """The dtype of autocast, if it is on."""
+    device = rows.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 class GraphedTreeLSTM(RecursiveLayer):
-    """Run a Tree-LSTM layer by CUDA graphs over levels padded to a few shapes.
+    """Run a Tree-LSTM layer as CUDA graphs over levels padded to a few shapes.
 
     Used like the layer itself, with the same parameters under the same names; values and gradients
-    are the same up to rounding. A graph runs if the schedule carries its padded form, which loader
-    workers make: see :class:`~pyg_dynbatch.loader.BucketedCollater`. The layer itself runs for
-    batches that fit no shape, and while another call waits for its backward pass. On a CPU the
-    padded runs are made call by call, which shows what graphs would compute and gains nothing.
+    are the same up to rounding. A graph runs if the schedule contains its padded form, which loader
+    workers compute: see :class:`~pyg_dynbatch.loader.Collater`. The layer itself runs for
+    batches that fit no shape, and while an earlier call waits for its backward pass. On a CPU the
+    same padded runs are computed without graphs, for tests; that gains nothing.
 
-    An optimiser may change the parameters in place; moving them, or switching the gradient of one
-    on or off, drops all graphs. Switches of PyTorch such as the precision of products are recorded
-    too, until :meth:`clear`. One thread and one stream at a time; no second derivatives.
+    An optimiser may change the parameters in place; moving them, or changing whether one requires
+    a gradient, drops all graphs. Global settings of PyTorch, such as the precision of matrix
+    products, are recorded too, until :meth:`clear`. One thread and one stream at a time; no second
+    derivatives.
 
     Args:
         layer: :class:`~pyg_dynbatch.nn.NaryTreeLSTM` or
-            :class:`~pyg_dynbatch.nn.ChildSumTreeLSTM`; its cell is taken, not copied.
+            :class:`~pyg_dynbatch.nn.ChildSumTreeLSTM`; its cell is shared, not copied.
         buckets: Pads schedules on the CPU that have no padded form; by default they are not padded.
-        max_graphs: Maximal number of recorded runs; the least recently used one is dropped.
-        recorder: Makes the recorder for a device; by default CUDA graphs on CUDA devices.
+        max_graphs: Maximum number of recorded runs; the least recently used one is dropped.
+        recorder: Returns the recorder for a device; by default CUDA graphs on CUDA devices.
 
     Reference:
         PyTorch, "CUDA semantics", section "CUDA Graphs": fixed addresses, warm-up on a side
@@ -227,17 +216,16 @@ class GraphedTreeLSTM(RecursiveLayer):
         max_graphs: int = 64,
         recorder: Callable[[torch.device], Recorder] = recorder_for,
     ) -> None:
-        if not isinstance(layer.cell, TreeLSTMCell):
+        if not isinstance(layer.cell, NaryTreeLSTMCell | ChildSumTreeLSTMCell):
             what, wanted = "the layer is not a Tree-LSTM", "NaryTreeLSTM or ChildSumTreeLSTM"
             raise mismatch(TypeError, f"GraphedTreeLSTM: {what}", wanted, type(layer).__name__)
         checked_count("GraphedTreeLSTM: max_graphs", max_graphs)
         super().__init__(layer.cell, layer.direction)
-        self.cell: TreeLSTMCell
         self.buckets, self.max_graphs, self._recorder = buckets, max_graphs, recorder
         self.clear()
 
     def clear(self) -> None:
-        """Drop all recorded runs and their memory."""
+        """Drop all recorded runs and free their memory."""
         self._runs = RecordedRuns(self.cell, self.max_graphs, self._recorder)
 
     @property
@@ -245,33 +233,27 @@ class GraphedTreeLSTM(RecursiveLayer):
         """Number of recorded runs that are kept."""
         return len(self._runs.kept)
 
-    def _run(
+    def _run_schedule(
         self,
         schedule: Schedule,
-        inputs: Tensor,
-        leaf_row: Tensor | None,
-        order: bool | Tensor,
-        return_state: bool,
-    ) -> States:
+        x: Tensor,
+        leaf_inverse: Tensor | None,
+        level_order: bool,
+        parts: int,
+    ) -> States | None:
         """Compute states by graphs if possible, otherwise as the layer does."""
-        form, states = self._padded(schedule), None
-        if form is not None:
-            place = form.node_place if order is False else form.level_place
-            rows = spread_rows(inputs, leaf_row, schedule)
-            states = self._runs.run(rows, form, place, return_state)
+        form, states = padded_form(schedule), None
+        if form is None and self.buckets is not None and schedule.device.type == "cpu":
+            form = padded_form(self.buckets.pad(schedule))
+        if form is not None and schedule.steps:
+            place = form.level_position if level_order else form.node_position
+            states = self._runs.run(spread_rows(x, leaf_inverse, schedule), form, place, parts)
         if states is None:
-            return super()._run(schedule, inputs, leaf_row, order, return_state)
-        return chosen_rows(states, order)
-
-    def _padded(self, schedule: Schedule) -> PaddedForm | None:
-        if not schedule.steps:
-            return None
-        if self.buckets is not None and schedule.device.type == "cpu":
-            return padded_form(schedule) or padded_form(self.buckets.pad(schedule))
-        return padded_form(schedule)
+            return super()._run_schedule(schedule, x, leaf_inverse, level_order, parts)
+        return states
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the recorded runs: a copy records its own."""
+        """Leave out the recorded runs: a copy records new ones."""
         return {name: value for name, value in vars(self).items() if name != "_runs"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -295,66 +277,64 @@ class RecordedRuns:
     """The recorded runs of one cell, which share one pool of memory."""
 
     def __init__(
-        self, cell: TreeLSTMCell, most: int, recorder: Callable[[torch.device], Recorder]
+        self, cell: RecursiveCell, max_runs: int, recorder: Callable[[torch.device], Recorder]
     ) -> None:
-        self.cell, self.most, self.make_recorder = cell, most, recorder
+        self.cell, self.max_runs, self.make_recorder = cell, max_runs, recorder
         self.kept: OrderedDict[Any, RecordedRun] = OrderedDict()
         self.addresses: tuple[Any, ...] = ()
-        self.recorder: Recorder | None = None
+        self.recorder = Recorder()
         self.totals: list[Tensor] = []
         self.waiting: weakref.ref[_Call] | None = None
 
     def run(
-        self, rows: Tensor, form: PaddedForm, place: Tensor, with_memory: bool
+        self, rows: Tensor, form: PaddedForm, place: Tensor, parts: int
     ) -> tuple[Tensor, ...] | None:
-        """Run a padded batch; None while another call waits for its backward pass."""
-        call = None if self.waiting is None else self.waiting()
-        if call is not None and call.open:
+        """Run a padded batch; None while an earlier call waits for its backward pass."""
+        earlier = None if self.waiting is None else self.waiting()
+        if earlier is not None and earlier.open:
             return None
-        mode = self._mode(rows)
-        run = self._run(mode, rows, form)
-        call = _Call(run, form, place, 2 if with_memory else 1)
-        if not mode.with_gradient:
+        parameters = list(self.cell.parameters())
+        with_gradient = torch.is_grad_enabled() and any(
+            each.requires_grad for each in (rows, *parameters)
+        )
+        run = self._recorded(rows, form, with_gradient, parameters)
+        call = _Call(run, form, place, parts)
+        if not with_gradient:
             return run.forward(call, rows)
         self.waiting = weakref.ref(call)
         found: tuple[Tensor, ...] = _Replayed.apply(rows, call, *run.wanted)
         return found
 
-    def _mode(self, rows: Tensor) -> Mode:
-        device, cell = rows.device.type, self.cell
-        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        wanted = any(each.requires_grad for each in (rows, *cell.parameters()))
-        with_gradient = wanted and torch.is_grad_enabled()
-        of_rows = with_gradient and rows.requires_grad
-        dropout = cell.recurrent_dropout if cell.training else 0.0
-        return Mode(rows.dtype, rows.size(1), with_gradient, of_rows, precision, dropout)
-
-    def _run(self, mode: Mode, rows: Tensor, form: PaddedForm) -> RecordedRun:
-        parameters = list(self.cell.parameters())
-        addresses = tuple((p.data_ptr(), p.dtype, p.requires_grad) for p in parameters)
-        if (rows.device, addresses) != self.addresses or self.recorder is None:
+    def _recorded(
+        self, rows: Tensor, form: PaddedForm, with_gradient: bool, parameters: list[nn.Parameter]
+    ) -> RecordedRun:
+        """Find the recorded run of a shape, or record it."""
+        addresses = rows.device, *((p.data_ptr(), p.dtype, p.requires_grad) for p in parameters)
+        if addresses != self.addresses:
             self.kept.clear()
-            self.addresses = (rows.device, addresses)
-            self.recorder = self.make_recorder(rows.device)
+            self.addresses, self.recorder = addresses, self.make_recorder(rows.device)
             with torch.inference_mode(False):
                 wanted = [p for p in parameters if p.requires_grad]
                 self.totals = [torch.zeros_like(p, requires_grad=False) for p in wanted]
-        key = form.shape, mode
-        run = self.kept.get(key)
-        if run is None:
-            run = RecordedRun(self.cell, form, rows, mode, self.recorder, self.totals)
-            self.kept[key] = run
-            # Not before: the pool of memory goes with the last graph that uses it.
-            while len(self.kept) > self.most:
+        of_rows = with_gradient and rows.requires_grad
+        dropout = self.cell.recurrent_dropout if self.cell.training else 0.0
+        kind = rows.dtype, rows.size(1), _precision(rows)
+        key = form.shape, kind, with_gradient, of_rows, dropout
+        if key not in self.kept:
+            self.kept[key] = RecordedRun(
+                self.cell, form, rows, with_gradient, self.recorder, self.totals
+            )
+            # Only now: the pool of memory is freed with the last graph that uses it.
+            while len(self.kept) > self.max_runs:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(key)
-        return run
+        return self.kept[key]
 
 
 class _Replayed(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, call: _Call, *parameters: Tensor) -> tuple[Tensor, ...]:
-        # Saved only for the check of autograd that they are unchanged in the backward pass.
+        # Saved only for autograd's check that they are unchanged in the backward pass.
         ctx.save_for_backward(*parameters)
         ctx.call = call
         ctx.set_materialize_grads(False)
@@ -365,9 +345,9 @@ class _Replayed(Function):
         refuse_second_derivative()
         call, _ = ctx.call, ctx.saved_tensors
         if not call.open:
-            what, got = "backward() was called before", "retain_graph=True and another backward()"
+            what, got = "backward() was called before", "retain_graph=True and a second backward()"
             wanted = "one backward() per forward(), as it frees the values"
-            hint = "add up the losses, or use the layer without graphs"
+            hint = "add the losses, or use the layer without graphs"
             raise mismatch(RuntimeError, f"GraphedTreeLSTM: {what}", wanted, got, hint=hint)
         of_rows, of_parameters = call.run.backward(call, grads)
         call.open = False

@@ -212,10 +212,10 @@ void tree_lstm_forward(const struct nodes *all, int64_t first_row, int64_t size,
 
 /* The gradients of h and c of the nodes: what parents wrote, and what comes from outside. */
 struct incoming {
+    int64_t outside_hidden_row, outside_memory_row;
     const float *hidden, *memory;
     const int64_t *place;
     const float *outside_hidden, *outside_memory;
-    int64_t outside_hidden_row, outside_memory_row;
 };
 
 /* Adds up the gradients of equal leaves, which were computed once; always in the same order. */

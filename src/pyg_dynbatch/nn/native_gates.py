@@ -1,4 +1,4 @@
-"""Gates and whole levels of small fused runs in C, with the BLAS of torch; float32 on CPUs."""
+"""Gates in C, and for small runs all levels in one call, with torch's BLAS; float32 on CPUs."""
 
 import ctypes
 import logging
@@ -6,65 +6,73 @@ import sys
 from ctypes import POINTER, byref, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.native import native_library
-from pyg_dynbatch.nn.fused_gates import Block, Gates, Nodes, StateGradients, TorchGates
+from pyg_dynbatch.nn.fused_gates import (
+    Block,
+    FusedPlan,
+    Gates,
+    StateGradients,
+    TorchGates,
+    dense_columns,
+)
 
 SOURCE = Path(__file__).with_name("native_levels.c")
 
 _log = logging.getLogger(__name__)
 
 
-def _pointers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, c_void_p) for name in names]
+class _Struct(ctypes.Structure):
+    """A C struct of integers and of addresses of tensors, given by name."""
 
-
-class _Nodes(ctypes.Structure):
-    """``struct nodes`` in C: what all blocks of a pass share."""
-
-    _fields_ = [
-        ("width", c_int64),
-        ("arity", c_int64),
-        *_pointers("hidden", "memory", "activated", "dropout_mask", "index", "starts"),
-        *_pointers("all_hidden", "cells", "gathered", "sums"),
-    ]
-
-
-class _Given(ctypes.Structure):
-    """``struct incoming`` in C: the gradients of states."""
-
-    _fields_ = [
-        *_pointers("hidden", "memory", "place", "outside_hidden", "outside_memory"),
-        ("outside_hidden_row", c_int64),
-        ("outside_memory_row", c_int64),
-    ]
-
-
-class _Levels(ctypes.Structure):
-    """``struct levels`` in C: what all levels share."""
-
-    _fields_ = [
-        ("multiply", c_void_p),
-        ("count", c_int64),
-        *_pointers("blocks", "weight", "bias", "weight_forget", "bias_forget"),
-        *_pointers("own", "gates", "forget"),
-        ("kept", c_int64),
-        *_pointers("grads", "to_forget", "to_memory", "to_hidden", "to_sums"),
-    ]
-
-
-def _set(structure: ctypes.Structure, **tensors: Tensor | None) -> None:
-    for name, rows in tensors.items():
-        setattr(structure, name, _address(rows))
+    def __init__(self, **fields: Tensor | int | None) -> None:
+        tensors = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+        fields.update({name: value.data_ptr() for name, value in tensors.items()})
+        super().__init__(**fields)
+        self.tensors = tensors  # keeps them alive
 
 
 def _address(rows: Tensor | None) -> int | None:
     """The address of the first number; None for no tensor."""
     return None if rows is None else rows.data_ptr()
+
+
+def _fields(numbers: str, pointers: str) -> list[tuple[str, Any]]:
+    return [
+        *((name, c_int64) for name in numbers.split()),
+        *((name, c_void_p) for name in pointers.split()),
+    ]
+
+
+class _Nodes(_Struct):
+    """``struct nodes`` in C: what all blocks of a pass share."""
+
+    _fields_ = _fields(
+        "width arity",
+        "hidden memory activated dropout_mask index starts all_hidden cells gathered sums",
+    )
+
+
+class _Given(_Struct):
+    """``struct incoming`` in C: the gradients of states."""
+
+    _fields_ = _fields(
+        "outside_hidden_row outside_memory_row", "hidden memory place outside_hidden outside_memory"
+    )
+
+
+class _Levels(_Struct):
+    """``struct levels`` in C: what all levels share."""
+
+    _fields_ = _fields(
+        "count kept",
+        "multiply blocks weight bias weight_forget bias_forget own gates forget"
+        " grads to_forget to_memory to_hidden to_sums",
+    )
 
 
 @cache
@@ -90,48 +98,41 @@ def gates_library() -> ctypes.CDLL | None:
 
 
 class NativeGates(TorchGates):
-    """Compute gates by compiled C."""
+    """Compute gates with compiled C, which :func:`gates_library` has built."""
 
-    activates: ClassVar[bool] = False
-    """C activates, not the product."""
-
-    def __init__(self, library: ctypes.CDLL, nodes: Nodes) -> None:
-        super().__init__(nodes)
-        self.library, self.threads = library, torch.get_num_threads()
-        plan, mask = nodes.plan, nodes.dropout_mask
-        if mask is not None:
-            mask = mask.to(nodes.activated.dtype).contiguous()
-        # C reads addresses, so the tensors are kept alive.
-        self._held: list[object] = [mask]
-        self.rows = _Nodes(nodes.activated.size(1), 0)
-        _set(self.rows, hidden=nodes.hidden, memory=nodes.memory, activated=nodes.activated)
-        _set(self.rows, dropout_mask=mask)
-        if nodes.is_inner:
-            self.rows.arity = -1 if plan.ragged else plan.arity
-            starts = plan.child_start if plan.ragged else None
-            _set(self.rows, index=plan.children, starts=starts, all_hidden=nodes.child_hidden)
-            _set(self.rows, cells=nodes.child_memory, gathered=nodes.gathered, sums=nodes.sums)
+    def __init__(self, plan: FusedPlan, *states_and_rows: Any, inner: bool = False) -> None:
+        super().__init__(plan, *states_and_rows, inner=inner)
+        self.library: Any = gates_library()
+        self.threads = torch.get_num_threads()
+        if self.dropout_mask is not None:
+            self.dropout_mask = self.dropout_mask.to(self.activated.dtype).contiguous()
+        arity = -1 if plan.ragged else plan.arity
+        self.rows = _Nodes(
+            width=self.width, arity=arity if inner else 0, hidden=self.hidden, memory=self.memory,
+            activated=self.activated, dropout_mask=self.dropout_mask, index=plan.children,
+            starts=plan.child_start if plan.ragged else None, all_hidden=self.all_hidden,
+            cells=self.all_memory, gathered=self.gathered, sums=self.sums,
+        )  # fmt: skip
         self._given: tuple[StateGradients, _Given] | None = None
 
     def gather(self, block: Block) -> None:
-        """Gather h of the children of a block, and sum it where sums are wanted."""
+        """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
         first, size, _, _, edge, edges, _ = block
         self.library.tree_lstm_gather(self.rows, first, size, edge, edges, self.threads)
 
-    def forward(self, block: Block, gates: Gates) -> None:
-        """Activate the gates in place, and write the states."""
+    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+        """Activate products to gates in place, and write the states of a block."""
         first, size, _, filled, edge, edges, _ = block
-        rows, forget, own, *_ = gates
         self.library.tree_lstm_forward(
-            self.rows, first, size, edge, edges, rows.data_ptr(), _address(forget),
+            self.rows, first, size, edge, edges, gates.rows.data_ptr(), _address(gates.forget),
             _address(own), filled, self.threads,
         )  # fmt: skip
 
     def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
-        """Write the gradients of products, and those of the children's memory."""
+        """Write the gradients of products, and for inner nodes those of the children's c."""
         first, size, _, _, edge, edges, _ = block
         if self._given is None or self._given[0] is not given:
-            self._given = given, self.incoming(given)
+            self._given = given, _incoming(given)
         self.library.tree_lstm_backward(
             self.rows, self._given[1], first, size, edge, edges, gates.rows.data_ptr(),
             _address(gates.forget), grads.rows.data_ptr(), _address(grads.forget),
@@ -143,85 +144,66 @@ class NativeGates(TorchGates):
         width, cell = given.hidden.size(1), cell.contiguous()
         hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
         self.library.tree_lstm_sum_equal(
-            self.incoming(given), cell.data_ptr(), cell.size(0), width,
+            _incoming(given), cell.data_ptr(), cell.size(0), width,
             hidden.data_ptr(), memory.data_ptr(), self.threads,
         )  # fmt: skip
         return StateGradients(hidden, memory)
 
-    def incoming(self, given: StateGradients) -> _Given:
-        """The gradients of states, as C reads them."""
-        found = _Given()
-        self._held += given.hidden, given.memory, given.place
-        _set(found, hidden=given.hidden, memory=given.memory, place=given.place)
-        for name, rows in zip(("outside_hidden", "outside_memory"), given.outside, strict=True):
-            if rows is not None:
-                # A gradient may be one number, read again and again, or negated when it is read.
-                rows = rows.resolve_neg()
-                rows = rows if rows.stride(1) == 1 else rows.contiguous()
-                self._held.append(rows)
-                setattr(found, f"{name}_row", rows.stride(0))
-                setattr(found, name, rows.data_ptr())
-        return found
+    def forward_levels(self, weight: Tensor, bias: Tensor, own: Tensor | None) -> Gates:
+        """Compute all inner nodes; return the gates, of the last block if they are not kept."""
+        plan, rows, slots = self.plan, self.plan.inner, self.plan.slots
+        if not plan.with_backward:
+            rows = max((block.size for block in plan.blocks), default=0)
+            slots = max((block.edges for block in plan.blocks), default=0)
+        gates = Gates(
+            weight.new_empty(rows, (3 + plan.arity) * self.width),
+            weight.new_empty(slots, self.width) if plan.ragged else None,
+        )
+        levels = self._levels(gates, weight, bias=_plain(bias), own=own, kept=plan.with_backward)
+        self.library.tree_lstm_forward_levels(self.rows, levels, self.threads)
+        return gates
+
+    def backward_levels(
+        self, weight: Tensor, gates: Gates, grads: Gates, given: StateGradients
+    ) -> None:
+        """Compute the gradients of all inner nodes, and those of their children's states."""
+        plan, to_sums = self.plan, None
+        to_hidden, to_memory = given.buffers(0, plan.slots)
+        if plan.ragged:
+            most = max((block.size for block in plan.blocks), default=0)
+            to_sums = to_hidden.new_empty(most, self.width)
+        levels = self._levels(
+            gates, weight, grads=grads.rows, to_forget=grads.forget, to_memory=to_memory,
+            to_hidden=to_hidden, to_sums=to_sums,
+        )  # fmt: skip
+        incoming = _incoming(given.of_nodes(plan.leaves, plan.inner))
+        self.library.tree_lstm_backward_levels(self.rows, incoming, levels, self.threads)
+
+    def _levels(
+        self, gates: Gates, weight: Tensor, bias: Tensor | None = None, **more: Tensor | int | None
+    ) -> _Levels:
+        columns, weight = gates.rows.size(1), _plain(weight)
+        return _Levels(
+            multiply=multiply_address(), count=len(self.plan.blocks),
+            blocks=ctypes.addressof(self.plan.table), weight=weight, weight_forget=weight[columns:],
+            bias=bias, bias_forget=None if bias is None else bias[columns:],
+            gates=gates.rows, forget=gates.forget, **more,
+        )  # fmt: skip
 
 
-def forward_levels(
-    library: ctypes.CDLL, nodes: Nodes, weight: Tensor, bias: Tensor, own: Tensor | None
-) -> list[Gates]:
-    """Compute all inner nodes; return the activated gates, of one block if they are not kept."""
-    plan, kernels = nodes.plan, NativeGates(library, nodes)
-    weight, bias = _plain(weight), _plain(bias)
-    rows, places = plan.inner, plan.places
-    if not plan.with_backward:
-        rows = max((block.size for block in plan.blocks), default=0)
-        places = max((block.edges for block in plan.blocks), default=0)
-    levels, columns = _levels(nodes, weight, bias)
-    forget = weight.new_empty(places, weight.size(1)) if plan.ragged else None
-    gates = Gates(weight.new_empty(rows, columns), forget)
-    _set(levels, own=own, gates=gates.rows, forget=forget)
-    levels.kept = plan.with_backward
-    library.tree_lstm_forward_levels(kernels.rows, levels, kernels.threads)
-    return [gates]
-
-
-def backward_levels(
-    library: ctypes.CDLL,
-    nodes: Nodes,
-    weight: Tensor,
-    gates: Gates,
-    grads: Gates,
-    given: StateGradients,
-) -> None:
-    """Compute the gradients of all inner nodes, and those of their children's states."""
-    plan, kernels = nodes.plan, NativeGates(library, nodes)
-    weight = _plain(weight)
-    levels, _ = _levels(nodes, weight)
-    to_hidden, to_memory = given.room(0, plan.places)
-    sums = None
-    if plan.ragged:
-        most = max((block.size for block in plan.blocks), default=0)
-        sums = to_hidden.new_empty(most, to_hidden.size(1))
-    _set(levels, gates=gates.rows, forget=gates.forget)
-    _set(levels, grads=grads.rows, to_forget=grads.forget)
-    _set(levels, to_memory=to_memory, to_hidden=to_hidden, to_sums=sums)
-    incoming = kernels.incoming(given.of_nodes(plan.leaves, plan.inner))
-    library.tree_lstm_backward_levels(kernels.rows, incoming, levels, kernels.threads)
+def _incoming(given: StateGradients) -> _Given:
+    """The gradients of states, as C reads them."""
+    of_h, of_c = map(dense_columns, given.outside)
+    return _Given(
+        hidden=given.hidden, memory=given.memory, place=given.place,
+        outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
+        outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),
+    )  # fmt: skip
 
 
 def _plain(rows: Tensor) -> Tensor:
-    # What is negated when it is read is not negated in memory.
+    # A tensor that is negated only when it is read is not negated in memory.
     return rows.resolve_neg().contiguous()
-
-
-def _levels(nodes: Nodes, weight: Tensor, bias: Tensor | None = None) -> tuple[_Levels, int]:
-    """What all levels share, and the number of columns of the gates in a node's row."""
-    plan, columns = nodes.plan, weight.size(0)
-    found = _Levels(multiply_address(), len(plan.blocks), ctypes.addressof(plan.table))
-    if plan.ragged:
-        columns = 3 * nodes.activated.size(1)
-        _set(found, weight_forget=weight[columns:])
-        _set(found, bias_forget=None if bias is None else bias[columns:])
-    _set(found, weight=weight, bias=bias)
-    return found, columns
 
 
 @cache
@@ -244,7 +226,7 @@ def multiply_address() -> int | None:
 
 def _multiplies(function: object) -> bool:
     """Whether a function is called as C will call it: numbers of 64 bits, no lengths of strings."""
-    # Whatever dtype and device the user has made the default.
+    # Independent of the default dtype and device.
     plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     left, right = torch.arange(6, **plain).view(2, 3), torch.arange(12, **plain).view(4, 3)
     found = torch.ones(2, 4, **plain)

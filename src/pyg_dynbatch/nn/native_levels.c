@@ -1,6 +1,6 @@
-/* All levels of a fused Tree-LSTM by one call, for runs whose levels are so narrow that calling
-   from Python block by block would take as long as the work. Products are those of the BLAS that
-   torch has brought along; native_gates.py calls this. */
+/* All levels of a fused Tree-LSTM in one call, for runs whose levels are so narrow that calls from
+   Python, block by block, would take as long as the work. Products are computed by the BLAS that
+   comes with torch; native_gates.py calls this. */
 
 #include "narrow_products.c"
 #include "native_gates.c"
@@ -18,14 +18,14 @@ struct level_block {
 };
 
 struct levels {
-    multiply_t multiply;
     int64_t count;
+    int64_t kept; /* Whether each block has separate rows in gates and forget. */
+    multiply_t multiply;
     const struct level_block *blocks;
-    /* Weight and bias of the gates in a node's row, and of forget gates in rows of their own. */
+    /* Weight and bias of the gates in a node's row, and of forget gates in separate rows. */
     const float *weight, *bias, *weight_forget, *bias_forget;
     const float *own;     /* Products of the inputs of inner nodes. */
     float *gates, *forget;
-    int64_t kept; /* Whether each block has rows of its own in gates and forget. */
     float *grads, *to_forget, *to_memory, *to_hidden, *to_sums;
 };
 

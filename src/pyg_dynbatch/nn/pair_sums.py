@@ -1,9 +1,9 @@
-"""Carry rows from atoms to their pairs and back: few gathers and sums, each the other's adjoint.
+"""Gather rows of atoms to their pairs and sum rows of pairs per atom; each is the other's adjoint.
 
-Every function multiplies rows by a matrix of zeros and ones that the pairs define; its backward
-pass multiplies by the transposed matrix, which is another function of this file. All of them sum
-in the order in which a row's parts are listed, so results are the same to the last bit at every
-run, on CPUs and on GPUs, and all can be differentiated any number of times.
+Every function multiplies rows with a sparse matrix of zeros and ones that the pairs define; its
+backward pass multiplies with the transposed matrix, which is a second function of this file. Sums
+are in the order in which the matrix lists its entries, so results are bitwise reproducible on CPUs
+and GPUs, and all functions can be differentiated any number of times.
 """
 
 from typing import Any, NamedTuple
@@ -17,40 +17,34 @@ from torch.nn import functional
 from pyg_dynbatch.nn.pairs import Pairs
 
 
-class Lists(NamedTuple):
-    """For every result row the rows to sum: row r is the sum of ``item[ptr[r]:ptr[r+1]]``."""
+class CSR(NamedTuple):
+    """A matrix of zeros and ones: row r has its ones in columns ``indices[ptr[r]:ptr[r+1]]``."""
 
-    item: Int[Tensor, " item"]
-    ptr: Int[Tensor, " list_1"]
+    indices: Int[Tensor, " one"]
+    ptr: Int[Tensor, " row_1"]
 
-    def sum(self, rows: Tensor) -> Tensor:
-        """Sum rows, list by list; zeros for an empty list."""
-        if self.item.numel() == 0 or rows.numel() == 0:
+    def multiply(self, rows: Tensor) -> Tensor:
+        """Sum the listed rows for each row of the matrix; zeros for an empty list."""
+        if self.indices.numel() == 0 or rows.numel() == 0:
             return rows.new_zeros(self.ptr.numel() - 1, rows.size(1))
         return functional.embedding_bag(
-            self.item, rows, self.ptr, mode="sum", include_last_offset=True
+            self.indices, rows, self.ptr, mode="sum", include_last_offset=True
         )
 
 
-class _Sum(Function):
-    """Multiply by a matrix of ones and zeros; the backward pass by the transposed one."""
-
+class _Multiply(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
-        ctx.lists, ctx.transposed = lists, transposed
-        return lists.sum(rows)
+    def forward(ctx: Any, rows: Tensor, matrix: CSR, transposed: CSR | None) -> Tensor:
+        ctx.matrix, ctx.transposed = matrix, transposed
+        return matrix.multiply(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _Sum.apply(gradient.contiguous(), ctx.transposed, ctx.lists), None, None
-
-
-def _sum(rows: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
-    return _Sum.apply(rows.contiguous(), lists, transposed)
+        return _Multiply.apply(gradient.contiguous(), ctx.transposed, ctx.matrix), None, None
 
 
 def in_single(rows: Tensor) -> Tensor:
-    """Convert half to single precision, which sums over thousands of rows need."""
+    """Convert half to single precision, which sums over thousands of rows require."""
     return rows if rows.dtype == torch.float64 else rows.float()
 
 
@@ -64,98 +58,95 @@ def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "
         >>> pair_sum(torch.tensor([[1.0], [10.0], [100.0]]), pairs).flatten().tolist()
         [11.0, 110.0]
     """
-    return _sum(in_single(rows), Lists(pairs.entry, pairs.ptr), Lists(*pairs.ends))
+    return _Multiply.apply(
+        in_single(rows).contiguous(), CSR(pairs.entry, pairs.ptr), CSR(*pairs.ends)
+    )
 
 
 def neighbour_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
-    """Sum, for each atom, the rows of all atoms it is paired with; its own adjoint."""
-    lists = Lists(pairs.other, pairs.ptr)
-    return _sum(rows, lists, lists)
+    """Sum, for each atom, the rows of all atoms that it is paired with; its own adjoint."""
+    matrix = CSR(pairs.other, pairs.ptr)
+    return _Multiply.apply(rows.contiguous(), matrix, matrix)
 
 
-def _order_lists(pairs: Pairs) -> Lists:
-    """For each ordered pair its two half rows: u of its first atom and v of its second."""
+def _order_matrix(pairs: Pairs) -> CSR:
+    """For each ordered pair its two half rows: u of its first atom and v of its second.
 
-    def make() -> Lists:
+    Half rows are numbered 2 i (u of atom i) and 2 i + 1 (v of atom i).
+    """
+
+    def build() -> CSR:
         first, second = 2 * pairs.first, 2 * pairs.second
         one = torch.stack([first, second + 1], 1)
-        item = torch.cat([one, torch.stack([second, first + 1], 1)]).flatten()
-        ptr = torch.arange(0, 4 * pairs.num_pairs + 1, 2, dtype=item.dtype, device=item.device)
-        return Lists(item, ptr)
+        index = torch.cat([one, torch.stack([second, first + 1], 1)]).flatten()
+        ptr = torch.arange(0, 4 * pairs.num_pairs + 1, 2, dtype=index.dtype, device=index.device)
+        return CSR(index, ptr)
 
-    return pairs.remember("order_lists", make)
+    return pairs.remember("order_matrix", build)
 
 
-def _order_lists_transposed(pairs: Pairs) -> Lists:
+def _order_matrix_transposed(pairs: Pairs) -> CSR:
     """For each half of an atom's row the ordered pairs that read it."""
 
-    def make() -> Lists:
+    def build() -> CSR:
         order, ptr = pairs.orders
         length = ptr.diff()
         # v of an atom is in the reverses of the ordered pairs that its u is in. Both lists of an
-        # atom are equally long, so the second one lies one length further.
+        # atom have the same length, so the second one begins one length later.
         start = torch.arange(order.numel(), dtype=ptr.dtype, device=ptr.device)
         segment_ids = torch.repeat_interleave(length, output_size=order.numel())
         place = start + ptr[:-1].index_select(0, segment_ids)
         count = pairs.num_pairs
+        index = order.new_empty(2 * order.numel())
+        index[place] = order
         reverse = torch.where(order < count, order + count, order - count)
-        item = order.new_empty(2 * order.numel())
-        item[place] = order
-        item[place + length.index_select(0, segment_ids)] = reverse
+        index[place + length.index_select(0, segment_ids)] = reverse
         twice = 2 * ptr
         ptr = torch.stack([twice[:-1], twice[:-1] + length], 1).flatten()
-        return Lists(item, torch.cat([ptr, twice[-1:]]))
+        return CSR(index, torch.cat([ptr, twice[-1:]]))
 
-    return pairs.remember("order_lists_transposed", make)
-
-
-# The lists are made before autograd begins: torch.compile refuses an autograd function that
-# changes anything outside, such as what a plan remembers.
+    return pairs.remember("order_matrix_transposed", build)
 
 
-def _transposed_if_recorded(rows: Tensor, pairs: Pairs) -> Lists | None:
+def _order_matrices(rows: Tensor, pairs: Pairs) -> tuple[CSR, CSR | None]:
+    """Both matrices, the transposed one only for a backward pass.
+
+    Built before autograd begins: torch.compile does not support an autograd function with side
+    effects, such as caching in ``pairs``.
+    """
     recorded = torch.is_grad_enabled() and rows.requires_grad
-    return _order_lists_transposed(pairs) if recorded else None
+    return _order_matrix(pairs), _order_matrix_transposed(pairs) if recorded else None
 
 
 def order_gather(
     parts: Float[Tensor, "atom parts"], pairs: Pairs
 ) -> Float[Tensor, "two pair width"]:
     """Add, for both orders of each pair, one atom's first part and the other's second part."""
-    width, transposed = parts.size(1) // 2, _transposed_if_recorded(parts, pairs)
+    width, matrices = parts.size(1) // 2, _order_matrices(parts, pairs)
     halves = parts.contiguous().view(-1, width)
-    return _sum(halves, _order_lists(pairs), transposed).view(2, -1, width)
+    return _Multiply.apply(halves, *matrices).view(2, -1, width)
 
 
 class _OrderReLU(Function):
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, lists: Lists, transposed: Lists | None) -> Tensor:
-        ctx.lists, width = (lists, transposed), parts.size(1) // 2
-        both = lists.sum(parts.view(-1, width)).view(2, -1, width).relu_()
+    def forward(ctx: Any, parts: Tensor, matrix: CSR, transposed: CSR | None) -> Tensor:
+        ctx.matrices, width = (matrix, transposed), parts.size(1) // 2
+        both = matrix.multiply(parts.view(-1, width)).view(2, -1, width).relu_()
         ctx.save_for_backward(both)
         return both[0] + both[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        (both,) = ctx.saved_tensors
+        (both,), (matrix, transposed) = ctx.saved_tensors, ctx.matrices
         width = both.size(2)
-        if torch.is_grad_enabled():
-            lists, transposed = ctx.lists
-            passed = in_single((both > 0) * gradient).contiguous()
-            of_parts = _sum(passed.view(-1, width), transposed, lists)
-            return of_parts.view(-1, 2 * width), None, None
-        passed = torch.empty_like(both)
-        for order in range(2):
-            torch.ops.aten.threshold_backward.grad_input(
-                gradient, both[order], 0, grad_input=passed[order]
-            )
-        return ctx.lists[1].sum(passed.view(-1, width)).view(-1, 2 * width), None, None
+        passed = torch.ops.aten.threshold_backward(gradient.expand_as(both), both, 0)
+        of_parts = _Multiply.apply(passed.reshape(-1, width), transposed, matrix)
+        return of_parts.view(-1, 2 * width), None, None
 
 
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
     """Compute max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
-    transposed = _transposed_if_recorded(parts, pairs)
-    return _OrderReLU.apply(parts.contiguous(), _order_lists(pairs), transposed)
+    return _OrderReLU.apply(parts.contiguous(), *_order_matrices(parts, pairs))
 
 
 class _CodeRows(Function):
@@ -174,10 +165,10 @@ class _CodeSum(Function):
     def forward(ctx: Any, rows: Tensor, pairs: Pairs) -> Tensor:
         ctx.pairs = pairs
         if rows.is_cuda:
-            # Few long lists would keep few processors busy.
+            # Summing a few long lists would use only a few processors.
             codes = torch.arange(pairs.num_codes, device=rows.device)
             return (codes[:, None] == pairs.code).to(rows.dtype) @ rows
-        return Lists(*pairs.by_code).sum(rows)
+        return CSR(*pairs.by_code).multiply(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

@@ -1,6 +1,7 @@
-"""The atom pairs of a mini-batch of molecules as integers, made once for all layers."""
+"""The atom pairs of a mini-batch of molecules as integers, computed once for all layers."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,8 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.types import MovablePlan
+from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.structure import concatenated_ranges
 
 
 class UpperPairs(NamedTuple):
@@ -17,15 +19,17 @@ class UpperPairs(NamedTuple):
 
     first: np.ndarray
     second: np.ndarray
-    column: np.ndarray
-    code: np.ndarray
+    column: np.ndarray  # index of each pair in what it was built from
+    code: np.ndarray = np.zeros(0, dtype=np.int64)  # may be left out
 
-
-_NONE = np.zeros(0, dtype=np.int64)
+    def filtered(self, mask: np.ndarray) -> "UpperPairs":
+        """Keep some of the pairs."""
+        chosen = np.flatnonzero(mask)
+        return UpperPairs(*(part[chosen] if part.size else part for part in self))
 
 
 def checked_sizes(name: str, sizes: Sequence[int] | Tensor) -> np.ndarray:
-    """Convert numbers of atoms to an array, and check them."""
+    """Convert numbers of atoms to an array and check them."""
     atoms = np.asarray(sizes.cpu() if isinstance(sizes, Tensor) else sizes, dtype=np.int64)
     if atoms.ndim != 1:
         wanted, found = "the number of atoms of each molecule", f"shape {list(atoms.shape)}"
@@ -33,27 +37,27 @@ def checked_sizes(name: str, sizes: Sequence[int] | Tensor) -> np.ndarray:
     if atoms.size and atoms.min() < 0:
         example = int(np.argmax(atoms < 0))
         what, where = f"{name}: a molecule has a negative number of atoms", f"example {example}"
-        raise mismatch(ValueError, what, "0 or more", int(atoms[example]), where=where)
+        raise mismatch(ValueError, what, "at least 0", int(atoms[example]), where=where)
     return atoms
 
 
 def checked_codes(
     pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int | None
 ) -> tuple[np.ndarray, int]:
-    """Convert codes to an array, and compare them with the numbers of atoms and of codes."""
+    """Convert codes to an array and check them; return the number of codes too."""
     stored = atoms * (atoms + 1) // 2
     code = pair_code.detach().cpu().numpy().astype(np.int64)
     if code.size != stored.sum():
         what = "Pairs.from_codes: the number of codes does not fit the atoms"
         wanted = f"{int(stored.sum())} codes, N (N + 1) / 2 for N atoms"
         where = f"a batch of {atoms.size} molecules with {int(atoms.sum())} atoms"
-        hint = "codes of all pairs i <= j with self pairs, whichever of them are used"
+        hint = "codes of all pairs i <= j with self pairs, even of pairs that are not used"
         raise mismatch(ValueError, what, wanted, f"{code.size} codes", where=where, hint=hint)
     if num_codes is None:
         num_codes = int(code.max(initial=0)) + 1
     outside = (code < 0) | (code >= num_codes)
-    what, wanted = "Pairs.from_codes: a code is outside of the table", f"codes 0 to {num_codes - 1}"
-    hint = "the table with which the codes were made"
+    what, wanted = "Pairs.from_codes: a code is not in the table", f"codes 0 to {num_codes - 1}"
+    hint = "the table that the codes were created with"
     if outside.any():
         wrong = int(np.argmax(outside))
         where = f"example {int(np.searchsorted(np.cumsum(stored), wrong, side='right'))}"
@@ -65,51 +69,46 @@ def checked_codes(
 
 def triangles(atoms: np.ndarray) -> UpperPairs:
     """List all pairs i <= j of each molecule, row by row."""
-    left = _atoms_from(atoms)
-    first = np.repeat(np.arange(left.size), left)
-    column = np.arange(first.size)
-    return UpperPairs(first, first + column - _starts(left)[first], column, _NONE)
-
-
-def filtered(half: UpperPairs, mask: np.ndarray) -> UpperPairs:
-    """Keep some of the pairs; the code may be left out."""
-    chosen = np.flatnonzero(mask)
-    return UpperPairs(*(part[chosen] if part.size else part for part in half))
+    number, left = np.arange(atoms.sum()), _atoms_from(atoms)
+    first, second = np.repeat(number, left), concatenated_ranges(number, left)
+    return UpperPairs(first, second, np.arange(first.size))
 
 
 def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> UpperPairs:
-    """Sort a list of pairs, and take each one once."""
+    """Sort a list of pairs and drop duplicates."""
     if pair_index.ndim != 2 or len(pair_index) != 2 or atoms.sum() != num_atoms:
-        what = "Pairs.from_pair_index: pair_index or sizes are of another shape"
-        wanted = f"pair_index [2, pair], sizes of {num_atoms} atoms together"
+        what = "Pairs.from_pair_index: pair_index and sizes do not match num_atoms"
+        wanted = f"pair_index [2, pair], sizes of {num_atoms} atoms in total"
         found = f"pair_index {list(pair_index.shape)}, sizes of {int(atoms.sum())} atoms"
         raise mismatch(ValueError, what, wanted, found)
     outside = np.any((pair_index < 0) | (pair_index >= num_atoms), axis=0)
-    _refuse("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
+    _check_columns("an atom is out of range", f"atoms 0 to {num_atoms - 1}", pair_index, outside)
     molecule = np.repeat(np.arange(atoms.size), atoms)[pair_index]
     strange = molecule[0] != molecule[1]
-    _refuse("a pair joins two molecules", "two atoms of one molecule", pair_index, strange)
+    _check_columns("a pair joins two molecules", "two atoms of one molecule", pair_index, strange)
     low, high = pair_index.min(0), pair_index.max(0)
     key, column = np.unique(low.astype(np.int64) * num_atoms + high, return_index=True)
     first, second = np.divmod(key, max(num_atoms, 1))
-    return UpperPairs(first, second, column, _NONE)
+    return UpperPairs(first, second, column)
 
 
 def incidence_of(
     half: UpperPairs, atoms: np.ndarray, full: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """List for every atom the pairs that contain it: ``ptr``, ``entry`` and ``other``."""
+    """List for every atom the pairs that contain it: ``ptr``, ``entry`` and ``other``.
+
+    ``full`` says that these are all pairs, self pairs included; then nothing need be sorted.
+    """
     if full:
         left, degree = _atoms_from(atoms), np.repeat(atoms, atoms)
         ptr = np.concatenate([[0], np.cumsum(degree)])
         segment_ids = np.repeat(np.arange(left.size), degree)
-        start = np.repeat(np.repeat(_starts(atoms), atoms), degree)
-        other = np.arange(segment_ids.size) - ptr[segment_ids] + start
-        low = np.minimum(segment_ids, other)
-        return ptr, _starts(left)[low] + np.maximum(segment_ids, other) - low, other
+        other = concatenated_ranges(np.repeat(np.cumsum(atoms) - atoms, atoms), degree)
+        low, row_start = np.minimum(segment_ids, other), np.cumsum(left) - left
+        return ptr, row_start[low] + np.maximum(segment_ids, other) - low, other
     number = np.arange(half.first.size)
     proper = np.flatnonzero(half.first != half.second)
-    # The pairs in which an atom is the second come before those in which it is the first.
+    # The pairs in which an atom is second come before those in which it is first.
     segment_ids = np.concatenate([half.second[proper], half.first])
     order = np.argsort(segment_ids, kind="stable")
     entry = np.concatenate([number[proper], number])[order]
@@ -147,24 +146,19 @@ def counts_of(
     segment_ids = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
     cells = (ptr.size - 1) * num_codes
     count = np.bincount(segment_ids * num_codes + code[entry], minlength=cells)
-    # Narrow integers are sorted by counting.
+    # NumPy sorts narrow integers by counting.
     order = np.argsort(code.astype(np.uint16) if num_codes <= 2**16 else code, kind="stable")
     by_code = np.cumsum(np.bincount(code, minlength=num_codes))
     return [count, order, np.concatenate([[0], by_code])]
 
 
 def _atoms_from(atoms: np.ndarray) -> np.ndarray:
-    """Count for each atom the atoms of its molecule from it on."""
-    size = np.repeat(atoms, atoms)
-    return size - np.arange(size.size) + np.repeat(_starts(atoms), atoms)
+    """Count for each atom the atoms of its molecule from that atom to the last."""
+    return np.repeat(np.cumsum(atoms), atoms) - np.arange(atoms.sum())
 
 
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    return np.cumsum(lengths) - lengths
-
-
-def _refuse(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray) -> None:
-    """Refuse the first of the wrong columns."""
+def _check_columns(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray) -> None:
+    """Raise an error that names the first wrong column."""
     if wrong.any():
         column, what = int(np.argmax(wrong)), f"Pairs.from_pair_index: {what}"
         got = f"atoms {pair_index[0, column]} and {pair_index[1, column]}"
@@ -172,24 +166,25 @@ def _refuse(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray)
 
 
 def _part(name: str, doc: str) -> Any:
-    """Make a property that reads one part of the plan."""
+    """Return a property that reads one part of the plan."""
     return property(lambda pairs: pairs._read(name), doc=doc)
 
 
+@dataclass(eq=False, repr=False)
 class Pairs(MovablePlan):
     """The pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
 
-    Made in loader workers by :meth:`all_pairs`, :meth:`from_codes` or :meth:`from_pair_index`, and
+    Built in loader workers by :meth:`all_pairs`, :meth:`from_codes` or :meth:`from_pair_index`, and
     moved to the device in one copy. Pairs are sorted by ``first`` and then by ``second``, with
     ``first <= second``; an atom may be paired with itself. The pairs of one atom are in ascending
-    order, so that sums over them are the same to the last bit at every run.
+    order, so that sums over them are bitwise reproducible.
 
     Args:
         plan: All numbers, int32, flat.
         num_atoms: Number of atoms of the mini-batch.
         num_pairs: Number of unordered pairs that are used.
         num_molecules: Number of molecules, some of which may have no pairs or no atoms.
-        num_entries: Number of ordered pairs; a self pair counts once, any other twice.
+        num_entries: Number of ordered pairs; a self pair counts once, any other pair twice.
         num_codes: Number of different pair codes; 0 for pairs without codes.
 
     Example:
@@ -200,49 +195,42 @@ class Pairs(MovablePlan):
         Pairs(2 molecules, 3 atoms, 4 pairs)
     """
 
-    __slots__ = (
-        "_layout", "_remembered", "num_atoms", "num_codes", "num_entries", "num_molecules",
-        "num_pairs", "plan",
-    )  # fmt: skip
+    plan: Int[Tensor, " number"]
+    num_atoms: int
+    num_pairs: int
+    num_molecules: int
+    num_entries: int
+    num_codes: int = 0
 
-    def __init__(
-        self,
-        plan: Int[Tensor, " number"],
-        num_atoms: int,
-        num_pairs: int,
-        num_molecules: int,
-        num_entries: int,
-        num_codes: int = 0,
-    ) -> None:
-        self.plan = plan
-        self.num_atoms, self.num_pairs, self.num_molecules = num_atoms, num_pairs, num_molecules
-        self.num_entries, self.num_codes = num_entries, num_codes
-        coded = num_pairs if num_codes else 0
+    def __post_init__(self) -> None:
+        """Locate the parts of the plan."""
+        coded = self.num_pairs if self.num_codes else 0
         lengths = {
-            "first": num_pairs,
-            "second": num_pairs,
+            "first": self.num_pairs,
+            "second": self.num_pairs,
             "code": coded,
-            "column": num_pairs,
-            "ptr": num_atoms + 1,
-            "entry": num_entries,
-            "other": num_entries,
-            "atom_ptr": num_molecules + 1,
-            "end": num_entries,
-            "end_ptr": num_pairs + 1,
-            "order_entry": 2 * num_pairs,
-            "order_ptr": num_atoms + 1,
-            "code_count": num_atoms * num_codes,
+            "column": self.num_pairs,
+            "ptr": self.num_atoms + 1,
+            "entry": self.num_entries,
+            "other": self.num_entries,
+            "atom_ptr": self.num_molecules + 1,
+            "end": self.num_entries,
+            "end_ptr": self.num_pairs + 1,
+            "order_entry": 2 * self.num_pairs,
+            "order_ptr": self.num_atoms + 1,
+            "code_count": self.num_atoms * self.num_codes,
             "code_order": coded,
-            "code_ptr": num_codes + 1 if num_codes else 0,
+            "code_ptr": self.num_codes + 1 if self.num_codes else 0,
         }
         starts = np.cumsum((0, *lengths.values())).tolist()
-        if plan.numel() != starts[-1]:
-            what = "Pairs: the plan is of another length"
-            raise mismatch(ValueError, what, starts[-1], plan.numel())
+        if self.plan.numel() != starts[-1]:
+            raise mismatch(
+                ValueError, "Pairs: wrong length of the plan", starts[-1], self.plan.numel()
+            )
         self._layout = dict(zip(lengths, zip(starts, lengths.values(), strict=False), strict=True))
         self._remembered: dict[Any, Any] = {}
 
-    # Making.
+    # Building.
 
     @classmethod
     def all_pairs(cls, sizes: Sequence[int] | Tensor, self_pairs: bool = True) -> "Pairs":
@@ -259,7 +247,7 @@ class Pairs(MovablePlan):
         atoms = checked_sizes("Pairs.all_pairs", sizes)
         half = triangles(atoms)
         if not self_pairs:
-            half = filtered(half, half.first != half.second)
+            half = half.filtered(half.first != half.second)
         return cls._of_half(half, atoms, 0, full=self_pairs)
 
     @classmethod
@@ -270,7 +258,7 @@ class Pairs(MovablePlan):
         kept: Bool[Tensor, " code"] | None = None,
         num_codes: int | None = None,
     ) -> "Pairs":
-        """Pair atoms by the codes of all their pairs.
+        """Pair atoms according to the codes of all their pairs.
 
         Args:
             pair_code: Codes of all pairs i <= j, self pairs included, row by row of the upper
@@ -280,7 +268,7 @@ class Pairs(MovablePlan):
             num_codes: Number of codes; the length of ``kept``, else one more than the largest.
 
         Returns:
-            The pairs with their codes; ``column`` is each one's place in ``pair_code``.
+            The pairs with their codes; ``column`` is each pair's index in ``pair_code``.
 
         Example:
             >>> code = torch.tensor([0, 1, 2, 0, 1, 0])  # one molecule of three atoms
@@ -294,7 +282,7 @@ class Pairs(MovablePlan):
         code, num_codes = checked_codes(pair_code, atoms, kept, num_codes)
         half, full = triangles(atoms)._replace(code=code), kept is None or bool(kept.all())
         if kept is not None and not full:
-            half = filtered(half, kept.cpu().numpy()[code])
+            half = half.filtered(kept.cpu().numpy()[code])
         return cls._of_half(half, atoms, num_codes, full)
 
     @classmethod
@@ -304,7 +292,7 @@ class Pairs(MovablePlan):
         num_atoms: int,
         sizes: Sequence[int] | Tensor | None = None,
     ) -> "Pairs":
-        """Pair atoms by a list of pairs, such as the ``edge_index`` of any PyG batch.
+        """Pair atoms according to a list of pairs, such as the ``edge_index`` of any PyG batch.
 
         Args:
             pair_index: Two atoms per column; each pair once, or in both directions.
@@ -339,7 +327,7 @@ class Pairs(MovablePlan):
         return cls(plan, num_atoms, num_pairs, atoms.size, incidence[1].size, num_codes)
 
     def split(self, max_pairs: int) -> "list[Pairs]":
-        """Cut the pairs into blocks, each over all atoms of the mini-batch.
+        """Split the pairs into blocks, each over all atoms of the mini-batch.
 
         The sum over the pairs of an atom is the sum over the blocks.
 
@@ -347,7 +335,7 @@ class Pairs(MovablePlan):
             max_pairs: Number of pairs per block, at least 1; the last block may be smaller.
 
         Returns:
-            The blocks in order; ``column`` of a block holds the places of its pairs here.
+            The blocks in order; ``column`` of a block holds the indices of its pairs here.
 
         Example:
             >>> [block.num_pairs for block in Pairs.all_pairs([3]).split(4)]
@@ -375,18 +363,18 @@ class Pairs(MovablePlan):
             raise mismatch(AttributeError, what, wanted, found)
         return self.plan.narrow(0, *self._layout[name])
 
-    first: Int[Tensor, " pair"] = _part("first", "The first atom of each pair: the lower number.")
-    second: Int[Tensor, " pair"] = _part("second", "The second atom; of a self pair the same one.")
-    code: Int[Tensor, " pair"] = _part("code", "Code of each pair.")
-    column: Int[Tensor, " pair"] = _part("column", "Place of each pair in what they were made of.")
-    ptr: Int[Tensor, " atom_1"] = _part("ptr", "First entry of each atom, and their number last.")
-    entry: Int[Tensor, " entry"] = _part("entry", "The pairs of each atom; a self pair once.")
-    other: Int[Tensor, " entry"] = _part("other", "The other atom of each entry's pair.")
-    atom_ptr: Int[Tensor, " molecule_1"] = _part("atom_ptr", "First atom of each molecule.")
+    first = _part("first", "The first atom of each pair: the lower number.")
+    second = _part("second", "The second atom; of a self pair the same one.")
+    code = _part("code", "Code of each pair.")
+    column = _part("column", "Index of each pair in its source.")
+    ptr = _part("ptr", "First entry of each atom, then their total.")
+    entry = _part("entry", "The pairs of each atom; a self pair once.")
+    other = _part("other", "The other atom of each entry's pair.")
+    atom_ptr = _part("atom_ptr", "First atom of each molecule, then their total.")
 
     @property
     def ends(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " pair_1"]]:
-        """The atoms of each pair, a self pair's once, and where those of each pair begin."""
+        """The atoms of each pair, of a self pair once, and where those of each pair begin."""
         return self._read("end"), self._read("end_ptr")
 
     @property
@@ -412,11 +400,11 @@ class Pairs(MovablePlan):
 
     @property
     def weight(self) -> Float[Tensor, " pair"]:
-        """Number of ordered pairs that each pair stands for: 2, and 1 for a self pair."""
+        """Number of ordered pairs that each pair represents: 2, and 1 for a self pair."""
         return 2.0 - self.is_self.to(torch.get_default_dtype())
 
     def remember(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Cache what layers make of the plan; not kept when pairs are moved, copied or pickled."""
+        """Cache what layers derive from the plan; dropped when pairs are moved or copied."""
         if key not in self._remembered:
             self._remembered[key] = make()
         return self._remembered[key]
@@ -425,21 +413,21 @@ class Pairs(MovablePlan):
         return (self.plan,)
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Pairs":
-        return Pairs(fn(self.plan), *self._plain())
+        return replace(self, plan=fn(self.plan))
 
-    def _plain(self) -> tuple[int, ...]:
+    def _counts(self) -> tuple[int, ...]:
         counts = (self.num_atoms, self.num_pairs, self.num_molecules)
         return (*counts, self.num_entries, self.num_codes)
 
     def __reduce__(self) -> Any:
-        """Pickle the numbers and their counts."""
-        return Pairs, (self.plan, *self._plain())
+        """Pickle the plan and the counts."""
+        return Pairs, (self.plan, *self._counts())
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same pairs of the same molecules, in the same order."""
         if not isinstance(other, Pairs):
             return NotImplemented
-        return self._plain() == other._plain() and torch.equal(self.plan, other.plan)
+        return self._counts() == other._counts() and torch.equal(self.plan, other.plan)
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -32,7 +32,7 @@ class GaussianHistogramAggregation(Aggregation):
 
     Shape:
         - x: ``[element, feature]``, as for any aggregation of PyG with ``index`` or ``ptr``
-        - returns: ``[set, feature * 11]``, the bins of a feature side by side; zeros for an
+        - returns: ``[set, feature * 11]``, the bins of one feature adjacent; zeros for an
           empty set
 
     Reference:
@@ -69,15 +69,12 @@ class GaussianHistogramAggregation(Aggregation):
     ) -> Tensor:
         """Compute the histograms of all sets; without index and ptr there is one set."""
         if x.dim() != 2 or dim not in (-2, 0):
-            what, got = f"{type(self).__name__}: x has another shape", f"x {[*x.shape]}, dim {dim}"
+            what = f"{type(self).__name__}: x has the wrong shape"
+            got = f"x {[*x.shape]}, dim {dim}"
             raise mismatch(ValueError, what, "x [element, feature], dim -2", got)
-        if index is None:
-            index = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
-            if ptr is not None:
-                index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
-        if dim_size is None:
-            seen = int(index.max()) + 1 if index.numel() else int(ptr is None)
-            dim_size = seen if ptr is None else ptr.numel() - 1
+        # PyG's __call__ has set index or ptr, and dim_size.
+        if index is None and ptr is not None:
+            index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         bins = (self.get_buffer("mean").to(x), self.get_buffer("sharpness").to(x))
         return _Histogram.apply(x, index, dim_size, *bins, self.block)
@@ -113,33 +110,22 @@ class _Histogram(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, index, mean, sharpness = ctx.saved_tensors
-        shaped = gradient.view(ctx.num_sets, x.size(1), mean.size(0)).transpose(1, 2)
-        blocks = _blocks(x, index, ctx.block)
-        if torch.is_grad_enabled():
-            blocks = ((x, index),)
-        else:
-            shaped = shaped.contiguous()
+        shaped = gradient.view(ctx.num_sets, x.size(1), mean.size(0)).transpose(1, 2).contiguous()
         grads = [
             _slope(part, mean, sharpness, shaped.index_select(0, segment_ids))
-            for part, segment_ids in blocks
+            for part, segment_ids in _blocks(x, index, ctx.block)
         ]
         return torch.cat(grads) if grads else torch.zeros_like(x), *[None] * 5
 
 
 def _slope(x: Tensor, mean: Tensor, sharpness: Tensor, gradient: Tensor) -> Tensor:
-    """Differentiate the weighted sum of memberships with respect to x."""
-    if torch.is_grad_enabled():
-        member = _memberships(x, mean, sharpness)
-        weighted = member * gradient
-        by_logit = weighted - member * weighted.sum(1, keepdim=True)
-        # The derivative of a logit; the part that is common to all bins drops out.
-        return (by_logit * ((x[:, None] - mean) * (-2 * sharpness.square()))).sum(1)
-    # The same in place.
+    """Differentiate the weighted sum of memberships with respect to x; overwrites the weights."""
     distance = (x[:, None] - mean).mul_(sharpness)
     member = distance.square().neg_().softmax(1)
     weighted = gradient.mul_(member)
     weighted.addcmul_(member, weighted.sum(1, keepdim=True), value=-1)
-    return weighted.mul_(distance.mul_(-2 * sharpness)).sum(1)
+    # The derivative of a logit is -2 distance sharpness; what is common to all bins cancels out.
+    return weighted.mul_(distance).mul_(-2 * sharpness).sum(1)
 
 
 def _blocks(x: Tensor, index: Tensor, block: int) -> Any:
@@ -149,7 +135,7 @@ def _blocks(x: Tensor, index: Tensor, block: int) -> Any:
 
 
 def _add_rows(total: Tensor, segment_ids: Tensor, rows: Tensor) -> None:
-    """Add rows to those of their sets; on GPUs by a product, in a fixed order."""
+    """Add rows to those of their sets; on GPUs with a matrix product, in a fixed order."""
     if total.device.type == "cpu":
         total.index_add_(0, segment_ids, rows)
         return
@@ -199,7 +185,7 @@ class StandardizedInputs(nn.Module):
     def fit(self, x: Float[Tensor, "row input"]) -> None:
         """Measure mean and standard deviation of the finite numbers of every column."""
         if x.size(1) != self.num_inputs:
-            what = "StandardizedInputs: another number of columns"
+            what = "StandardizedInputs: wrong number of columns"
             raise mismatch(ValueError, what, self.num_inputs, x.size(1))
         # The squares of numbers that float32 can hold would overflow in float32.
         exact = x.double()
@@ -214,8 +200,8 @@ class StandardizedInputs(nn.Module):
     def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row input"]:
         """Standardise."""
         varies = self.deviation > 0
-        # The mean stands in for unknown numbers, and 1 for a deviation of 0, so that no NaN
-        # arises, which would spread through gradients even from places that are not chosen.
+        # Unknown numbers become the mean, and deviations of 0 become 1, so that no NaN arises: it
+        # would spread through gradients even if it is not selected.
         filled = torch.where(torch.isnan(x), self.mean, x)
         scaled = (filled - self.mean) / torch.where(varies, self.deviation, 1.0)
         return scaled.clamp(-_LIMIT, _LIMIT) * varies

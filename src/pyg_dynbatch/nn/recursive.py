@@ -5,20 +5,20 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.row_buffer import (
     Pick,
     RowBuffer,
+    check_no_transforms,
     check_precision,
-    finish,
     new_token,
-    refuse_transforms,
     unsupported,
 )
-from pyg_dynbatch.core.schedule import Schedule, Step, derive_schedule
+from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
@@ -28,52 +28,74 @@ from pyg_dynbatch.nn.tree_cells import (
     TreeRNNCell,
 )
 
+# On a CPU the rows of one call of the cell have at most this many bytes of states, so that what the
+# cell computes in between, several times as much, stays in the cache.
 _BLOCK_BYTES = 2**22
-"""States of one call of the cell on a CPU."""
 
 
 def run_levels(
     cell: RecursiveCell,
     schedule: Schedule,
     inputs: Float[Tensor, "input feature"],
-    order: bool | Tensor = False,
-    weight: Float[Tensor, " place"] | None = None,
+    *,
+    level_order: bool = False,
+    chosen: Int[Tensor, " chosen"] | None = None,
+    weight: Float[Tensor, " slot"] | None = None,
 ) -> States:
-    """Run a cell over all levels: one product with all inputs, then one step per level."""
-    steps, counts = schedule.steps, schedule.level_inputs
-    first = counts[0] if counts else 0
+    """Run a cell over all levels: one product with all inputs, then one step per level.
+
+    Returns the states in node order or level order, or the rows ``chosen`` of the level order.
+    ``weight`` are factors of the states of children, see :func:`child_weights`.
+    """
+    arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
     none = cell.no_input(inputs)
-    projected = cell.project(inputs[first:]).split(list(counts[1:]) or [0])
+    projected = cell.project(inputs[num_leaves:]).split(counts or [0])
+    leaves, missing = inputs[:num_leaves], (steps[0].size if steps else 0) - num_leaves
+    if missing:
+        # One row for each of them, so that dropout inside the cell is drawn for each.
+        leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
+    states = cell.leaf(leaves)
     store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
-    states = _leaves(cell, inputs[:first], steps[0].size if steps else 0)
     store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
-    most = _rows_of_block(cell, states)
-    for number, step in enumerate(steps[1:], start=1):
-        rows = _with_missing(projected[number - 1], none, step.size)
+    most = _rows_per_call(cell, states)
+    for step, filled in zip(steps[1:], projected, strict=False):
+        rows, read = _with_missing(filled, none, step.size), step.arguments[1]
+        index = children = schedule.children_of(step)
+        segment_ids = schedule.segment_ids_of(read) if arity is None else index
         for first, size in _blocks(step.size, most):
-            children = _read_children(schedule, store, token, (step, first, size), weight)
-            states = cell.step(rows[first : first + size], children)
+            start = first * (arity or 0)  # without an arity there is one block
+            if arity is not None and size != step.size:
+                children = index[start : start + size * arity]
+            states = store.read(token, children)
+            if weight is not None:
+                start += read.offset - steps[0].arguments[1].offset
+                factors = weight[start : start + children.size(0), None]
+                states = tuple(part * factors for part in states)
+            given = _as_children(arity, states, segment_ids, size)
+            states = cell.step(rows[first : first + size], given)
             token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
-        # distributed training wants a gradient of every parameter on every rank.
-        nothing = schedule.wiring[:0]
-        children = _as_children(schedule, store.read(token, nothing), nothing, 0)
-        states = cell.step(projected[0][:0], children)
-        token = store.write(token, 1, states)
-    if isinstance(order, Tensor):
-        pick: Pick = order + 1  # row 0 is that of missing children
-    else:
-        nodes = schedule.outputs["node"].wiring
-        pick = (1, schedule.num_nodes) if order else schedule.rows_of(nodes)
-    return finish(token, [store], [(store, pick)])[0]
+        # distributed training expects a gradient of every parameter on every rank.
+        nothing = schedule.index[:0]
+        given = _as_children(arity, store.read(token, nothing), nothing, 0)
+        token = store.write(token, 1, cell.step(projected[0][:0], given))
+    pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
+    if chosen is not None:
+        pick = chosen + 1
+    elif not level_order:
+        pick = schedule.rows_of(schedule.outputs["node"].rows)
+    return store.read(token, pick, copy=True)
 
 
 def child_weights(
     schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
-) -> Float[Tensor, " place"]:
-    """Bring an edge mask into the order in which the steps read the states of children."""
+) -> Float[Tensor, " slot"]:
+    """Bring an edge mask into the order in which the steps read the states of children.
+
+    With an arity the factor of a missing child is 1.
+    """
     if schedule.arity is None:
         return mask.index_select(0, schedule.edge_order)
     if edge_index is None:
@@ -81,9 +103,9 @@ def child_weights(
         raise mismatch(ValueError, what, "layer(x, edge_index, schedule)", got)
     child = torch.cat([schedule.children_of(step) for step in schedule.steps])
     segment_ids = torch.arange(child.size(0), device=child.device) // schedule.arity
-    row, rows = schedule.rows_of(schedule.outputs["node"].wiring), schedule.num_nodes + 1
+    row, rows = schedule.rows_of(schedule.outputs["node"].rows), schedule.num_nodes + 1
     source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)
-    # Sorted alike, places that are taken and edges stand side by side; missing children come last.
+    # Sorted by (parent, child), taken slots and edges correspond; missing children come last.
     of_place = torch.where(child > 0, segment_ids * rows + child, rows * rows).argsort(stable=True)
     of_edge = ((row[target] - 1) * rows + row[source]).argsort(stable=True)
     weight = mask.new_ones(child.size(0))
@@ -97,17 +119,6 @@ def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
     return tuple(least) if autocast else tuple(part.dtype for part in states)
 
 
-def _leaves(cell: RecursiveCell, inputs: Tensor, size: int) -> States:
-    """States of the nodes without children: those with an input first, then the others."""
-    with_input = cell.leaf(inputs)
-    missing = size - inputs.size(0)
-    if not missing:
-        return with_input
-    # Each of them has its own row, so that dropout inside the cell is drawn for each.
-    without = cell.leaf(inputs.new_zeros(missing, cell.in_channels))
-    return tuple(torch.cat(parts) for parts in zip(with_input, without, strict=True))
-
-
 def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
     """Append the projected rows of the nodes without an input, which come last in a level."""
     missing = size - projected.size(0)
@@ -117,96 +128,68 @@ def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
     return rest if not projected.size(0) else torch.cat([projected, rest.to(projected.dtype)])
 
 
-def _rows_of_block(cell: RecursiveCell, states: States) -> int | None:
-    """Number of rows of a level per call of the cell; None for all."""
+def _rows_per_call(cell: RecursiveCell, states: States) -> int:
+    """Largest number of rows of one call of the cell; 0 for no limit."""
     row = sum(part[:1].nbytes for part in states)
     if states[0].device.type != "cpu" or cell.arity is None or not row:
-        return None
+        return 0
     return max(1, _BLOCK_BYTES // row)
 
 
-def _blocks(rows: int, most: int | None) -> Iterator[tuple[int, int]]:
-    """Cut rows into as few blocks as possible, of about one size: (first, size)."""
-    count = 1 if most is None else -(-rows // most)
+def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Split rows into as few blocks as possible, of about equal size: (first, size)."""
+    count = -(-rows // most) if most else 1
     for number in range(count):
         first = rows * number // count
         yield first, rows * (number + 1) // count - first
 
 
-def _read_children(
-    schedule: Schedule,
-    store: RowBuffer,
-    token: Tensor,
-    block: tuple[Step, int, int],
-    weight: Tensor | None,
-) -> Any:
-    """Gather the states of the children of some nodes of a step."""
-    step, first, size = block
-    arity, wiring = schedule.arity, step.arguments[1]
-    index = schedule.children_of(step)
-    if arity is not None and size != step.size:
-        index = index[first * arity : (first + size) * arity]
-    rows = store.read(token, index)
-    if weight is not None:
-        place = wiring.offset - schedule.steps[0].arguments[1].offset + first * (arity or 0)
-        own = weight[place : place + index.size(0), None]
-        rows = tuple(part * own for part in rows)
-    segment_ids = schedule.segment_ids_of(wiring) if arity is None else index
-    return _as_children(schedule, rows, segment_ids, size)
-
-
-def _as_children(schedule: Schedule, rows: States, segment_ids: Tensor, size: int) -> Any:
+def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
     """Arrange states as the argument ``children`` of a step."""
-    if schedule.arity is None:
+    if arity is None:
         return RaggedRows(rows, segment_ids, size)
-    return tuple(part.unflatten(0, (size, schedule.arity)) for part in rows)
+    return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)
 
 
-def checked_direction(owner: str, direction: str) -> str:
-    """Check a direction."""
-    if direction not in ("bottom_up", "top_down"):
-        wanted = "'bottom_up' or 'top_down'"
-        raise mismatch(ValueError, f"{owner}: unknown direction", wanted, repr(direction))
-    return direction
-
-
-def check_input_rows(owner: str, x: Tensor, module: nn.Module, channels: int | None) -> None:
-    """Check the form of input rows, and that the parameters have their dtype."""
-    fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
-    if not fits or x.size(1) != (channels or x.size(1)):
-        wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
-        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, described(x))
-    check_precision(owner, x, module)
-
-
-def schedule_for(
-    owner: str,
+def checked_schedule(
+    layer: Any,
     x: Tensor,
     edge_index: Tensor | None,
     schedule: Schedule | None,
     child_slot: Tensor | None,
-    arity: int | None,
-    direction: str,
+    *,
+    channels: int | None = None,
+    arity: int | None = None,
 ) -> Schedule:
-    """Check that a schedule was made for this layer and graph, or derive one from the edges."""
+    """Check the arguments of a layer; return its schedule, or derive one from the edges."""
+    owner, direction = type(layer).__name__, layer.direction
+    check_no_transforms(owner)
+    fits = _is_dense(x) and x.dim() == 2 and x.is_floating_point()
+    if not fits or x.size(1) != (channels or x.size(1)):
+        wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
+        raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, describe_value(x))
+    check_precision(owner, x, layer)
     if schedule is not None and (schedule.arity, schedule.direction) != (arity, direction):
-        what, wanted = "the schedule was made for another layer", f"arity {arity}, {direction}"
+        what, wanted = "the schedule was made for a different layer", f"arity {arity}, {direction}"
         got = f"arity {schedule.arity}, {schedule.direction}"
         hint = f"DataLoader(..., arity={arity}, direction={direction!r})"
         raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
     if (schedule is None or edge_index is not None) and not _is_dense(edge_index):
         what, wanted = "neither a schedule nor dense edges", "edge_index [2, edge], or a schedule"
         hint = "edge_index, _ = to_edge_index(adj_t) for a sparse adjacency"
-        raise mismatch(TypeError, f"{owner}: {what}", wanted, described(edge_index), hint=hint)
+        raise mismatch(TypeError, f"{owner}: {what}", wanted, describe_value(edge_index), hint=hint)
     if schedule is None:
         edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
         fields = {"edge_index": edges, "child_slot": child_slot}
         return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
     if edge_index is not None and not schedule.belongs_to(edge_index):
         same_number = edge_index.shape == (2, schedule.num_edges)
-        got = "as many edges with other values" if same_number else described(edge_index)
-        what, wanted = "the schedule belongs to another graph", f"its {schedule.num_edges} edges"
-        hint = "make the schedule after the last change of the graph"
+        got = "as many edges with other values" if same_number else describe_value(edge_index)
+        what, wanted = (
+            "the schedule belongs to a different graph",
+            f"its {schedule.num_edges} edges",
+        )
+        hint = "build the schedule after the last change of the graph"
         raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
     return schedule
 
@@ -226,8 +209,8 @@ class RecursiveLayer(MessagePassing):
 
     Args:
         cell: The cell; any :class:`RecursiveCell`.
-        direction: ``"bottom_up"`` (children before parents) or ``"top_down"``, where each node's
-            one argument is its parent, in the place of its own child slot.
+        direction: ``"bottom_up"`` (children before parents) or ``"top_down"``, where each node
+            reads its parent alone, in the slot that it has among its siblings.
 
     Shape:
         - x: ``[node, in_channels]``, in node order; or, with a schedule in which some nodes have
@@ -238,7 +221,7 @@ class RecursiveLayer(MessagePassing):
     Raises:
         ValueError: If a schedule was made for another layer, other edges or another number of
             nodes; or if an explainer sets no edge mask (``GraphMaskExplainer``).
-        IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it in their own way).
+        IndexError: If ``nodes`` is out of range (on CPUs; GPUs report it differently).
         TypeError: If ``edge_index`` is not a dense int64 tensor, ``x`` is not a dense tensor of
             the cell's width and dtype, or ``nodes`` is not a vector of integers.
 
@@ -251,15 +234,17 @@ class RecursiveLayer(MessagePassing):
     def __init__(self, cell: RecursiveCell, direction: str = "bottom_up") -> None:
         super().__init__(aggr=None)
         self.cell = cell
-        self.direction = checked_direction(type(self).__name__, direction)
+        self.direction = checked_choice(
+            f"{type(self).__name__}: unknown direction", direction, DIRECTIONS
+        )
         self.in_channels, self.out_channels = cell.in_channels, cell.out_channels
         self.arity = cell.arity
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Reset all learnable parameters."""
         self.cell.reset_parameters()
 
-    # Every batch has levels of its own: compiled code would be made anew for each.
+    # Levels differ from batch to batch, so each would be compiled again.
     @torch.compiler.disable
     def forward(
         self,
@@ -268,68 +253,67 @@ class RecursiveLayer(MessagePassing):
         schedule: Schedule | None = None,
         *,
         child_slot: Int[Tensor, " edge"] | None = None,
-        leaf_row: Int[Tensor, " leaf"] | None = None,
+        leaf_inverse: Int[Tensor, " leaf"] | None = None,
         level_order: bool = False,
         nodes: Int[Tensor, " chosen"] | None = None,
         return_state: bool = False,
     ) -> Any:
-        """Compute the hidden rows of all nodes, and return those that are asked for.
+        """Compute the hidden rows of all nodes, and return those of the requested nodes.
 
         Args:
             x: Input rows, see the class.
-            edge_index: Edges from child to parent; may be left out with a schedule.
+            edge_index: Edges from child to parent; optional with a schedule.
             schedule: The schedule of the batch.
             child_slot: Position of each edge's child among its siblings, by default in the order
                 of the edges; only used without a schedule.
-            leaf_row: Which row of ``x`` each leaf with an input reads, in the order of
-                ``schedule.input_node``. Then ``x`` holds the different rows of leaves, followed
-                by those of all other nodes with an input, and Tree-LSTMs without recurrent
-                dropout compute equal leaves once. Only with a schedule.
+            leaf_inverse: Which row of ``x`` each leaf with an input reads, in the order of
+                ``schedule.input_node``. Then ``x`` holds the distinct rows of the leaves,
+                followed by those of all other nodes with an input, and Tree-LSTMs without
+                recurrent dropout compute equal leaves once. Only with a schedule.
             level_order: Whether to return the rows in level order, which saves a copy: node ``k``
-                is then in row ``level_row(schedule)[k]``.
+                is then in row ``level_row(schedule)[k]``. Ignored with ``nodes``.
             nodes: Which nodes to return, in this order; all by default.
             return_state: Whether to return all parts of the state, not only the hidden rows.
 
         Returns:
             ``h``, in node order by default, or the tuple of the state's parts.
         """
-        name = type(self).__name__
-        refuse_transforms(name)
-        check_input_rows(name, x, self.cell, self.in_channels)
-        kind = self.arity, self.direction
-        schedule = schedule_for(name, x, edge_index, schedule, child_slot, *kind)
-        _check_number_of_rows(name, schedule, x, leaf_row)
-        inputs = x if leaf_row is not None else _input_rows(schedule, x)
-        order = bool(level_order) if nodes is None else _rows_of_nodes(schedule, nodes)
+        given = x, edge_index, schedule, child_slot
+        schedule = checked_schedule(self, *given, channels=self.in_channels, arity=self.arity)
+        inputs = _input_rows(type(self).__name__, schedule, x, leaf_inverse)
+        chosen = None if nodes is None else _rows_of_nodes(schedule, nodes)
+        weight = states = None
         if self.explain and schedule.num_edges:
             weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
-            inputs = spread_rows(inputs, leaf_row, schedule)
-            states = run_levels(self.cell, schedule, inputs, order, weight)
         else:
-            states = self._run(schedule, inputs, leaf_row, order, return_state)
+            in_levels, parts = bool(level_order) or chosen is not None, 2 if return_state else 1
+            states = self._run_schedule(schedule, inputs, leaf_inverse, in_levels, parts)
+        if states is None:
+            inputs = spread_rows(inputs, leaf_inverse, schedule)
+            states = run_levels(
+                self.cell, schedule, inputs, level_order=level_order, chosen=chosen, weight=weight
+            )
+        elif chosen is not None:
+            states = tuple(part.index_select(0, chosen) for part in states)
         return states if return_state else states[0]
 
-    def _run(
+    def _run_schedule(
         self,
         schedule: Schedule,
-        inputs: Tensor,
-        leaf_row: Tensor | None,
-        order: bool | Tensor,
-        return_state: bool,
-    ) -> States:
-        """Compute the states, all parts of them if asked for."""
-        states = self.cell.run_schedule(schedule, inputs, leaf_row, order is not False)
-        if states is None:
-            inputs = spread_rows(inputs, leaf_row, schedule)
-            return run_levels(self.cell, schedule, inputs, order)
-        return chosen_rows(states, order)
+        x: Tensor,
+        leaf_inverse: Tensor | None,
+        level_order: bool,
+        parts: int,
+    ) -> States | None:
+        """Compute at least the first parts of all states at once; None to run level by level."""
+        return self.cell.run_schedule(schedule, x, leaf_inverse, level_order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""
         mask = self._edge_mask
         if mask is None or mask.shape != (schedule.num_edges,):
             what = f"{type(self).__name__}: the explainer does not set one mask value per edge"
-            got = "no edge mask" if mask is None else described(mask)
+            got = "no edge mask" if mask is None else describe_value(mask)
             hint = "GNNExplainer or CaptumExplainer, on the edges of the batch"
             raise mismatch(ValueError, what, f"edge mask [{schedule.num_edges}]", got, hint=hint)
         return mask.sigmoid() if self._apply_sigmoid else mask
@@ -343,79 +327,59 @@ class RecursiveLayer(MessagePassing):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
 
 
-def _check_number_of_rows(
-    name: str, schedule: Schedule, x: Tensor, leaf_row: Tensor | None
-) -> None:
-    nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
-    if leaf_row is None:
-        if rows not in (nodes, inputs):
-            wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
-            raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
-        return
-    leaves, *others = schedule.level_inputs or (0,)
-    if leaf_row.size(0) != leaves or rows < sum(others):
-        wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
-        got = f"{leaf_row.size(0)} in leaf_row, {rows} rows in x"
-        raise mismatch(ValueError, f"{name}: leaf_row does not fit the schedule", wanted, got)
-
-
 def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
-    """Return the place of every node in level order."""
-    return schedule.rows_of(schedule.outputs["node"].wiring) - 1
-
-
-def chosen_rows(states: States, order: bool | Tensor) -> States:
-    """Take the rows that are asked for out of states in level order."""
-    if not isinstance(order, Tensor):
-        return states
-    return tuple(part.index_select(0, order) for part in states)
+    """Return the index of every node in level order."""
+    return schedule.rows_of(schedule.outputs["node"].rows) - 1
 
 
 def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
-        what, got = "RecursiveLayer: invalid nodes", described(nodes)
+        what, got = "RecursiveLayer: invalid nodes", describe_value(nodes)
         raise mismatch(TypeError, what, "int64[chosen]", got)
     try:
         return level_row(schedule).index_select(0, nodes)
     except IndexError as error:
-        wanted = f"numbers from 0 to {schedule.num_nodes - 1}"
+        what, wanted = "RecursiveLayer: nodes out of range", f"0 to {schedule.num_nodes - 1}"
         got, hint = f"{int(nodes.min())} to {int(nodes.max())}", "nodes of the schedule's own batch"
-        what = "RecursiveLayer: nodes that the schedule does not have"
         raise mismatch(IndexError, what, wanted, got, hint=hint) from error
 
 
-def _input_rows(schedule: Schedule, x: Tensor) -> Tensor:
-    inputs = schedule.stores[0].inputs
-    if x.size(0) == inputs and inputs != schedule.num_nodes:
+def _input_rows(name: str, schedule: Schedule, x: Tensor, leaf_inverse: Tensor | None) -> Tensor:
+    """Check the number of input rows, and bring them into the order of the schedule."""
+    nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
+    if leaf_inverse is not None:
+        leaves, *others = schedule.level_inputs or (0,)
+        if leaf_inverse.size(0) != leaves or rows < sum(others):
+            wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
+            got = f"{leaf_inverse.size(0)} in leaf_inverse, {rows} rows in x"
+            raise mismatch(
+                ValueError, f"{name}: leaf_inverse does not fit the schedule", wanted, got
+            )
         return x
+    if rows == inputs != nodes:
+        return x
+    if rows != nodes:
+        wanted = f"{nodes} (all nodes) or {inputs} (schedule.input_node)"
+        raise mismatch(ValueError, f"{name}: wrong number of input rows", wanted, rows)
     return x.index_select(0, schedule.input_node)
 
 
-class _OrderedTreeLayer(RecursiveLayer):
-    """Layers for trees with ordered children, which differ in the class of their cell."""
+class _TreeLayer(RecursiveLayer):
+    """Layers that differ in the class of their cell."""
 
     cell_class: ClassVar[type[RecursiveCell]]
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int = 2,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        cell = self.cell_class(in_channels, out_channels, arity, **cell_options)
-        super().__init__(cell, direction)
+    def __init__(self, *sizes: int, direction: str = "bottom_up", **cell_options: Any) -> None:
+        super().__init__(self.cell_class(*sizes, **cell_options), direction)
 
 
-class NaryTreeLSTM(_OrderedTreeLayer):
+class NaryTreeLSTM(_TreeLayer):
     """Run an N-ary Tree-LSTM over trees with ordered children, some of which may be missing.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of child places.
+        arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: Of :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
 
@@ -433,7 +397,7 @@ class NaryTreeLSTM(_OrderedTreeLayer):
     cell_class = NaryTreeLSTMCell
 
 
-class ChildSumTreeLSTM(RecursiveLayer):
+class ChildSumTreeLSTM(_TreeLayer):
     """Run a child-sum Tree-LSTM over trees and graphs with any number of children.
 
     Args:
@@ -451,24 +415,16 @@ class ChildSumTreeLSTM(RecursiveLayer):
         torch.Size([4, 3])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
+    cell_class = ChildSumTreeLSTMCell
 
 
-class TreeGRU(_OrderedTreeLayer):
+class TreeGRU(_TreeLayer):
     """Run a :class:`~pyg_dynbatch.nn.TreeGRUCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of child places.
+        arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: ``recurrent_dropout`` of the cell.
 
@@ -480,13 +436,13 @@ class TreeGRU(_OrderedTreeLayer):
     cell_class = TreeGRUCell
 
 
-class TreeRNN(_OrderedTreeLayer):
+class TreeRNN(_TreeLayer):
     """Run a :class:`~pyg_dynbatch.nn.TreeRNNCell` over trees with ordered children.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of child places.
+        arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
 
     Example:

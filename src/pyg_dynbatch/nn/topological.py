@@ -8,21 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.row_buffer import (
-    RowBuffer,
-    finish,
-    new_token,
-    refuse_transforms,
-    unsupported,
-)
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.levels import DIRECTIONS
+from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, unsupported
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.recursive import (
-    check_input_rows,
-    checked_direction,
-    schedule_for,
-    stored_dtypes,
-)
+from pyg_dynbatch.nn.recursive import checked_schedule, stored_dtypes
 
 Rows = Sequence[Tensor | None]
 
@@ -44,7 +34,7 @@ class TopologicalConv(nn.Module):
       apply; a layer that fails without edges (LSTM aggregation) fails on the first level;
     - sources have no incoming edges, so ``GCNConv`` normalises by the degree of the target and by
       1 for the source, self-loops apart;
-    - what a layer computes across nodes (batch normalisation inside it) is computed per level,
+    - statistics across nodes, such as those of batch normalisation, are computed per level,
       source copies included.
 
     The layer must return rows of the width that it takes, as updated rows are sources of later
@@ -74,7 +64,7 @@ class TopologicalConv(nn.Module):
 
     Reference:
         Thost and Chen (2021), "Directed acyclic graph neural networks", arXiv:2101.07965,
-        equations 4-5. Differs: any layer takes the place of their aggregation and combination.
+        equations 4-5. Differs: any layer replaces their aggregation and combination.
 
     Example:
         >>> from torch_geometric.nn import SAGEConv
@@ -87,7 +77,9 @@ class TopologicalConv(nn.Module):
 
     def __init__(self, conv: nn.Module, direction: str = "bottom_up") -> None:
         super().__init__()
-        self.direction = checked_direction(type(self).__name__, direction)
+        self.direction = checked_choice(
+            f"{type(self).__name__}: unknown direction", direction, DIRECTIONS
+        )
         _check_conv(conv)
         self.conv = conv
         widths = getattr(conv, "in_channels", None)
@@ -95,11 +87,11 @@ class TopologicalConv(nn.Module):
         self.state_channels: int | None = widths[0] if isinstance(widths, tuple) else None
 
     def reset_parameters(self) -> None:
-        """Draw all parameters of the layer anew."""
+        """Reset all learnable parameters of the layer."""
         reset: Any = self.conv.reset_parameters
         reset()
 
-    # Every batch has levels of its own: compiled code would be made anew for each.
+    # Levels differ from batch to batch, so each would be compiled again.
     @torch.compiler.disable
     def forward(
         self,
@@ -114,65 +106,62 @@ class TopologicalConv(nn.Module):
 
         Args:
             x: Input rows.
-            edge_index: The edges; may be left out with a schedule.
+            edge_index: The edges; optional with a schedule.
             *edge_rows: Further arguments of the layer, one row per edge.
-            schedule: Of the edges, without an arity; derived at every call by default.
+            schedule: Schedule of the edges, without an arity; by default derived at every call.
             child_slot: Order of the edges that arrive at one node, for layers to which it
                 matters; only used without a schedule.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
         """
-        name = type(self).__name__
-        refuse_transforms(name)
-        check_input_rows(name, x, self.conv, None)
-        schedule = schedule_for(name, x, edge_index, schedule, child_slot, None, self.direction)
-        _check_rows(name, schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
-        sizes = [step.arguments[1].length for step in schedule.steps] or [0]
-        order, names = schedule.edge_order, tuple(named_edge_rows)
-        given = [_split(rows, order, sizes) for rows in (*edge_rows, *named_edge_rows.values())]
-        masks = _Masks(self.conv, order, sizes)
-        row = schedule.rows_of(schedule.outputs["node"].wiring)
+        schedule = checked_schedule(self, x, edge_index, schedule, child_slot)
+        _check_rows(schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
+        sizes, order = [step.arguments[1].length for step in schedule.steps], schedule.edge_order
+        given = [_split(rows, order, sizes) for rows in edge_rows]
+        named = {key: _split(rows, order, sizes) for key, rows in named_edge_rows.items()}
+        row = schedule.rows_of(schedule.outputs["node"].rows)
         in_order = torch.empty_like(x).index_copy(0, row - 1, x)
         levels = in_order.split([step.size for step in schedule.steps] or [0])
         store, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
-        width = x.size(1) if self.state_channels is None else self.state_channels
-        sources = x.new_empty(0, width)
+        sources = x.new_empty(0, self.state_channels or x.size(1))
         if not schedule.steps:
-            of_edges = [rows[0] for rows in given]
-            return self._call(levels[0], sources, schedule.wiring[:0], of_edges, names)
-        for number, (step, own) in enumerate(zip(schedule.steps, levels, strict=True)):
-            wiring = step.arguments[1]
-            if number:
-                side_by_side = wiring.start >= 0
-                pick = (wiring.start, wiring.length) if side_by_side else schedule.rows_of(wiring)
-                sources = store.read(token, pick)[0]
-            segment_ids, of_edges = (
-                schedule.segment_ids_of(wiring),
-                [rows[number] for rows in given],
-            )
-            with masks.of_level(number):
-                states = self._call(own, sources, segment_ids, of_edges, names)
-            if not number:
-                store.allocate((states,), stored_dtypes((states,)))
-            token = store.write(token, step.results[0][1], (states,))
-        return finish(token, [store], [(store, row)])[0][0]
+            return self._call(levels[0], sources, row, edge_rows, named_edge_rows)
+        with _edge_masks(self.conv, order, sizes) as masks:
+            for number, (step, own) in enumerate(zip(schedule.steps, levels, strict=True)):
+                read = step.arguments[1]
+                if number:
+                    adjacent = read.start >= 0
+                    pick = (read.start, read.length) if adjacent else schedule.rows_of(read)
+                    sources = store.read(token, pick)[0]
+                for attributes, key, of_levels in masks:
+                    attributes[key] = of_levels[number]
+                states = self._call(
+                    own,
+                    sources,
+                    schedule.segment_ids_of(read),
+                    [rows[number] for rows in given],
+                    {key: rows[number] for key, rows in named.items()},
+                )
+                if not number:
+                    store.allocate((states,), stored_dtypes((states,)))
+                token = store.write(token, step.results[0][1], (states,))
+        return store.read(token, row, copy=True)[0]
 
     def _call(
         self,
         own: Tensor,
         sources: Tensor,
         segment_ids: Tensor,
-        of_edges: Rows,
-        names: Sequence[str],
+        edge_rows: Rows,
+        named: Mapping[str, Tensor | None],
     ) -> Tensor:
-        """Call the layer on the graph of one level; the last rows of edges have names."""
-        size, edges, positional = own.size(0), sources.size(0), len(of_edges) - len(names)
+        """Call the layer on the graph of one level."""
+        size, edges = own.size(0), sources.size(0)
         first = 0 if self.pairs else size
         copies = torch.arange(first, first + edges, device=segment_ids.device)
         edge_index = torch.stack([copies, segment_ids])
-        # The updated rows of the source copies, which a plain call has too, are dropped.
+        # The updated rows of the source copies, which a plain call computes too, are dropped.
         x: Any = (sources, own) if self.pairs else torch.cat([own, sources])
-        named = dict(zip(names, of_edges[positional:], strict=True))
-        found = self.conv(x, edge_index, *of_edges[:positional], **named)
+        found = self.conv(x, edge_index, *edge_rows, **named)
         is_matrix = isinstance(found, Tensor) and found.dim() == 2
         if not is_matrix or found.size(0) != (size if self.pairs else size + edges):
             what = f"TopologicalConv: {type(self.conv).__name__} does not return one row per node"
@@ -180,7 +169,7 @@ class TopologicalConv(nn.Module):
             raise mismatch(TypeError, what, "a tensor [node, out_channels]", got)
         if found.size(1) != sources.size(1):
             what = f"TopologicalConv: {type(self.conv).__name__} changes the width of the rows"
-            wanted = f"{sources.size(1)} channels, as updated rows are sources again"
+            wanted = f"{sources.size(1)} channels, as updated rows are sources of later levels"
             hint = "a linear layer before it, or in_channels=(out_channels, in_channels) for pairs"
             raise mismatch(ValueError, what, wanted, found.size(1), hint=hint)
         return found[:size]
@@ -198,12 +187,12 @@ def _check_conv(conv: nn.Module) -> None:
     name = type(conv).__name__
     for module in conv.modules():
         if getattr(module, "flow", "source_to_target") != "source_to_target":
-            what = f"TopologicalConv: {name} works against the direction of the edges"
+            what = f"TopologicalConv: {name} passes messages against the edges"
             wanted, hint = "flow='source_to_target'", "direction='top_down' here, not flow there"
             raise mismatch(ValueError, what, wanted, f"flow={module.flow!r}", hint=hint)
         if getattr(module, "cached", False):
-            what = f"TopologicalConv: {name} keeps the graph of its first call"
-            wanted = "cached=False, as every level is a graph of its own"
+            what = f"TopologicalConv: {name} caches the graph of its first call"
+            wanted = "cached=False, as every level is a different graph"
             raise mismatch(ValueError, what, wanted, "cached=True")
     widths = getattr(conv, "in_channels", None)
     if not isinstance(widths, tuple):
@@ -218,15 +207,16 @@ def _check_conv(conv: nn.Module) -> None:
         raise mismatch(ValueError, what, wanted, f"in_channels={widths}")
 
 
-def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
+def _check_rows(schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
     if x.size(0) != schedule.num_nodes:
-        what, wanted = f"{owner}: wrong number of input rows", f"{schedule.num_nodes} (all nodes)"
+        what = "TopologicalConv: wrong number of input rows"
+        wanted = f"{schedule.num_nodes} (all nodes)"
         raise mismatch(ValueError, what, wanted, x.size(0))
     for key, rows in edge_rows.items():
         if rows is None:
             continue
         if not isinstance(rows, Tensor) or not rows.dim() or rows.size(0) != schedule.num_edges:
-            what = f"{owner}: argument {key} does not have one row per edge"
+            what = f"TopologicalConv: argument {key} does not have one row per edge"
             wanted = f"a tensor [{schedule.num_edges}, ...]"
             got = list(rows.shape) if isinstance(rows, Tensor) else repr(rows)
             hint = "bind other options of the layer before wrapping it"
@@ -234,37 +224,32 @@ def _check_rows(owner: str, schedule: Schedule, x: Tensor, edge_rows: Mapping[An
 
 
 def _split(rows: Tensor | None, order: Tensor, sizes: list[int]) -> Rows:
-    """Bring rows of edges into the order of the steps, and cut them by step."""
+    """Bring rows of edges into the order of the steps, and split them by step."""
     if rows is None:
         return [None] * len(sizes)
     return rows.index_select(0, order).split(sizes)
 
 
-class _Masks:
-    """Cut the edge masks that PyG's explainers put into layers, and set those of one level."""
+@contextmanager
+def _edge_masks(
+    conv: nn.Module, order: Tensor, sizes: list[int]
+) -> Iterator[list[tuple[dict[str, Any], str, Rows]]]:
+    """Split the edge masks of PyG's explainers by step, and restore them at the end.
 
-    def __init__(self, conv: nn.Module, order: Tensor, sizes: list[int]) -> None:
-        self.parts: list[tuple[nn.Module, str, Rows]] = []
-        for module in conv.modules():
-            # Only MessagePassing modules have masks.
-            if getattr(module, "explain", None) is not True:
-                continue
-            for name in ("_edge_mask", "_loop_mask"):
-                rows: Any = getattr(module, name)
-                self.parts.append((module, name, _split(rows, order, sizes)))
-
-    @contextmanager
-    def of_level(self, number: int) -> Iterator[None]:
-        """Set the masks of one level for the time of a call."""
-        # An entry of __dict__ hides a parameter of the same name without touching it.
-        before = [module.__dict__.get(name, self) for module, name, _ in self.parts]
-        try:
-            for module, name, levels in self.parts:
-                module.__dict__[name] = levels[number]
-            yield
-        finally:
-            for (module, name, _), value in zip(self.parts, before, strict=True):
-                if value is self:
-                    module.__dict__.pop(name, None)
-                else:
-                    module.__dict__[name] = value
+    Yields the attributes of each module, the name of a mask, and its parts.
+    """
+    # Only MessagePassing modules have masks. An entry of __dict__ hides a parameter of the same
+    # name without changing it.
+    masks = [
+        (vars(module), key, _split(getattr(module, key), order, sizes))
+        for module in conv.modules()
+        if getattr(module, "explain", None) is True
+        for key in ("_edge_mask", "_loop_mask")
+    ]
+    before = [dict(attributes) for attributes, *_ in masks]
+    try:
+        yield masks
+    finally:
+        for (attributes, key, _), values in zip(masks, before, strict=True):
+            attributes.pop(key, None)
+            attributes.update({key: values[key]} if key in values else {})

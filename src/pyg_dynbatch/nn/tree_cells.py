@@ -25,22 +25,13 @@ class _TreeLSTMCell(RecursiveCell):
     """What both Tree-LSTM cells share; gates are in the order u, i, o, f."""
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int | None,
-        forget_bias: float,
-        recurrent_dropout: float,
+        self, width_in: int, width: int, arity: int | None, forget_bias: float, dropout: float
     ) -> None:
-        super().__init__(
-            in_channels, out_channels, arity, gates=4, recurrent_dropout=recurrent_dropout
-        )
-        self.state_channels = (out_channels, out_channels)
-        self.forget_bias = forget_bias
-        # Rows for u, i, o and one forget gate per place; columns for the child in each place.
-        places = 1 if arity is None else arity
-        shape = (3 + places) * out_channels, places * out_channels
-        self.weight_hidden = nn.Parameter(torch.empty(shape))
+        super().__init__(width_in, width, arity, gates=4, recurrent_dropout=dropout)
+        self.state_channels, self.forget_bias = (width, width), forget_bias
+        # Rows for u, i, o and one forget gate per slot; columns for the child in each slot.
+        slots = 1 if arity is None else arity
+        self.weight_hidden = nn.Parameter(torch.empty((3 + slots) * width, slots * width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -58,30 +49,24 @@ class _TreeLSTMCell(RecursiveCell):
         self,
         schedule: Schedule,
         inputs: Tensor,
-        leaf_row: Tensor | None = None,
+        leaf_inverse: Tensor | None = None,
         level_order: bool = False,
     ) -> States | None:
-        """Run a whole schedule in one autograd function; autocast concerns its products only."""
+        """Run a whole schedule in one autograd function; autocast applies to its products only."""
         if not schedule.steps:
             return None
         mask = precision = None
         if not self.shares_leaves:
             mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
             mask.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
-            # Every leaf draws factors of its own, so that equal ones differ.
-            inputs, leaf_row = spread_rows(inputs, leaf_row, schedule), None
+            # Each leaf draws its own factors, so equal leaves differ.
+            inputs, leaf_inverse = spread_rows(inputs, leaf_inverse, schedule), None
         device = inputs.device.type
         if torch.is_autocast_enabled(device) and self.bias.dtype != torch.float64:
             precision = torch.get_autocast_dtype(device)
-        return fused_tree_lstm(
-            schedule,
-            inputs,
-            (self.weight_input, self.weight_hidden, self.bias),
-            dropout_mask=mask,
-            leaf_row=leaf_row,
-            level_order=level_order,
-            precision=precision,
-        )
+        weights = self.weight_input, self.weight_hidden, self.bias
+        options = {"leaf_inverse": leaf_inverse, "level_order": level_order, "precision": precision}
+        return fused_tree_lstm(schedule, inputs, weights, dropout_mask=mask, **options)
 
     def leaf(self, x: Float[Tensor, "row feature"]) -> States:
         """Compute leaves, for which the forget gates are not needed."""
@@ -90,7 +75,7 @@ class _TreeLSTMCell(RecursiveCell):
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):
-    r"""Compute one N-ary Tree-LSTM step: every child place has weights and a forget gate.
+    r"""Compute one N-ary Tree-LSTM step: every child slot has weights and a forget gate.
 
     .. math::
         i &= \sigma(W^{(i)} x + \textstyle\sum_l U^{(i)}_l h_l + b^{(i)}), \quad
@@ -104,8 +89,8 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden and of the memory row.
-        arity: Number N of child places.
-        forget_bias: Where the bias of the forget gates starts.
+        arity: Number N of child slots.
+        forget_bias: Initial value of the bias of the forget gates.
         recurrent_dropout: Probability of dropping an entry of ``u`` while training.
 
     Shape:
@@ -155,7 +140,7 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
 class ChildSumTreeLSTMCell(_TreeLSTMCell):
     r"""Compute one child-sum Tree-LSTM step, for any number of unordered children.
 
-    The hidden rows of the children are added up; every child keeps a forget gate of its own:
+    The hidden rows of the children are summed; every child has a separate forget gate:
 
     .. math::
         \tilde h &= \textstyle\sum_k h_k, \qquad
@@ -168,7 +153,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden and of the memory row.
-        forget_bias: Where the bias of the forget gates starts.
+        forget_bias: Initial value of the bias of the forget gates.
         recurrent_dropout: Probability of dropping an entry of ``u`` while training.
 
     Shape:
@@ -224,7 +209,7 @@ class TreeRNNCell(RecursiveCell):
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number of child places; a missing child is a row of zeros.
+        arity: Number of child slots; a missing child is a row of zeros.
 
     Shape:
         - x: ``[row, in_channels]``; each child: ``[row, out_channels]``
@@ -232,7 +217,7 @@ class TreeRNNCell(RecursiveCell):
 
     Reference:
         Socher, Lin, Ng, Manning (2011), "Parsing natural scenes and natural language with
-        recursive neural networks", equation 2. Differs: a node may have an input of its own.
+        recursive neural networks", equation 2. Differs: inner nodes may have an input too.
 
     Example:
         >>> cell, zeros = TreeRNNCell(4, 3), torch.zeros(2, 3)
@@ -260,7 +245,7 @@ class TreeRNNCell(RecursiveCell):
 
 
 class TreeGRUCell(RecursiveCell):
-    r"""Compute one Tree-GRU step: a reset gate and an update gate for every child place.
+    r"""Compute one Tree-GRU step: a reset gate and an update gate for every child slot.
 
     .. math::
         r_k &= \sigma(W^{(r)} x + \textstyle\sum_l U^{(r)}_{kl} h_l + b^{(r)}), \qquad
@@ -269,12 +254,12 @@ class TreeGRUCell(RecursiveCell):
         h &= \Big(1 - \tfrac1N \textstyle\sum_k z_k\Big) \odot u
              + \tfrac1N \textstyle\sum_k z_k \odot h_k
 
-    With one child place this is the GRU. A missing child is a row of zeros.
+    With one child slot this is the GRU. A missing child is a row of zeros.
 
     Args:
         in_channels: Width of an input row.
         out_channels: Width of the hidden row.
-        arity: Number N of child places.
+        arity: Number N of child slots.
         recurrent_dropout: Probability of dropping an entry of ``u`` while training.
 
     Shape:
@@ -283,8 +268,8 @@ class TreeGRUCell(RecursiveCell):
 
     Reference:
         GRU: Cho et al. (2014), arXiv:1406.1078, equations 5-8. Differs: gates for every child
-        place as the N-ary Tree-LSTM has them (Tai et al. 2015, arXiv:1503.00075, equation 10),
-        and the update averages over the places, so that the state stays within [-1, 1].
+        slot as the N-ary Tree-LSTM has them (Tai et al. 2015, arXiv:1503.00075, equation 10),
+        and the update averages over the slots, so that the state stays within [-1, 1].
 
     Example:
         >>> cell, zeros = TreeGRUCell(4, 3), torch.zeros(2, 3)

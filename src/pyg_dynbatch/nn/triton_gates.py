@@ -1,21 +1,20 @@
 """Triton kernels for the gates of fused Tree-LSTMs: one launch per level and pass.
 
 Rows are stored in float32, bfloat16 or float16, and everything in between is float32. Each
-program computes some columns of one node, its children one after another, so sums are the same to
-the last bit at every run.
+program computes some columns of one node, its children in order, so sums are bitwise reproducible.
 """
 
 from importlib.util import find_spec
-from typing import ClassVar, no_type_check
+from typing import no_type_check
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_gates import Block, Gates, Nodes, StateGradients, TorchGates
+from pyg_dynbatch.nn.fused_gates import Block, Gates, StateGradients, TorchGates, dense_columns
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128
 
-# The file can be imported without Triton, by tests of documentation for instance.
+# This file can be imported without Triton, for example by documentation tests.
 if find_spec("triton") is not None:
     import triton
     import triton.language as tl
@@ -38,19 +37,19 @@ if find_spec("triton") is not None:
     @triton.jit
     @no_type_check
     def _children_of(row, starts, edges, ARITY: tl.constexpr):
-        """First child of a node, and the one behind the last."""
+        """First child of a node, and the end of its children."""
         first = row * ARITY
-        behind = first + ARITY
+        end = first + ARITY
         if starts is not None:
             first = tl.load(starts + row)
             more = row + 1 < tl.num_programs(0)
-            behind = tl.load(starts + row + 1, mask=more, other=edges)
-        return first, behind
+            end = tl.load(starts + row + 1, mask=more, other=edges)
+        return first, end
 
     @triton.jit
     @no_type_check
     def _forget_place(row, child, first, starts, stride, width):
-        """Where the forget gate of a child is: in the row of its node, or in one of its own."""
+        """Where the forget gate of a child is: in the row of its node, or in a separate row."""
         place = row * stride + (child - first) * width
         if starts is not None:
             place = child * stride
@@ -63,7 +62,7 @@ if find_spec("triton") is not None:
         width, filled, edges, gates_row, own_row, forget_row, cells_row, dropout_row, state_row,
         ARITY: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
-        """Activate gates in place and writes c, tanh(c) and h, for some columns of one node."""
+        """Activate gates in place and write c, tanh(c) and h, for some columns of one node."""
         row = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         inside = column < width
@@ -89,8 +88,8 @@ if find_spec("triton") is not None:
             u *= _load(dropout, row * dropout_row + column, inside)
         c = i * u
         if index is not None:
-            first, behind = _children_of(row, starts, edges, ARITY)
-            for child in range(first, behind):
+            first, end = _children_of(row, starts, edges, ARITY)
+            for child in range(first, end):
                 place = _forget_place(row, child, first, starts, forget_row, width) + column
                 f = tl.sigmoid(_load(forget, place, inside) + of_forget)
                 _store(forget, place, f, inside)
@@ -130,8 +129,8 @@ if find_spec("triton") is not None:
         _store(grad_gates, at + width, candidate * u * i * (1.0 - i), inside)
         _store(grad_gates, at + 2 * width, of_h * tanh_c * o * (1.0 - o), inside)
         if index is not None:
-            first, behind = _children_of(row, starts, edges, ARITY)
-            for child in range(first, behind):
+            first, end = _children_of(row, starts, edges, ARITY)
+            for child in range(first, end):
                 place = _forget_place(row, child, first, starts, forget_row, width) + column
                 f = _load(forget, place, inside)
                 c = _load(cells, tl.load(index + child) * cells_row + column, inside)
@@ -141,42 +140,37 @@ if find_spec("triton") is not None:
 
 
 class TritonGates(TorchGates):
-    """Compute the gates of one level in one launch; all else is done by calls of torch."""
+    """Compute the gates of one level in one launch, and everything else with calls of torch."""
 
-    activates: ClassVar[bool] = False
-    """The kernel activates, not the product."""
+    def mask_of(self, block: Block) -> Tensor | None:
+        """The factors of u of a block."""
+        return dense_columns(super().mask_of(block))
 
-    def __init__(self, nodes: Nodes) -> None:
-        super().__init__(nodes)
-        nodes.dropout_mask = _dense_columns(nodes.dropout_mask)
-
-    def forward(self, block: Block, gates: Gates) -> None:
-        """Activate the gates in place, and write the states."""
-        nodes, here, rows = self.nodes, block.nodes, gates.rows
-        own, mask = _dense_columns(gates.own), nodes.mask_of(block)
-        memory = nodes.memory[here]
+    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+        """Activate products to gates in place, and write the states of a block."""
+        here, rows = block.nodes, gates.rows
+        own, mask, memory = dense_columns(own), self.mask_of(block), self.memory[here]
         forget, index, starts, cells, arity = self._children(block, gates)
         grid, columns, warps = _launch(memory)
         with torch.cuda.device_of(rows):
             forward_kernel[grid](
-                rows, own, forget, cells, index, starts, mask, memory, nodes.activated[here],
-                nodes.hidden[here], memory.size(1), 0 if own is None else own.size(0),
+                rows, own, forget, cells, index, starts, mask, memory, self.activated[here],
+                self.hidden[here], self.width, 0 if own is None else own.size(0),
                 block.edges, rows.stride(0), _stride(own), _stride(forget), _stride(cells),
                 _stride(mask), memory.stride(0), ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
 
     def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
-        """Write the gradients of products, and those of the children's memory."""
-        rows, mask = gates.rows, self.nodes.mask_of(block)
-        activated = self.nodes.activated[block.nodes]
+        """Write the gradients of products, and for inner nodes those of the children's c."""
+        rows, mask, activated = gates.rows, self.mask_of(block), self.activated[block.nodes]
         forget, index, starts, cells, arity = self._children(block, gates)
-        to_forget = None if forget is None else grads.forget_of(activated.size(1))
+        to_forget = None if forget is None else grads.forget_of(self.width)
         grid, columns, warps = _launch(activated)
         read = (rows, forget, cells, mask, activated, *given.read(block.nodes))
         write = grads.rows, to_forget, grads.child_memory
         with torch.cuda.device_of(rows):
             backward_kernel[grid](
-                *read[:3], index, starts, *read[3:], *write, activated.size(1), block.edges,
+                *read[:3], index, starts, *read[3:], *write, self.width, block.edges,
                 *(_stride(each) for each in (*read, *write)),
                 ARITY=arity, COLUMNS=columns, num_warps=warps,
             )  # fmt: skip
@@ -185,12 +179,11 @@ class TritonGates(TorchGates):
         self, block: Block, gates: Gates
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]:
         """Forget gates, index, starts and memory of the children, and their number if fixed."""
-        nodes, plan = self.nodes, self.nodes.plan
-        if not nodes.is_inner:
+        if not self.inner:
             return None, None, None, None, 0
-        starts = nodes.child_starts(block) if plan.ragged else None
-        forget, index = gates.forget_of(nodes.memory.size(1)), plan.children[block.children]
-        return forget, index, starts, nodes.child_memory, plan.arity
+        starts = self.child_starts(block) if self.plan.ragged else None
+        forget, index = gates.forget_of(self.width), self.plan.children[block.children]
+        return forget, index, starts, self.all_memory, self.plan.arity
 
 
 def _launch(states: Tensor) -> tuple[tuple[int, int], int, int]:
@@ -202,8 +195,3 @@ def _launch(states: Tensor) -> tuple[tuple[int, int], int, int]:
 
 def _stride(rows: Tensor | None) -> int:
     return 0 if rows is None else rows.stride(0)
-
-
-def _dense_columns(rows: Tensor | None) -> Tensor | None:
-    """The same rows with their columns next to one another, as the kernels read them."""
-    return rows if rows is None or rows.stride(1) == 1 else rows.contiguous()

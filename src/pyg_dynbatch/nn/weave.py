@@ -1,7 +1,7 @@
 """Weave convolution, factored to minimise work per pair, its normalisation, and stacks of it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -82,7 +82,7 @@ class CountedBatchNorm(nn.Module):
 
         Args:
             rows: The rows.
-            counts: How often each row counts; once by default.
+            counts: How many times each row counts; once by default.
             total: The sum of the counts, if known.
         """
         if not self.training or not rows.size(0):
@@ -124,7 +124,7 @@ class CountedBatchNorm(nn.Module):
 
 
 class _Normalise(Function):
-    """Keep one intermediate result; autograd alone would keep four."""
+    """Save one intermediate result; autograd alone would save four."""
 
     @staticmethod
     def forward(
@@ -157,7 +157,9 @@ class _Normalise(Function):
 
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
-    r"""Compute mean and variance of :math:`u_i + v_j` over all ordered pairs from atoms alone."""
+    """Compute mean and variance of u_i + v_j over all ordered pairs from atoms alone."""
+    # With u and v centred, d_i pairs at atom i and n ordered pairs, the variance is
+    # (sum_i d_i (u_i^2 + v_i^2) + 2 sum_i u_i sum_{j paired with i} v_j) / n.
     with torch.autocast(parts.device.type, enabled=False):
         parts = in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
@@ -179,7 +181,7 @@ class WeaveConv(nn.Module):
     are concatenated. The sum runs over all pairs of atom i, its self pair once if ``pairs`` has it.
 
     Nothing is approximated, but little is computed per pair: the linear map of :math:`f_{AP}` is
-    split into one per place in a pair, computed once per atom; as :math:`p_{ij} = p_{ji}`, each
+    split into one per position in a pair, computed once per atom; as :math:`p_{ij} = p_{ji}`, each
     pair is kept once; and functions of coded pair features are computed once per code.
 
     Args:
@@ -245,7 +247,7 @@ class WeaveConv(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Reset all learnable parameters."""
         for module in self.children():
             reset(module)
 
@@ -276,7 +278,7 @@ class WeaveConv(nn.Module):
     # The parts, for networks that process the pairs in blocks.
 
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
-        """Multiply atoms for f_AP: ``[atom, 2 * width]``, a part per place in a pair.
+        """Apply the linear map of f_AP: ``[atom, 2 * width]``, one part per position in a pair.
 
         Batch normalisation needs all pairs of the mini-batch.
         """
@@ -348,13 +350,11 @@ class WeaveConv(nn.Module):
         return rows.relu_()
 
     def _check(self, x: Tensor, pair: Tensor, pairs: Pairs, coded: bool) -> None:
-        of_pairs = (
-            ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
-        )
-        given = (x, self.atom_in, ("x", "atom", pairs.num_atoms)), (pair, self.pair_in, of_pairs)
+        table = ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
+        given = (x, self.atom_in, ("x", "atom", pairs.num_atoms)), (pair, self.pair_in, table)
         for rows, width, (name, of, count) in given:
             if tuple(rows.shape) != (count, width):
-                what, hint = f"WeaveConv: {name} has another shape", f"one row per {of}"
+                what, hint = f"WeaveConv: {name} has the wrong shape", f"one row per {of}"
                 raise mismatch(ValueError, what, [count, width], [*rows.shape], hint=hint)
 
     def extra_repr(self) -> str:
@@ -364,14 +364,15 @@ class WeaveConv(nn.Module):
 
 
 def _counts(pairs: Pairs, coded: bool, dtype: torch.dtype) -> Tensor:
-    """Ordered pairs that each pair or code stands for, in single precision or more."""
+    """Number of ordered pairs per pair or code, at least in single precision."""
+    # float16 ends at 65504, and bfloat16 is exact only up to 256.
     dtype = torch.promote_types(dtype, torch.float32)
 
-    def make() -> Tensor:
+    def build() -> Tensor:
         counts = pairs.code_count.sum(0) if coded else pairs.weight
         return counts.to(dtype)
 
-    return pairs.remember(("counts", coded, dtype), make)
+    return pairs.remember(("counts", coded, dtype), build)
 
 
 def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, int]:
@@ -387,19 +388,19 @@ def _widths(hidden: int | Mapping[str, int], *named: int | None) -> dict[str, in
 
 
 class WeaveStack(nn.Module):
-    """Run weave modules one after another on atoms and on pairs that are given by codes.
+    """Run weave modules in sequence on atoms and on pairs that are given by codes.
 
     The last module updates atoms only. With ``pair_block`` each module sums over blocks of pairs,
-    and both passes compute the rows of a block from the atoms again: memory grows with the atoms
-    and the block instead of the pairs, and results are the same up to rounding. Training with batch
-    normalisation, which needs all pairs at once, ignores ``pair_block``.
+    and both passes recompute the rows of a block from the atoms: memory is proportional to the
+    atoms and the block instead of the pairs, and results are the same up to rounding. Training with
+    batch normalisation, which needs all pairs at once, ignores ``pair_block``.
 
     Args:
         atom_in: Width of an atom row.
         pair_in: Width of a row of the table.
         channels: Width of all other rows.
         num_modules: Number of modules, at least 1.
-        pair_block: Number of pairs per block; smaller mini-batches are not cut.
+        pair_block: Number of pairs per block; smaller mini-batches are not split.
         **options: ``norm``, ``residual`` and ``dropout`` of :class:`WeaveConv`.
 
     Shape:
@@ -441,7 +442,7 @@ class WeaveStack(nn.Module):
         )
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Reset all learnable parameters."""
         for conv in self.convs:
             reset(conv)
 
@@ -449,27 +450,24 @@ class WeaveStack(nn.Module):
         self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
     ) -> Float[Tensor, "atom out"]:
         """Compute the atom rows after the last module."""
-        levels = self._levels()
-        whole = self.training and levels[0].norm == "batch"
+        convs: Any = self.convs
+        whole = self.training and convs[0].norm == "batch"
         if self.pair_block is not None and pairs.num_pairs > self.pair_block and not whole:
             return self._by_blocks(x, table, pairs, self.pair_block)
-        x, pair = levels[0](x, table, pairs, coded=True)
-        for conv in levels[1:]:
-            x, pair = conv(x, pair, pairs)
+        pair = table
+        for level, conv in enumerate(convs):
+            x, pair = conv(x, pair, pairs, coded=level == 0)
         return x
-
-    def _levels(self) -> list[WeaveConv]:
-        return list(self.convs)  # type: ignore[arg-type]
 
     def _by_blocks(self, x: Tensor, table: Tensor, pairs: Pairs, size: int) -> Tensor:
         blocks = pairs.remember(("blocks", size), lambda: pairs.split(size))
-        levels = self._levels()
+        convs: Any = self.convs
         parts: list[Tensor] = []
-        for level, conv in enumerate(levels):
+        for level, conv in enumerate(convs):
             if level == 0:
                 total = conv.sum_pairs(table, pairs, coded=True)
             else:
-                # The backward pass computes again whatever a block needs, its pair rows too.
+                # The backward pass recomputes all rows of a block, its pair rows too.
                 sums = [
                     checkpoint(self._sum_block, level, block, table, *parts, use_reentrant=False)
                     for block in blocks
@@ -481,7 +479,7 @@ class WeaveStack(nn.Module):
         return x
 
     def _sum_block(self, level: int, block: Pairs, table: Tensor, *parts: Tensor) -> Tensor:
-        levels, pair = self._levels(), table
+        convs, pair = cast(Any, self.convs), table
         for number, part in enumerate(parts):
-            pair = levels[number].update_pairs(part, pair, block, coded=number == 0)
-        return levels[level].sum_pairs(pair, block)
+            pair = convs[number].update_pairs(part, pair, block, coded=number == 0)
+        return convs[level].sum_pairs(pair, block)

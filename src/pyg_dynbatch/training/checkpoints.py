@@ -21,13 +21,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.files import atomic_file
 
 
 class RandomState(Callback):
-    """Save torch's random state in every checkpoint and restore it on resuming.
+    """Save torch's random state in every checkpoint and restore it when a run is resumed.
 
-    Without it, dropout would draw other numbers in a resumed run. The states of all ranks are
+    Otherwise a resumed run would draw different numbers for dropout. The states of all ranks are
     saved, and restored if the number of ranks is the same. Exact at the end of an epoch.
 
     Example:
@@ -56,7 +56,7 @@ class RandomState(Callback):
         self._waiting = checkpoint.get("random_state")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Restore the state just before the first resumed batch."""
+        """Restore the states just before the first resumed batch."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or len(waiting["cpu"]) != trainer.world_size:
             return
@@ -68,7 +68,7 @@ class RandomState(Callback):
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Keep the best checkpoint even after the folder of the run was moved."""
+    """Remember the best checkpoint even after the folder of the run was moved."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore paths and scores; Lightning forgets the scores if the folder was moved."""
@@ -85,10 +85,10 @@ class RunCheckpoint(ModelCheckpoint):
 
 
 def last_checkpoint() -> ModelCheckpoint:
-    """Make the callback that keeps ``last.ckpt``, written at the end of every epoch.
+    """Return the callback that writes ``last.ckpt`` at the end of every epoch.
 
-    ``ModelCheckpoint(monitor=..., save_last=True)`` writes its ``last.ckpt`` only together with a
-    new best one, so a run resumed from it would repeat epochs.
+    ``ModelCheckpoint(monitor=..., save_last=True)`` updates ``last.ckpt`` only when there is a new
+    best one, so a run resumed from it would repeat epochs.
 
     Example:
         >>> last_checkpoint().monitor is None
@@ -124,7 +124,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
-    """Write checkpoints whole or not at all, and read them without running code from them."""
+    """Write checkpoints atomically, and read them without running code from them."""
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -144,19 +144,19 @@ class SafeCheckpointIO(TorchCheckpointIO):
             return
         content = BytesIO()  # torch's own error would not name the file
         torch.save(checkpoint, content)
-        with whole_file(path, "wb") as file:
+        with atomic_file(path, "wb") as file:
             file.write(content.getbuffer())
 
 
 def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
-    """Show the split of a checkpoint to a data module of another class; Lightning does not."""
+    """Show the split of a checkpoint to a data module of a different class; Lightning does not."""
     for entry in list(checkpoint.values()):
         if isinstance(entry, Mapping) and "split_options" in entry:
             checkpoint.setdefault(type(datamodule).__qualname__, entry)
 
 
 @contextmanager
-def naming_file(path: str | Path) -> Iterator[None]:
+def naming_file(path: object) -> Iterator[None]:
     """Add the path of a checkpoint to an error about it."""
     try:
         yield
@@ -166,11 +166,12 @@ def naming_file(path: str | Path) -> Iterator[None]:
 
 
 def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
-    what = "the file is not a checkpoint, or is cut short"
+    what = "the file is not a checkpoint, or is truncated"
     return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
 
 
 def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:
+    # Not strategy.all_gather, which calls a function that torch has deprecated.
     if trainer.world_size == 1:
         return state[None]
     own = state.to(trainer.strategy.root_device)
@@ -182,8 +183,7 @@ def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:
 CONFIG = "config.yaml"
 METRICS = "metrics.csv"
 
-# Options that take effect although the checkpoint was made with others. Everything else decides
-# what the weights mean.
+# Options that may differ from those of the checkpoint. All others decide what the weights mean.
 _CHANGEABLE = (
     *("model.*dropout", "model.optimizer.lr", "model.optimizer.embedding_lr"),
     *("model.optimizer.weight_decay", "model.optimizer.eps"),
@@ -194,9 +194,9 @@ _CHANGEABLE = (
     # The data module compares the split itself, by its content.
     "data.split.*",
 )
-# Options that may change without effect on training: word vectors come from the checkpoint.
+# Options that have no effect on a resumed run: its word vectors come from the checkpoint.
 _WITHOUT_EFFECT = ("data.num_workers", "data.vectors.file", "data.vectors.cache")
-# Options without effect on weights that are only measured.
+# Options that have no effect on trained weights.
 _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*", "data.recipe.*")
 
 
@@ -209,10 +209,9 @@ def find_checkpoint(name: str, configs: list[Path]) -> Path:
     for folder in reversed(folders):
         if (folder / f"{path.stem}.ckpt").is_file():
             return folder / f"{path.stem}.ckpt"
-    what, expected = f"checkpoint {name!r} not found", f"{path.stem}.ckpt in the folder of a run"
     got = f"no such file in {', '.join(map(str, folders)) or 'any run'}"
-    hint = "--run runs/NAME/version_0, or the path of a checkpoint"
-    raise mismatch(FileNotFoundError, what, expected, got, hint=hint)
+    what, hint = f"checkpoint {name!r} not found", "--run runs/NAME/version_0, or a path"
+    raise mismatch(FileNotFoundError, what, f"{path.stem}.ckpt of a run", got, hint=hint)
 
 
 def check_options(
@@ -228,8 +227,11 @@ def check_options(
     seed, now = checkpoint.get("pyg_dynbatch_seed"), given["seed_everything"]
     if training and seed is not None and str(now) != seed:
         found.append(("seed_everything", seed, now))
-    for part, options in made_with.items():
-        found += _differences(options, plain_options(given[part]), f"{part}.")
+    for part, before in made_with.items():
+        options = plain_options(given[part])
+        common = before.keys() & options.keys()
+        old, new = ({name: each[name] for name in common} for each in (before, options))
+        found += differences({part: old}, {part: new})
     changes: list[str] = []
     refused: list[str] = []
     for name, before, now in found:
@@ -238,9 +240,8 @@ def check_options(
             (changes if _matches(name, allowed) else refused).append(line)
     if refused:
         what = "an option differs from that of the checkpoint and cannot be changed"
-        expected, got = "the options the checkpoint was made with", "; ".join(refused)
-        hint = "--run FOLDER takes the options of the run; leave the others out"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
+        got, hint = "; ".join(refused), "--run FOLDER, without these options"
+        raise mismatch(ValueError, what, "the options of the checkpoint", got, hint=hint)
     return changes if training else []
 
 
@@ -254,13 +255,14 @@ def plain_options(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"_class_path": part.get("class_path"), **options}
 
 
-def _differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], path: str
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    for name in before.keys() & now.keys():
-        old, new = before[name], now[name]
+    """Yield the names, joined by dots, and the values of all entries that differ."""
+    for name in {**before, **now}:
+        old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from _differences(old, new, f"{path}{name}.")
+            yield from differences(old, new, f"{path}{name}.")
         elif old != new:
             yield f"{path}{name.lstrip('_')}", old, new
 
@@ -268,14 +270,14 @@ def _differences(
 def check_run_folder(
     checkpoint: Path, keeper: ModelCheckpoint, contents: Mapping[str, Any]
 ) -> None:
-    """Look for what a run needs to continue in the folder of its checkpoint."""
+    """Raise an error unless a run can continue in the folder of its checkpoint."""
     folder, noted = checkpoint.parent, contents.get("callbacks", {})
     if not (folder / CONFIG).is_file():
         what = "training can only continue in the folder of its run"
         hint = "the last.ckpt of a run, where fit has written it"
         raise mismatch(FileNotFoundError, what, folder / CONFIG, "no such file", hint=hint)
     if keeper.state_key not in noted:
-        what = "the best checkpoint of this run was chosen in another way"
+        what = "the best checkpoint of this run was chosen in a different way"
         before = " or ".join(key for key in noted if "'monitor'" in key)
         hint = "--checkpoint.monitor and --checkpoint.mode as before"
         raise mismatch(ValueError, what, before, keeper.state_key, hint=hint)
@@ -325,7 +327,7 @@ def _drop_after(table: Path, step: int) -> None:
     trained = [row for row in read if not any(name.startswith("test/") for name in row)]
     rows = [row for row in trained if int(row["step"]) < step]
     names = sorted({name for row in rows for name in row})
-    with whole_file(table, newline="", encoding="utf-8") as file:
+    with atomic_file(table, newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)

@@ -1,4 +1,4 @@
-"""The command line of tasks and data modules, on Lightning's, with errors in one line."""
+"""The command line of tasks and data modules, based on Lightning's, with one-line errors."""
 
 import difflib
 import logging
@@ -20,8 +20,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_info
 
-from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
     CONFIG,
@@ -49,7 +49,7 @@ _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
 def explained(message: str, options: Iterable[str]) -> str:
-    """Shorten a message of jsonargparse to what is wrong, and suggest what was meant."""
+    """Shorten a message of jsonargparse to what is wrong, with a suggestion."""
     line = " ".join(message.split())
     unknown = re.search(r"unrecognized arguments: (--?[\w.+-]+)", line)
     problem = re.search(r"Problem with given class_path '([\w.]+)'", line)
@@ -84,13 +84,13 @@ _KINDS = {"NoneType": "null", "bool": "true or false", "float": "a number"}
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
-    """Suggest what a mistyped word was meant to be."""
+    """Suggest the known word that is closest to a mistyped one."""
     near = closest(word, known)
     return f"; did you mean {near!r}?" if near else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Find the known word that a mistyped one is closest to; an empty one if none is close."""
+    """Return the known word that is closest to a mistyped one; an empty one if none is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
 
 
@@ -114,7 +114,7 @@ def _classes() -> list[str]:
 
 
 def check_config_file(path: str | Path) -> None:
-    """Look for what jsonargparse reports badly: an empty file, wrong YAML, mistyped class keys."""
+    """Detect what jsonargparse reports poorly: empty files, invalid YAML, mistyped class keys."""
     wanted = "settings such as 'trainer:', 'model:' and 'data:'"
     if not Path(path).is_file():
         raise mismatch(FileNotFoundError, "the configuration is missing", "a YAML file", path)
@@ -139,15 +139,15 @@ def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
         return
     wrong = [str(key) for key in children if key not in _CLASS_KEYS]
     if wrong and "class_path" in children:
-        what = f"the configuration has an unknown key beside class_path: {name}.{wrong[0]}"
+        what = f"the configuration has an unknown key next to class_path: {name}.{wrong[0]}"
         expected, got = "class_path and init_args", f"{wrong[0]!r}{_hint(wrong[0], _CLASS_KEYS)}"
         raise mismatch(ValueError, what, expected, got, where=path)
     for key, child in children.items():
         _check_class_keys(child, f"{name}.{key}".lstrip("."), path)
 
 
-# What the best checkpoint is chosen by, unless an option says otherwise.
-_SUPPOSED = "val/accuracy"
+# The metric by which the best checkpoint is chosen by default.
+_DEFAULT_MONITOR = "val/accuracy"
 _SMALLER_IS_BETTER = {"loss", "rmse", "mae", "mse"}
 
 
@@ -178,7 +178,10 @@ class OneLineParser(LightningArgumentParser):
 
 
 class TaskCLI(LightningCLI):
-    """Add the callbacks of every run, checks of its options, and a report at the end."""
+    """Add the callbacks of every run, checks of its options, and a report at the end.
+
+    Given checkpoints, ``test`` measures their average.
+    """
 
     def __init__(self, checkpoints: Sequence[str] = ()) -> None:
         self.checkpoints = checkpoints
@@ -200,12 +203,17 @@ class TaskCLI(LightningCLI):
             },
         )
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Parse the given sub-command only: building the parsers of all of them is slow."""
+        return {sys.argv[1]: LightningCLI.subcommands()[sys.argv[1]]}
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks that can be configured, and what the model takes from the data."""
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(PredictionTable, "predictions")
         parser.add_lightning_class_args(RunReport, "report")
-        best = {"monitor": _SUPPOSED, "mode": "max", "filename": "best"}
+        best = {"monitor": _DEFAULT_MONITOR, "mode": "max", "filename": "best"}
         parser.set_defaults({f"checkpoint.{name}": value for name, value in best.items()})
         # A link is skipped where the data module or the model has no such attribute.
         for fact in ("num_tokens", "num_classes", "schema"):
@@ -220,9 +228,15 @@ class TaskCLI(LightningCLI):
         super().parse_arguments(parser, args)
         command = str(self.config.subcommand)
         options = self.config[command]
-        _refuse_overwriting(options, self.checkpoints)
-        # Removed, so that Lightning does not replace the given options by those of the checkpoint,
-        # and the saved configuration starts a new run.
+        table = options.get("predictions")
+        if table is not None and table.folder is not None:
+            written = [Path(table.folder) / name for name in (table.name, table.node_name) if name]
+            check_outputs("predictions", written, [*_paths(options), *self.checkpoints])
+        for path in self.checkpoints:
+            with naming_file(path):
+                check_options(read_checkpoint(path), self.plain_config(), training=False)
+        # Removed, so that Lightning does not replace the given options with those of the
+        # checkpoint, and the saved configuration starts a new run.
         chosen, options["ckpt_path"] = options.get("ckpt_path"), None
         if chosen is not None:
             configs = [Path(str(each)) for each in options.config]
@@ -249,7 +263,7 @@ class TaskCLI(LightningCLI):
         model, data = plain_options(config["model"]), plain_options(config["data"])
         facts = class_of(data["_class_path"]).known_facts(data)
         with torch.random.fork_rng(devices=[]):
-            trial = class_of(model["_class_path"]).made_up(model, facts)
+            trial = class_of(model["_class_path"]).dry_run_instance(model, facts)
         if trial is None:
             return
         build_optimizer(trial.network, trial.optimizer_options)
@@ -259,7 +273,7 @@ class TaskCLI(LightningCLI):
             self.check_monitors(trial)
 
     def check_monitors(self, model: Task) -> None:
-        """Refuse metrics that callbacks monitor and the model does not log."""
+        """Raise an error if a callback monitors a metric that the model does not log."""
         config = self.plain_config()
         callbacks = config["trainer"]["callbacks"] or []
         chosen = [("ModelCheckpoint", config["checkpoint"])]
@@ -271,7 +285,7 @@ class TaskCLI(LightningCLI):
                 check_monitor(options["monitor"], options.get("mode", "min"), model, name)
 
     def instantiate_trainer(self, **options: Any) -> pl.Trainer:
-        """Make the trainer; Lightning refuses some options with a ``TypeError``."""
+        """Build the trainer; Lightning rejects some options with a ``TypeError``."""
         try:
             return super().instantiate_trainer(**options)
         except TypeError as error:
@@ -301,21 +315,21 @@ class TaskCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Test and predict with the best checkpoint, and print where the results are."""
-        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
         # After a fit it would restore and test the weights that are not averaged.
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [each for each in callbacks if not isinstance(each, WeightAveraging)]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
-            self.test_and_predict(**({"ckpt_path": best} if best else {}))
-        self.after_predict()
+            self.trainer.test(self.model, self.datamodule, ckpt_path=best)
+            self.predict_split(best)
 
-    def test_and_predict(self, **options: Any) -> None:
-        """Measure the model on the test split and write its predictions."""
-        options["datamodule"] = self.datamodule
-        self.trainer.test(self.model, **options)
+    def predict_split(self, checkpoint: str | None = None) -> None:
+        """Write predictions, and print the results of the test before."""
         self.keep_results()
-        self.trainer.predict(self.model, return_predictions=False, **options)
+        predict = self.trainer.predict
+        predict(self.model, self.datamodule, return_predictions=False, ckpt_path=checkpoint)
+        self.after_predict()
 
     def keep_results(self) -> None:
         """Keep the metric, which predicting removes from the trainer."""
@@ -324,10 +338,26 @@ class TaskCLI(LightningCLI):
         if found is not None:
             self.results = [f"{name}: {float(found):.4f}", *self.model.notes()]
 
+    def before_test(self) -> None:
+        """Replace the model with the average of an ensemble."""
+        if not self.checkpoints:
+            return
+        self.model = ensemble_of(self.model, self.checkpoints)
+        for path in self.checkpoints:
+            checkpoint = read_checkpoint(path)
+            share_split(checkpoint, self.datamodule)
+            noted = checkpoint.get(type(self.datamodule).__qualname__)
+            with naming_file(path):
+                if noted is not None:
+                    self.datamodule.load_state_dict(noted)
+
     def after_test(self) -> None:
-        """Print the results of the test."""
-        self.keep_results()
-        self.after_predict()
+        """Print the results of the test; an ensemble predicts too."""
+        if self.checkpoints:
+            self.predict_split()
+        else:
+            self.keep_results()
+            self.after_predict()
 
     def after_predict(self) -> None:
         """Print the metric of the test split, if known, and where the results are."""
@@ -335,30 +365,18 @@ class TaskCLI(LightningCLI):
             print(*self.results, *closing_lines(self.trainer), sep="\n")
 
 
-def _refuse_overwriting(config: Any, checkpoints: Sequence[str]) -> None:
-    """Refuse a table of predictions that is a file of the data, a checkpoint or a setting."""
-    table = config.get("predictions")
-    if table is None or table.folder is None:
-        return
-    tables = [Path(table.folder) / name for name in (table.name, table.node_name) if name]
-    named = _texts([config.get(name) for name in ("config", "ckpt_path", "data", "model")])
-    refuse_overwriting("predictions", tables, [*named, *checkpoints])
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, (str, os.PathLike)):
-        yield str(value)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _texts(part)
-    elif hasattr(value, "values"):
-        yield from _texts(list(value.values()))
+def _paths(options: Any) -> Iterator[str]:
+    """Yield all options that may be a path, without those of the tables of predictions."""
+    for name, value in options.items():
+        if not name.startswith("predictions."):
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            yield from (str(part) for part in parts if isinstance(part, (str, os.PathLike)))
 
 
 def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCheckpoint") -> None:
-    """Refuse a metric that the model does not log, or whose largest value is the worst."""
+    """Raise an error if a metric is not logged, or its largest value is the worst."""
     main, known = f"val/{model.main_metric}", model.metric_names()
-    supposed = callback == "ModelCheckpoint" and monitor == _SUPPOSED
+    supposed = callback == "ModelCheckpoint" and monitor == _DEFAULT_MONITOR
     near = "" if supposed or monitor in known else closest(monitor, known)
     chosen = main if supposed else near or (monitor if monitor in known or not known else main)
     best = "min" if set(re.split("[/_]", chosen)) & _SMALLER_IS_BETTER else "max"
@@ -367,7 +385,7 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
     options = "checkpoint" if callback == "ModelCheckpoint" else "trainer.callbacks"
     what = f"{callback} cannot choose by this metric"
     others = ", ".join(name for name in known if name != main)
-    expected = f"{main}, by which {type(model).__name__} is judged, or another it logs: {others}"
+    expected = f"{main}, the main metric of {type(model).__name__}, or one of {others}"
     got = f"{options}.monitor {monitor}, {options}.mode {mode}"
     got += f"; did you mean {near!r}?" if near else ""
     hint = f"--{options}.monitor {chosen} --{options}.mode {best}"
@@ -384,7 +402,7 @@ def run_lightning(argv: list[str]) -> int:
 
 
 def with_run(argv: list[str]) -> list[str]:
-    """Replace ``--run FOLDER`` by the configuration and a checkpoint of that run."""
+    """Replace ``--run FOLDER`` with the configuration and a checkpoint of that run."""
     parser = OneLineArguments(f"pyg-dynbatch {argv[0]}", add_help=False)
     parser.add_argument("--run")
     parser.add_argument("--ckpt_path", default="last" if argv[0] == "fit" else "best")
@@ -408,42 +426,19 @@ def _prepare_process() -> None:
     log.addFilter(lambda record: "litlogger" not in record.getMessage())
 
 
-class EnsembleCLI(TaskCLI):
-    """Run ``test`` and ``predict`` with the average of several checkpoints."""
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the options, and compare them with those of the checkpoints."""
-        super().parse_arguments(parser, args)
-        for path in self.checkpoints:
-            with naming_file(path):
-                check_options(read_checkpoint(path), self.plain_config(), training=False)
-
-    def test(self, model: Task, datamodule: SplitDataModule, **_: Any) -> None:
-        """Test and predict with the average in place of the model."""
-        self.model = ensemble_of(model, self.checkpoints)
-        for path in self.checkpoints:
-            checkpoint = read_checkpoint(path)
-            share_split(checkpoint, datamodule)
-            noted = checkpoint.get(type(datamodule).__qualname__)
-            with naming_file(path):
-                if noted is not None:
-                    datamodule.load_state_dict(noted)
-        self.test_and_predict()
-
-
 def run_ensemble(argv: list[str]) -> int:
     """Run ``ensemble``: the options of ``test``, and ``--checkpoints`` or ``--members``."""
     parser = OneLineArguments(
         "pyg-dynbatch ensemble",
-        "Test and predict with the average of what several checkpoints predict. All options of "
-        "'test' are taken too, --config first of all.",
+        "Test and predict with the average of several checkpoints. All options of 'test' are "
+        "available too, such as --config.",
     )
     parser.add_argument("--checkpoints", nargs="+", metavar="CKPT", help="checkpoints of fit")
     parser.add_argument(
         "--members",
         type=int,
         metavar="N",
-        help="train so many models first, with the seeds S, S+1, ... and one split of the data",
+        help="first train N models, with the seeds S, S+1, ... and one split of the data",
     )
     own, others = parser.parse_known_args(argv)
     if (own.checkpoints is None) == (own.members is None):
@@ -455,7 +450,7 @@ def run_ensemble(argv: list[str]) -> int:
     if own.members is not None:
         checkpoints, others = _trained_members(own.members, others)
     sys.argv[1:] = ["test", *others]
-    EnsembleCLI(checkpoints)
+    TaskCLI(checkpoints)
     return 0
 
 

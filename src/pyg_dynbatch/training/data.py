@@ -18,7 +18,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 
 
 class SplitDataModule(pl.LightningDataModule, ABC):
-    """Make the loaders of three splits, in batches of examples or under a budget of their sizes.
+    """Build the loaders of three splits, with batches of a fixed number or total size of examples.
 
     Only the training split is shuffled. On several devices batches are assigned to ranks without
     padding, so no example is counted twice.
@@ -26,7 +26,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     Args:
         batch_size: Examples in a batch.
         budget: If given, the largest sum of :meth:`sizes` in a batch, with any number of examples;
-            a larger example becomes a batch of its own, with a warning.
+            a larger example becomes a separate batch, with a warning.
         num_workers: Loader processes; 0 loads in the training process.
         predict_split: The split that ``predict`` runs over.
     """
@@ -49,7 +49,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @classmethod
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the ``kind`` and ``targets`` of the data, if the options tell."""
+        """Return the ``kind`` and ``targets`` of the data, if the options contain them."""
         return {name: options[name] for name in ("kind", "targets") if name in options}
 
     @abstractmethod
@@ -62,7 +62,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> Any:
-        """Make a loader that collates as the model needs it."""
+        """Return a loader whose batches have what the model needs."""
 
     def splits_of(self, stage: str) -> tuple[SplitName, ...]:
         """List the splits that a stage of Lightning needs."""
@@ -104,8 +104,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         if larger:
             rank_zero_warn(
                 f"{type(self).__name__}: {len(larger):,} of {len(sizes):,} examples are larger "
-                f"than the budget of {budget:,} and make batches of their own; the largest has "
-                f"a size of {max(larger):,}."
+                f"than the budget of {budget:,} (the largest {max(larger):,}): a batch for each"
             )
         seed = self._seed()
         sampler = NodeBudgetBatchSampler(
@@ -120,14 +119,14 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             return int(common)
         if self.trainer is None:
             return 0
-        # Every rank makes its loaders in the same order, so each of them gets here.
+        # All ranks build their loaders in the same order, so each of them calls this.
         return int(self.trainer.strategy.broadcast(torch.initial_seed() % 2**32))
 
     def _loader_options(self, seed: int) -> dict[str, Any]:
         accelerator = getattr(self.trainer, "accelerator", None)
         return {
             "num_workers": self.num_workers,
-            # A generator of its own: seeding the workers from the global one would shift the
+            # A separate generator: seeding the workers from the global one would change the
             # numbers that dropout draws, differently in a resumed run.
             "generator": torch.Generator().manual_seed(seed),
             "persistent_workers": self.num_workers > 0,

@@ -50,14 +50,14 @@ class AveragedNetwork(nn.Module):
 
 
 def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
-    """Make a task that predicts with the average of several checkpoints.
+    """Return a task that predicts with the average of several checkpoints.
 
     Args:
-        task: A task of the configuration the checkpoints were made with; it is not changed.
+        task: A task with the configuration of the checkpoints; it is not changed.
         checkpoints: Paths of checkpoints.
 
     Raises:
-        ValueError: If no checkpoint is given, or one is invalid or belongs to another model.
+        ValueError: If no checkpoint is given, or one is invalid or belongs to a different model.
 
     Example:
         >>> import torch
@@ -77,18 +77,17 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
                 check_weights(task, checkpoint)
             except ValueError as error:
                 theirs = checkpoint.get("hyper_parameters", {})
-                other = [
+                if other := [
                     f"{name} {value!r}, in the file {theirs.get(name)!r}"
                     for name, value in task.hparams.items()
                     if isinstance(value, (int, float, str, list)) and theirs.get(name) != value
-                ]
-                if other:
+                ]:
                     error.add_note(f"  differs:  {'; '.join(other)}")
                 raise
         member = copy.deepcopy(task)
         member.load_state_dict(checkpoint["state_dict"])
         members.append(member)
-    # The average keeps the scale of the targets, by which errors are measured.
+    # The average keeps the scale of the targets, with which errors are measured.
     averaged = copy.deepcopy((members or [task])[0])
     averaged.network = averaged.averaged(members)
     return averaged

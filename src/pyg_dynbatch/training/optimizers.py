@@ -21,7 +21,7 @@ def _check_range(options: object, name: str, fits: bool, expected: str) -> None:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Choose the optimiser of the weights and that of the word vectors.
+    """Choose the optimisers of the weights and of the word vectors.
 
     Args:
         name: Optimiser of all other weights: ``adagrad``, ``adam``, ``adamw`` or ``sgd``.
@@ -52,7 +52,7 @@ class OptimizerOptions:
     embedding_gradient_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no optimiser can use."""
+        """Check the numbers."""
         for name in ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps"):
             value = getattr(self, name)
             fits = value is None or 0 <= value < math.inf
@@ -61,12 +61,9 @@ class OptimizerOptions:
         scale = self.embedding_gradient_scale
         _check_range(self, "embedding_gradient_scale", scale > 0, expected)
         if "adagrad" in (self.name, self.embedding) and self.eps == self.initial_accumulator == 0:
-            what, hint = (
-                "OptimizerOptions: Adagrad would divide by zero",
-                "initial_accumulator: 0.1",
-            )
-            expected = "eps or initial_accumulator above 0"
-            raise mismatch(ValueError, what, expected, "both are 0", hint=hint)
+            what, got = "OptimizerOptions: Adagrad would divide by zero", "both are 0"
+            expected, hint = "eps or initial_accumulator above 0", "initial_accumulator: 0.1"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -75,14 +72,14 @@ class RateOptions:
 
     Args:
         name: ``constant``, ``step`` (times ``gamma`` every ``every`` epochs), ``exponential``
-            (times ``gamma`` an epoch), ``cosine`` (falls to ``final`` at the end of training) or
-            ``one_cycle`` (rises from a twenty-fifth, then falls to ``final``, both by half a
+            (times ``gamma`` per epoch), ``cosine`` (falls to ``final`` at the end of training) or
+            ``one_cycle`` (rises from a twenty-fifth, then falls to ``final``, each along half a
             cosine).
         gamma: Factor of ``step`` and ``exponential``.
-        every: Epochs between two falls of ``step``.
-        final: What ``cosine`` and ``one_cycle`` end at, as a fraction of the full rate.
+        every: Epochs between two steps of ``step``.
+        final: Last rate of ``cosine`` and ``one_cycle``, as a fraction of the full rate.
         warmup: Number of optimiser steps in which the rate rises linearly to its full value.
-        rise: Share of the run in which ``one_cycle`` rises.
+        rise: Fraction of the run in which ``one_cycle`` rises.
 
     Raises:
         ValueError: If a number is out of range.
@@ -100,7 +97,7 @@ class RateOptions:
     rise: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no schedule can use."""
+        """Check the numbers."""
         _check_range(self, "gamma", self.gamma > 0, "above 0")
         _check_range(self, "every", self.every >= 1, "at least 1")
         _check_range(self, "final", 0 <= self.final <= 1, "0 to 1")
@@ -110,7 +107,7 @@ class RateOptions:
 
 @dataclass(frozen=True)
 class VectorOptions:
-    """Choose the word vectors that a run starts from.
+    """Choose the initial word vectors.
 
     Args:
         source: ``none`` (the model's own random vectors), ``glove`` (a text file, also ``.gz``, in
@@ -118,9 +115,9 @@ class VectorOptions:
         file: The file of ``glove``; for ``sentence`` the name or folder of the model.
         cache: For ``sentence``: file for the vectors, so that the model runs only once.
         scale: Factor on every vector.
-        missing: What a word without a vector starts from: ``shared_uniform`` (all such words are
-            one word, U(-0.05, 0.05)), ``uniform`` (each its own U(-0.05, 0.05)), ``normal`` (each
-            its own, as spread as the vectors found) or ``zeros``.
+        missing: Initial vector of a word that has none: ``shared_uniform`` (one for all such words,
+            U(-0.05, 0.05)), ``uniform`` (one for each, U(-0.05, 0.05)), ``normal`` (one for each,
+            with the deviation of the vectors found) or ``zeros``.
         lower_case: Whether a word without a vector may take that of its lower-case form.
 
     Example:
@@ -139,7 +136,7 @@ class VectorOptions:
 def rate_factor(
     options: RateOptions, steps_per_epoch: float, total_steps: float
 ) -> Callable[[int], float]:
-    """Make the function from the number of optimiser steps taken to the factor on the rates."""
+    """Return the function from the number of optimiser steps to the factor of the rates."""
     if options.name in ("cosine", "one_cycle") and not math.isfinite(total_steps):
         what = f"RateOptions: a {options.name} schedule needs to know the end of training"
         expected, hint = "a trainer with max_epochs or max_steps", "--trainer.max_epochs 20"
@@ -170,17 +167,17 @@ def _half_cosine(start: float, end: float, done: float) -> float:
 def build_scheduler(
     optimizer: Optimizer, options: RateOptions, lengths: Callable[[], tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """Make what Lightning wants from ``configure_optimizers`` for a schedule.
+    """Return the schedule in the form that Lightning's ``configure_optimizers`` returns.
 
-    ``lengths`` gives the optimiser steps per epoch and per run; it is called only where needed.
+    ``lengths`` returns the optimiser steps per epoch and per run; it is called only if needed.
     """
     constant = options.name == "constant"
     if constant and options.warmup == 0:
         return None
     by_epoch = options.name in ("step", "exponential") and options.warmup == 0
     steps_per_epoch, total_steps = (1.0, math.inf) if constant or by_epoch else lengths()
-    # A function, not an object: LambdaLR would store an object's fields in the checkpoint and
-    # put the old length of the run back on resuming.
+    # A function, not an object: LambdaLR would store the fields of an object in the checkpoint, so
+    # that a resumed run would have the old length.
     scheduler = LambdaLR(optimizer, rate_factor(options, steps_per_epoch, total_steps))
     return {"scheduler": scheduler, "interval": "epoch" if by_epoch else "step"}
 
@@ -192,14 +189,14 @@ class SplitOptimizer(Optimizer):
     """Run several optimisers on disjoint parameters as one.
 
     Lightning's automatic optimisation, learning-rate schedulers and gradient clipping see one
-    optimiser: the parameter groups are those of the parts one after another, and the state is
-    shared with them. A checkpoint therefore has the form of any other optimiser's.
+    optimiser: its parameter groups are those of all parts in order, and its state is shared with
+    them. A checkpoint therefore has the same form as that of any optimiser.
 
     Args:
         parts: Optimisers over disjoint parameters.
 
     Raises:
-        ValueError: If there are no parameters, or two parts hold the same one (by torch).
+        ValueError: If there are no parameters, or two parts have the same one (raised by torch).
 
     Example:
         >>> first, second = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
@@ -218,8 +215,8 @@ class SplitOptimizer(Optimizer):
         self._link_parts()
 
     def _link_parts(self) -> None:
-        # One state and one list of groups, seen from two sides: what a scheduler writes into a
-        # group, or a checkpoint into the state, is what the part reads.
+        # Parts and whole share the same objects, so that a part reads what a scheduler writes to a
+        # group, or what a checkpoint restores.
         first = 0
         for part in self.parts:
             last = first + len(part.param_groups)
@@ -245,21 +242,21 @@ class SplitOptimizer(Optimizer):
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
-    """Make the optimiser of a model whose word vectors may learn in their own way.
+    """Build the optimiser of a model, whose word vectors may have a different one.
 
-    Multiplying the gradients of the word vectors by ``s`` before Adagrad is the same as Adagrad on
-    the gradients as they are, with the initial accumulator divided by ``s²`` and eps by ``s``:
+    Adagrad on the gradients of the word vectors times ``s`` equals Adagrad on the gradients, with
+    the initial accumulator divided by ``s²`` and eps by ``s``:
 
         lr s g / (sqrt(a + s² Σ g²) + eps) = lr g / (sqrt(a / s² + Σ g²) + eps / s)
 
-    so no gradient is touched. For SGD the factor goes into the learning rate, for Adam into eps.
+    so the gradients are not changed. For SGD the learning rate is scaled, for Adam eps.
 
     Args:
         model: The weights of its ``nn.Embedding`` modules are the word vectors.
-        options: Which optimisers, with which rates.
+        options: The optimisers and their rates.
 
     Raises:
-        ValueError: If the optimiser of the word vectors cannot take sparse gradients.
+        ValueError: If the optimiser of the word vectors does not support sparse gradients.
 
     Reference:
         Duchi, Hazan, Singer (2011), JMLR 12, figure 1 (Adagrad with diagonal matrices).
@@ -295,7 +292,7 @@ def renew_rates(
     model: nn.Module,
     options: OptimizerOptions,
 ) -> None:
-    """Overwrite restored rates, weight decay and eps by those of the options."""
+    """Replace restored rates, weight decay and eps with those of the options."""
     fresh = build_optimizer(model, options).param_groups
     for group, new in zip(optimizer.param_groups, fresh, strict=True):
         group.update({name: new[name] for name in ("lr", "weight_decay", "eps") if name in new})
@@ -336,7 +333,6 @@ def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:
         # Sets the default explicitly; torch otherwise warns at the first sparse step.
         torch.sparse.check_sparse_tensor_invariants.disable()
     if name in ("adam", "adamw"):
-        what = f"OptimizerOptions: {name} cannot take the sparse gradients of the embedding"
-        expected = "adagrad or sgd for the word vectors, or an embedding that is not sparse"
-        got, hint = f"{name} with nn.Embedding(sparse=True)", "optimizer.embedding: adagrad"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
+        what = f"OptimizerOptions: {name} does not support sparse gradients of the embedding"
+        expected = "optimizer.embedding: adagrad or sgd, or an embedding that is not sparse"
+        raise mismatch(ValueError, what, expected, f"{name} with nn.Embedding(sparse=True)")

@@ -1,4 +1,4 @@
-"""Write predictions to a table, in the order of the data and in one piece."""
+"""Write predictions to a table, in the order of the data."""
 
 import csv
 import sys
@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import whole_file
+from pyg_dynbatch.core.files import atomic_file
 
 
 def checked_device(name: str) -> torch.device:
@@ -32,13 +32,12 @@ Columns = dict[str, np.ndarray]
 class PredictionTable(BasePredictionWriter):
     """Collect the rows of ``predict_step`` and write them once, in the order of the data set.
 
-    On several devices the first rank merges the shares of all. An interrupted run leaves no
+    On several devices the first rank merges the rows of all ranks. An interrupted run leaves no
     incomplete table.
 
-    Columns: ``example`` (its number in the data set), what the data module adds per example
-    (``smiles`` of molecules), and those of the task: for trees ``prediction``, one
-    ``probability_…`` per class, ``target`` (empty where unknown), and ``node`` in the table of
-    nodes.
+    Columns: ``example`` (its index in the data set), those that the data module adds (``smiles``
+    of molecules), and those of the task: for trees ``prediction``, one ``probability_…`` per class,
+    ``target`` (empty where unknown), and ``node`` in the table of nodes.
 
     Args:
         folder: Where to write; by default the folder of the run.
@@ -73,19 +72,18 @@ class PredictionTable(BasePredictionWriter):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Keep the rows of a batch on the host, with the examples' numbers in the data set."""
+        """Keep the rows of a batch on the host, with their indices in the data set."""
         if batch_indices is None:
             what = "PredictionTable: the examples of a batch are unknown"
-            expected, got = "a loader that Lightning can look into", "no batch indices"
-            hint = "use the data modules of pyg_dynbatch.training, or a plain DataLoader"
-            where = f"batch {batch_idx}"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+            expected, got = "a loader with a batch sampler", f"no indices of batch {batch_idx}"
+            hint = "use the data modules of pyg_dynbatch.tasks, or a plain DataLoader"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
         columns = {name: value.cpu().numpy() for name, value in prediction.items()}
         columns["example"] = np.asarray(batch_indices)[columns["example"]]
         self._batches.append(columns)
 
     def on_predict_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Merge the shares of all ranks and write the tables."""
+        """Merge the rows of all ranks and write the tables."""
         shares = [merge_columns(self._batches)]
         self._batches = []
         if trainer.world_size > 1 and torch.distributed.is_initialized():
@@ -95,8 +93,8 @@ class PredictionTable(BasePredictionWriter):
             return
         columns = merge_columns([share for share in shares if share])
         if columns:
-            node = columns.get("node", np.zeros_like(columns["example"]))
-            order = np.lexsort((node, columns["example"]))
+            keys = (columns[name] for name in ("node", "example") if name in columns)
+            order = np.lexsort(tuple(keys))
             columns = {name: value[order] for name, value in columns.items()}
         first_class = getattr(pl_module, "first_class", 0)
         places = self.places(trainer)
@@ -123,7 +121,7 @@ def folder_of(trainer: pl.Trainer) -> Path | None:
     """Find the folder of a run."""
     if getattr(trainer, "fast_dev_run", False):
         return None
-    # Not trainer.log_dir, which waits for all ranks: the first rank alone may ask here.
+    # Not trainer.log_dir, which waits for all ranks: only the first rank may call this function.
     folders = [getattr(each, "log_dir", None) or each.save_dir for each in trainer.loggers]
     return Path(next(filter(None, folders), trainer.default_root_dir))
 
@@ -160,10 +158,10 @@ def numbered_columns(columns: Mapping[str, Any], first_class: int = 0) -> dict[s
 
 
 def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
-    """Write columns to a CSV file, whole or not at all."""
+    """Write columns to a CSV file atomically."""
     listed = numbered_columns(columns, first_class)
     cells = [[_cell(name, entry) for entry in entries] for name, entries in listed.items()]
-    opened = whole_file(path, newline="", encoding="utf-8")
+    opened = atomic_file(path, newline="", encoding="utf-8")
     with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
         writer = csv.writer(file)
         writer.writerow(listed)

@@ -1,24 +1,28 @@
-"""Draw pictures at the end of a run, and list what was written."""
+"""Draw pictures at the end of a run, and list the written files."""
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
-import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
-from torch_geometric.data import Data
 
+from pyg_dynbatch.training.checkpoints import METRICS
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
-from pyg_dynbatch.visualize import draw_curves, draw_tree, draw_tree_legend, new_figure, save_figure
+from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
 
-TASK_TABLE = "task_metrics.csv"
-PARITY = "parity.png"
-CALIBRATION = "calibration.png"
+# Files of a run, by the names under which the command line lists them.
+FILES = {
+    "split": "split.json",
+    "learning curve": "learning_curve.png",
+    "predicted trees": "predicted_trees.png",
+    "task table": "task_metrics.csv",
+    "parity plot": "parity.png",
+    "calibration plot": "calibration.png",
+}
 
 Curve = tuple[list[float], list[float]]
 
@@ -26,14 +30,14 @@ Curve = tuple[list[float], list[float]]
 class RunReport(Callback):
     """Draw learning curves after training, and predictions after testing.
 
-    All files go to the folder of the run. Curves need Lightning's ``CSVLogger``. A test of trees
-    draws a few labelled trees, if the data module can show some. A test of molecules writes a table
-    of the properties with bootstrap intervals, and draws a parity plot of values or a calibration
-    plot of probabilities.
+    All files are written to the folder of the run. Curves need Lightning's ``CSVLogger``. A test of
+    trees draws a few labelled trees, if the data module has ``shown_trees``. A test of molecules
+    writes a table of the properties with bootstrap intervals, and draws a parity plot of values or
+    a calibration plot of probabilities.
 
     Args:
-        trees: How many trees to draw.
-        resamples: Bootstrap resamples of the intervals; 0 for none.
+        trees: Number of trees to draw.
+        resamples: Number of bootstrap resamples; 0 for no intervals.
 
     Example:
         >>> RunReport(trees=2).trees
@@ -49,17 +53,10 @@ class RunReport(Callback):
         folder = folder_of(trainer)
         if folder is None or not trainer.loggers:
             return {}
-        return {
-            "split": folder / "split.json",
-            "learning curve": folder / "learning_curve.png",
-            "predicted trees": folder / "predicted_trees.png",
-            "task table": folder / TASK_TABLE,
-            "parity plot": folder / PARITY,
-            "calibration plot": folder / CALIBRATION,
-        }
+        return {what: folder / name for what, name in FILES.items()}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the split, if the data module has made it."""
+        """Write the split, if the data module has one."""
         write = getattr(getattr(getattr(trainer, "datamodule", None), "parts", None), "write", None)
         places = self.places(trainer)
         if write is not None and trainer.is_global_zero and places:
@@ -75,111 +72,58 @@ class RunReport(Callback):
         if not trainer.is_global_zero or metrics is None or not places:
             return
         metric = getattr(pl_module, "main_metric", "accuracy")
-        figure, axes = new_figure(1, 2, 5.0, 3.5)
-        for place, name in zip(axes, ("loss", metric), strict=True):
-            curves = {stage: read_curve(metrics, f"{stage}/{name}") for stage in ("train", "val")}
-            draw_curves(place, {s: curve for s, curve in curves.items() if curve[0]}, "epoch", name)
-            place.locator_params(axis="x", integer=True)
-            self._mark_best(place, trainer, metrics)
-        save_figure(figure, places["learning curve"])
-
-    def _mark_best(self, axes: Any, trainer: pl.Trainer, metrics: Path) -> None:
         keeper: Any = trainer.checkpoint_callback
         epochs, values = read_curve(metrics, getattr(keeper, "monitor", None) or "")
-        if values:
-            best = np.argmax(values) if keeper.mode == "max" else np.argmin(values)
-            label = f"best {keeper.monitor}, epoch {epochs[best]:.0f}"
-            axes.axvline(epochs[best], color="#555555", linestyle="--", linewidth=1, label=label)
-            axes.legend(frameon=False, fontsize="small")
+        figure, axes = new_figure(1, 2, 5.0, 3.5)
+        for panel, name in zip(axes, ("loss", metric), strict=True):
+            curves = {stage: read_curve(metrics, f"{stage}/{name}") for stage in ("train", "val")}
+            draw_curves(panel, {s: curve for s, curve in curves.items() if curve[0]}, "epoch", name)
+            panel.locator_params(axis="x", integer=True)
+            if values:
+                best = epochs[np.argmax(values) if keeper.mode == "max" else np.argmin(values)]
+                label = f"best {keeper.monitor}, epoch {best:.0f}"
+                panel.axvline(best, color="#555555", linestyle="--", linewidth=1, label=label)
+                panel.legend(frameon=False, fontsize="small")
+        save_figure(figure, places["learning curve"])
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw a few trees of the test split, or write tables of its molecules."""
+        """Let the task write its tables and pictures of the test split."""
         places = self.places(trainer)
         write = getattr(pl_module, "report_test", None)
-        if not trainer.is_global_zero or not places:
-            return
-        if write is not None:
-            write(places["task table"].parent, self.resamples)
-        # A model of pairs has no class for each node.
-        elif self.trees and getattr(pl_module, "labels_nodes", False):
-            self._draw_trees(trainer, pl_module, places["predicted trees"])
-
-    def _draw_trees(self, trainer: pl.Trainer, pl_module: pl.LightningModule, path: Path) -> None:
-        # The hook is duck-typed: a user's own data module may offer the same method.
-        show = getattr(getattr(trainer, "datamodule", None), "shown_trees", None)
-        if show is None:
-            return
-        batch, trees, words = show(self.trees)
-        if not trees:
-            return
-        was_training = pl_module.training
-        pl_module.eval()
-        with torch.inference_mode():
-            logits = pl_module(batch.to(pl_module.device))
-        pl_module.train(was_training)
-        predicted = logits.argmax(-1).cpu().split([tree.num_nodes for tree in trees.values()])
-        draw_trees(path, trees, [part.numpy() for part in predicted], words, logits.size(-1))
+        if trainer.is_global_zero and places and write is not None:
+            write(places["task table"].parent, self.trees, self.resamples)
 
 
-def draw_trees(
-    path: Path,
-    trees: Mapping[str, Data],
-    predicted: Sequence[np.ndarray],
-    words: Sequence[Sequence[str]],
-    num_classes: int,
-) -> Path:
-    """Draw trees side by side, two per row."""
-    columns = min(2, len(trees))
-    figure, axes = new_figure(math.ceil(len(trees) / columns), columns, 6.5, 4.5)
-    for place in axes[len(trees) :]:
-        place.set_axis_off()
-    for place, name, classes, texts in zip(axes, trees, predicted, words, strict=False):
-        tree = trees[name]
-        gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, -1)
-        edges, slots = tree.edge_index.numpy(), tree.child_slot.numpy()
-        draw_tree(place, edges, slots, tree.depth.numpy(), classes, gold, texts, num_classes)
-        root = int(tree.root_index[0])
-        true = gold[root] if gold[root] >= 0 else "unknown"
-        known = gold >= 0
-        right = int((classes == gold)[known].sum())
-        place.set_title(
-            f"{name}: true class {true}, predicted {classes[root]}\n"
-            f"{right} of {int(known.sum())} labelled nodes correct",
-            fontsize="medium",
-        )
-    draw_tree_legend(figure, num_classes)
-    return save_figure(figure, path)
+def panels(count: int, most_per_row: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """Create a figure with this many axes, in rows."""
+    columns = min(most_per_row, count)
+    figure, axes = new_figure(math.ceil(count / columns), columns, width, height)
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, axes[:count]
 
 
 def metrics_file(trainer: pl.Trainer) -> Path | None:
     """Find the table of metrics of a run."""
-    for logger in trainer.loggers:
-        if isinstance(logger, CSVLogger):
-            path = Path(logger.log_dir) / "metrics.csv"
-            return path if path.is_file() else None
-    return None
+    loggers = (logger for logger in trainer.loggers if isinstance(logger, CSVLogger))
+    return next(filter(Path.is_file, (Path(each.log_dir, METRICS) for each in loggers)), None)
 
 
 def read_curve(metrics: Path, name: str) -> Curve:
     """Read one column of a table of metrics against the epoch."""
-    epochs: list[float] = []
-    values: list[float] = []
     with metrics.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row.get(name):
-                epochs.append(float(row["epoch"]))
-                values.append(float(row[name]))
-    return epochs, values
+        rows = [row for row in csv.DictReader(file) if row.get(name)]
+    return [float(row["epoch"]) for row in rows], [float(row[name]) for row in rows]
 
 
 def closing_lines(trainer: pl.Trainer) -> list[str]:
     """List the files that a run has written."""
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    checkpoint, metrics = trainer.ckpt_path or best, metrics_file(trainer)
-    written = {"checkpoint": Path(checkpoint)} if checkpoint else {}
-    written |= {"metrics": metrics} if metrics else {}
+    written: dict[str, Any] = {"checkpoint": trainer.ckpt_path or best}
+    written["metrics"] = metrics_file(trainer)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, (PredictionTable, RunReport)):
-            written.update(callback.places(trainer))
-    # Looked up in the file system: forked or spawned ranks write in another process.
-    return [f"{f'{what}:':<17} {path}" for what, path in written.items() if path.is_file()]
+            written |= callback.places(trainer)
+    # Looked up in the file system: forked or spawned ranks write in different processes.
+    found = {what: path for what, path in written.items() if path and Path(path).is_file()}
+    return [f"{f'{what}:':<17} {path}" for what, path in found.items()]

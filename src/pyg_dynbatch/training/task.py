@@ -1,8 +1,9 @@
-"""Base of all tasks: loss over ranks, optimiser, rate schedule, checks of checkpoints."""
+"""Base of all tasks: loss over ranks, optimiser, learning-rate schedule, checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import lightning.pytorch as pl
@@ -27,6 +28,7 @@ from pyg_dynbatch.training.optimizers import (
 Reduction = Literal["sum", "mean", "per_tree"]
 
 UNLABELLED = -1
+SAME_CONFIGURATION = "use the configuration the checkpoint was made with"
 
 
 def summed_cross_entropy(
@@ -38,30 +40,30 @@ def summed_cross_entropy(
     return loss, (labels != UNLABELLED).sum()
 
 
-class MeanLoss(Metric):
-    """Mean loss per labelled row; NaN if there is none.
+class RatioMetric(Metric):
+    """A sum over a count, of all batches and ranks; NaN if nothing was counted.
 
     torchmetrics' ``MeanMetric`` looks for NaN, which waits for the device, or ignores weights.
     """
 
     full_state_update = False
-    higher_is_better = False
     total: Tensor
-    rows: Tensor
+    count: Tensor
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+    def __init__(self, start: float | int = 0.0) -> None:
+        super().__init__()
+        # An int as the start counts exactly, however large the sum becomes.
+        self.add_state("total", torch.tensor(start), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(self, loss: Float[Tensor, ""], rows: Int[Tensor, ""]) -> None:
+    def update(self, total: Float[Tensor, ""] | Int[Tensor, ""], count: Int[Tensor, ""]) -> None:
         """Add a batch."""
-        self.total += loss.detach()
-        self.rows += rows
+        self.total += total.detach()
+        self.count += count
 
     def compute(self) -> Float[Tensor, ""]:
-        """Divide the sum by the rows."""
-        return self.total / self.rows
+        """Divide the sum by the count."""
+        return self.total / self.count
 
 
 STAGES = ("train", "val", "test")
@@ -74,17 +76,17 @@ class Task(pl.LightningModule, ABC):
         network: Module to train; it takes a batch.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
-        reduction: What the summed training loss is divided by.
+        reduction: Divisor of the summed training loss, see :meth:`scaled_loss`.
     """
 
     main_metric: str
-    """Name, without the stage, of the metric that judges a run."""
+    """Name, without the stage, of the main metric of a run."""
 
     first_class: ClassVar[int] = 0
-    """Number of the first class, for the columns of the table of predictions."""
+    """First class, for the names of columns in the table of predictions."""
 
     needs_targets: ClassVar[bool] = False
-    """Whether the names of the targets decide which metrics are logged."""
+    """Whether the logged metrics depend on the names of the targets."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class Task(pl.LightningModule, ABC):
         self.reduction: Reduction = reduction
         self.optimizer_options = optimizer
         self.rate_options = rate
-        self.losses = nn.ModuleDict({f"{stage}_loss": MeanLoss() for stage in STAGES})
+        self.losses = nn.ModuleDict({f"{stage}_loss": RatioMetric() for stage in STAGES})
         self.data_options: dict[str, Any] = {}
         """Options of the data module on the command line, for the checkpoint."""
         self._rates_changed = False
@@ -110,11 +112,11 @@ class Task(pl.LightningModule, ABC):
 
     @abstractmethod
     def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Make one network that predicts the mean of several tasks like this one."""
+        """Return one network that predicts the mean of several tasks like this one."""
 
     @classmethod
-    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Make a task without data, to find wrong options early; None if that is impossible.
+    def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Build a task without data, to find wrong options early; None if that is impossible.
 
         Args:
             options: Options of the task, as plain values.
@@ -128,7 +130,7 @@ class Task(pl.LightningModule, ABC):
 
     @classmethod
     def from_plain(cls, options: Mapping[str, Any]) -> Any:
-        """Make a task from plain options, such as those in a checkpoint."""
+        """Build a task from plain options, such as those in a checkpoint."""
         given = {name: value for name, value in options.items() if not name.startswith("_")}
         for name, record in {"optimizer": OptimizerOptions, "rate": RateOptions}.items():
             if given.get(name) is not None:
@@ -137,13 +139,13 @@ class Task(pl.LightningModule, ABC):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
-        """Make a task for prediction from the result of :func:`read_checkpoint`."""
+        """Build a task for prediction from the result of :func:`read_checkpoint`."""
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
             what = f"{cls.__name__}: the model cannot be built from this checkpoint"
-            expected = f"a checkpoint of {cls.__name__}, written by fit"
-            other = f"a checkpoint of {kind or 'another program'}"
-            got = "no hyper_parameters" if kind == cls.__name__ else other
+            expected = f"a checkpoint of {cls.__name__} with hyper_parameters"
+            got = f"one of {kind or 'another program'}"
+            got = "no hyper_parameters" if kind == cls.__name__ else got
             raise mismatch(ValueError, what, expected, got, where=path)
         task = cls.from_plain(checkpoint["hyper_parameters"])
         check_weights(task, checkpoint)
@@ -177,7 +179,7 @@ class Task(pl.LightningModule, ABC):
     def plain_options(self) -> dict[str, Any]:
         """Convert the option records to mappings of plain values for a checkpoint.
 
-        The instantiator, as noted by the command line, makes records of them again.
+        The instantiator, as noted by the command line, converts them back.
         """
         return {
             "optimizer": asdict(self.optimizer_options),
@@ -218,13 +220,13 @@ class Task(pl.LightningModule, ABC):
             loss: Sum of the losses of this rank.
             terms: Number of summed losses.
             batch: The batch, for its number of examples.
-            reduction: What the sum is divided by: nothing, the terms, or the examples.
+            reduction: Divisor: none (``sum``), the terms (``mean``) or the examples (``per_tree``).
         """
         world = distributed.get_world_size() if distributed.is_initialized() else 1
         if reduction == "sum":
             return loss * world
         if reduction == "per_tree":
-            # Filled on the device, as a number from the host would wait for it.
+            # Filled on the device: copying a number from the host would wait for it.
             terms = torch.full_like(terms, batch.num_graphs)
         divisor = terms.to(loss.dtype)
         if world > 1:
@@ -233,7 +235,7 @@ class Task(pl.LightningModule, ABC):
 
     def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
         """Log the mean loss per labelled row over the epoch, whatever the reduction in training."""
-        metric = cast("MeanLoss", self.losses[f"{stage}_loss"])
+        metric = cast("RatioMetric", self.losses[f"{stage}_loss"])
         metric.update(loss, terms)
         self.log_metrics(stage, [("loss", metric)], batch)
 
@@ -259,12 +261,15 @@ class Task(pl.LightningModule, ABC):
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
         """Check the options a checkpoint was made with; the default accepts all."""
 
+    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+        """Write tables and pictures of the last test to a folder; nothing by default."""
+
     def notes(self) -> list[str]:
         """Return more lines to print after a test; none by default."""
         return []
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse weights that do not fit this model; share the split of the checkpoint."""
+        """Check that the weights fit this model, and share the split of the checkpoint."""
         check_weights(self, checkpoint)
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
         self._rates_changed = any(
@@ -286,17 +291,16 @@ def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
     """Compare names and shapes of the weights of a checkpoint with those of a model."""
     name = type(task).__name__
     other = checkpoint.get("pyg_dynbatch_task", name)
-    what = f"{name}: the checkpoint belongs to another model"
-    hint = "use the configuration the checkpoint was made with"
+    what = f"{name}: the checkpoint belongs to a different model"
     if other != name:
         expected, got = f"a checkpoint of {name}", f"a checkpoint of {other}"
-        raise mismatch(ValueError, what, expected, got, hint=hint)
+        raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
     task.check_origin(checkpoint.get("hyper_parameters", {}))
     saved, own = _shapes(checkpoint.get("state_dict", {})), _shapes(task.state_dict())
     for key in sorted({*saved, *own}):
         expected, got = own.get(key, "no such weight"), saved.get(key, "no such weight")
         if expected != got:
-            raise mismatch(ValueError, what, expected, got, where=key, hint=hint)
+            raise mismatch(ValueError, what, expected, got, where=key, hint=SAME_CONFIGURATION)
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, str]:

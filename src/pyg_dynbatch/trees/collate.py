@@ -3,36 +3,36 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import derive_schedule
-from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, Segments, slices_of
-from pyg_dynbatch.trees.columns import TreeColumns, check_rows, segments_of
+from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
+from pyg_dynbatch.trees.columns import TreeColumns, check_rows
 from pyg_dynbatch.trees.data import (
     EDGE_FIELDS,
     NODE_FIELDS,
     DynTreeData,
     check_edge_form,
-    check_option,
     check_roots,
 )
 
 
-def attach_schedules(batch: Any, arity: int | None, direction: str, *, checked: bool) -> None:
-    """Set ``batch.schedule``; for both directions ``batch.schedule_down`` as well."""
-    store, num_nodes = batch.stores[0], int(batch.num_nodes)
-    if not checked:
-        check_edge_form(store["edge_index"], name="Collater")
-        check_bounds(batch)
-    if isinstance(batch, DynTreeData) and "root_index" in store:
-        _check_roots(batch, num_nodes)
-    wanted = DIRECTIONS if direction == "both" else (direction,)
-    for key, each in zip(("schedule", "schedule_down"), wanted, strict=False):
-        # Not by PyG's own way, which raises and catches an error on it: a tenth of the schedule.
-        store._mapping[key] = derive_schedule("Collater", store, num_nodes, arity, each)
+def _check_merged(batch: Any) -> None:
+    """Check the rows and edges of a batch merged by PyG, if it noted those of each example."""
+    check_edge_form(batch.edge_index, name="Collater")
+    slices, ptr = slices_of(batch), getattr(batch, "ptr", None)
+    if ptr is None or "edge_index" not in slices:
+        return
+    named = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
+    keys = (key for key in (*named, *EDGE_FIELDS, "edge_index") if key in slices)
+    starts = {key: slices[key].numpy() for key in keys}
+    nodes = ptr.cpu().numpy()
+    first = nodes[:-1].repeat(np.diff(starts["edge_index"]))
+    check_rows(nodes, starts, batch.edge_index.cpu().numpy() - first)
 
 
 def _check_roots(batch: Any, num_nodes: int) -> None:
@@ -44,19 +44,6 @@ def _check_roots(batch: Any, num_nodes: int) -> None:
             one, where = batch.get_example(number), f"example {number} of the batch"
             check_roots(one, int(one.num_nodes), name="Collater", where=where)
         raise
-
-
-def check_bounds(batch: Any) -> None:
-    """Check the rows and edges of a batch that PyG merged, where it noted those of each example."""
-    slices, ptr = slices_of(batch), getattr(batch, "ptr", None)
-    if ptr is None or "edge_index" not in slices:
-        return
-    named = NODE_FIELDS if isinstance(batch, DynTreeData) else ("depth", "token", "has_input")
-    known = [key for key in (*named, *EDGE_FIELDS, "edge_index") if key in slices]
-    segments = segments_of({key: slices[key] for key in known})
-    nodes, edges = Segments(ptr.diff().cpu().numpy()), segments["edge_index"]
-    local = batch.edge_index.cpu().numpy() - nodes.starts[:-1].repeat(edges.sizes)
-    check_rows(nodes, edges, segments, local)
 
 
 class Collater(PlanningCollater):
@@ -71,13 +58,16 @@ class Collater(PlanningCollater):
         dataset: Not used; PyG's first argument.
         follow_batch: Fields that get a vector of example numbers, as in PyG.
         exclude_keys: Fields to leave out, as in PyG.
-        arity: Argument places of the cell, N for an N-ary cell; None for any number of children.
+        arity: Child slots of the cell, N for an N-ary cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"``, or ``"both"``.
+        buckets: Shapes that schedules are padded to, such as ``LevelBuckets.fit`` of the schedules
+            of an epoch; they must be for one direction and the same arity. The padded form is part
+            of the schedule's one tensor. Batches that fit no shape have an ordinary schedule.
 
     Raises:
-        ValueError: On calling, if there is no example, if the examples differ in their fields
-            (PyG would silently drop some), or if an example cannot be scheduled; its number in the
-            batch is named.
+        ValueError: If the buckets are for a different arity or direction. On calling, if there is
+            no example, if the examples differ in their fields (PyG would silently drop some), or
+            if an example cannot be scheduled; its number in the batch is named.
 
     Example:
         >>> import torch
@@ -99,62 +89,35 @@ class Collater(PlanningCollater):
         *,
         arity: int | None = None,
         direction: str = "bottom_up",
+        buckets: LevelBuckets | None = None,
     ) -> None:
         super().__init__(dataset, follow_batch, exclude_keys)
         self.arity = None if arity is None else checked_count("Collater: arity", arity)
         self.direction = direction
-        check_option("Collater", "direction", direction, (*DIRECTIONS, "both"))
-
-    def _attach(self, merged: Batch, quick: bool) -> None:
-        # Columns that merge are within bounds.
-        attach_schedules(merged, self.arity, self.direction, checked=quick)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
-
-
-class BucketedCollater(Collater):
-    """Merge examples as :class:`Collater` does, and pad the schedule of the batch.
-
-    For ``torch.utils.data.DataLoader(dataset, collate_fn=...)``. The padded form is part of the one
-    tensor of the schedule. Batches that fit no shape have an ordinary schedule.
-
-    Args:
-        buckets: The shapes, such as ``LevelBuckets.fit`` of the schedules of an epoch.
-        **options: Options of :class:`Collater`; the direction is not ``"both"``.
-
-    Raises:
-        ValueError: If the buckets are for another arity or direction.
-
-    Example:
-        >>> import torch
-        >>> from pyg_dynbatch.core.padding import padded_form
-        >>> from pyg_dynbatch.data import DynTreeData
-        >>> trees = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 6
-        >>> sample = [Collater(arity=2)(trees[:k]).schedule for k in (2, 4)]
-        >>> collate = BucketedCollater(LevelBuckets.fit(sample, margin=0.0), arity=2)
-        >>> loader = torch.utils.data.DataLoader(trees, 3, collate_fn=collate)
-        >>> [padded_form(batch.schedule).schedule.num_nodes for batch in loader]
-        [12, 12]
-    """
-
-    def __init__(self, buckets: LevelBuckets, **options: Any) -> None:
-        super().__init__(**options)
-        first = buckets.shapes[0]
-        if (self.arity, self.direction) != (first.arity, first.direction):
-            what = "BucketedCollater: the buckets are for other schedules"
-            got = f"arity {first.arity}, {first.direction}"
-            hint = "LevelBuckets.fit of schedules made with the same arity and direction"
-            expected = f"arity {self.arity}, {self.direction}"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+        checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
         self.buckets = buckets
+        first = None if buckets is None else buckets.shapes[0]
+        if first is not None and (first.arity, first.direction) != (self.arity, direction):
+            what = "Collater: the buckets are for other schedules"
+            expected, got = f"arity {arity}, {direction}", f"arity {first.arity}, {first.direction}"
+            hint = "LevelBuckets.fit of schedules made with the same arity and direction"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
     def _attach(self, merged: Batch, quick: bool) -> None:
-        super()._attach(merged, quick)
-        merged.schedule = self.buckets.pad(merged.schedule)
+        store, num_nodes = merged.stores[0], int(merged.num_nodes)
+        if not quick:  # columns have checked this when they merge
+            _check_merged(merged)
+        if isinstance(merged, DynTreeData) and "root_index" in store:
+            _check_roots(merged, num_nodes)
+        directions = DIRECTIONS if self.direction == "both" else (self.direction,)
+        for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
+            schedule = derive_schedule("Collater", store, num_nodes, self.arity, each)
+            # PyG's own way to set a field raises and catches an error: a tenth of the schedule.
+            store._mapping[key] = schedule if self.buckets is None else self.buckets.pad(schedule)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.buckets}, {super().__repr__()})"
+        buckets = "" if self.buckets is None else f", buckets={self.buckets}"
+        return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r}{buckets})"
 
 
 class DataLoader(ResumableLoader):
@@ -169,16 +132,17 @@ class DataLoader(ResumableLoader):
         batch_size: Examples per batch; left out with ``batch_sampler``. Pass it by name inside a
             Lightning hook: Lightning cannot rebuild a loader that has it by position.
         shuffle: Whether to shuffle, differently in every epoch.
-        arity: Argument places of the cell; None for any number of children.
+        arity: Child slots of the cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"`` or ``"both"``.
         seed: Seed of the shuffle; None takes torch's initial seed (``seed_everything``).
         follow_batch: As in PyG.
         exclude_keys: As in PyG.
-        **kwargs: As in ``torch.utils.data.DataLoader``: ``batch_sampler``, ``num_workers``, …
+        **kwargs: As in ``torch.utils.data.DataLoader``: ``batch_sampler``, ``num_workers``, …; with
+            ``collate_fn``, a ``Collater``, its options are used instead of those given here.
 
     Raises:
-        TypeError: If ``collate_fn`` is given, which PyG would silently drop.
-        ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to another data set.
+        TypeError: If ``collate_fn`` is given and is not a ``Collater``.
+        ValueError: If the sizes of a ``NodeBudgetBatchSampler`` belong to a different data set.
 
     Example:
         >>> import torch

@@ -4,11 +4,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.loading import RaggedColumns, Segments, allow_batches, is_plain
+from pyg_dynbatch.loading import RaggedColumns, allow_batches
 from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData
 
 
@@ -44,62 +43,44 @@ class TreeColumns(RaggedColumns):
         Raises:
             ValueError: If a field has the wrong length, or an edge names a missing node.
         """
-        index = self.fields.get("edge_index")
-        if not isinstance(index, Tensor) or index.dim() != 2:
-            return None
         shifted = [self.fields[key] for key in self.shifted & self.fields.keys()]
         if any(getattr(column, "dtype", None) != torch.int64 for column in shifted):
             return None
-        kept = {key: each for key, each in self.segments.items() if key not in excluded}
-        check_rows(self.nodes, self.segments["edge_index"], kept, index.numpy())
+        index = self.fields.get("edge_index")
+        if index is None or index.dim() != 2:
+            return None
+        kept = self.segments.keys() - set(excluded)
+        starts = {key: self.segments[key].starts for key in kept}
+        check_rows(self.nodes.starts, starts, index.numpy())
         return super().merged(excluded)
 
 
-def check_rows(
-    nodes: Segments, edges: Segments, segments: Mapping[str, Segments], index: np.ndarray
-) -> None:
-    """Check that every tree has rows for its nodes and edges, and edges among its own nodes."""
+def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.ndarray) -> None:
+    """Check that every tree has rows for its nodes and edges, and edges among its own nodes.
+
+    ``nodes`` and ``starts`` hold where the nodes of each tree and its rows of each field begin,
+    and the end; in ``index``, the edges, every tree counts its nodes from 0.
+    """
+    edges = starts["edge_index"]
     wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)
-    for key, found in segments.items():
+    for key, found in starts.items():
         right = wanted.get(key, found)
-        if found is right or np.array_equal(found.sizes, right.sizes):
+        if found is right or np.array_equal(found, right):
             continue
-        number = int(np.flatnonzero(found.sizes != right.sizes)[0])
+        number = int(np.flatnonzero(found != right)[0]) - 1
         what, where = f"Collater: {key} has the wrong length", f"example {number} of the batch"
-        expected, got = f"{right.sizes[number]} rows", found.sizes[number]
+        expected, got = f"{np.diff(right)[number]} rows", np.diff(found)[number]
         raise mismatch(ValueError, what, expected, got, where=where)
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
-    outside = index.view(np.uint64) >= nodes.sizes.view(np.uint64).repeat(edges.sizes)
+    sizes = nodes[1:] - nodes[:-1]
+    outside = index.view(np.uint64) >= sizes.view(np.uint64).repeat(edges[1:] - edges[:-1])
     if outside.any():
         edge = int(np.flatnonzero(outside.any(0))[0])
-        number = int(np.searchsorted(edges.starts, edge, side="right")) - 1
-        what = "Collater: an edge names a node that does not exist"
-        expected = f"node numbers from 0 to {nodes.sizes[number] - 1}"
+        number = int(np.searchsorted(edges, edge, side="right")) - 1
+        what = "Collater: an edge has a node that does not exist"
+        expected = f"node numbers from 0 to {sizes[number] - 1}"
         got, where = "{} -> {}".format(*index[:, edge]), f"example {number} of the batch"
         raise mismatch(ValueError, what, expected, got, where=where)
-
-
-def segments_of(slices: Mapping[str, Tensor]) -> dict[str, Segments]:
-    """Find the segments of the fields of an ``InMemoryDataset``."""
-    known: dict[bytes, Segments] = {}
-    found = {}
-    for key, starts in slices.items():
-        sizes = starts.diff().numpy()
-        # Fields with equal slices share one object, and are later cut only once.
-        found[key] = known.setdefault(sizes.tobytes(), Segments(sizes.copy()))
-    return found
-
-
-def columns_of(data: DynTreeData, segments: Mapping[str, Segments]) -> TreeColumns | None:
-    """Return the trees that an ``InMemoryDataset`` joined; None where PyG has to take them out."""
-    store = data.stores[0]
-    fields = {key: store[key] for key in segments if key in store}
-    known = {"edge_index", "depth"} <= fields.keys() <= TreeColumns.named
-    if not known or not all(map(is_plain, fields.values())):
-        return None
-    if store.__dict__.get("_num_nodes") != segments["depth"].sizes.tolist():
-        return None
-    return TreeColumns(segments["depth"], fields, {key: segments[key] for key in fields})
 
 
 for _kind in (Data, DynTreeData):

@@ -1,5 +1,6 @@
 """Convert trees from and to nested objects, parent pointers, edge lists, networkx and NLTK."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -8,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, check_option, children_of
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def from_nested(
@@ -35,8 +37,8 @@ def from_nested(
         token: Returns an object's row of the vocabulary, None for no token.
         label: Returns an object's label, None for no label; floats make a float ``y``.
         features: Returns an object's input features, None for none (zeros, and not ``has_input``).
-        share: Whether an object with children that is met twice (the same by ``is``) becomes one
-            node with two parents, and not two nodes. Leaves are never shared.
+        share: Whether an object with children that occurs twice (the same by ``is``) becomes one
+            node with two parents instead of two nodes. Leaves are never shared.
 
     Raises:
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, or the
@@ -100,36 +102,32 @@ def _walk(
     """Visit nested objects, parents first and children in order; return them and their edges."""
     if root is None:
         raise mismatch(ValueError, "from_nested: the tree is empty", "an object", None)
-    # The list keeps every object alive, so that no identity is used twice.
-    objects = [root]
+    objects: list[Any] = []  # by node; keeps them alive, so that no identity is used twice
     edges: list[tuple[int, int, int]] = []  # child, parent, slot
-    known = {id(root): 0}
-    above = {id(root)}
-    stack = [(0, enumerate(children(root) or ()))]
+    known: dict[int, int] = {}  # identity -> node
+    above: set[int] = set()  # identities of the objects that are being visited
+    stack: list[tuple[Any, int, int]] = [(root, -1, 0)]  # object, parent, slot; -1 = visited
     while stack:
-        node, rest = stack[-1]
-        slot, value = next(rest, (-1, None))
+        value, parent, slot = stack.pop()
         if slot < 0:
-            stack.pop()
-            above.discard(id(objects[node]))
-            continue
-        if value is None:
+            above.discard(id(value))
             continue
         below = list(children(value) or ())
         if below and id(value) in above:
-            what = "from_nested: an object contains itself"
+            what, where = "from_nested: an object contains itself", f"slot {slot} of node {parent}"
             got = f"{type(value).__name__} at node {known[id(value)]}"
-            where = f"slot {slot} of node {node}"
-            raise mismatch(ValueError, what, "nested objects without a way back", got, where=where)
-        child = known.get(id(value), -1) if share and below else -1
-        if child < 0:
-            child = len(objects)
-            objects.append(value)
-            if below:
-                known[id(value)] = child
-                above.add(id(value))
-                stack.append((child, enumerate(below)))
-        edges.append((child, node, slot))
+            raise mismatch(ValueError, what, got=got, where=where)
+        node = known.get(id(value), len(objects)) if share and below else len(objects)
+        if parent >= 0:
+            edges.append((node, parent, slot))
+        if node < len(objects):
+            continue
+        objects.append(value)
+        if below:
+            known[id(value)] = node
+            above.add(id(value))
+            parts = [(part, node, i) for i, part in enumerate(below) if part is not None]
+            stack += [(value, node, -1), *reversed(parts)]
     ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     return objects, {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
 
@@ -141,7 +139,7 @@ def _node_fields(
     *,
     name: str,
 ) -> dict[str, Any]:
-    """Make the fields ``token``, ``y``, ``x`` and ``has_input`` from one value per node."""
+    """Return the fields ``token``, ``y``, ``x`` and ``has_input``, given one value per node."""
     fields: dict[str, Any] = {}
     if tokens is not None:
         rows = [-1 if row is None else row for row in tokens]
@@ -155,9 +153,8 @@ def _node_fields(
         given = [None if row is None else torch.as_tensor(row).float() for row in features]
         widths = {row.numel(): node for node, row in enumerate(given) if row is not None}
         if len(widths) != 1:
-            what = f"{name}: the width of the features is unclear"
+            what, expected = f"{name}: the width of the features is unclear", "one width"
             got = ", ".join(f"{width} at node {node}" for width, node in widths.items())
-            expected = "features of one width, at one node at least"
             raise mismatch(ValueError, what, expected, got or "no features at all")
         zeros = torch.zeros(*widths)
         fields["x"] = torch.stack([zeros if row is None else row.view(-1) for row in given])
@@ -177,8 +174,7 @@ def _leaf_token(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     what, expected = "from_nested: a leaf is not a token", "an int, the row of the vocabulary"
-    hint = "token=vocabulary.get, or any function from an object to an int or None"
-    raise mismatch(ValueError, what, expected, repr(value)[:60], hint=hint)
+    raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.get")
 
 
 def from_parents(
@@ -202,21 +198,21 @@ def from_parents(
         >>> from_parents([3, 3, 0], base=1).edge_index.tolist()
         [[0, 1], [2, 2]]
     """
-    check_option("from_parents", "base", base, (0, 1))
+    checked_choice("from_parents: unknown base", base, (0, 1))
     given = torch.as_tensor(parents)
-    if not given.numel():
-        raise mismatch(ValueError, "from_parents: the tree is empty", "at least one pointer", 0)
-    if given.dim() != 1 or given.dtype.is_floating_point or given.dtype == torch.bool:
-        what = "from_parents: the pointers have the wrong form"
-        raise mismatch(ValueError, what, "one integer per node", described(given))
-    pointers = given.long() - base
-    wrong = ((pointers < -1) | (pointers >= pointers.numel())).nonzero().view(-1)
+    if given.dim() != 1 or not given.numel() or given.dtype not in _INTEGERS:
+        what = "from_parents: the pointers have an invalid shape or dtype"
+        raise mismatch(
+            ValueError, what, "one integer per node, at least one", describe_value(given)
+        )
+    pointers, last = given.long() - base, given.numel() - 1
+    wrong = ((pointers < -1) | (pointers > last)).nonzero().view(-1)
     if wrong.numel():
-        place = int(wrong[0])
-        what, where = "from_parents: a pointer is out of range", f"pointer {place} (from 0)"
-        expected = f"{base} to {pointers.numel() - 1 + base}, or {base - 1} for a root"
-        got, hint = int(pointers[place]) + base, f"base={1 - base}"
-        raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+        node = int(wrong[0])
+        what, where = "from_parents: a pointer is out of range", f"pointer {node} (from 0)"
+        expected = f"{base} to {last + base}, or {base - 1} for a root"
+        hint = f"base={1 - base}"
+        raise mismatch(ValueError, what, expected, int(given[node]), where=where, hint=hint)
     child = (pointers >= 0).nonzero().view(-1)
     edge_index = torch.stack([child, pointers[child]])
     return DynTreeData(edge_index, num_nodes=pointers.numel(), **fields)
@@ -236,7 +232,7 @@ def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
         >>> to_parents(from_parents([3, 3, 0], base=1)).tolist()
         [2, 2, -1]
     """
-    check_option("to_parents", "base", base, (0, 1))
+    checked_choice("to_parents: unknown base", base, (0, 1))
     data.validate(require_tree=True, roots=data.root_index.numel())
     pointers = torch.full((data.num_nodes,), -1, dtype=torch.long)
     child, parent = data.edge_index
@@ -251,7 +247,7 @@ def from_edge_index(
     arrows: str = "child_to_parent",
     **fields: Tensor,
 ) -> DynTreeData:
-    """Make an example from PyG edges and check it completely.
+    """Create an example from PyG edges and check it completely.
 
     Args:
         edge_index: Edges ``[2, edge]``; the order among a parent's edges is the children's order.
@@ -260,17 +256,21 @@ def from_edge_index(
         **fields: Further fields of ``DynTreeData``.
 
     Raises:
-        ValueError: If the edges have a cycle or the wrong form, or a field does not fit.
+        ValueError: If the edges have a cycle or an invalid shape or dtype, or a field does not fit.
 
     Example:
         >>> from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3, arrows="parent_to_child").root_index
         tensor([0])
     """
-    check_option("from_edge_index", "direction of arrows", arrows, ARROWS)
     check_edge_form(edge_index, name="from_edge_index")
-    if arrows == "parent_to_child":
-        edge_index = edge_index.flip(0)
+    edge_index = _oriented(edge_index, arrows, "from_edge_index")
     return DynTreeData(edge_index, num_nodes=num_nodes, **fields).validate()
+
+
+def _oriented(edge_index: Tensor, arrows: str, name: str) -> Tensor:
+    """Return edges from child to parent in the direction of the arrows, or the other way round."""
+    checked_choice(f"{name}: unknown direction of arrows", arrows, ARROWS)
+    return edge_index if arrows == "child_to_parent" else edge_index.flip(0)
 
 
 def from_networkx(
@@ -290,7 +290,7 @@ def from_networkx(
         token: Name of the node attribute with the row of the vocabulary; nodes may lack it.
         label: Name of the node attribute with the label; nodes may lack it.
         features: Name of the node attribute with the input features; nodes may lack it.
-        slot: Name of the edge attribute with the child's place; by default the order of the edges.
+        slot: Name of the edge attribute with the child's slot; by default the order of the edges.
 
     Raises:
         ValueError: If the graph is undirected, empty, or has a cycle, or an edge lacks ``slot``.
@@ -300,28 +300,26 @@ def from_networkx(
         >>> from_networkx(networkx.DiGraph([("+", "a"), ("+", "b")])).edge_index.tolist()
         [[1, 2], [0, 0]]
     """
-    check_option("from_networkx", "direction of arrows", arrows, ARROWS)
     if not graph.is_directed() or not len(graph):
         what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
-        got = f"{type(graph).__name__} with {len(graph)} nodes"
-        raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", got)
+        raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", graph)
     number = {node: i for i, node in enumerate(graph)}
-    edges = [(number[a], number[b], attributes) for a, b, attributes in graph.edges(data=True)]
-    ends = torch.tensor([[a, b] for a, b, _ in edges], dtype=torch.long).view(-1, 2).t()
+    ends = torch.tensor([[number[a], number[b]] for a, b in graph.edges()], dtype=torch.long)
+    edge_index = _oriented(ends.view(-1, 2).t(), arrows, "from_networkx")
     child_slot = None
     if slot is not None:
-        bare = next((edge for edge in edges if slot not in edge[2]), None)
-        if bare is not None:
-            what, got = f"from_networkx: an edge has no attribute {slot!r}", bare[2]
-            where = f"edge {bare[0]} -> {bare[1]} (node numbers)"
-            raise mismatch(ValueError, what, "the child's place on every edge", got, where=where)
-        child_slot = torch.tensor([edge[2][slot] for edge in edges], dtype=torch.long)
+        slots = [found for _, _, found in graph.edges(data=slot)]
+        if None in slots:
+            edge = slots.index(None)
+            what = f"from_networkx: an edge has no attribute {slot!r}"
+            where = "edge {} -> {} (node numbers)".format(*ends[edge].tolist())
+            raise mismatch(ValueError, what, "the child's position on every edge", where=where)
+        child_slot = torch.tensor(slots, dtype=torch.long)
     columns = (
-        None if name is None else [attributes.get(name) for _, attributes in graph.nodes(data=True)]
+        None if name is None else [found for _, found in graph.nodes(data=name)]
         for name in (token, label, features)
     )
     fields = _node_fields(*columns, name="from_networkx")
-    edge_index = ends if arrows == "child_to_parent" else ends.flip(0)
     return DynTreeData(edge_index.contiguous(), child_slot, num_nodes=len(graph), **fields)
 
 
@@ -342,24 +340,23 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
         >>> list(to_networkx(from_parents([-1, 0, 0])).edges)
         [(0, 1), (0, 2)]
     """
-    check_option("to_networkx", "direction of arrows", arrows, ARROWS)
     networkx = _imported("networkx", "to_networkx")
-    pairs = data.edge_index.unique(dim=1).size(1) == data.edge_index.size(1)
-    graph = networkx.DiGraph() if pairs else networkx.MultiDiGraph()
-    columns = {key: data[key].tolist() for key in ("token", "y", "x") if key in data}
+    edges = _oriented(data.edge_index, arrows, "to_networkx")
+    repeated = edges.unique(dim=1).size(1) < edges.size(1)
+    graph = networkx.MultiDiGraph() if repeated else networkx.DiGraph()
+    columns = {key: data[key].tolist() for key in ("token", "y", "x", "has_input") if key in data}
     for node in range(data.num_nodes):
         found = {key: values[node] for key, values in columns.items()}
         if found.get("token", 0) < 0:
             del found["token"]
-        if "y" in found and _is_unlabelled(found["y"]):
+        if _is_unlabelled(found.get("y", 0)):
             del found["y"]
-        if "has_input" in data and not data.has_input[node]:
+        if not found.pop("has_input", True):
             found.pop("x", None)
         graph.add_node(node, **found)
-    for edge in data.child_slot.argsort(stable=True).tolist():
-        child, parent = data.edge_index[:, edge].tolist()
-        ends = (parent, child) if arrows == "parent_to_child" else (child, parent)
-        graph.add_edge(*ends, child_slot=int(data.child_slot[edge]))
+    slots, order = data.child_slot.sort(stable=True)
+    for start, end, slot in zip(*edges[:, order].tolist(), slots.tolist(), strict=True):
+        graph.add_edge(start, end, child_slot=slot)
     return graph
 
 
@@ -436,9 +433,9 @@ def to_nltk(
     return to_nested(data, make)
 
 
-def _is_unlabelled(label: Any) -> bool:
+def _is_unlabelled(label: int | float) -> bool:
     # -1 is a label like others among floats, where NaN is none.
-    return bool(label != label) if isinstance(label, float) else bool(label == -1)
+    return math.isnan(label) if isinstance(label, float) else label == -1
 
 
 def _is_labelled_word(value: Any) -> bool:
@@ -451,8 +448,7 @@ def _number(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        what = "from_nltk: a label is not a number"
-        hint = "label={'NP': 0, …}.get, or label=lambda text: None for no labels"
+        what, hint = "from_nltk: a label is not a number", "label={'NP': 0, …}.get"
         raise mismatch(ValueError, what, "labels 0, 1, …", repr(text), hint=hint) from None
 
 

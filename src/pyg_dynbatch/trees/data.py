@@ -1,6 +1,5 @@
 """Describe one tree, DAG or forest as PyG ``Data``, and check it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,25 @@ from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
-from pyg_dynbatch.core.errors import described, mismatch
-from pyg_dynbatch.core.structure import array_of, depth_of, find_cycle, roots_of, slots_of
+from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
+from pyg_dynbatch.core.structure import array_of, depth_of, roots_of, slots_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
+_NAMED = (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
 
+# Dtypes and axes of each field; an axis of unknown size, such as "feature", may have any length.
+_FORMS = {
+    "edge_index": ("int64", "2 edge"),
+    "child_slot": ("int64", "edge"),
+    "depth": ("int64", "node"),
+    "token": ("int64", "node"),
+    "has_input": ("bool", "node"),
+    "x": ("floating-point", "node feature"),
+    "y": ("int64 or floating-point", "node"),
+    "root_index": ("int64", "root"),
+}
+_OPTIONAL = ("token", "has_input", "x", "y")
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "int64": (torch.int64,),
     "bool": (torch.bool,),
@@ -24,101 +36,75 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 }
 
 
-def _fault(where: str, what: str, expected: object, got: object, hint: str = "") -> ValueError:
-    return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
-
-
-def check_option(name: str, option: str, value: object, allowed: Sequence[object]) -> None:
-    """Check that an option has one of the values allowed."""
-    if value not in allowed:
-        expected = ", ".join(map(str, allowed))
-        raise mismatch(ValueError, f"{name}: unknown {option}", expected, repr(value))
-
-
 def check_edge_form(edge_index: Any, *, name: str) -> None:
     """Check that edges are an int64 tensor ``[2, edge]``."""
     is_tensor = isinstance(edge_index, Tensor) and edge_index.dtype == torch.int64
     if not is_tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
         expected = "int64 tensor [2, edge], row 0 the children, row 1 the parents"
-        what = f"{name}: edge_index has the wrong form"
-        raise mismatch(ValueError, what, expected, described(edge_index))
+        what = f"{name}: edge_index has an invalid shape or dtype"
+        raise mismatch(ValueError, what, expected, describe_value(edge_index))
+
+
+def _fault(where: str, what: str, expected: object, got: object, hint: str = "") -> ValueError:
+    return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
 
 
 def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
-    index = data.edge_index
-    edges = index.size(1) if isinstance(index, Tensor) and index.dim() == 2 else 0
-    forms: dict[str, tuple[str, list[int | str]]] = {
-        "edge_index": ("int64", [2, "edge"]),
-        "child_slot": ("int64", [edges]),
-        "depth": ("int64", [nodes]),
-        "token": ("int64", [nodes]),
-        "has_input": ("bool", [nodes]),
-        "x": ("floating-point", [nodes, "feature"]),
-        "y": ("int64 or floating-point", [nodes]),
-        "root_index": ("int64", ["root"]),
-    }
-    for key, (kind, shape) in forms.items():
+    sizes = {"2": 2, "node": nodes}
+    for key, (kind, axes) in _FORMS.items():
         value: Any = getattr(data, key, None)
-        if value is None and key in ("token", "has_input", "x", "y"):
+        if value is None and key in _OPTIONAL:
             continue
-        fits = (
-            isinstance(value, Tensor)
-            and value.dtype in _DTYPES[kind]
-            and value.dim() == len(shape)
-            and all(isinstance(n, str) or n == m for n, m in zip(shape, value.shape, strict=True))
-        )
-        if not fits:
-            per = dict.fromkeys(NODE_FIELDS, "node") | dict.fromkeys(EDGE_FIELDS, "edge")
-            unit = f", one per {per[key]}" if key in per else ""
-            expected = f"{kind} tensor [{', '.join(map(str, shape))}]{unit}"
-            raise _fault(where, f"{key} has the wrong form", expected, described(value))
+        names = axes.split()
+        fits = isinstance(value, Tensor) and value.dtype in _DTYPES[kind]
+        if (
+            not fits
+            or value.dim() != len(names)
+            or any(
+                sizes.get(name, size) != size for name, size in zip(names, value.shape, strict=True)
+            )
+        ):
+            shape = ", ".join(str(sizes.get(name, name)) for name in names)
+            unit = f", one per {names[0]}" if names[0] in ("node", "edge") else ""
+            what = f"{key} has an invalid shape or dtype"
+            raise _fault(where, what, f"{kind} tensor [{shape}]{unit}", describe_value(value))
+        if key == "edge_index":
+            sizes["edge"] = value.size(1)
     target = getattr(data, "target", None)
     if target is not None and (not isinstance(target, Tensor) or target.shape[:1] != (1,)):
+        what, hint = "target has an invalid shape or dtype", "target.unsqueeze(0)"
         expected = "tensor [1] or [1, value], one row per example"
-        hint = "target.unsqueeze(0)"
-        raise _fault(where, "target has the wrong form", expected, described(target), hint)
+        raise _fault(where, what, expected, describe_value(target), hint)
 
 
-def _check_edges(data: "DynTreeData", nodes: int, where: str) -> None:
-    edges = data.edge_index
-    outside = ((edges < 0) | (edges >= nodes)).any(0).nonzero().view(-1)
-    if outside.numel():
-        first = int(outside[0])
-        what = f"edge {first} names a node that does not exist"
-        got = "{} -> {}".format(*edges[:, first].tolist())
-        raise _fault(where, what, f"node numbers from 0 to {nodes - 1}", got)
-    cycle = find_cycle(edges, nodes)
-    if cycle:
-        got = " -> ".join(str(node) for node in [*cycle[:10], *cycle[:1]])
-        if len(cycle) > 10:
-            got = f"a cycle of {len(cycle)} nodes: {got} …"
-        expected = "edges from child to parent without a way back"
-        hint = "remove one edge of the cycle"
-        raise _fault(where, "edge_index has a cycle", expected, got, hint)
-    right = depth_of(edges, nodes)
+def _check_depth(data: "DynTreeData", nodes: int, where: str) -> None:
+    try:
+        right = depth_of(data.edge_index, nodes)
+    except ValueError as error:  # a cycle, or an edge to a node that does not exist
+        parts = ["DynTreeData", *([where] if where else []), str(error)]
+        raise ValueError(Mismatch(": ".join(parts))) from error
     wrong = (data.depth != right).nonzero().view(-1)
     if wrong.numel():
         node = int(wrong[0])
-        expected = f"depth {int(right[node])} at node {node}"
+        what, expected = (
+            "depth does not belong to edge_index",
+            f"depth {right[node]} at node {node}",
+        )
         hint = "leave depth out: it is computed from edge_index"
-        what = "depth does not belong to edge_index"
         raise _fault(where, what, expected, int(data.depth[node]), hint)
 
 
 def _check_slots(data: "DynTreeData", where: str) -> None:
-    if not data.child_slot.numel():
-        return
-    low = int(data.child_slot.min())
-    if low < 0:
-        raise _fault(where, "child_slot is negative", "0, 1, …", low)
-    places = torch.stack([data.edge_index[1], data.child_slot])
-    unique, counts = places.unique(dim=1, return_counts=True)
+    positions = torch.stack([data.edge_index[1], data.child_slot])
+    unique, counts = positions.unique(dim=1, return_counts=True)
+    if (unique[1] < 0).any():
+        raise _fault(where, "child_slot is negative", "0, 1, …", int(data.child_slot.min()))
     twice = (counts > 1).nonzero().view(-1)
     if twice.numel():
-        parent, slot = unique[:, int(twice[0])].tolist()
-        taken = ((places[0] == parent) & (places[1] == slot)).nonzero().view(-1)
+        parent, slot = unique[:, twice[0]].tolist()
+        same = (positions == unique[:, twice[:1]]).all(0)
         what = f"two children of node {parent} have the same slot"
-        got = f"nodes {data.edge_index[0, taken].tolist()} in slot {slot}"
+        got = f"nodes {data.edge_index[0, same].tolist()} in slot {slot}"
         hint = "number the children of every parent 0, 1, 2, …"
         raise _fault(where, what, "one child per slot", got, hint)
 
@@ -130,13 +116,13 @@ def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
         node = int(shared[0])
         parents = parent[child == node].tolist()
         what = f"node {node} has {'two' if len(parents) == 2 else len(parents)} parents"
-        got = f"parents {', '.join(map(str, parents))}"
         hint = "allow DAGs, or copy the shared part once for each parent"
-        raise _fault(where, what, "at most one parent, as in a tree", got, hint)
+        expected, got = "at most one parent, as in a tree", f"parents {str(parents)[1:-1]}"
+        raise _fault(where, what, expected, got, hint)
 
 
 def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> Tensor:
-    """Refuse a ``root_index`` that does not belong to ``edge_index``, and return the roots."""
+    """Check that ``root_index`` belongs to ``edge_index``, and return the roots."""
     roots = roots_of(data.edge_index, num_nodes)
     if not np.array_equal(array_of(data.root_index), roots.numpy()):
         what = f"{name}: root_index does not belong to edge_index"
@@ -151,7 +137,7 @@ def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -
     if value is None or value.is_floating_point():
         return
     wrong = (value < -1) if limit is None else (value < -1) | (value >= limit)
-    if bool(wrong.any()):
+    if wrong.any():
         node = int(wrong.nonzero()[0])
         expected = f"-1 (none) or 0 {'upwards' if limit is None else f'to {limit - 1}'}"
         raise _fault(where, f"{key} is out of range at node {node}", expected, int(value[node]))
@@ -168,44 +154,39 @@ class DynTreeData(Data):
     Edges point from child to parent. Children may be ordered (``child_slot`` counts) or not
     (``child_slot`` follows the order of the edges); a gap in the slots is a missing child.
 
-    ============== ================ ======== ================================== ==============
-    field          shape            dtype    meaning                            collated by
-    ============== ================ ======== ================================== ==============
-    ``edge_index`` [2, edge]        int64    row 0 the child, row 1 the parent  + nodes, dim 1
-    ``child_slot`` [edge]           int64    the child's place, from 0          dim 0
-    ``depth``      [node]           int64    0 without children, else           dim 0
-                                             1 + deepest child
-    ``token``      [node], optional int64    row of the vocabulary, -1 = none   dim 0
-    ``x``          [node, feature], float    input features, zeros where a      dim 0
-                   optional                  node has none
-    ``has_input``  [node], optional bool     which rows of ``x`` count          dim 0
-    ``y``          [node], optional int64    class label, -1 (float: nan) =     dim 0
-                                    or float unlabelled
-    ``root_index`` [root]           int64    nodes without a parent             + nodes, dim 0
-    ``target``     [1] or           any      one value or row for the example   dim 0
-                   [1, value],
-                   optional
-    ``num_nodes``  int              int      number of nodes, always set        sum
-    ============== ================ ======== ================================== ==============
+    ============== ================================================ ==============
+    field          dtype and shape                                  collated by
+    ============== ================================================ ==============
+    ``edge_index`` int64 [2, edge]: row 0 child, row 1 parent       + nodes, dim 1
+    ``child_slot`` int64 [edge], from 0                             dim 0
+    ``depth``      int64 [node]: 0, or 1 + that of deepest child    dim 0
+    ``token``      int64 [node], optional                           dim 0
+    ``x``          float [node, feature], optional                  dim 0
+    ``has_input``  bool [node], optional: which rows of ``x`` count dim 0
+    ``y``          int64 or float [node], optional                  dim 0
+    ``root_index`` int64 [root]                                     + nodes, dim 0
+    ``target``     any [1] or [1, value], optional                  dim 0
+    ``num_nodes``  int, always set                                  sum
+    ============== ================================================ ==============
 
     ``child_slot``, ``depth`` and ``root_index`` are computed where they are left out. Fields that
     are None are not stored at all, and all examples of one data set must hold the same fields.
 
     Args:
         edge_index: Edges, child to parent; ``torch.empty(2, 0, dtype=torch.long)`` for one node.
-        child_slot: Place of each edge's child among its siblings.
+        child_slot: Position of each edge's child among its siblings.
         depth: Depth of every node.
         token: Row of the vocabulary for every node, -1 where a node has no token.
-        x: Input features of every node.
-        y: Label of every node.
+        x: Input features of every node, zeros where it has none.
+        y: Label of every node; -1 (float: nan) if unlabelled.
         root_index: Nodes without a parent, in ascending order.
-        target: What to predict for the whole example, its first axis of length 1.
+        target: Target of the whole example; its first dimension has size 1.
         num_nodes: Number of nodes; by default that of ``depth``, ``token``, ``x`` or ``y``.
         **kwargs: Further fields, such as ``has_input``.
 
     Raises:
-        ValueError: If ``edge_index`` has a cycle, the wrong form, or names a missing node, or if
-            the number of nodes is unknown.
+        ValueError: If ``edge_index`` has a cycle, an invalid shape or dtype, or names a missing
+            node, or if the number of nodes is unknown.
 
     Example:
         >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), token=torch.tensor([4, 7, -1]))
@@ -233,10 +214,9 @@ class DynTreeData(Data):
             if num_nodes is None:
                 fields = [field for field in (depth, token, x, y) if field is not None]
                 if not fields:
-                    what = "DynTreeData: the number of nodes is unknown"
                     got = "edge_index alone, which cannot show a node without edges"
-                    expected = "num_nodes, or one of depth, token, x, y"
-                    raise mismatch(ValueError, what, expected, got, hint="pass num_nodes=…")
+                    expected, hint = "num_nodes, or one of depth, token, x, y", "pass num_nodes=…"
+                    raise _fault("", "the number of nodes is unknown", expected, got, hint)
                 num_nodes = fields[0].size(0)
             depth = depth_of(edge_index, num_nodes) if depth is None else depth
             child_slot = slots_of(edge_index, num_nodes) if child_slot is None else child_slot
@@ -248,15 +228,13 @@ class DynTreeData(Data):
                 setattr(self, key, value)
 
     def is_node_attr(self, key: str) -> bool:
-        """Tell whether a field has one row per node."""
+        """Return whether a field has one row per node."""
         # PyG guesses by length, and a DAG may have as many edges as nodes.
-        named = key in (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
-        return key in NODE_FIELDS if named else super().is_node_attr(key)
+        return key in NODE_FIELDS if key in _NAMED else super().is_node_attr(key)
 
     def is_edge_attr(self, key: str) -> bool:
-        """Tell whether a field has one row per edge."""
-        named = key in (*NODE_FIELDS, *EDGE_FIELDS, "root_index")
-        return key in EDGE_FIELDS if named else super().is_edge_attr(key)
+        """Return whether a field has one row per edge."""
+        return key in EDGE_FIELDS if key in _NAMED else super().is_edge_attr(key)
 
     def validate(
         self,
@@ -280,8 +258,8 @@ class DynTreeData(Data):
             where: File and line, or number of the example, for messages.
 
         Raises:
-            ValueError: At the first fault: no nodes, a field of the wrong form, an edge out of
-                range, a cycle, a slot taken twice, a second parent, wrong depths or roots, a
+            ValueError: At the first fault: no nodes, an invalid shape or dtype, an edge out
+                of range, a cycle, a slot taken twice, a second parent, wrong depths or roots, a
                 token or label out of range.
 
         Example:
@@ -293,23 +271,24 @@ class DynTreeData(Data):
               got:      parents 1, 2
               try:      allow DAGs, or copy the shared part once for each parent
         """
-        # PyG guesses, with a warning, where nothing tells the number of nodes.
+        # PyG guesses, with a warning, if the number of nodes is not set.
         nodes = int(self.num_nodes or 0) if "num_nodes" in self else 0
         if nodes < 1:
             raise _fault(where, "the tree is empty", "at least one node", 0)
         _check_forms(self, nodes, where)
-        _check_edges(self, nodes, where)
+        _check_depth(self, nodes, where)
         _check_slots(self, where)
         if require_tree:
             _check_single_parents(self, nodes, where)
         found = check_roots(self, nodes, name="DynTreeData", where=where)
         wanted = 1 if require_tree and roots is None else roots
         if wanted not in (None, found.numel()):
-            got = f"{found.numel()}: nodes {_shown(found)}"
-            raise _fault(where, "wrong number of roots", wanted, got)
-        if "x" in self and feature_width not in (None, self.x.size(1)):
-            expected = f"{feature_width} features per node"
-            raise _fault(where, "x has the wrong width", expected, self.x.size(1))
+            shown = f"{found.numel()}: nodes {_shown(found)}"
+            raise _fault(where, "wrong number of roots", wanted, shown)
+        if "x" in self and feature_width not in (None, width := self.x.size(1)):
+            raise _fault(
+                where, "x has the wrong width", f"{feature_width} features per node", width
+            )
         _check_range(self, "token", num_tokens, where)
         _check_range(self, "y", num_classes, where)
         return self

@@ -1,7 +1,8 @@
 """Lightning data modules of SST, ListOps, SICK and your own bracketed files."""
 
 from abc import abstractmethod
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +27,11 @@ from pyg_dynbatch.trees.vectors import (
 )
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
-_SEEDS = 2**31
 _LARGEST_SHOWN = 45
 
 
 class TreeDataModule(SplitDataModule):
-    """Make the loaders of three splits, and provide the sizes that a model needs.
+    """Create the loaders of three splits, and provide the sizes that a model needs.
 
     ``num_tokens`` and ``num_classes`` are available before training is set up, so that the command
     line can pass them to the model; reading them reads (and, the first time, caches) the data.
@@ -40,9 +40,9 @@ class TreeDataModule(SplitDataModule):
     Args:
         batch_size: Trees in a batch.
         max_nodes: If given, batches hold at most this many nodes, and any number of trees. A
-            larger tree makes a batch of its own, with a warning.
-        num_workers: Loader processes; 0 loads in the process that trains.
-        arity: Argument places of the cell's schedule; left out, that of the model.
+            larger tree becomes a separate batch, with a warning.
+        num_workers: Loader processes; 0 loads in the training process.
+        arity: Child slots of the cell's schedule; left out, that of the model.
         predict_split: Which split ``predict`` runs over.
         vectors: Options of the word vectors.
     """
@@ -80,25 +80,18 @@ class TreeDataModule(SplitDataModule):
             return None
         # Before the data are read, which takes long.
         if options.source == "glove" and (file is None or not Path(file).is_file()):
-            what = "VectorOptions: source 'glove' needs a file of word vectors"
-            expected = "file: a text file of vectors, also .gz"
+            what, got = "VectorOptions: source 'glove' needs a file of word vectors", file or "none"
             hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none"
             kind = ValueError if file is None else FileNotFoundError
-            raise mismatch(kind, what, expected, file or "no file", hint=hint)
-        vocabulary = self.load("train", None).vocabulary
+            raise mismatch(kind, what, "a text file of vectors, also .gz", got, hint=hint)
+        words, scale = self.load("train", None).vocabulary, options.scale
         if options.source == "sentence":
-            return sentence_vectors(
-                vocabulary, file or DEFAULT_MODEL, cache=options.cache, scale=options.scale
-            )
-        vectors = read_word_vectors(
-            str(file),
-            vocabulary,
-            missing=options.missing,
-            lower_case=options.lower_case,
-            # Drawn from the seed of the run, so that runs with several seeds differ here too.
-            seed=torch.initial_seed() % _SEEDS,
-        )
-        return vectors.scaled(options.scale)
+            model = file or DEFAULT_MODEL
+            return sentence_vectors(words, model, cache=options.cache, scale=scale)
+        # Drawn from the seed of the run, so that runs with several seeds differ here too.
+        drawn: Any = {"missing": options.missing, "seed": torch.initial_seed() % 2**31}
+        lower_case = options.lower_case
+        return read_word_vectors(str(file), words, lower_case=lower_case, **drawn).scaled(scale)
 
     @cached_property
     def word_vectors(self) -> WordVectors | None:
@@ -107,16 +100,15 @@ class TreeDataModule(SplitDataModule):
         If words without a vector share one, they are one word, and the vocabulary is smaller.
         """
         vectors = self._all_vectors
-        if vectors is not None and self.vectors.missing == "shared_uniform":
-            return vectors.only_found()
-        return vectors
+        if vectors is None or self.vectors.missing != "shared_uniform":
+            return vectors
+        return vectors.only_found()
 
     def dataset(self, split: SplitName) -> TreeDataset:
         """Return one split, loaded once."""
         if split not in self._loaded:
-            smaller = self.word_vectors is not self._all_vectors
-            vectors = self.word_vectors if smaller else None
-            self._loaded[split] = self.load(split, vectors.vocabulary if vectors else None)
+            smaller = None if self.word_vectors is self._all_vectors else self.word_vectors
+            self._loaded[split] = self.load(split, smaller.vocabulary if smaller else None)
         return self._loaded[split]
 
     @property
@@ -143,7 +135,7 @@ class TreeDataModule(SplitDataModule):
         return self.dataset(split).node_counts
 
     def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
-        """Make a loader whose batches carry their schedule."""
+        """Create a loader whose batches carry their schedule."""
         return DataLoader(dataset, batch_size=batch_size, arity=self._arity(), **options)
 
     def _arity(self) -> int | None:
@@ -152,18 +144,16 @@ class TreeDataModule(SplitDataModule):
         return arity_of(self.trainer.lightning_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the vocabulary, so that a checkpoint is never used with another one."""
+        """Return the vocabulary, so that a checkpoint is never used with a different one."""
         return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refuse a checkpoint whose embedding was trained for other words."""
+        """Raise an error if the embedding of the checkpoint was trained for other words."""
         own = self.vocabulary.digest()
-        if state_dict.get("vocabulary", own) != own:
-            what = f"{type(self).__name__}: the checkpoint was made with another vocabulary"
-            expected = f"vocabulary {own} ({len(self.vocabulary)} words)"
-            got = f"vocabulary {state_dict['vocabulary']}"
+        if (found := state_dict.get("vocabulary", own)) != own:
+            what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
             hint = "use the data files and options the checkpoint was made with"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            raise mismatch(ValueError, what, f"{own} ({self.num_tokens} words)", found, hint=hint)
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
         """Choose the first few test trees that fit into a picture.
@@ -187,12 +177,22 @@ class TreeDataModule(SplitDataModule):
 
 
 def arity_of(model: nn.Module) -> int | None:
-    """Find the number of child places that the schedules of a model need."""
+    """Return the number of child slots that the schedules of a model need."""
     layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
     return next((layer.arity for layer in layers), None)
 
 
-class SSTData(TreeDataModule):
+class _WordData(TreeDataModule):
+    """Data whose vocabulary can be replaced by that of word vectors."""
+
+    _open: Callable[..., TreeDataset]
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Load one split."""
+        return self._open(split=split, **({"vocabulary": vocabulary} if vocabulary else {}))
+
+
+class SSTData(_WordData):
     """The Stanford Sentiment Treebank: binary trees, five classes on every node.
 
     Args:
@@ -201,7 +201,7 @@ class SSTData(TreeDataModule):
             where they are downloaded to.
         vocabulary: Words of ``all`` splits (a word that only the test split has can use its
             pretrained vector), or of the ``train`` split alone.
-        verify: Whether files other than the published ones are refused.
+        verify: Whether files other than the published ones are an error.
         **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
 
     Example:
@@ -222,14 +222,7 @@ class SSTData(TreeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self.root = root
-        self.raw_dir = raw_dir
-        self.words = vocabulary
-        self.verify = verify
-
-    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Load one split."""
-        return SST(self.root, split, vocabulary or self.words, self.raw_dir, self.verify)
+        self._open = partial(SST, root, vocabulary=vocabulary, raw_dir=raw_dir, verify=verify)
 
 
 class ListOpsData(TreeDataModule):
@@ -269,8 +262,7 @@ class ListOpsData(TreeDataModule):
         """Load one split."""
         if vocabulary is not None:
             what = "ListOpsData: the pieces of this data set have no pretrained vectors"
-            expected = "vectors.source: none"
-            raise mismatch(ValueError, what, expected, f"a vocabulary of {len(vocabulary)} words")
+            raise mismatch(ValueError, what, "vectors.source: none", self.vectors.source)
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
         return ListOps(self.root, split, self.form, self.recipe, tsv)
 
@@ -279,7 +271,7 @@ class ListOpsData(TreeDataModule):
         return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
 
 
-class SICKData(TreeDataModule):
+class SICKData(_WordData):
     """SICK relatedness: pairs of trees with a distribution over the scores 1 to 5.
 
     Args:
@@ -305,14 +297,7 @@ class SICKData(TreeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self.root = root
-        self.raw_dir = raw_dir
-        self.trees = trees
-        self.words = vocabulary
-
-    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Load one split."""
-        return SICK(self.root, split, self.trees, vocabulary or self.words, self.raw_dir)
+        self._open = partial(SICK, root, trees=trees, vocabulary=vocabulary, raw_dir=raw_dir)
 
 
 class TreeFileData(TreeDataModule):
@@ -325,7 +310,7 @@ class TreeFileData(TreeDataModule):
         root: Folder for the cache; left out, the files are parsed at every start.
         labels: Whether every node has a label (``required``), or some have (``optional``).
         vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
-            goes with any further ``test_file``.
+            can be used with any other ``test_file``.
         classes: Number of classes; left out, the largest label of ``train_file`` plus one.
         **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
 
@@ -365,11 +350,9 @@ class TreeFileData(TreeDataModule):
             return self.classes
         found = self._defining.num_classes
         if found < 1:
-            what, got = "TreeFileData: no node has a label", "unlabelled nodes alone"
-            expected = "a label, such as the 3 of (3 word), at one node at least"
-            where = ", ".join(self.defining_files)
-            hint = "labels in the file, or the number of classes as the option classes"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+            what, where = "TreeFileData: no node has a label", ", ".join(self.defining_files)
+            expected, hint = "at least one label, such as the 3 of (3 word)", "the option classes"
+            raise mismatch(ValueError, what, expected, where=where, hint=hint)
         return found
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:

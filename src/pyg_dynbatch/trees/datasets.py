@@ -5,9 +5,10 @@ import json
 import pickle
 import warnings
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,24 +18,14 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import InMemoryDataset
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import (
-    check_sha256,
-    download_verified,
-    existing,
-    extract_member,
-    load_tensors,
-    read_lines,
-    sha256_of,
-    write_atomically,
-)
+from pyg_dynbatch.core import files
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.core.structure import concatenated_ranges
-from pyg_dynbatch.loading import Segments
+from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
-from pyg_dynbatch.trees.columns import TreeColumns, columns_of, segments_of
-from pyg_dynbatch.trees.data import DynTreeData, check_option
-from pyg_dynbatch.trees.text import parse_bracketed
+from pyg_dynbatch.trees.columns import TreeColumns
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 Transform = Callable[[Any], Any]
@@ -48,9 +39,8 @@ _FORMAT = "pyg_dynbatch.trees.2"
 class Content:
     """What a data set consists of before it is cached."""
 
-    splits: Mapping[str, Sequence[Any]]
-    featurize: Callable[[Any], DynTreeData]
-    vocabulary: Vocabulary
+    splits: Mapping[str, Sequence[Any]]  # items with an attribute ``words``, for the vocabulary
+    featurize: Callable[[Any, Vocabulary], DynTreeData]  # makes an example of an item
     num_classes: int
 
 
@@ -59,18 +49,19 @@ class TreeDataset(InMemoryDataset, ABC):
 
     The name of the cache file holds a hash of all that its content depends on: raw files, options,
     and the pickle of ``pre_transform`` (a function's name, an object's class and state; an edited
-    function body is not noticed). The file appears under that name only when it is complete, and a
-    damaged one is built again with a warning.
+    function body is not noticed). The file is written atomically; a corrupt one is rebuilt with a
+    warning.
 
     Args:
         root: Folder for ``raw/`` and ``processed/``; None caches nothing.
         split: Name of the split.
         key: All that the content depends on, by name.
         build: Reads all splits.
+        vocabulary: The words of ``"all"`` splits, of the ``"train"`` split, or a vocabulary.
         transform: Applied to an example each time it is taken.
         pre_transform: Applied to an example once, before it is cached; with a root it must be one
             that can be pickled.
-        force_reload: Whether to build again.
+        force_reload: Whether to rebuild the cache.
 
     Raises:
         OSError: If the cache folder cannot be written.
@@ -90,57 +81,69 @@ class TreeDataset(InMemoryDataset, ABC):
         split: str,
         key: Mapping[str, str],
         build: Callable[[], Content],
+        vocabulary: str | Vocabulary = "all",
         *,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
         force_reload: bool = False,
     ) -> None:
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
-        # PyG puts "???" in the place of no folder, and a cache would be written there.
+        # PyG replaces None by "???", and a cache would be written there.
         self.root = None if root is None else str(root)
-        self._segments: tuple[Any, dict[str, Segments]] = (None, {})
-        if root is None:
-            packed = self._build(split, build(), None)
-        else:
-            name = _name_of(pre_transform, type(self).__name__)
-            text = json.dumps({**key, "format": _FORMAT, "pre_transform": name}, sort_keys=True)
+        self._segments: tuple[tuple[Any, Any], dict[str, Segments]] = ((None, None), {})
+        name = type(self).__name__
+        if not isinstance(vocabulary, Vocabulary) and vocabulary not in ("all", "train"):
+            what, expected = f"{name}: unknown vocabulary", "all, train or a Vocabulary"
+            raise mismatch(ValueError, what, expected, repr(vocabulary))
+        ending = None
+        if root is not None:
+            words = vocabulary if isinstance(vocabulary, str) else vocabulary.digest()
+            fixed = {"format": _FORMAT, "words": words, "transform": _name_of(pre_transform, name)}
+            text = json.dumps({**key, **fixed}, sort_keys=True)
             ending = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
-            cached = None if force_reload else self._cached(f"{split}.{ending}")
-            packed = self._build(split, build(), ending) if cached is None else cached
-        unknown, *words = packed["words"]
+        packed = None if ending is None or force_reload else self._cached(f"{split}.{ending}")
+        if packed is None:
+            packed = self._build(split, build(), vocabulary, ending)
+        unknown, *known = packed["words"]
         # The words whose rows ``token`` holds.
-        self.vocabulary = Vocabulary(words, unknown, packed["lower_case"])
+        self.vocabulary = Vocabulary(known, unknown, packed["lower_case"])
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
 
     def _cached(self, name: str) -> dict[str, Any] | None:
-        path = Path(self.processed_dir, name)
+        path, what = Path(self.processed_dir, name), type(self).__name__
         try:
-            return load_tensors(path, _FORMAT, type(self).__name__) if path.is_file() else None
+            return files.load_tensors(path, _FORMAT, what) if path.is_file() else None
         except ValueError:
-            what = f"{type(self).__name__}: a damaged cache is built again"
-            warnings.warn(f"{what}: {path}", stacklevel=4)
+            warnings.warn(f"{what}: rebuilding a corrupt cache: {path}", stacklevel=4)
             return None
 
-    def _build(self, split: str, content: Content, ending: str | None) -> dict[str, Any]:
+    def _build(
+        self, split: str, content: Content, vocabulary: str | Vocabulary, ending: str | None
+    ) -> dict[str, Any]:
         """Build one split; with an ending for their names, build and cache the others as well."""
-        if not content.splits.get(split):
+        splits = content.splits
+        if not splits.get(split):
             what = f"{type(self).__name__}: the split {split!r} is empty"
-            raise mismatch(ValueError, what, "at least one example", 0)
+            raise mismatch(ValueError, what, "at least one example")
+        if isinstance(vocabulary, str):
+            counted = splits.values() if vocabulary == "all" else [splits["train"]]
+            words = (word for items in counted for item in items for word in item.words)
+            vocabulary = Vocabulary.from_words(words)
         if ending is None:
-            return self._pack(split, content)
-        packed = {name: self._pack(name, content) for name in content.splits}
+            return self._pack(split, content, vocabulary)
+        packed = {name: self._pack(name, content, vocabulary) for name in splits}
         for name, part in packed.items():
             path = Path(self.processed_dir, f"{name}.{ending}")
-            write_atomically(path, partial(torch.save, part))
+            files.write_atomically(path, partial(torch.save, part))
         return packed[split]
 
     # Not PyG's own ``process``, which writes its markers one by one and trusts them afterwards.
-    def _pack(self, split: str, content: Content) -> dict[str, Any]:
+    def _pack(self, split: str, content: Content, vocabulary: Vocabulary) -> dict[str, Any]:
         examples, items = [], content.splits[split]
         with Progress(f"{type(self).__name__}: {split}", "trees", len(items)) as progress:
             for item in items:
-                examples.append(content.featurize(item))
+                examples.append(content.featurize(item, vocabulary))
                 progress.update()
         if self.pre_transform is not None:
             examples = [self.pre_transform(example) for example in examples]
@@ -149,8 +152,8 @@ class TreeDataset(InMemoryDataset, ABC):
             "format": _FORMAT,
             "data": data.to_dict(),
             "slices": None if slices is None else dict(slices),
-            "words": list(content.vocabulary.words),
-            "lower_case": content.vocabulary.lower_case,
+            "words": list(vocabulary.words),
+            "lower_case": vocabulary.lower_case,
             "num_classes": content.num_classes,
         }
 
@@ -174,9 +177,9 @@ class TreeDataset(InMemoryDataset, ABC):
         token = self._data.token
         # PyG keeps no slices of a single example.
         sizes = [token.numel()] if self.slices is None else self.slices["depth"].diff().numpy()
-        nodes, chosen = Segments(np.asarray(sizes)), np.array(self.indices(), dtype=np.int64)
-        rows = concatenated_ranges(nodes.starts[chosen], nodes.sizes[chosen])
-        token = token[torch.from_numpy(rows)]
+        nodes = Segments(sizes)
+        columns = TreeColumns(nodes, {"token": token}, {"token": nodes})
+        token = columns[list(self.indices())].fields["token"]
         return torch.bincount(token[token >= 0], minlength=self.num_tokens)
 
     def __getitems__(self, chosen: Sequence[int]) -> Sequence[Any]:
@@ -188,45 +191,45 @@ class TreeDataset(InMemoryDataset, ABC):
         return columns[[where[i] for i in chosen]]
 
     def _columns(self) -> TreeColumns | None:
-        if self.slices is None:
-            return None
-        if self._segments[0] is not self.slices:
-            self._segments = self.slices, segments_of(self.slices)
+        """Return all trees that PyG joined as columns; None where PyG has to take them out."""
         # PyG names `_data` as the way to the joined examples that does not warn.
-        return columns_of(self._data, self._segments[1])
+        store = self._data.stores[0]
+        source = self.slices, vars(store).get("_num_nodes")
+        if None in source:
+            return None
+        if not all(map(is_, self._segments[0], source)):
+            self._segments = source, _segments_of(*source)
+        segments = self._segments[1]
+        fields = {key: store[key] for key in segments if key in store and key != "num_nodes"}
+        known = "edge_index" in fields and fields.keys() <= TreeColumns.named
+        if not known or not all(map(is_plain, fields.values())):
+            return None
+        return TreeColumns(segments["num_nodes"], fields, {key: segments[key] for key in fields})
+
+
+def _segments_of(slices: Mapping[str, Tensor], num_nodes: list[int]) -> dict[str, Segments]:
+    """Find where the rows of each example are, for every field and for the nodes."""
+    sizes = {"num_nodes": np.array(num_nodes)}
+    sizes |= {key: starts.diff().numpy() for key, starts in slices.items()}
+    known: dict[bytes, Segments] = {}
+    # Fields with equal sizes share one object, so that their rows are found once per batch. Copies:
+    # pickling moves the slices, and a view would then read freed memory.
+    return {
+        key: known.setdefault(each.tobytes(), Segments(each.copy())) for key, each in sizes.items()
+    }
 
 
 def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
-    """Parse every line of a file; each gets its place for messages."""
-    lines = enumerate(read_lines(path), start=1)
+    """Call ``parse`` with every line of a file, and with file and line number for messages."""
+    lines = enumerate(files.read_lines(path), start=1)
     return [parse(line, f"{path}:{number}") for number, line in lines]
 
 
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
-    """Translate the name of a split into the one the data set uses."""
+    """Return the name that the data set uses for a split."""
     name = aliases.get(split, split)
-    check_option(what, "split", name, known)
+    checked_choice(f"{what}: unknown split", name, known)
     return name
-
-
-def name_of_vocabulary(vocabulary: str | Vocabulary, what: str) -> str:
-    """Name the choice of a vocabulary for the cache."""
-    if isinstance(vocabulary, Vocabulary):
-        return vocabulary.digest()
-    if vocabulary not in ("all", "train"):
-        expected = "'all', 'train' or a Vocabulary"
-        raise mismatch(ValueError, f"{what}: unknown vocabulary", expected, repr(vocabulary))
-    return vocabulary
-
-
-def choose_vocabulary(
-    vocabulary: str | Vocabulary, splits: Mapping[str, Iterable[Any]]
-) -> Vocabulary:
-    """Return a given vocabulary, or make one of the ``words`` of some splits."""
-    if isinstance(vocabulary, Vocabulary):
-        return vocabulary
-    counted = splits.values() if vocabulary == "all" else [splits["train"]]
-    return Vocabulary.from_words(word for items in counted for item in items for word in item.words)
 
 
 def _name_of(transform: Transform | None, what: str) -> str:
@@ -238,7 +241,7 @@ def _name_of(transform: Transform | None, what: str) -> str:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         what, got = f"{what}: pre_transform cannot be pickled", f"{transform!r} ({error})"
         hint = "a top-level function or object, or root=None"
-        raise mismatch(ValueError, what, "one that can name the cache", got, hint=hint) from error
+        raise mismatch(ValueError, what, got=got, hint=hint) from error
     return hashlib.sha256(pickled).hexdigest()
 
 
@@ -270,14 +273,14 @@ class SST(TreeDataset):
         vocabulary: ``"all"``: the words of all three splits (21,701), so that those of the dev and
             test sets can have pretrained vectors; ``"train"`` (18,280); or a vocabulary.
         raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``.
-        verify: Whether files other than the published ones are refused.
+        verify: Whether files other than the published ones are an error.
         **options: ``transform``, ``pre_transform`` and ``force_reload``, see
             :class:`~pyg_dynbatch.datasets.TreeDataset`.
 
     Raises:
         ConnectionError: If there are no raw files and they cannot be downloaded.
         FileNotFoundError: If `raw_dir` lacks a file.
-        ValueError: If a file is damaged, not the published one, or cannot be parsed.
+        ValueError: If a file is corrupt, not the published one, or cannot be parsed.
 
     Reference:
         Socher, Perelygin, Wu, Chuang, Manning, Ng and Potts (2013), EMNLP, D13-1170.
@@ -304,38 +307,34 @@ class SST(TreeDataset):
         split = choose_split(split, _SPLITS, {"val": "dev"}, "SST")
         given = None if raw_dir is None else Path(raw_dir)
         folder = given or (None if root is None else Path(root) / "raw")
-        files = _find_files(folder, may_download=given is None, verify=verify)
-        key = {name: sha256_of(path) for name, path in files.items()}
-        key["vocabulary"] = name_of_vocabulary(vocabulary, "SST")
-        super().__init__(root, split, key, lambda: _build(files, vocabulary), **options)
+        raw = _find_files(folder, may_download=given is None, verify=verify)
+        key = {name: files.sha256_of(path) for name, path in raw.items()}
+        super().__init__(root, split, key, partial(_build, raw), vocabulary, **options)
 
 
 def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
     if folder is None:
         raise mismatch(ValueError, "SST: no folder is given", "root or raw_dir", "neither")
-    files = {name: folder / f"{name}.txt" for name in _SPLITS}
-    absent = [path.name for path in files.values() if not path.is_file()]
+    raw = {name: folder / f"{name}.txt" for name in _SPLITS}
+    absent = [path.name for path in raw.values() if not path.is_file()]
     names = "train.txt, dev.txt and test.txt"
-    advice = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
-    archive = folder / _ARCHIVE
-    if absent and not may_download and not archive.is_file():
+    hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
+    if absent and not may_download and not (folder / _ARCHIVE).is_file():
         what, got = "SST: raw files are missing", f"no {', no '.join(absent)}"
-        raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=advice)
+        raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=hint)
     if absent:
-        archive = download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=advice)
+        archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
         for name in absent:
-            extract_member(archive, f"trees/{name}", folder / name, "SST")
-    if verify:
-        for name, path in files.items():
-            check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
-    return files
+            files.extract_member(archive, f"trees/{name}", folder / name, "SST")
+    for name, path in raw.items() if verify else ():
+        files.check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
+    return raw
 
 
-def _build(files: dict[str, Path], vocabulary: str | Vocabulary) -> Content:
+def _build(raw: dict[str, Path]) -> Content:
     parse = partial(parse_bracketed, num_classes=_CLASSES)
-    parsed = {name: parse_lines(path, parse) for name, path in files.items()}
-    words = choose_vocabulary(vocabulary, parsed)
-    return Content(parsed, lambda tree: tree.to_data(words), words, _CLASSES)
+    parsed = {name: parse_lines(path, parse) for name, path in raw.items()}
+    return Content(parsed, ParsedTree.to_data, _CLASSES)
 
 
 _SPLIT = "trees"
@@ -358,7 +357,7 @@ class TreeFile(TreeDataset):
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a file is empty, not UTF-8, damaged, or cannot be parsed; file, line and
+        ValueError: If a file is empty, not UTF-8, corrupt, or cannot be parsed; file, line and
             column are named.
 
     Example:
@@ -379,26 +378,21 @@ class TreeFile(TreeDataset):
         vocabulary: Vocabulary | None = None,
         **options: Any,
     ) -> None:
-        paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(one) for one in path]
+        given = [path] if isinstance(path, str | Path) else path
+        paths = [files.existing(each, "a text file") for each in given]
         if not paths:
-            raise mismatch(ValueError, "TreeFile: no files are given", "at least one", 0)
+            raise mismatch(ValueError, "TreeFile: no files are given", "at least one")
 
         def build() -> Content:
             parse = partial(parse_bracketed, num_classes=num_classes, labels=labels)
             trees = [tree for path in paths for tree in parse_lines(path, parse)]
-            words = vocabulary or Vocabulary.from_words(w for tree in trees for w in tree.words)
             classes = num_classes or 1 + max(max(tree.labels) for tree in trees)
-            return Content(
-                {_SPLIT: trees},
-                lambda tree: tree.to_data(words, labelled=labels != "none"),
-                words,
-                classes,
-            )
+            featurize = partial(ParsedTree.to_data, labelled=labels != "none")
+            return Content({_SPLIT: trees}, featurize, classes)
 
         key = {
-            "files": " ".join(sha256_of(existing(path, "a text file")) for path in paths),
+            "files": " ".join(map(files.sha256_of, paths)),
             "num_classes": str(num_classes),
             "labels": labels,
-            "vocabulary": "" if vocabulary is None else vocabulary.digest(),
         }
-        super().__init__(root, _SPLIT, key, build, **options)
+        super().__init__(root, _SPLIT, key, build, vocabulary or "all", **options)

@@ -10,8 +10,8 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
-from pyg_dynbatch.core.errors import OneLineArguments
-from pyg_dynbatch.core.files import existing, refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
@@ -37,25 +37,22 @@ _ROWS: dict[str, Callable[[ScheduleStats], float]] = {
 
 def record_tree(tree: Data) -> Program:
     """Record a tree in which nodes with different numbers of children are different operations."""
-    program = Program()
-    children = children_of(tree)
+    program, children = Program(), children_of(tree)
     tokens = tree.token.tolist() if "token" in tree else [-1] * len(children)
     values: dict[int, Value] = {}
-    for node in np.argsort(tree.depth.numpy(), kind="stable").tolist():
-        count = len(children[node])
-        name = f"node with {count}" if count else "leaf"
-        signature = Signature(name, (_TOKEN, *[_STATE] * count), (_STATE,))
+    for node in tree.depth.argsort(stable=True).tolist():
+        below = [values[child] for _, child in children[node]]
+        name = f"node with {len(below)}" if below else "leaf"
+        signature = Signature(name, (_TOKEN, *[_STATE] * len(below)), (_STATE,))
         word = program.constant(_TOKEN, tokens[node])
-        values[node] = program.call(
-            signature, word, *[values[child] for _, child in children[node]]
-        )
+        values[node] = program.call(signature, word, *below)
     for root in tree.root_index.tolist():
         program.output(values[root])
     return program
 
 
 def schedules_of(trees: Sequence[Data]) -> dict[str, Schedule]:
-    """Make the schedules of one mini-batch that are compared."""
+    """Return the schedules of one mini-batch that are compared."""
     programs = [record_tree(tree) for tree in trees]
     return {
         "layer": Collater()(list(trees)).schedule,
@@ -79,21 +76,20 @@ def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
     shown = {policy: stats[policy] for policy in ("depth", "agenda")}
     names = sorted({name for each in shown.values() for name in each.operations})
     figure, axes = new_figure(1, len(shown), 5.5, 3.8)
-    for place, (policy, each) in zip(axes, shown.items(), strict=True):
+    for axis, (policy, each) in zip(axes, shown.items(), strict=True):
         operations = [names.index(name) for name in each.operations]
-        draw_schedule(place, names, operations, list(each.widths), f"{policy}: {each.steps} steps")
+        draw_schedule(axis, names, operations, list(each.widths), f"{policy}: {each.steps} steps")
     return save_figure(figure, path)
 
 
 def _dataset(options: argparse.Namespace) -> TreeDataset:
-    name, raw_dir, split = options.data, options.raw_dir, options.split
-    folder = options.root or f"data/{name}"
+    name, folder = options.data, options.root or f"data/{options.data}"
     if name == "sst":
-        return SST(folder, split, raw_dir=raw_dir)
+        return SST(folder, options.split, raw_dir=options.raw_dir)
     if name == "listops":
-        return ListOps(folder, split)
+        return ListOps(folder, options.split)
     if name == "sick":
-        return SICK(folder, split, raw_dir=raw_dir, trees=options.trees)
+        return SICK(folder, options.split, raw_dir=options.raw_dir, trees=options.trees)
     existing(name, "sst, listops, sick, or a file of bracketed trees")
     return TreeFile(name, options.root, labels=options.labels)
 
@@ -125,7 +121,7 @@ def run_inspect(argv: list[str]) -> int:
     options = _parser().parse_args(argv)
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be at least 1")
-    refuse_overwriting("inspect", [options.output], [options.data])
+    check_outputs("inspect", [options.output], [options.data])
     dataset = _dataset(options)
     is_file = isinstance(dataset, TreeFile)
     title = options.data if is_file else f"{type(dataset).__name__} {options.split}"

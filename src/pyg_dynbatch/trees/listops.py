@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.files import existing, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData, check_option
+from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
-from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed, place_of
+from pyg_dynbatch.trees.text import ParsedTree, location, parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 FORMS = ("operator", "binary")
@@ -40,52 +40,51 @@ def listops_vocabulary() -> Vocabulary:
 def listops_values(pieces: Sequence[str]) -> list[int]:
     """Compute the values of all lists and digits, in the order in which they begin."""
     values: list[int] = []
-    opened: list[tuple[int, str, list[int]]] = []  # number, operator and arguments of each list
-    for piece in pieces:
-        if piece in OPERATORS:
-            opened.append((len(values), piece, []))
-            values.append(0)
-            continue
+    arguments: list[list[int]] = [[]]  # of each list that is open, read from the end
+    for piece in reversed(pieces):
         if piece == END:
-            number, operator, arguments = opened.pop()
-            values[number] = value = _OPERATIONS[operator](arguments)
-        else:
-            value = int(piece)
-            values.append(value)
-        if opened:
-            opened[-1][2].append(value)
-    return values
+            arguments.append([])
+            continue
+        # None of the operations depends on the order of its arguments.
+        value = _OPERATIONS[piece](arguments.pop()) if piece in _OPERATIONS else int(piece)
+        values.append(value)
+        arguments[-1].append(value)
+    return values[::-1]
 
 
 def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
-    """Split an expression into its pieces and checks that it is well formed."""
+    """Split an expression into its pieces, and check that it is well formed."""
+
+    def wrong(problem: str, at: int, got: str = "") -> ValueError:
+        expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
+        at_column = location(where, column + at)
+        return mismatch(ValueError, f"ListOps: {problem}", expected, got, where=at_column)
+
     pieces: list[str] = []
     counts: list[int] = []  # arguments so far of each open list
     for match in _PIECES.finditer(text):
-        piece = match.group()
-        place = place_of(where, column + match.start())
+        piece, at = match.group(), match.start()
         if piece in "()":
             continue
         if pieces and not counts:
-            raise _wrong("something follows the end of the expression", place, piece)
+            raise wrong("something follows the end of the expression", at, piece)
         if piece in OPERATORS:
             counts.append(0)
         elif piece == END:
             if not counts or counts.pop() == 0:
-                raise _wrong("a list is empty, or closed but never opened", place, piece)
+                raise wrong("a list is empty, or closed but never opened", at, piece)
         elif piece not in DIGITS:
-            raise _wrong("a piece is neither digit nor operator nor ]", place, piece)
+            raise wrong("a piece is not a digit, an operator or ]", at, piece)
         if counts and piece not in OPERATORS:
             counts[-1] += 1
         pieces.append(piece)
     if counts or not pieces:
-        problem = f"{len(counts)} lists are never closed" if counts else "it is empty"
-        raise _wrong(problem, place_of(where, column + len(text)), "")
+        problem = f"{len(counts)} lists are never closed" if counts else "the expression is empty"
+        raise wrong(problem, len(text))
     parse = format_listops(pieces) if "(" in text or ")" in text else text
     if text != parse:
-        wrong = len(commonprefix([text, parse]))
-        what = "the parentheses are not the left-branching parse"
-        raise _wrong(what, place_of(where, column + wrong), text[wrong:][:20])
+        at = len(commonprefix([text, parse]))
+        raise wrong("the parentheses are not the left-branching parse", at, text[at:][:20])
     return pieces
 
 
@@ -93,9 +92,7 @@ def format_listops(pieces: Sequence[str]) -> str:
     """Write an expression as published, with the parentheses of its left-branching parse."""
     opened: list[str] = []
     for piece in pieces:
-        done = piece
-        if piece == END:
-            done = f"( {opened.pop()} {END} )"
+        done = f"( {opened.pop()} {END} )" if piece == END else piece
         if piece in OPERATORS or not opened:
             opened.append(done)
         else:
@@ -105,41 +102,32 @@ def format_listops(pieces: Sequence[str]) -> str:
 
 def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "root") -> ParsedTree:
     """Turn an expression into a tree whose root is labelled with the value."""
-    check_option("listops_tree", "form", form, FORMS)
-    if labels not in ("root", "all") or (labels, form) == ("all", "binary"):
-        expected, got = "root, or with the form 'operator' also all", f"{labels!r} with {form!r}"
-        raise mismatch(ValueError, "listops_tree: labels do not go with the form", expected, got)
+    checked_choice("listops_tree: unknown form", form, FORMS)
+    known = ("root", "all") if form == "operator" else ("root",)
+    checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, known)
     if form == "operator":
         marks = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
         text = " ".join(marks.get(piece, f"({piece})") for piece in pieces)
     else:
         written = format_listops(pieces).split(" ")
         text = " ".join(piece if piece in "()" else f"({piece})" for piece in written)
-    tree = parse_bracketed(text, labels="none")
-    values = listops_values(pieces)
-    if labels == "all":
-        tree.labels = values
-    else:
-        tree.labels[0] = values[0]
+    tree, values = parse_bracketed(text, labels="none"), listops_values(pieces)
+    count = len(values) if labels == "all" else 1
+    tree.labels[:count] = values[:count]
     return tree
-
-
-def _wrong(problem: str, place: str, got: str) -> ValueError:
-    expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
-    return mismatch(ValueError, f"ListOps expression: {problem}", expected, got, where=place)
 
 
 _SPLITS = ("train", "val", "test")
 _OPERATOR_SHARE = 0.25
 _CLASSES = 10
-_PATIENCE = 10_000  # draws in a row that bring nothing new
+_PATIENCE = 10_000  # draws in a row without a new expression
 
 
 @dataclass(frozen=True)
 class ListOpsRecipe:
     """Which expressions are generated.
 
-    Each place of an expression is an operator (minimum, maximum, median, sum modulo 10) with
+    Each position of an expression is an operator (minimum, maximum, median, sum modulo 10) with
     probability 1/4 and a digit otherwise, and at `max_depth` always a digit; operators, digits and
     2, 3, ..., `max_args` arguments are drawn uniformly. Expressions are distinct, also between
     splits.
@@ -151,7 +139,7 @@ class ListOpsRecipe:
         seed: Of all draws; the same recipe gives the same expressions on every machine.
         max_depth: Largest depth, 1 for a bare digit.
         max_args: Largest number of arguments.
-        max_length: Longest expression in pieces, brackets counted; longer ones are drawn anew.
+        max_length: Longest expression in pieces, brackets counted; longer ones are drawn again.
         labels: Which nodes are labelled: the ``root`` as published, or ``all`` nodes, each with
             the value of its part of the expression (only with the form ``operator``).
 
@@ -203,10 +191,9 @@ class ListOpsRecipe:
             idle = 0 if len(drawn) > known else idle + 1
             if idle == _PATIENCE:
                 what = "ListOpsRecipe: there are not enough distinct expressions"
-                got = f"{len(drawn)}, and nothing new in {_PATIENCE} draws"
                 hint = "fewer examples, or a larger max_depth, max_args or max_length"
-                raise mismatch(ValueError, what, wanted, got, hint=hint)
-        # Short expressions are met first, so the order of drawing must not decide the split.
+                raise mismatch(ValueError, what, wanted, len(drawn), hint=hint)
+        # Short expressions are drawn first, so the order of drawing must not decide the split.
         order = sorted(drawn, key=lambda _: uniform())
         ends = (0, self.train, self.train + self.val, wanted)
         return {
@@ -277,31 +264,28 @@ class ListOps(TreeDataset):
         labels = recipe.labels if tsv is None else "root"
         path = None if tsv is None else existing(tsv, "a text file")
         source = repr(sorted(asdict(recipe).items())) if path is None else sha256_of(path)
-        words = listops_vocabulary()
 
         def build() -> Content:
             if path is None:
                 splits = {name: drawn for name, drawn in recipe.generate().items() if drawn}
             else:
                 splits = {split: parse_lines(path, _read_line)}
-            return Content(splits, featurize, words, _CLASSES)
+            return Content(splits, featurize, _CLASSES)
 
-        def featurize(pieces: list[str]) -> DynTreeData:
-            return listops_tree(pieces, form, labels).to_data(words)
+        def featurize(pieces: list[str], vocabulary: Vocabulary) -> DynTreeData:
+            return listops_tree(pieces, form, labels).to_data(vocabulary)
 
-        super().__init__(root, split, {"form": form, "source": source}, build, **options)
+        key = {"form": form, "source": source}
+        super().__init__(root, split, key, build, listops_vocabulary(), **options)
 
 
 def _read_line(line: str, where: str) -> list[str]:
     label, tab, text = line.partition("\t")
     if not tab or label not in DIGITS:
-        what, got = "ListOps: the line does not begin with a value", repr(line[:40])
-        raise mismatch(
-            ValueError, what, "a digit, a tab and an expression", got, where=f"{where}:1"
-        )
+        what, expected = "ListOps: invalid line", "a digit, a tab and an expression"
+        raise mismatch(ValueError, what, expected, repr(line[:40]), where=f"{where}:1")
     pieces = read_listops(text, where, column=len(label) + 2)
-    value = listops_values(pieces)[0]
-    if value != int(label):
+    if (value := listops_values(pieces)[0]) != int(label):
         what = "ListOps: the value is not that of the expression"
         raise mismatch(ValueError, what, value, label, where=f"{where}:1")
     return pieces

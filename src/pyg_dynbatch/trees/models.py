@@ -12,40 +12,30 @@ from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
 
-# Share of different tokens among leaves up to which gathering costs less than computing all.
+# Up to this fraction of distinct tokens, gathering leaves is cheaper than computing all of them.
 _WORTH_SHARING = 0.85
-# Leaves from which looking for equal ones costs less than it saves.
+# From this many leaves on, finding equal ones takes less time than it saves.
 _MANY_LEAVES = 128
 
-_LAYERS: dict[str, Any] = {
-    "nary": NaryTreeLSTM,
-    "child_sum": ChildSumTreeLSTM,
-    "gru": TreeGRU,
-    "rnn": TreeRNN,
+# Per cell, its layer and which options of `make_layer` that takes.
+_LAYERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "nary": (NaryTreeLSTM, ("arity", "forget_bias", "recurrent_dropout")),
+    "child_sum": (ChildSumTreeLSTM, ("forget_bias", "recurrent_dropout")),
+    "gru": (TreeGRU, ("arity", "recurrent_dropout")),
+    "rnn": (TreeRNN, ("arity",)),
 }
 
 
-def make_layer(
-    cell: str,
-    in_channels: int,
-    out_channels: int,
-    *,
-    arity: int = 2,
-    forget_bias: float = 1.0,
-    recurrent_dropout: float = 0.0,
-) -> RecursiveLayer:
-    """Make a recursive layer by name."""
-    kind = _LAYERS.get(cell)
-    if kind is None or (cell == "rnn" and recurrent_dropout):
+def make_layer(cell: str, in_channels: int, out_channels: int, **options: Any) -> RecursiveLayer:
+    """Create a recursive layer by the name of its cell; options it does not have are ignored."""
+    kind, known = _LAYERS.get(cell, (None, ()))
+    dropout = options.get("recurrent_dropout")
+    if kind is None or (dropout and "recurrent_dropout" not in known):
         expected = f"one of {', '.join(map(repr, _LAYERS))}; 'rnn' without recurrent dropout"
-        got = f"{cell!r}, recurrent_dropout={recurrent_dropout}"
+        got = f"{cell!r}, recurrent_dropout={dropout}"
         raise mismatch(ValueError, f"make_layer: no layer for cell {cell!r}", expected, got)
-    options: dict[str, Any] = {} if cell == "child_sum" else {"arity": arity}
-    if cell in ("nary", "child_sum"):
-        options["forget_bias"] = forget_bias
-    if cell != "rnn":
-        options["recurrent_dropout"] = recurrent_dropout
-    return kind(in_channels, out_channels, **options)
+    chosen = {name: value for name, value in options.items() if name in known}
+    return kind(in_channels, out_channels, **chosen)
 
 
 class TreeEncoder(nn.Module):
@@ -101,25 +91,19 @@ class TreeEncoder(nn.Module):
         Args:
             batch: The batch.
             level_order: Whether to return them in the order of the schedule's levels;
-                ``level_row(schedule_for(batch, layer))`` brings results of them into node order.
+                ``level_row(schedule_of_batch(batch, layer))`` reorders their results by node.
             nodes: Nodes to return, such as ``batch.root_index``; None for all.
         """
-        schedule, leaf_row = schedule_for(batch, self.layer), None
+        schedule, leaf_inverse = schedule_of_batch(batch, self.layer), None
         if self.embedding is None:
             inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=…"))
         else:
             token = _field(batch, "token", "num_tokens=0 for batches with features x")
             shared = self._distinct_leaves(token, schedule)
-            token, leaf_row = shared or (_input_rows(schedule, token), None)
+            token, leaf_inverse = shared or (_input_rows(schedule, token), None)
             inputs = _embedded(self.embedding, token)
-        return self.layer(
-            self.input_dropout(inputs),
-            batch.edge_index,
-            schedule,
-            leaf_row=leaf_row,
-            level_order=level_order,
-            nodes=nodes,
-        )
+        options: Any = {"leaf_inverse": leaf_inverse, "level_order": level_order, "nodes": nodes}
+        return self.layer(self.input_dropout(inputs), batch.edge_index, schedule, **options)
 
     def _distinct_leaves(self, token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
         """Find the distinct tokens of leaves, if computing equal leaves once pays off."""
@@ -133,10 +117,10 @@ class TreeEncoder(nn.Module):
         if token.size(0) != schedule.num_nodes:
             return None
         ordered = token.index_select(0, schedule.input_node)
-        distinct, leaf_row = ordered[:leaves].unique(return_inverse=True)
+        distinct, leaf_inverse = ordered[:leaves].unique(return_inverse=True)
         if distinct.size(0) > _WORTH_SHARING * leaves:
             return None
-        return torch.cat([distinct, ordered[leaves:]]), leaf_row
+        return torch.cat([distinct, ordered[leaves:]]), leaf_inverse
 
 
 def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
@@ -157,14 +141,13 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
     try:
         return embedding(token)
     except IndexError as error:
-        what = "TreeEncoder: a token is not in the embedding"
         expected = f"rows from 0 to {embedding.num_embeddings - 1}"
         got = f"tokens from {int(token.min())} to {int(token.max())}"
-        hint = "num_tokens=len(vocabulary), with the vocabulary that made the tokens"
+        what, hint = "TreeEncoder: a token is not in the embedding", "num_tokens=len(vocabulary)"
         raise mismatch(IndexError, what, expected, got, hint=hint) from error
 
 
-def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
+def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Schedule:
     """Return the batch's schedule, or derive and keep one for batches of a stock PyG loader."""
     for name in ("schedule", "schedule_down"):
         attached = getattr(batch, name, None)
@@ -172,7 +155,7 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
             attached.structure is None or attached.direction == layer.direction
         ):
             return attached
-    # Under a name of its own, as the next model may want another arity.
+    # Under a separate name, as the next model may need a different arity.
     key = f"schedule_{layer.direction}_{layer.arity}"
     kept = getattr(batch, key, None)
     if isinstance(kept, Schedule) and kept.belongs_to(batch.edge_index):
@@ -183,7 +166,18 @@ def schedule_for(batch: Any, layer: RecursiveLayer) -> Schedule:
     return kept
 
 
-class TreeClassifier(nn.Module):
+class _TreeNetwork(nn.Module):
+    """A network with an encoder of trees."""
+
+    encoder: TreeEncoder
+
+    @property
+    def embedding(self) -> nn.Embedding | None:
+        """The embedding of tokens."""
+        return self.encoder.embedding
+
+
+class TreeClassifier(_TreeNetwork):
     """Embed tokens, encode trees from the leaves to the root, and classify every node.
 
     The classifier runs once over all nodes of the mini-batch, after the last level.
@@ -194,8 +188,8 @@ class TreeClassifier(nn.Module):
         embedding_channels: Width of an embedding row, or of ``x``.
         hidden_channels: Width of the hidden row.
         cell: ``"nary"``, ``"child_sum"``, ``"gru"`` or ``"rnn"``.
-        arity: Number of child places (not for child-sum).
-        forget_bias: Where the bias of the forget gates starts.
+        arity: Number of child slots (not for child-sum).
+        forget_bias: Initial value of the bias of the forget gates.
         embedding_dropout: Probability of dropping an entry of an embedded token while training.
         recurrent_dropout: Probability of dropping an entry of the candidate while training.
         output_dropout: Probability of dropping an entry of a hidden row before the classifier
@@ -236,29 +230,14 @@ class TreeClassifier(nn.Module):
         sparse_embedding: bool = False,
     ) -> None:
         super().__init__()
-        layer = make_layer(
-            cell,
-            embedding_channels,
-            hidden_channels,
-            arity=arity,
-            forget_bias=forget_bias,
-            recurrent_dropout=recurrent_dropout,
-        )
-        self.encoder = TreeEncoder(
-            num_tokens,
-            embedding_channels,
-            layer,
-            input_dropout=embedding_dropout,
-            sparse_embedding=sparse_embedding,
-        )
+        options: Any = {"arity": arity, "forget_bias": forget_bias}
+        options["recurrent_dropout"] = recurrent_dropout
+        layer = make_layer(cell, embedding_channels, hidden_channels, **options)
+        options = {"input_dropout": embedding_dropout, "sparse_embedding": sparse_embedding}
+        self.encoder = TreeEncoder(num_tokens, embedding_channels, layer, **options)
         self.output_dropout = nn.Dropout(output_dropout)
         self.classifier = nn.Linear(hidden_channels, num_classes)
         self.reset_parameters()
-
-    @property
-    def embedding(self) -> nn.Embedding | None:
-        """The embedding of tokens."""
-        return self.encoder.embedding
 
     def reset_parameters(self) -> None:
         """Reset all parameters."""
@@ -268,13 +247,13 @@ class TreeClassifier(nn.Module):
 
     def forward(self, batch: Any) -> Float[Tensor, "node class"]:
         """Compute the logits of all nodes."""
-        schedule = schedule_for(batch, self.encoder.layer)
+        schedule = schedule_of_batch(batch, self.encoder.layer)
         rows = self.output_dropout(self.encoder(batch, level_order=True))
-        # The logits are narrower than the hidden rows, so they are brought into node order.
+        # The logits are narrower than the hidden rows, so they are reordered, not the rows.
         return self.classifier(rows).index_select(0, level_row(schedule))
 
 
-class TreeSimilarity(nn.Module):
+class TreeSimilarity(_TreeNetwork):
     r"""Encode two trees per example and compare their roots.
 
     .. math::
@@ -290,8 +269,8 @@ class TreeSimilarity(nn.Module):
         hidden_channels: Width of the hidden row of a tree.
         similarity_channels: Width of :math:`h_s`.
         cell: ``"child_sum"``, ``"nary"``, ``"gru"`` or ``"rnn"``.
-        arity: Number of child places (not for child-sum).
-        forget_bias: Where the bias of the forget gates starts.
+        arity: Number of child slots (not for child-sum).
+        forget_bias: Initial value of the bias of the forget gates.
         sparse_embedding: Whether the embedding has sparse gradients.
 
     Shape:
@@ -327,19 +306,12 @@ class TreeSimilarity(nn.Module):
         sparse_embedding: bool = False,
     ) -> None:
         super().__init__()
-        layer = make_layer(
-            cell, embedding_channels, hidden_channels, arity=arity, forget_bias=forget_bias
-        )
-        self.encoder = TreeEncoder(
-            num_tokens, embedding_channels, layer, sparse_embedding=sparse_embedding
-        )
+        options: Any = {"arity": arity, "forget_bias": forget_bias}
+        layer = make_layer(cell, embedding_channels, hidden_channels, **options)
+        options = {"sparse_embedding": sparse_embedding}
+        self.encoder = TreeEncoder(num_tokens, embedding_channels, layer, **options)
         self.compare = nn.Linear(2 * hidden_channels, similarity_channels)
         self.classifier = nn.Linear(similarity_channels, num_classes)
-
-    @property
-    def embedding(self) -> nn.Embedding | None:
-        """The embedding of tokens."""
-        return self.encoder.embedding
 
     def reset_parameters(self) -> None:
         """Reset all parameters."""
@@ -369,12 +341,11 @@ def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " exampl
 
 def _check_roots(batch: Any, examples: int) -> None:
     """Check the number of roots of every example, where it is known without a device sync."""
-    slices = slices_of(batch).get("root_index")
-    counts = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
-    wanted = 2 * examples if slices is None else 2
-    wrong = [number for number, count in enumerate(counts) if count != wanted]
-    if wrong:
-        what, got = "TreeSimilarity: not two roots per example", f"{counts[wrong[0]]} roots"
-        where = "" if slices is None else f"example {wrong[0]} of the batch"
-        hint = "put both trees of a pair into one Data, first tree first"
-        raise mismatch(ValueError, what, f"{wanted} roots", got, where=where, hint=hint)
+    slices, hint = slices_of(batch).get("root_index"), "put both trees of a pair into one Data"
+    found = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
+    expected = 2 * examples if slices is None else 2
+    number = next((number for number, count in enumerate(found) if count != expected), None)
+    if number is not None:
+        what, got = "TreeSimilarity: not two roots per example", f"{found[number]} roots"
+        where = "" if slices is None else f"example {number} of the batch"
+        raise mismatch(ValueError, what, f"{expected} roots", got, where=where, hint=hint)

@@ -8,19 +8,12 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.core.errors import OneLineArguments, mismatch
-from pyg_dynbatch.core.files import refuse_overwriting
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.training import predictions
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.ensemble import ensemble_of
-from pyg_dynbatch.training.predictions import (
-    Columns,
-    checked_device,
-    merge_columns,
-    node_rows,
-    tree_rows,
-    write_table,
-)
 from pyg_dynbatch.trees.collate import DataLoader
 from pyg_dynbatch.trees.datamodules import arity_of
 from pyg_dynbatch.trees.datasets import TreeFile
@@ -41,10 +34,10 @@ def vocabulary_of(checkpoint: Mapping[str, Any], path: str | Path) -> Vocabulary
 
 def predict_trees(
     task: TreeClassification, trees: TreeFile, batch_size: int, device: torch.device
-) -> Columns:
+) -> predictions.Columns:
     """Predict all nodes of all trees."""
     task.to(device)
-    parts: list[Columns] = []
+    parts: list[predictions.Columns] = []
     with Progress("predicting", "trees", len(trees)) as progress:
         for batch in DataLoader(trees, batch_size, arity=arity_of(task)):
             with torch.inference_mode():
@@ -53,15 +46,15 @@ def predict_trees(
             part["example"] = part["example"] + progress.done
             progress.update(batch.num_graphs)
             parts.append(part)
-    return merge_columns(parts)
+    return predictions.merge_columns(parts)
 
 
 def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     """Run ``predict`` on a file of bracketed trees."""
     options = _parser().parse_args(argv)
     paths = options.checkpoint
-    refuse_overwriting("predict", [options.output, options.nodes], [options.input, *paths])
-    device = checked_device(options.device)
+    check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
+    device = predictions.checked_device(options.device)
     task = TreeClassification.from_checkpoint(checkpoint, paths[0])
     vocabulary = vocabulary_of(checkpoint, paths[0])
     for path in paths[1:]:
@@ -74,9 +67,9 @@ def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
         task = ensemble_of(task, paths).eval()
     trees = TreeFile(options.input, None, task.num_classes, "optional", vocabulary)
     columns = predict_trees(task, trees, options.batch_size, device)
-    write_table(options.output, tree_rows(columns))
+    predictions.write_table(options.output, predictions.tree_rows(columns))
     if options.nodes is not None:
-        write_table(options.nodes, node_rows(columns))
+        predictions.write_table(options.nodes, predictions.node_rows(columns))
     print(f"predicted {len(trees):,} trees", file=sys.stderr)
     return 0
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.files import read_lines, sha256_of
-from pyg_dynbatch.trees.data import DynTreeData, check_option
-from pyg_dynbatch.trees.datasets import (
-    Content,
-    TreeDataset,
-    choose_split,
-    choose_vocabulary,
-    name_of_vocabulary,
-)
+from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
@@ -37,7 +32,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, "one class"]:
-    r"""Spread a score over the two whole numbers beside it.
+    r"""Distribute a score between the two integers next to it.
 
     :math:`p_i = y - \lfloor y \rfloor` for :math:`i = \lfloor y \rfloor + 1`,
     :math:`p_i = \lfloor y \rfloor - y + 1` for :math:`i = \lfloor y \rfloor`, and 0 otherwise, so
@@ -45,7 +40,7 @@ def score_to_target(score: float, num_classes: int = _CLASSES) -> Float[Tensor, 
 
     Args:
         score: The score y, 1 to `num_classes`.
-        num_classes: The number of whole scores.
+        num_classes: The largest score.
 
     Reference:
         Tai, Socher and Manning (2015), arXiv 1503.00075, section 4.2.
@@ -129,13 +124,13 @@ class SICK(TreeDataset):
         folder = Path(raw_dir or Path(root or ".") / "raw")
         files = _find_files(folder, trees)
         key = {str(p.relative_to(folder)): sha256_of(p) for p in chain(*files.values())}
-        key |= {"trees": trees, "vocabulary": name_of_vocabulary(vocabulary, "SICK")}
-        super().__init__(root, split, key, lambda: _build(files, vocabulary), **options)
+        key["trees"] = trees
+        super().__init__(root, split, key, partial(_build, files), vocabulary, **options)
 
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     """Find, for each split, either one table or the files of words, parents and scores."""
-    check_option("SICK", "trees", trees, _TREES)
+    checked_choice("SICK: unknown trees", trees, _TREES)
     names = ["a.toks", "b.toks", "sim.txt"]
     if trees in _PARENT_FILES:
         names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]
@@ -149,37 +144,35 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     }
     if trees == "chain" and all(tables.values()):
         return tables
-    tables_named = ", ".join(names[0] for names in _TSV_FILES.values())
-    expected = f"in each of train/, dev/ and test/: {', '.join(names)}"
+    what, expected = "SICK: raw files are missing", f"in train/, dev/, test/: {', '.join(names)}"
     got = f"no {absent[0].relative_to(folder)}, {len(absent)} files missing"
-    hint = f"the preparation of the Tree-LSTM release; trees='chain' needs only {tables_named}"
-    what = "SICK: raw files are missing"
+    hint = "the preparation script of the Tree-LSTM release; trees='chain' needs only "
+    hint += ", ".join(names[0] for names in _TSV_FILES.values()) + " of SemEval 2014 task 1"
     raise mismatch(FileNotFoundError, what, expected, got, where=folder, hint=hint)
 
 
-def _build(files: dict[str, list[Path]], vocabulary: str | Vocabulary) -> Content:
+def _build(files: dict[str, list[Path]]) -> Content:
     pairs = {
         split: _read_table(paths[0]) if len(paths) == 1 else _read_folder(paths)
         for split, paths in files.items()
     }
-    words = choose_vocabulary(vocabulary, pairs)
+    return Content(pairs, _featurize, _CLASSES)
 
-    def featurize(pair: _Pair) -> DynTreeData:
-        data = forest_to_data(pair.trees, words, labelled=False)
-        data.target = score_to_target(pair.score)
-        data.score = torch.tensor([pair.score])
-        return data
 
-    return Content(pairs, featurize, words, _CLASSES)
+def _featurize(pair: _Pair, vocabulary: Vocabulary) -> DynTreeData:
+    data = forest_to_data(pair.trees, vocabulary, labelled=False)
+    data.target = score_to_target(pair.score)
+    data.score = torch.tensor([pair.score])
+    return data
 
 
 def _read_folder(paths: list[Path]) -> list[_Pair]:
     columns = [read_lines(path) for path in paths]
     for path, column in zip(paths, columns, strict=True):
         if len(column) != len(columns[0]):
-            what = "SICK: two files of a split differ in length"
+            what, got = "SICK: two files of a split differ in length", f"{len(column)} lines"
             expected = f"{len(columns[0])} lines, as in {paths[0].name}"
-            raise mismatch(ValueError, what, expected, f"{len(column)} lines", where=path)
+            raise mismatch(ValueError, what, expected, got, where=path)
     pairs = []
     for number, (first, second, score, *parents) in enumerate(zip(*columns, strict=True), start=1):
         # One sentence after the other: its words, its parents if any, and the file to name.
@@ -193,29 +186,26 @@ def _read_folder(paths: list[Path]) -> list[_Pair]:
 
 def _read_table(path: Path) -> list[_Pair]:
     header, *lines = read_lines(path)
-    titles = header.split("\t")
-    wanted = ("sentence_A", "sentence_B", "relatedness_score")
+    titles, wanted = header.split("\t"), ("sentence_A", "sentence_B", "relatedness_score")
     if not set(wanted) <= set(titles):
-        what, got = "SICK: the table lacks a column", ", ".join(titles)
-        raise mismatch(ValueError, what, ", ".join(wanted), got, where=f"{path}:1")
+        what, expected = "SICK: the table lacks a column", ", ".join(wanted)
+        raise mismatch(ValueError, what, expected, ", ".join(titles), where=f"{path}:1")
     pairs = []
     for number, line in enumerate(lines, start=2):
         fields, where = line.split("\t"), f"{path}:{number}"
         if len(fields) != len(titles):
-            what = "SICK: a line of the table has a wrong number of fields"
-            expected = f"{len(titles)} fields divided by tabs"
+            what, expected = "SICK: wrong number of fields", f"{len(titles)} divided by tabs"
             raise mismatch(ValueError, what, expected, len(fields), where=where)
-        row = dict(zip(titles, fields, strict=True))
-        trees = [_tree(_WORDS.findall(row[name]), None, where) for name in wanted[:2]]
-        pairs.append(_Pair(trees, _score(row[wanted[2]], where)))
+        *sentences, score = (fields[titles.index(name)] for name in wanted)
+        trees = [_tree(_WORDS.findall(sentence), None, where) for sentence in sentences]
+        pairs.append(_Pair(trees, _score(score, where)))
     return pairs
 
 
 def _tree(words: list[str], parents: str | None, where: str) -> ParsedTree:
     words = [word for word in words if word]
     if not words:
-        what = "SICK: a sentence is empty"
-        raise mismatch(ValueError, what, "at least one word", 0, where=where)
+        raise mismatch(ValueError, "SICK: a sentence is empty", "at least one word", where=where)
     chain = " ".join(map(str, [*range(2, len(words) + 1), 0]))
     return parse_parents(chain if parents is None else parents, words, where)
 
@@ -227,5 +217,5 @@ def _score(text: str, where: str) -> float:
         score = float("nan")
     if not 1.0 <= score <= _CLASSES:
         what = f"SICK: the relatedness is not a number from 1 to {_CLASSES}"
-        raise mismatch(ValueError, what, f"1 to {_CLASSES}", repr(text), where=where)
+        raise mismatch(ValueError, what, got=repr(text), where=where)
     return score

@@ -4,8 +4,10 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -16,38 +18,23 @@ from torchmetrics import MeanSquaredError, Metric, PearsonCorrCoef, SpearmanCorr
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.ensemble import AveragedNetwork
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import STAGES, UNLABELLED, Reduction, Task, summed_cross_entropy
+from pyg_dynbatch.training.report import FILES, panels
+from pyg_dynbatch.training.task import (
+    STAGES,
+    UNLABELLED,
+    RatioMetric,
+    Reduction,
+    Task,
+    summed_cross_entropy,
+)
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
-
-
-class HitRate(Metric):
-    """Share of hits among the rows that count; not a number if none counts."""
-
-    # Not MeanMetric: it looks for NaNs, for which the device would have to be waited for.
-    full_state_update = False
-    higher_is_better = True
-    hits: Tensor
-    rows: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("hits", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, hit: Bool[Tensor, " row"], counts: Bool[Tensor, " row"]) -> None:
-        """Add rows."""
-        self.hits += (hit & counts).sum()
-        self.rows += counts.sum()
-
-    def compute(self) -> Float[Tensor, ""]:
-        """Divide hits by rows."""
-        return self.hits / self.rows
+from pyg_dynbatch.visualize import draw_tree, draw_tree_legend, save_figure
 
 
 def polarity_hits(
     logits: Float[Tensor, "row class"], labels: Int[Tensor, " row"]
 ) -> tuple[Bool[Tensor, " row"], Bool[Tensor, " row"]]:
-    """Find the rows whose side of the middle class is right; rows of the middle do not count."""
+    """Find rows predicted on the correct side of the middle class; middle labels are ignored."""
     middle = logits.size(-1) // 2
     chance = logits.float().softmax(-1)
     positive = chance[:, middle + 1 :].sum(-1) > chance[:, :middle].sum(-1)
@@ -55,7 +42,7 @@ def polarity_hits(
 
 
 def agreement_metrics() -> dict[str, Metric]:
-    """Make Pearson's r, Spearman's rho and the mean squared error of predicted scores."""
+    """Return metrics of predicted scores: Pearson's r, Spearman's rho, mean squared error."""
     with warnings.catch_warnings():
         # It keeps every score of the pass; a pass is a few thousand pairs.
         warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
@@ -71,7 +58,7 @@ class TreeTask(Task):
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: What the summed loss is divided by.
-        scores: Makes the metrics of one stage, by the names they are logged under.
+        scores: Returns the metrics of one stage, by the names they are logged under.
     """
 
     def __init__(
@@ -86,8 +73,8 @@ class TreeTask(Task):
         self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
 
     @classmethod
-    def made_up(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
-        """Make a task of these options for one word and five classes."""
+    def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+        """Create a task with these options for one word and five classes."""
         facts = {"num_tokens": 1, "num_classes": 5}
         known = inspect.signature(cls).parameters
         return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
@@ -138,24 +125,22 @@ class TreeTask(Task):
         limit = self.trainer.gradient_clip_val
         if limit and any(getattr(module, "sparse", False) for module in self.network.modules()):
             what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
-            expected = "an embedding that is not sparse, or no gradient_clip_val"
-            got = f"gradient_clip_val {limit}, sparse_embedding true"
-            hint = "--model.init_args.sparse_embedding false"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
+            raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
         embedding = getattr(self.network, "embedding", None)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
         if vectors is None or embedding is None:
             return
-        if embedding.weight.shape != vectors.matrix.shape:
+        weight = embedding.weight
+        if weight.shape != vectors.matrix.shape:
             what = "word vectors: they do not fit the model's embedding"
-            expected, got = (
-                "{} words, {} wide".format(*rows.shape)
-                for rows in (embedding.weight, vectors.matrix)
-            )
+            shapes = [
+                f"{len(rows)} words, {rows.size(1)} wide" for rows in (weight, vectors.matrix)
+            ]
             hint = f"--model.init_args.embedding_channels {vectors.width}"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            raise mismatch(ValueError, what, *shapes, hint=hint)
         with torch.no_grad():
-            embedding.weight.copy_(vectors.matrix)
+            weight.copy_(vectors.matrix)
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Average the probabilities of classes."""
@@ -167,7 +152,7 @@ class TreeClassification(TreeTask):
 
     Logged for every stage: ``loss`` (mean over the labelled rows), ``accuracy`` (roots),
     ``node_accuracy`` (all labelled nodes), and with ``polarity`` also ``binary_accuracy`` and
-    ``node_binary_accuracy``, each counted by the same model without training it for two classes.
+    ``node_binary_accuracy``, computed from the same model, which is not trained on two classes.
 
     Args:
         num_tokens: Rows of the embedding.
@@ -192,7 +177,6 @@ class TreeClassification(TreeTask):
     """
 
     main_metric = "accuracy"
-    labels_nodes = True
 
     def __init__(
         self,
@@ -209,7 +193,7 @@ class TreeClassification(TreeTask):
         kinds = ("accuracy", "binary_accuracy") if polarity else ("accuracy",)
         names = [f"{prefix}{kind}" for kind in kinds for prefix in ("", "node_")]
         super().__init__(
-            classifier, optimizer, rate, reduction, lambda: {name: HitRate() for name in names}
+            classifier, optimizer, rate, reduction, lambda: {name: RatioMetric(0) for name in names}
         )
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
@@ -236,15 +220,42 @@ class TreeClassification(TreeTask):
         if self.polarity:
             rows["binary_accuracy"] = polarity_hits(output, labels)
         for name, (hit, counts) in rows.items():
-            scores[name].update(hit[roots], counts[roots])
-            scores[f"node_{name}"].update(hit, counts)
+            hit = hit & counts
+            scores[name].update(hit[roots].sum(), counts[roots].sum())
+            scores[f"node_{name}"].update(hit.sum(), counts.sum())
+
+    def report_test(self, folder: Path, trees: int, resamples: int) -> None:
+        """Draw a few trees of the test split, if the data module has ``shown_trees``."""
+        show = getattr(getattr(self.trainer, "datamodule", None), "shown_trees", None)
+        batch, shown, words = show(trees) if show and trees else (None, {}, [])
+        if not shown:
+            return
+        was_training = self.training
+        self.eval()
+        with torch.inference_mode():
+            predicted = self(batch.to(self.device)).argmax(-1).cpu()
+        self.train(was_training)
+        classes = map(Tensor.numpy, predicted.split([tree.num_nodes for tree in shown.values()]))
+        figure, axes = panels(len(shown), 2, 6.5, 4.5)
+        for panel, name, found, texts in zip(axes, shown, classes, words, strict=True):
+            tree = shown[name]
+            gold = tree.y.numpy() if "y" in tree else np.full(tree.num_nodes, UNLABELLED)
+            arrays = tree.edge_index.numpy(), tree.child_slot.numpy(), tree.depth.numpy()
+            draw_tree(panel, *arrays, found, gold, texts, self.num_classes)
+            root = tree.root_index[0]
+            true = gold[root] if gold[root] >= 0 else "unknown"
+            score = f"{(found == gold).sum()} of {(gold >= 0).sum()} labelled nodes correct"
+            title = f"{name}: true class {true}, predicted {found[root]}\n{score}"
+            panel.set_title(title, fontsize="medium")
+        draw_tree_legend(figure, self.num_classes)
+        save_figure(figure, folder / FILES["predicted trees"])
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every node.
 
         Returns:
             Columns ``example``, ``node`` (its number in the tree), ``is_root``, ``prediction``,
-            ``probability`` (one column per class) and ``target`` (-1 where there is none).
+            ``probability`` (one column per class) and ``target`` (-1 if unlabelled).
         """
         chance = self(batch).float().softmax(-1)
         example = batch.batch
@@ -265,13 +276,13 @@ class TreeClassification(TreeTask):
 class TreeRelatedness(TreeTask):
     r"""Train a model of pairs with the divergence from a distribution over scores.
 
-    A gold score between two whole ones is shared among them, so that its mean is the score; the
+    The target gives a score between two integers to both, so that its mean is the score; the
     loss is :math:`KL(p \,\|\, \hat p)`, and the predicted score is the mean of
     :math:`\hat p`. Logged for every stage: ``loss``, ``pearson``, ``spearman``, ``mse``.
 
     Args:
         num_tokens: Rows of the embedding.
-        num_classes: Whole scores 1, 2, ..., 5 for SICK.
+        num_classes: Largest score, 5 for SICK.
         reduction: What the summed loss is divided by: nothing (``sum``) or the pairs (``mean``).
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from functools import partial
 
 import numpy as np
 import torch
 
-from pyg_dynbatch.core.errors import described, mismatch
+from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.trees.data import DynTreeData, check_option, children_of
+from pyg_dynbatch.trees.data import DynTreeData, children_of
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 UNLABELLED = -1
@@ -19,9 +19,9 @@ NO_PARENT = -1
 
 @dataclass(slots=True)
 class ParsedTree:
-    """Label, token, parent, place among its siblings and depth of every node, as lists.
+    """Label, token, parent, position among its siblings and depth of every node, as lists.
 
-    Lists are what a parser can fill quickly; each becomes one tensor at the end.
+    The parser appends to lists, which is fast; each list is converted to one tensor at the end.
 
     Attributes:
         labels: Class of the node, -1 = unlabelled.
@@ -70,7 +70,6 @@ def forest_to_data(
         >>> forest_to_data([leaf, leaf], Vocabulary(["good"])).root_index
         tensor([0, 1])
     """
-    row = vocabulary.row
     child: list[int] = []
     parent: list[int] = []
     slots: list[int] = []
@@ -85,6 +84,7 @@ def forest_to_data(
                 parent.append(start + above)
                 slots.append(tree.slots[node])
         start += len(tree)
+    row = vocabulary.row
     tokens = [-1 if word is None else row(word) for tree in trees for word in tree.tokens]
     return DynTreeData(
         edge_index=torch.tensor([child, parent], dtype=torch.long),
@@ -99,8 +99,8 @@ def forest_to_data(
 
 LABELS = ("required", "optional", "none")
 
-# Only the ASCII space (and the tab) separates: tokens of the treebank hold no-break spaces, which
-# str.split() and \s would cut.
+# Only spaces and tabs separate tokens: some treebank tokens contain no-break spaces, at which
+# str.split() and \s would split.
 _PIECES = re.compile(r"[()]|[^ \t()]+")
 _INTEGER = re.compile(r"-?[0-9]+")
 _LARGEST = 2**31
@@ -112,7 +112,7 @@ def parse_bracketed(
     """Read one bracketed tree without recursion.
 
     A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``, each
-    child again a node in brackets. Nodes are numbered in the order in which they open, so the
+    child being a bracketed node itself. Nodes are numbered in the order in which they open, so the
     root is node 0.
 
     Args:
@@ -125,119 +125,104 @@ def parse_bracketed(
 
     Raises:
         ValueError: If brackets do not match, if a label is missing, not an integer or out of
-            range, if a node is empty or has two tokens; the place is named.
+            range, if a node is empty or has two tokens; the column is named.
 
     Example:
         >>> tree = parse_bracketed("(3 (2 good) (1 fun))")
         >>> tree.labels, tree.tokens, tree.parents, tree.depths
         ([3, 2, 1], [None, 'good', 'fun'], [-1, 0, 0], [1, 0, 0])
     """
-    check_option("parse_bracketed", "labels", labels, LABELS)
-    return _Parser(line, where, num_classes, labels).run()
-
-
-class _Parser:
-    """Walk over the pieces of one line with the open node as the only state."""
-
-    def __init__(self, line: str, where: str, num_classes: int | None, labels: str) -> None:
-        self.line = line
-        self.where = where
-        self.num_classes = num_classes
-        self.labels = labels
-        self.pieces = _PIECES.findall(line)
-        self.tree = ParsedTree()
-
-    def run(self) -> ParsedTree:
-        tree, pieces = self.tree, self.pieces
-        parents, tokens = tree.parents, tree.tokens
-        node, at, end = NO_PARENT, 0, len(pieces)
-        while at < end:
-            piece = pieces[at]
-            if piece == "(":
-                if node < 0 and parents:
-                    self.fail(at, "there is text after the tree", "one tree per line")
-                parents.append(node)
-                node = len(parents) - 1
-                at = self.head(at + 1)
+    checked_choice("parse_bracketed: unknown labels", labels, LABELS)
+    tree, pieces = ParsedTree(), _PIECES.findall(line)
+    parents, tokens = tree.parents, tree.tokens
+    fault = partial(_bracket_fault, line, where)
+    node, opened = NO_PARENT, False  # the innermost open node; whether it opened just now
+    for at, piece in enumerate(pieces):
+        if opened:
+            opened = False
+            if labels == "required" or (
+                labels == "optional" and _INTEGER.fullmatch(piece) and not _ends(pieces, at)
+            ):
+                problem = _label_problem(pieces, at, num_classes, labels)
+                if problem is not None:
+                    raise fault(at, *problem)
+                tree.labels[node] = int(piece)
                 continue
-            if piece != ")":
-                if node < 0:
-                    self.fail(at, "there is text outside the brackets", "(label ...)")
-                after = "a child" if tokens[node] is None else f"the token {tokens[node]!r}"
-                what = f"a second token follows {after} in one node"
-                self.fail(at, what, "one token per node, before its children, or brackets")
-            if node < 0:
-                self.fail(at, "a bracket is closed that was never opened", "balanced brackets")
-            if node == len(parents) - 1 and tokens[node] is None:
-                self.fail(at, "there is an empty tree", "a token or a child in every node")
-            node = parents[node]
-            at += 1
-        if not parents:
-            self.fail(0, "there is an empty tree", "(label ...)")
-        if node >= 0:
-            opened = pieces.count("(") - pieces.count(")")
-            verb = "s are" if opened > 1 else " is"
-            self.fail(end, f"{opened} bracket{verb} never closed", "balanced brackets")
-        _number_siblings(tree, range(len(tree)))
-        tree.depths = [0] * len(tree)
-        for node in range(len(tree) - 1, 0, -1):  # parents come before their children
-            above = parents[node]
-            tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
-        return tree
-
-    def head(self, at: int) -> int:
-        """Read label and token behind an opening bracket; return the place after them."""
-        label, token = UNLABELLED, None
-        pieces, tree = self.pieces, self.tree
-        if at == len(pieces):  # a bracket that is never closed
-            return at
-        piece = pieces[at]
-        if self.labels == "required" or (
-            self.labels == "optional" and _INTEGER.fullmatch(piece) and not self.closes(at + 1)
-        ):
-            label = self.label(at, piece)
-            at += 1
-            piece = pieces[at] if at < len(pieces) else ")"
-        if piece != "(" and piece != ")":
-            token = piece
-            at += 1
-        tree.labels.append(label)
-        tree.tokens.append(token)
-        return at
-
-    def label(self, at: int, piece: str) -> int:
-        if not _INTEGER.fullmatch(piece):
+        if piece == "(":
+            if node < 0 and parents:
+                raise fault(at, "there is text after the tree", "one tree per line")
+            parents.append(node)
+            tokens.append(None)
+            tree.labels.append(UNLABELLED)
+            node, opened = len(parents) - 1, True
+            continue
+        if node < 0:
             if piece == ")":
-                self.fail(at, "there is an empty tree", "(label token)")
-            problem = "missing" if piece == "(" or self.closes(at + 1) else "not an integer"
-            self.fail(at, f"a label is {problem}", "an integer label after the bracket")
-        label, limit = int(piece), self.num_classes
-        lowest = UNLABELLED if self.labels == "optional" else 0
-        # Without a number of classes a label must still fit into a tensor.
-        if label < lowest or label >= (_LARGEST if limit is None else limit):
-            highest = "" if limit is None else limit - 1
-            self.fail(at, "a label is out of range", f"a label in {lowest}..{highest}")
-        return label
+                raise fault(at, "a bracket is closed that was never opened", "balanced brackets")
+            raise fault(at, "there is text outside the brackets", "(label ...)")
+        empty = node == len(parents) - 1 and tokens[node] is None
+        if piece == ")":
+            if empty:
+                raise fault(at, "there is an empty tree", "a token or a child in every node")
+            node = parents[node]
+        elif empty:
+            tokens[node] = piece
+        else:
+            after = "a child" if tokens[node] is None else f"the token {tokens[node]!r}"
+            what = f"a second token follows {after} in one node"
+            raise fault(at, what, "one token per node, before its children, or brackets")
+    if not parents:
+        raise fault(0, "there is an empty tree", "(label ...)")
+    if node >= 0:
+        count = pieces.count("(") - pieces.count(")")
+        what = f"{count} bracket{'s are' if count > 1 else ' is'} never closed"
+        raise fault(len(pieces), what, "balanced brackets")
+    _number_siblings(tree, range(len(tree)))
+    tree.depths = [0] * len(tree)
+    for node in range(len(tree) - 1, 0, -1):  # parents come before their children
+        above = parents[node]
+        tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
+    return tree
 
-    def closes(self, at: int) -> bool:
-        """Tell whether the node or the line ends here."""
-        return at >= len(self.pieces) or self.pieces[at] == ")"
 
-    def fail(self, at: int, problem: str, expected: str) -> NoReturn:
-        starts = [match.start() for match in _PIECES.finditer(self.line)]
-        column = starts[at] if at < len(starts) else len(self.line)
-        got = self.pieces[at] if at < len(starts) else "the end of the line"
-        where = place_of(self.where, column + 1)
-        raise mismatch(ValueError, f"bracketed tree: {problem}", expected, got, where=where)
+def _ends(pieces: Sequence[str], at: int) -> bool:
+    """Return whether the node or the line ends after a piece."""
+    return at + 1 == len(pieces) or pieces[at + 1] == ")"
 
 
-def place_of(where: str, column: int) -> str:
-    """Name a place in a line, with or without the file."""
+def _label_problem(
+    pieces: Sequence[str], at: int, num_classes: int | None, labels: str
+) -> tuple[str, str] | None:
+    """Return what is wrong with a label, and what is expected."""
+    piece = pieces[at]
+    if piece == ")":
+        return "there is an empty tree", "(label token)"
+    if not _INTEGER.fullmatch(piece):
+        problem = "missing" if piece == "(" or _ends(pieces, at) else "not an integer"
+        return f"a label is {problem}", "an integer label after the bracket"
+    lowest = UNLABELLED if labels == "optional" else 0
+    # Without a number of classes a label must still fit into a tensor.
+    if not lowest <= int(piece) < (_LARGEST if num_classes is None else num_classes):
+        highest = "" if num_classes is None else num_classes - 1
+        return "a label is out of range", f"a label in {lowest}..{highest}"
+    return None
+
+
+def _bracket_fault(line: str, where: str, at: int, problem: str, expected: str) -> ValueError:
+    """Return the error at a piece of the line, or at its end."""
+    found = [(match.start(), match.group()) for match in _PIECES.finditer(line)]
+    start, got = [*found, (len(line), "the end of the line")][at]
+    where = location(where, start + 1)
+    return mismatch(ValueError, f"bracketed tree: {problem}", expected, got, where=where)
+
+
+def location(where: str, column: int) -> str:
+    """Name a column of a line, with or without the file."""
     return f"{where}:{column}" if where else f"column {column}"
 
 
 def _number_siblings(tree: ParsedTree, order: Iterable[int]) -> None:
-    """Give each node its place among its siblings, which follow the order of nodes."""
+    """Number the siblings below each node in a given order of all nodes."""
     tree.slots = [0] * len(tree)
     counts = [0] * len(tree)  # children so far
     for node in order:
@@ -292,44 +277,38 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         True
     """
     if "token" not in data:
-        what = "to_bracketed: the data has no field token"
-        expected = "the row of the vocabulary for every node, -1 for none"
+        what, expected = (
+            "to_bracketed: the data has no field token",
+            "one row per node, -1 for none",
+        )
         raise mismatch(ValueError, what, expected, ", ".join(sorted(data.keys())))
     if "y" in data and data.y.dtype.is_floating_point:
-        raise mismatch(
-            ValueError,
-            "to_bracketed: the labels are not integers",
-            "classes, which parse_bracketed can read; -1 for none",
-            described(data.y),
-            hint="data.y of type int64, or no field y",
-        )
+        what, expected = "to_bracketed: the labels are not integers", "classes; -1 for none"
+        raise mismatch(ValueError, what, expected, describe_value(data.y), hint="del data.y")
     data.validate(require_tree=True)
     children = children_of(data)
-    for parent, below in enumerate(children):
+    words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
+    for node, (below, word) in enumerate(zip(children, words, strict=True)):
+        where = f"node {node}"
         slots = [slot for slot, _ in below]
         if slots != list(range(len(slots))):
-            what, where = "to_bracketed: a node has an empty slot", f"node {parent}"
-            expected, hint = "child_slot counted from 0 without gaps", "fill the empty slot"
-            raise mismatch(ValueError, what, expected, f"slots {slots}", where=where, hint=hint)
-    words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
-    for number, word in enumerate(words):
+            what, expected = "to_bracketed: a node has an empty slot", "slots 0, 1, … without gaps"
+            raise mismatch(ValueError, what, expected, f"slots {slots}", where=where)
         if word is not None and (_PIECES.fullmatch(word) is None or word in "()"):
             what = f"to_bracketed: the word {word!r} cannot be put in brackets"
             expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
-            where = f"node {number}"
-            raise mismatch(ValueError, what, expected, repr(word), where=where, hint=hint)
+            raise mismatch(ValueError, what, expected, where=where, hint=hint)
     labels = data.y.tolist() if "y" in data else [None] * len(words)
     parts: list[str] = []
-    waiting: list[int | None] = [int(data.root_index)]  # None closes a bracket
+    waiting = [int(data.root_index)]  # -1 closes a bracket
     while waiting:
-        node = waiting.pop()
-        if node is None:
+        at = waiting.pop()
+        if at < 0:
             parts.append(")")
             continue
-        head = " ".join(str(part) for part in (labels[node], words[node]) if part is not None)
+        head = " ".join(str(part) for part in (labels[at], words[at]) if part is not None)
         parts.append(f" ({head}")
-        waiting.append(None)
-        waiting.extend(child for _, child in reversed(children[node]))
+        waiting += [-1, *(child for _, child in reversed(children[at]))]
     return "".join(parts).strip().replace("( (", "((")
 
 
@@ -351,52 +330,40 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
 
     Raises:
         ValueError: If a number is not an integer or names no node, if there are fewer numbers than
-            words, if there is not exactly one root, or if the pointers run in a circle.
+            words, if there is not exactly one root, or if the pointers form a cycle.
 
     Example:
         >>> tree = parse_parents("2 0 2", ["Cats", "chase", "mice"])
         >>> tree.tokens, tree.parents, tree.slots, tree.depths
         (['Cats', 'chase', 'mice'], [1, -1, 1], [0, 0, 1], [0, 1, 0])
     """
-    pointers = _pointers(line, len(words), where)
+    try:
+        pointers = [int(piece) for piece in line.split()]
+    except ValueError as error:
+        raise _wrong("a parent pointer is not an integer", where, error) from error
+    if len(pointers) < len(words):
+        got = f"{len(pointers)} pointers for {len(words)} words"
+        raise _wrong("there are fewer parent pointers than words", where, got)
     kept = [node for node, pointer in enumerate(pointers) if pointer != _OUTSIDE]
-    number = {node: at for at, node in enumerate(kept)}
-    parents = []
+    number = {node + 1: at for at, node in enumerate(kept)} | {0: NO_PARENT}
     for node in kept:
-        above = pointers[node] - 1
-        if above >= 0 and above not in number:
-            raise _wrong(f"the parent of node {node + 1} is outside the tree", where, above + 1)
-        parents.append(number[above] if above >= 0 else NO_PARENT)
+        if pointers[node] not in number:
+            problem = f"the parent of node {node + 1} is not in the tree"
+            raise _wrong(problem, where, pointers[node])
+    parents = [number[pointers[node]] for node in kept]
     if parents.count(NO_PARENT) != 1:
         raise _wrong("there is not exactly one root", where, f"{parents.count(NO_PARENT)} zeros")
-    tree = ParsedTree(
-        labels=[UNLABELLED] * len(kept),
-        tokens=[words[node] if node < len(words) else None for node in kept],
-        parents=parents,
-    )
+    tokens = [words[node] if node < len(words) else None for node in kept]
+    tree = ParsedTree([UNLABELLED] * len(kept), tokens, parents)
     parent_of = np.array(parents)
     child = np.flatnonzero(parent_of != NO_PARENT)
     depths = longest_paths(child, parent_of[child], len(parents))
     if (depths < 0).any():
         stuck = (np.flatnonzero(depths < 0) + 1).tolist()
-        raise _wrong("the parent pointers run in a circle", where, f"nodes {stuck[:10]}")
+        raise _wrong("the parent pointers form a cycle", where, f"nodes {stuck[:10]}")
     tree.depths = depths.tolist()
     _order_siblings(tree)
     return tree
-
-
-def _pointers(line: str, words: int, where: str) -> list[int]:
-    try:
-        pointers = [int(piece) for piece in line.split()]
-    except ValueError as error:
-        raise _wrong("a parent pointer is not an integer", where, error) from error
-    if len(pointers) < words:
-        got = f"{len(pointers)} pointers for {words} words"
-        raise _wrong("there are fewer parent pointers than words", where, got)
-    bad = next((p for p in pointers if not _OUTSIDE <= p <= len(pointers)), None)
-    if bad is not None:
-        raise _wrong(f"a parent pointer names none of the {len(pointers)} nodes", where, bad)
-    return pointers
 
 
 def _order_siblings(tree: ParsedTree) -> None:

@@ -16,10 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.files import existing, load_tensors, write_atomically
 from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.trees.data import check_option
 from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 
@@ -39,12 +38,9 @@ class Coverage:
     types_found: int
 
     def __str__(self) -> str:
-        tokens = self.tokens_found / max(self.tokens, 1)
-        types = self.types_found / max(self.types, 1)
-        return (
-            f"{self.split}: {tokens:.1%} of {self.tokens:,} tokens, "
-            f"{types:.1%} of {self.types:,} distinct words"
-        )
+        tokens = f"{self.tokens_found / max(self.tokens, 1):.1%} of {self.tokens:,} tokens"
+        types = f"{self.types_found / max(self.types, 1):.1%} of {self.types:,} distinct words"
+        return f"{self.split}: {tokens}, {types}"
 
 
 @dataclass(eq=False, repr=False)
@@ -78,10 +74,11 @@ class WordVectors:
 
     def __post_init__(self) -> None:
         if not len(self.vocabulary) == self.matrix.size(0) == self.found.size(0):
-            what = "WordVectors: rows and words differ in number"
             expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
             got = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
-            raise mismatch(ValueError, what, expected, got)
+            raise mismatch(
+                ValueError, "WordVectors: rows and words differ in number", expected, got
+            )
 
     @property
     def width(self) -> int:
@@ -115,10 +112,10 @@ class WordVectors:
             wanted[0] = False
         absent = (wanted & ~self.found).nonzero().flatten().tolist()
         if absent:
-            first = ", ".join(repr(self.vocabulary[row]) for row in absent[:5])
-            what = f"WordVectors: the vector of token {self.vocabulary[absent[0]]!r} is missing"
+            words = [repr(self.vocabulary[row]) for row in absent[:5]] + ["..."] * (len(absent) > 5)
+            what = f"WordVectors: the vector of token {words[0]} is missing"
             expected = f"a vector for each of {int(wanted.sum())} words"
-            got = f"{len(absent)} words without: {first}{', ...' if absent[5:] else ''}"
+            got = f"{len(absent)} words without: {', '.join(words)}"
             hint = "missing='uniform' with strict=False, or a fuller source"
             raise mismatch(ValueError, what, expected, got, where=self.source, hint=hint)
         return self
@@ -132,22 +129,21 @@ class WordVectors:
         keep = self.found.clone()
         keep[0] = True
         rows = keep.nonzero().flatten()
-        words = [self.vocabulary[row] for row in rows[1:].tolist()]
-        vocabulary = Vocabulary(
-            words, unknown=self.vocabulary.unknown, lower_case=self.vocabulary.lower_case
-        )
+        unknown, *words = [self.vocabulary[row] for row in rows.tolist()]
+        vocabulary = Vocabulary(words, unknown, self.vocabulary.lower_case)
         return WordVectors(vocabulary, self.matrix[rows], self.found[rows], self.source)
 
     def scaled(self, factor: float) -> "WordVectors":
-        """Return every vector multiplied by a factor; unit-length ones need one well above 1."""
+        """Return the vectors multiplied by a factor; unit vectors need one well above 1."""
         return WordVectors(self.vocabulary, self.matrix * factor, self.found, self.source)
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.matrix.size(0)} rows x {self.width}, "
-            f"{int(self.found.sum())} from {self.source or 'the source'})"
-        )
+        size = f"{self.matrix.size(0)} rows x {self.width}"
+        source = f"{int(self.found.sum())} from {self.source or 'the source'}"
+        return f"{type(self).__name__}({size}, {source})"
 
+
+_Vectors = dict[bytes, Float[Tensor, " feature"]]
 
 MISSING = ("shared_uniform", "uniform", "normal", "zeros")
 
@@ -166,17 +162,17 @@ def read_word_vectors(
 ) -> WordVectors:
     r"""Read the vectors of a vocabulary's words from GloVe text or word2vec text.
 
-    A word is looked up as it is, then unescaped (``-LRB-`` as ``(``), then, if asked for,
+    A word is looked up as it is, then unescaped (``-LRB-`` as ``(``), then, if requested,
     both in lower case. Only lines of wanted words are converted to numbers.
 
     Args:
         path: Text with ``word v1 v2 ...`` per line, with or without the ``rows width`` line of
             word2vec, plain or compressed as ``.gz``.
         vocabulary: The words wanted.
-        missing: Initial values of row 0 and of words without a vector: ``"uniform"``, each its own
-            draw from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold;
-            see `WordVectors.only_found`); ``"normal"``, each its own draw from a normal
-            distribution as wide as the values found; ``"zeros"``.
+        missing: Initial values of row 0 and of words without a vector: ``"uniform"``, independent
+            draws from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold;
+            see `WordVectors.only_found`); ``"normal"``, independent draws from a normal
+            distribution with the standard deviation of the values found; ``"zeros"``.
         lower_case: Whether lower case is tried last; needed for uncased vectors.
         strict: Whether a word without a vector is an error.
         seed: Of the draws.
@@ -196,7 +192,7 @@ def read_word_vectors(
         >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
         [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
     """
-    check_option("read_word_vectors", "missing", missing, MISSING)
+    checked_choice("read_word_vectors: unknown missing", missing, MISSING)
     path = existing(path, "word vectors as text, or as text compressed to .gz")
     spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
     vectors, width = _read_vectors(path, set(chain.from_iterable(spellings)))
@@ -219,7 +215,7 @@ def _spellings(word: str, lower_case: bool) -> list[bytes]:
 
 
 def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tensor, "row feature"]:
-    """Make the rows of words without a vector."""
+    """Return the rows of words without a vector."""
     width, generator = vectors.size(1), torch.Generator().manual_seed(seed)
     if missing == "zeros":
         return torch.zeros(rows, width)
@@ -230,9 +226,8 @@ def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tenso
     return (drawn * (2 * _HALF_RANGE) - _HALF_RANGE).expand(rows, width)
 
 
-def _read_vectors(
-    path: Path, wanted: set[bytes]
-) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
+def _read_vectors(path: Path, wanted: set[bytes]) -> tuple[_Vectors, int]:
+    """Read the vectors of the wanted words, and the width of all vectors."""
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
     try:
@@ -240,18 +235,16 @@ def _read_vectors(
         with gzip.open(path) if is_gzip else path.open("rb") as lines:
             vectors, width = _wanted_vectors(lines, wanted, path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        what = f"{path.name}: the compressed file is damaged or cut short"
+        what = f"{path.name}: the compressed file is corrupt or truncated"
         raise mismatch(ValueError, what, "a complete .gz file", error, where=path) from error
     if width == 0:
-        what, got = f"{path.name}: no vectors in the file", "no line of several words"
-        raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", got, where=path)
+        what = f"{path.name}: no vectors in the file"
+        raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", where=path)
     return vectors, width
 
 
-def _wanted_vectors(
-    lines: Iterable[bytes], wanted: set[bytes], path: Path
-) -> tuple[dict[bytes, Float[Tensor, " feature"]], int]:
-    vectors: dict[bytes, Float[Tensor, " feature"]] = {}
+def _wanted_vectors(lines: Iterable[bytes], wanted: set[bytes], path: Path) -> tuple[_Vectors, int]:
+    vectors: _Vectors = {}
     width = 0
     for number, line in enumerate(lines, start=1):
         line = line.rstrip()
@@ -270,12 +263,11 @@ def _wanted_vectors(
         # The 840B release has a few words with spaces, such as ". . ."; none is ever wanted.
         surplus = fields[:-width]
         if not surplus or any(map(_is_finite, surplus)):
-            odd = next((field for field in fields if not _is_finite(field)), b"").decode("latin-1")
             name = word.decode(errors="replace")
             what = f"read_word_vectors: the vector of {name!r} is not {width} numbers"
-            expected = f"{width} finite numbers after the word, as in the lines before"
-            got = f"{values} values" + (f", among them {odd!r}" if odd else "")
-            hint = "fetch the file again; it may be cut short"
+            odd = [field.decode("latin-1") for field in fields if not _is_finite(field)][:1]
+            got = ", among them ".join([f"{values} values", *map(repr, odd)])
+            expected, hint = f"{width} finite numbers after the word", "download the file again"
             raise mismatch(ValueError, what, expected, got, where=f"{path}:{number}", hint=hint)
     return vectors, width
 
@@ -310,7 +302,7 @@ def sentence_vectors(
         vocabulary: The words.
         model: A folder with a model, an installed package with one, or a name that
             sentence-transformers can fetch.
-        cache: A file that keeps the unscaled vectors; only words that are not in it are encoded.
+        cache: A file to keep the unscaled vectors in; only words that it lacks are encoded.
         scale: Factor on all vectors; 6 brings 384 features of unit length to the size of GloVe
             vectors.
         batch_size: Words encoded at once.
@@ -318,7 +310,7 @@ def sentence_vectors(
 
     Raises:
         ImportError: If words must be encoded and sentence-transformers is missing.
-        ValueError: If the cache is another file, is damaged, or was made with another model.
+        ValueError: If the cache is corrupt, is not a cache, or was made with a different model.
 
     Reference:
         Reimers and Gurevych (2019), arXiv 1908.10084.
@@ -347,26 +339,22 @@ def sentence_vectors(
 
 
 def find_model(model: str) -> str:
-    """Find the folder of a model that is on this machine, or return its name."""
-    folder = Path(model)
-    if folder.is_dir():
-        inside = _model_folder(folder)
-        if inside is None:
-            what = f"sentence_vectors: {model} holds no sentence-transformers model"
-            got = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
-            expected = f"a folder with {_MARKER}"
-            raise mismatch(ValueError, what, expected, got, where=folder.resolve())
-        return inside
-    package = model.replace("-", "_")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
-    places = spec.submodule_search_locations if spec is not None else None
-    return next(filter(None, map(_model_folder, map(Path, places or ()))), model)
-
-
-def _model_folder(folder: Path) -> str | None:
-    """Find the folder itself or one just below it that holds a model."""
-    below = sorted(folder.glob(f"*/{_MARKER}"))
-    return next((str(path.parent) for path in (folder / _MARKER, *below) if path.is_file()), None)
+    """Return the folder of a model that is on this machine, otherwise its name."""
+    folders, package = [Path(model)], model.replace("-", "_")
+    if not folders[0].is_dir():
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+        folders = [
+            Path(folder) for folder in getattr(spec, "submodule_search_locations", None) or ()
+        ]
+    for folder in folders:
+        for path in (folder / _MARKER, *sorted(folder.glob(f"*/{_MARKER}"))):
+            if path.is_file():
+                return str(path.parent)
+    if Path(model).is_dir():
+        what, expected = f"sentence_vectors: no model in {model}", f"a folder with {_MARKER}"
+        got = ", ".join(sorted(path.name for path in Path(model).iterdir())[:6])
+        raise mismatch(ValueError, what, expected, got or "nothing", where=Path(model).resolve())
+    return model
 
 
 def _encode(
@@ -376,22 +364,18 @@ def _encode(
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         what = "sentence_vectors: the package sentence-transformers is missing"
-        expected = f"the package, to encode {len(words)} words that are not in the cache"
-        hint = "pip install 'pyg_dynbatch[sentence]', or cache=<file made elsewhere>"
+        expected = f"the package, or a cache with the {len(words)} words that it lacks"
+        hint = "pip install 'pyg_dynbatch[sentence]'"
         raise mismatch(ImportError, what, expected, error, hint=hint) from error
     encoder: Any = SentenceTransformer(find_model(model), device=device)
-    texts = [unescape(word) for word in words]
     options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
-    parts = []
-    with (
-        torch.inference_mode(),
-        Progress(f"encoding with {model}", "words", len(texts)) as progress,
-    ):
-        for start in range(0, len(texts), batch_size):
-            some = texts[start : start + batch_size]
-            parts.append(encoder.encode(some, **options))
-            progress.update(len(some))
-    # A plain copy: inference tensors may not be trained later.
+    parts, progress = [], Progress(f"encoding with {model}", "words", len(words))
+    with torch.inference_mode(), progress:
+        for start in range(0, len(words), batch_size):
+            texts = [unescape(word) for word in words[start : start + batch_size]]
+            parts.append(encoder.encode(texts, **options))
+            progress.update(len(texts))
+    # A plain copy: inference tensors cannot be trained later.
     return torch.cat(parts).float().cpu().clone()
 
 
@@ -400,7 +384,6 @@ def _read_cache(path: Path, model: str) -> dict[str, Float[Tensor, " feature"]]:
         return {}
     content = load_tensors(path, _FORMAT, "sentence_vectors")
     if content["model"] != model:
-        what = "sentence_vectors: the cache was made with another model"
-        hint = "another file name for each model"
+        what, hint = "sentence_vectors: the cache was made with a different model", "one per model"
         raise mismatch(ValueError, what, model, content["model"], where=path, hint=hint)
     return dict(zip(content["words"], content["vectors"], strict=True))

@@ -1,7 +1,8 @@
-"""Number the words of a data set, with row 0 for every word that is not among them."""
+"""Number the words of a data set; row 0 is for all unknown words."""
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -31,13 +32,12 @@ def unescape(word: str) -> str:
 class Vocabulary:
     """Map words to rows ``1, 2, ...`` and every other word to row 0.
 
-    A vocabulary never changes after it is made, so a cache, an embedding matrix and a model that
-    were built with it stay in step.
+    A vocabulary is immutable, so caches, embeddings and models that were built with it stay valid.
 
     Args:
-        words: The words in row order, without the unknown word; repeats are refused.
+        words: Distinct words in row order, without the unknown word.
         unknown: Name of row 0.
-        lower_case: Whether words are lower-cased before they are looked up (and when given).
+        lower_case: Whether words are lower-cased when given and looked up.
 
     Raises:
         ValueError: If a word appears twice, or is the unknown word itself.
@@ -57,11 +57,9 @@ class Vocabulary:
         self._row = {word: row for row, word in enumerate(self.words)}
         if len(self._row) != len(self.words):
             first = next(w for row, w in enumerate(self.words) if self._row[w] != row)
-            what = f"Vocabulary: the word {first!r} has two rows"
-            expected = "every word once, the unknown word not among them"
+            what, hint = f"Vocabulary: the word {first!r} has two rows", "Vocabulary.from_words"
             got = f"rows {self.words.index(first)} and {self._row[first]}"
-            hint = "Vocabulary.from_counts, or list(dict.fromkeys(words))"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            raise mismatch(ValueError, what, "distinct words", got, hint=hint)
 
     @classmethod
     def from_words(
@@ -93,11 +91,11 @@ class Vocabulary:
         unknown: str = UNKNOWN,
         lower_case: bool = False,
     ) -> "Vocabulary":
-        """Build a vocabulary of the most frequent words, the alphabet deciding among equals.
+        """Build a vocabulary of the most frequent words, ties in alphabetical order.
 
         Args:
             counts: How often each word occurs.
-            min_count: Words rarer than this are left to row 0.
+            min_count: Words rarer than this are unknown words.
             max_words: At most this many words, row 0 not counted.
             unknown: Name of row 0.
             lower_case: Whether words are lower-cased; their counts are then added.
@@ -106,10 +104,9 @@ class Vocabulary:
             >>> Vocabulary.from_counts({"rare": 1, "the": 9, "a": 9}, min_count=2).words
             ('<unk>', 'a', 'the')
         """
-        summed: dict[str, int] = {}
+        summed: Counter[str] = Counter()
         for word, count in counts.items():
-            key = word.lower() if lower_case else word
-            summed[key] = summed.get(key, 0) + count
+            summed[word.lower() if lower_case else word] += count
         summed.pop(unknown, None)
         kept = [word for word, count in summed.items() if count >= min_count]
         kept.sort(key=lambda word: (-summed[word], word))
@@ -133,22 +130,20 @@ class Vocabulary:
         return hashlib.sha256(self._to_json().encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
-        """Write the vocabulary to a JSON file, whole or not at all."""
+        """Write the vocabulary to a JSON file atomically."""
         text = self._to_json()
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
-        """Read a vocabulary that `save` wrote; a ValueError if the file holds something else."""
+        """Read a vocabulary that `save` wrote; raise a ValueError if the file is not one."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             unknown, *words = content["words"]
             return cls(words, unknown=unknown, lower_case=content["lower_case"])
         except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            what = "Vocabulary: the file is not a saved vocabulary"
-            expected = 'JSON with "words" and "lower_case", as Vocabulary.save writes it'
-            got = f"{type(error).__name__}: {error}"
-            raise mismatch(ValueError, what, expected, got, where=path) from error
+            what, got = "Vocabulary: not a saved vocabulary", f"{type(error).__name__}: {error}"
+            raise mismatch(ValueError, what, "words and lower_case", got, where=path) from error
 
     def _to_json(self) -> str:
         content = {"lower_case": self.lower_case, "words": self.words}

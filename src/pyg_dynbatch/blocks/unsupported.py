@@ -1,9 +1,9 @@
-"""What replaces the names of TensorFlow Fold that are left out."""
+"""Names of TensorFlow Fold that are not supported, and what replaces them."""
 
-_SCHEDULING = "pyg_dynbatch has {} in its place (docs/scheduling.md)"
+_SCHEDULING = "pyg_dynbatch has {} instead (docs/scheduling.md)"
 _LIGHTNING = "train under Lightning, with lightning.pytorch.Trainer.{}"
 
-INSTEAD = {
+REPLACEMENTS = {
     "SerializedMessageToTree": "parse before, or in td.InputTransform: "
     "google.protobuf.json_format.MessageToDict returns nested dictionaries",
     "Loom": _SCHEDULING.format("Engine and Program"),
@@ -25,16 +25,15 @@ INSTEAD = {
     "Compiler.input_tensor": "use DataLoader(examples, collate_fn=compiler.collate)",
     "Compiler.loom_input_tensor": "call the compiler on compiler.collate(examples), or "
     "keep traced examples in td.TracedExamples",
-    "Compiler.output_tensors": "ask the result of a call: compiler(examples).output_tensors",
-    "Compiler.metric_tensors": "ask the result of a call: compiler(examples).metric_tensors",
-    "Block.eval(feed_dict=)": "values come with the example, and rows from outside by "
-    "td.InputRow(tag, shape) and inputs={tag: rows}",
+    "Compiler.output_tensors": "read them from a result: compiler(examples).output_tensors",
+    "Compiler.metric_tensors": "read them from a result: compiler(examples).metric_tensors",
+    "Block.eval(feed_dict=)": "values are part of the example; external rows are read by "
+    "td.InputRow(tag, shape) from inputs={tag: rows}",
     "Block.eval(session=)": "there are no sessions; leave it out",
     "Block.eval(use_while_loop=)": "there is no while_loop; leave it out",
 }
-"""Names of Fold, and what to do instead."""
 
 
-def left_out(name: str) -> str:
-    """One line for someone who asks for a name of Fold; empty if it is none of those left out."""
-    return f"{name} is left out here; {INSTEAD[name]}" if name in INSTEAD else ""
+def replacement_of(name: str) -> str:
+    """Describe in one line what replaces a name of Fold; empty for all other names."""
+    return f"{name} is not supported; {REPLACEMENTS[name]}" if name in REPLACEMENTS else ""
