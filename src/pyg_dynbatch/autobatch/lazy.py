@@ -48,12 +48,12 @@ class Lazy:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the value."""
-        return self._session.table.row_types[self._kind].dtype  # type: ignore[no-any-return]
+        return self._session.table.row_types[self._kind].dtype
 
     @property
     def device(self) -> torch.device:
         """Device on which the value will be computed."""
-        return self._session.device  # type: ignore[no-any-return]
+        return self._session.device
 
     @property
     def ndim(self) -> int:
@@ -90,7 +90,8 @@ class Lazy:
         """Iterate over the first dimension."""
         if not self.shape:
             raise TypeError("iteration over a 0-d tensor")
-        return iter(torch.unbind(self))  # type: ignore[call-overload]
+        first: Any = self
+        return iter(first.unbind())
 
     # Reading the value.
 
@@ -112,7 +113,7 @@ class Lazy:
         return float(self._session.value_of(self))
 
     def __index__(self) -> int:
-        return self._session.value_of(self).__index__()  # type: ignore[no-any-return]
+        return self._session.value_of(self).__index__()
 
     def __repr__(self) -> str:
         return f"Lazy({self._session.table.row_types[self._kind]})"
@@ -190,10 +191,8 @@ for _name in [*dir(torch.Tensor), *_SPECIAL]:
         setattr(Lazy, _name, _refuse(_name))
     elif callable(_func) and _name not in _NOT_COMPUTED:
         setattr(Lazy, _name, _method(_name, _func))
-Lazy.T = property(_method("T", torch.Tensor.t))  # type: ignore[attr-defined]
-Lazy.mT = property(_method("mT", torch.Tensor.mT.__get__))  # type: ignore[attr-defined]
+_transposed: Any = torch.Tensor.mT
+for _name, _func in (("T", torch.Tensor.t), ("mT", _transposed.__get__)):
+    setattr(Lazy, _name, property(_method(_name, _func)))
 for _name in _OPERATORS:
     setattr(Lazy, f"__i{_name}__", _refuse(f"{_name}="))
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Lazy, f"__{_name}__", _method(_name, getattr(torch.Tensor, f"__{_name}__")))
-Lazy.__hash__ = object.__hash__  # type: ignore[method-assign]

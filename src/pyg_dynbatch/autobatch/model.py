@@ -55,6 +55,12 @@ class AutoBatch(nn.Module):
         policy: Order of the batched calls, as for :meth:`Schedule.from_programs`.
     """
 
+    plain: nn.Module
+    """The model for one example."""
+
+    policy: str | Policy
+    _tables: dict[Any, Table]
+
     emitted: dict[str, Emitted]
     """What :func:`emit` collected in the last call, by name."""
 
@@ -63,7 +69,7 @@ class AutoBatch(nn.Module):
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
             what, got = "autobatch: not a module for one example", type(module).__name__
             raise mismatch(TypeError, what, "an nn.Module", got)
-        vars(self).update(plain=module, policy=policy, emitted={}, _tables={}, _session=None)
+        vars(self).update(plain=module, policy=policy, emitted={}, _tables={})
         # The very dictionaries of the module, so that both see every change.
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[name] = vars(module)[name]
@@ -377,7 +383,7 @@ def _intercept(kinds: Iterable[type]) -> None:
         for kind in kinds:
             users, original = _INTERCEPTED.get(kind, (0, vars(kind)["__call__"]))
             if not users:
-                kind.__call__ = _recorded(original)  # type: ignore[operator]
+                kind.__call__ = _recorded(original)  # type: ignore[method-assign]
             _INTERCEPTED[kind] = users + 1, original
 
 
@@ -388,7 +394,7 @@ def _release(kinds: Iterable[type]) -> None:
             if users > 1:
                 _INTERCEPTED[kind] = users - 1, original
             else:
-                kind.__call__ = original  # type: ignore[operator]
+                kind.__call__ = original  # type: ignore[method-assign]
 
 
 def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -418,7 +424,7 @@ def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:
 
 def _emitted(session: Session) -> dict[str, tuple[Column, list[int]]]:
     """Collect what was emitted, by example: examples take turns where they read values."""
-    found = {}
+    found: dict[str, tuple[Column, list[int]]] = {}
     for name, (values, examples) in session.emitted.items():
         order = sorted(range(len(examples)), key=examples.__getitem__)
         column = _lazy_column(session, tuple(values[n] for n in order))

@@ -139,7 +139,7 @@ def _joined(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
     def form(*rows: Tensor) -> Tensor:
         given, size = iter(rows), rows[0].size(0)
         filled = [next(given) if a is ROW else a.expand(size, *a.shape) for a in parts]
-        return func(filled, dim=_shifted(dim))  # type: ignore[no-any-return]
+        return func(filled, dim=_shifted(dim))
 
     return form
 
@@ -167,7 +167,8 @@ def _transposed(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> For
     return (lambda row: row.mT) if ranks == [2] else None
 
 
-_FORMS[Tensor.mT.__get__] = _transposed  # type: ignore[attr-defined]
+_matrix_transpose: Any = Tensor.mT
+_FORMS[_matrix_transpose.__get__] = _transposed
 
 
 @_form_of("transpose swapaxes movedim flatten unsqueeze squeeze select narrow unflatten")
@@ -217,10 +218,10 @@ def _product(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form |
         # Vectors become matrices on the way.
         a, b = a.unsqueeze(-2) if left == 1 else a, b.unsqueeze(-1) if right == 1 else b
         most = max(left, right, 2)
-        found = (_align(a, most) if args[0] is ROW else a) @ (
+        product = (_align(a, most) if args[0] is ROW else a) @ (
             _align(b, most) if args[1] is ROW else b
         )
-        found = found.squeeze(-2) if left == 1 else found
-        return found.squeeze(-1) if right == 1 else found
+        product = product.squeeze(-2) if left == 1 else product
+        return product.squeeze(-1) if right == 1 else product
 
     return form

@@ -79,7 +79,7 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
 
 
 def _summed(values: RaggedRows) -> Tensor:
-    return values.sum()  # type: ignore[no-any-return]
+    return values.sum()
 
 
 def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
@@ -91,7 +91,7 @@ def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
     norm = torch.zeros_like(most).index_add(0, owner, weights)
     weights = weights / norm.index_select(0, owner)
     shape = (-1, *[1] * (values.rows.dim() - 1))
-    return values._replace(rows=values.rows * weights.view(shape)).sum()  # type: ignore[no-any-return]
+    return values._replace(rows=values.rows * weights.view(shape)).sum()
 
 
 def rows(tensor: Any) -> list[Any]:
@@ -110,7 +110,7 @@ def rows(tensor: Any) -> list[Any]:
     session = active()
     if session is None or not isinstance(tensor, Tensor):
         return list(tensor)
-    return session.outside_rows(tensor)  # type: ignore[no-any-return]
+    return session.outside_rows(tensor)
 
 
 def _where() -> str:
@@ -168,4 +168,4 @@ def _record(
     reads = [value._number for value in fixed]
     if not empty:
         reads += [value._number for values in zip(*ragged, strict=True) for value in values]
-    return session.record(site, reads)  # type: ignore[no-any-return]
+    return session.record(site, reads)

@@ -26,7 +26,6 @@ _STATIC = {
     torch.layout, torch.memory_format, torch.Size,
 }  # fmt: skip
 _INDEX = {int, type(None)}
-_TENSOR = torch._C.TensorBase
 # Frames that are not the user's code.
 _LIBRARY = tuple(str(Path(p).parent) for p in (__file__, torch.__file__, jaxtyping.__file__))
 
@@ -148,7 +147,7 @@ class Session:
                     return False
         elif kind in _STATIC:
             key.append((kind, argument))
-        elif isinstance(argument, _TENSOR):
+        elif isinstance(argument, Tensor):
             shared = None if id(argument) in self.known else self._shared(argument)
             if shared is not None:
                 key.append(shared)
@@ -265,7 +264,9 @@ class Session:
         schedule = Schedule.from_programs([program], self.policy)
         flat = schedule.index.numpy()
         self.table.engine.to(self.device)
-        inputs = {row_type: (rows,) for row_type, rows in self.outside_tensors().items()}
+        inputs: dict[Any, Any] = {
+            row_type: (rows,) for row_type, rows in self.outside_tensors().items()
+        }
         recording, ACTIVE.session = active(), None
         try:
             with torch.set_grad_enabled(self.grad):
@@ -368,7 +369,7 @@ class Session:
                     hint = "call the model on the example itself; traces hold no values"
                     raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)
                 self.reads[self.line()] += 1
-                (self.flush if self.suspend is None else lambda: self.suspend(value))()  # type: ignore[misc]
+                (self.flush if self.suspend is None else lambda: self.suspend(value))()
             self.fetch([value])
         return self.content[value._number]
 

@@ -159,8 +159,8 @@ class Table:
             }
             self._arrays = {name: np.array(c, dtype=np.int64) for name, c in columns.items()}
             kinds = np.zeros((len(self.sites), max(len(s.kinds) for s in self.sites)), np.int64)
-            for number, site in enumerate(self.sites):
-                kinds[number, : len(site.kinds)] = site.kinds
+            for row, site in enumerate(self.sites):
+                kinds[row, : len(site.kinds)] = site.kinds
             self._arrays["kind"] = kinds
         return self._arrays
 

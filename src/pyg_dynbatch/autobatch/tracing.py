@@ -172,7 +172,8 @@ def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[A
     """Run a scheduled mini-batch; return its result, and what it emitted."""
     batch = batch if batch.schedule.device == device else batch.to(device)
     sites = [table.site_of(spec, device, "a traced batch") for spec in batch.specs]
-    schedule = replace(batch.schedule, signatures=tuple(site.signature for site in sites))
+    signatures = tuple(site.signature for site in sites if site.signature is not None)
+    schedule = replace(batch.schedule, signatures=signatures)
     table.engine.to(device)
     found = table.engine(schedule, {t: (rows,) for t, rows in batch.outside.items()})
     leaves = [found[c] if isinstance(c, str) else c for c in batch.columns]
