@@ -1,6 +1,7 @@
 """The wrapped module: what it shares with the plain one, and where it may be used."""
 
 import copy
+import gc
 import multiprocessing
 import pickle
 import threading
@@ -325,3 +326,19 @@ def test_scheduled_batches_take_the_place_of_examples() -> None:
         for x, m in ((found, twin), (expected, model))
     ]
     torch.testing.assert_close(*gradients)
+
+
+def test_rows_are_freed_without_garbage_collection() -> None:
+    model = autobatch(ShiftReduce())
+    model(sentences())
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(issubclass(type(x), Tensor) for x in gc.get_objects())
+        for _ in range(3):
+            model(sentences()).sum().backward()
+        assert sum(issubclass(type(x), Tensor) for x in gc.get_objects()) <= before + len(
+            list(model.parameters())
+        )
+    finally:
+        gc.enable()

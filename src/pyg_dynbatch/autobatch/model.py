@@ -124,6 +124,7 @@ class AutoBatch(nn.Module):
             name: Emitted(next(rows), torch.tensor(numbers, device=session.device))
             for name, (_, numbers) in emitted.items()
         }
+        session.close()
         return self._touch(tree_unflatten(leaves, structure)), session
 
     def _columns(self, session: Session, examples: list[Any]) -> tuple[list[Column], Any]:

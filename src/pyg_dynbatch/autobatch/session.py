@@ -391,5 +391,11 @@ class Session:
             found = self.run.read([(kind, self._index(numbers)) for kind, numbers in groups])
         return [rows[0] for rows in found]
 
+    def close(self) -> None:
+        """Drop values and rows, which refer to this session in a cycle."""
+        for held in (self.known, self.emitted, self.outside, self.content):
+            held.clear()
+        self.run = Run(self.table.engine)
+
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return torch.from_numpy(self.row_of[np.asarray(numbers, np.int64)]).to(self.device)

@@ -1,6 +1,6 @@
 """Everything that calls with one signature have in common, and how they are run on many rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,16 +220,15 @@ class _Call:
 
     def _filled(self, rows: Any, target: Any, size: int | None = None) -> Any:
         given = iter(rows)
-
-        def fill(value: Any) -> Any:
-            if isinstance(value, Shared):
-                tensor = self._resolved(value)
-                return tensor if size is None else tensor.expand(size, *tensor.shape)
-            return next(given) if value is ROW else mapped(fill, value)
-
-        args, kwargs = map(fill, self.spec.template)
+        args, kwargs = (self._fill(part, given, size) for part in self.spec.template)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
             return target(*args, **kwargs)
+
+    def _fill(self, value: Any, rows: Iterator[Any], size: int | None) -> Any:
+        if isinstance(value, Shared):
+            tensor = self._resolved(value)
+            return tensor if size is None else tensor.expand(size, *tensor.shape)
+        return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows, size), value)
 
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[list[Lazy]], Any] | None]:
