@@ -1,4 +1,4 @@
-"""Files are written atomically, read as text, and downloaded with checksums."""
+"""Files are written atomically, read as lines of text, and downloaded with checksums."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Kearnes's 27 numbers, against a plain reading of their definition."""
+"""Kearnes's 27 numbers, against a plain reading of their definition, and the table of rows."""
 
 import csv
 import math

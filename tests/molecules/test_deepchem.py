@@ -1,4 +1,4 @@
-"""DeepChem's 75 and 14 numbers, against a plain reading of their definition."""
+"""DeepChem's 75 and 14 numbers: by their definition, and as DeepChem itself computed them."""
 
 import csv
 from collections.abc import Callable, Iterator

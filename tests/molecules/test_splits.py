@@ -1,4 +1,4 @@
-"""Splits share nothing, keep their promise of sizes, and are the same wherever they are made."""
+"""Splits, scaffolds and duplicates: parts share nothing, and are the same on every machine."""
 
 import json
 
@@ -12,6 +12,8 @@ from pyg_dynbatch.data import MoleculeError, canonical_smiles, murcko_scaffold
 from pyg_dynbatch.datasets import (
     Split,
     column_split,
+    find_duplicates,
+    find_leakage,
     kfold_splits,
     random_split,
     scaffold_split,

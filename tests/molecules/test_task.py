@@ -1,4 +1,4 @@
-"""Training on molecules: checkpoints, resuming, averages of weights and of models."""
+"""Training on molecules: losses, checkpoints, resuming, averages of weights and of models."""
 
 import csv
 import dataclasses

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.explain.algorithm.utils import set_masks
-from torch_geometric.nn import SAGEConv, Sequential, to_captum_model
+from torch_geometric.nn import GCNConv, SAGEConv, Sequential, to_captum_model
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.loader import Collater, DataLoader
@@ -204,6 +204,16 @@ def test_where_biases_start() -> None:
     assert ChildSumTreeLSTM(4, 3).cell.bias.tolist() == [0.0] * 12
 
 
+def test_in_sequential_of_pyg() -> None:
+    given = "x, edge_index -> x"
+    layers = [(GCNConv(IN, 4), given), nn.ReLU(), (NaryTreeLSTM(4, 5), given)]
+    model = Sequential("x, edge_index", [*layers, (ChildSumTreeLSTM(5, 2), given)])
+    h = model(features(TREE.num_nodes).float(), TREE.edge_index)
+    assert h.shape == (TREE.num_nodes, 2)
+    h.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -255,7 +265,8 @@ def test_explainers_find_the_decisive_edges(kind: str) -> None:
     explanation = explain(x, edges, index=root, schedule=schedule)
     assert explanation.edge_mask.nonzero().flatten().tolist() == sorted(way)
     assert torch.equal(model(x, edges, schedule), before)
-    # The model that CaptumExplainer differentiates.
+    # The model that CaptumExplainer differentiates, from one that no explainer has changed.
+    model, _, _ = decisive(kind)
     mask = torch.ones(1, edges.size(1), requires_grad=True)
     found = to_captum_model(model, "edge", root)(mask, x, edges, schedule)
     (saliency,) = torch.autograd.grad(found[:, 0].sum(), mask)

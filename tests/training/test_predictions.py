@@ -1,4 +1,4 @@
-"""Tables of predictions: order, columns, and no incomplete files."""
+"""Ensembles, tables of predictions, and reports with pictures of a run."""
 
 import re
 from pathlib import Path

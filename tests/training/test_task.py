@@ -1,4 +1,4 @@
-"""Tasks: loss and its reductions, logged names, checkpoints, and no waiting for the device."""
+"""Tasks: losses, logged names, checkpoints, no waiting for the device, metrics to choose by."""
 
 from pathlib import Path
 

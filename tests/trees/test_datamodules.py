@@ -1,4 +1,4 @@
-"""Data modules: sizes before set-up, loaders, word vectors, and what a picture shows."""
+"""Data modules: sizes before set-up, loaders, word vectors, pictures, and faulty files."""
 
 from pathlib import Path
 

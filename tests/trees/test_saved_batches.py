@@ -1,4 +1,4 @@
-"""A batch that was saved is read again without unpickling code."""
+"""Saved batches are loaded without unpickling code; pickling leaves a data set as it was."""
 
 import pickle
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""SICK relatedness: two trees, one score."""
+"""SICK relatedness: two trees, one score; the divergence, and a run on pairs of trees."""
 
 import csv
 import shutil
@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_geometric.loader import DataLoader as StockLoader
 
 from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.datasets import SICK, score_to_target
@@ -57,7 +58,7 @@ def test_two_trees_in_order(
 
 
 def test_batches_keep_the_pairs(raw: Path) -> None:
-    batch = next(iter(DataLoader(SICK(None, raw_dir=raw), batch_size=2)))
+    batch = next(iter(StockLoader(SICK(None, raw_dir=raw), batch_size=2)))
     assert batch.root_index.view(-1, 2).tolist() == [[2, 7 + 1], [10, 13]]
     assert batch.target.shape == (2, 5) and batch.score.shape == (2,)
 

@@ -1,4 +1,4 @@
-"""Bracketed text and parent pointers to trees and back, and text that is not a tree."""
+"""Bracketed text, parent pointers and vocabularies; text that is not a tree."""
 
 import pickle
 import re
