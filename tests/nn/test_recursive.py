@@ -240,6 +240,13 @@ def test_explainer_with_masks_of_features(with_schedule: bool) -> None:
     assert (explanation.node_mask > 0).any()
 
 
+def test_masks_of_explainers_are_in_single_precision() -> None:
+    layer, x = NaryTreeLSTM(IN, OUT).double(), features(TREE.num_nodes)
+    expected = layer(x, TREE.edge_index)
+    set_masks(layer, nn.Parameter(torch.ones(TREE.edge_index.size(1))), TREE.edge_index, False)
+    torch.testing.assert_close(layer(x, TREE.edge_index), expected)
+
+
 def decisive(kind: str) -> tuple[Sequential, Tensor, list[int]]:
     """A model, and a tree of which one leaf alone has an input; the edges from it to the root."""
     layer = make(kind).float()
