@@ -233,10 +233,12 @@ def test_a_split_of_row_numbers_fits_as_many_rows():
 @pytest.mark.parametrize("name", ["split.json", "split.csv"])
 def test_written_and_read(tmp_path, name):
     path = SPLIT.write(tmp_path / name)
-    again = Split.read(path)
+    again = Split.read(path, num_examples=5)
     assert again == SPLIT
     assert (again.method, again.seed, again.num_examples) == ("mine", 7, 5)
     assert again.train.dtype == np.int64
+    with pytest.raises(ValueError, match="belongs to a different data set"):
+        Split.read(path, num_examples=6)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     if name == "split.json":
         content = json.loads(path.read_text())
