@@ -408,7 +408,7 @@ class _Builder:
             hashed = hashlib.sha256(key.encode())
             for record in block:
                 facts = (record.row, record.smiles, record.block, record.targets)
-                hashed.update(f"\n{facts!r}".encode())
+                hashed.update(repr(facts).encode())
             digest = hashed.hexdigest()
             self._digests.append(digest)
             if digest in self._parts:
