@@ -34,7 +34,7 @@ MAX_LINES = {
     "installed": 29_450,
     "benchmarks": 4_400,
 }
-MAX_CODE = 18_550
+MAX_CODE = 18_600
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -1,6 +1,5 @@
 """The console script: help, one-line complaints, and every sub-command on small data."""
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import torch
 import yaml
 
 from pyg_dynbatch.cli import main, one_line
-from tests.console import complaint, rows_of, run
+from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.training.helpers import tree_files
 
 pytestmark = [
@@ -22,14 +21,7 @@ pytestmark = [
 ]
 
 CONFIG = {
-    "trainer": {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 2,
-        "enable_model_summary": False,
-        "enable_progress_bar": False,
-        "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "small"}},
-    },
+    "trainer": {**TRAINER, "max_epochs": 2},
     "model": {
         "class_path": "TreeClassification",
         "init_args": {
@@ -50,18 +42,11 @@ CONFIG = {
 }
 
 
-def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to a folder, and write a small configuration there."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
-    (folder / "small.ckpt").write_text("no checkpoint", encoding="utf-8")
-    (folder / "small.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-    return folder
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return prepare(tmp_path, monkeypatch)
+    prepare(tmp_path, monkeypatch, CONFIG)
+    (tmp_path / "small.ckpt").write_text("no checkpoint", encoding="utf-8")
+    return tmp_path
 
 
 # Help ---------------------------------------------------------------------------------------------
@@ -248,13 +233,9 @@ def test_one_line_joins_notes_and_names_silent_errors() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the small configuration has run; its output is in ``output.txt``."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch, (folder / "output.txt").open("w") as output:
-        prepare(folder, patch)
-        with contextlib.redirect_stdout(output):
-            assert run("fit", "--config", "small.yaml") == 0
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(folder := tmp_path_factory.mktemp("trained"), patch, CONFIG)
+        return fit_small(folder)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The console script on molecules: train, average, predict, featurize, explain, complain."""
 
-import contextlib
 import csv
 import io
 import re
@@ -15,7 +14,7 @@ import yaml
 
 from pyg_dynbatch.datasets import PackedMolecules
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
-from tests.console import complaint, rows_of, run
+from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import molecule_csv, trained
 
@@ -25,14 +24,7 @@ pytestmark = [
 ]
 
 CONFIG = {
-    "trainer": {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_epochs": 1,
-        "enable_model_summary": False,
-        "enable_progress_bar": False,
-        "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "small"}},
-    },
+    "trainer": {**TRAINER, "max_epochs": 1},
     "checkpoint": {"monitor": "val/scaled_rmse", "mode": "min"},
     "report": {"resamples": 10},
     "model": {
@@ -52,18 +44,11 @@ CONFIG = {
 }
 
 
-def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change to a folder, and write a configuration and data there."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])
-    molecule_csv(folder)
-    (folder / "small.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to run in, with a configuration, data and several lists of molecules."""
-    prepare(tmp_path, monkeypatch)
+    prepare(tmp_path, monkeypatch, CONFIG)
+    molecule_csv(tmp_path)
     text = "smiles,name\nCCO,ethanol\nC1CC,broken\nCC(=O)O,acid\n"
     (tmp_path / "some.csv").write_text(text, encoding="utf-8")
     (tmp_path / "bad.csv").write_text("smiles\nC1CC\n\nxyz\n", encoding="utf-8")
@@ -83,13 +68,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the small configuration has run; its output is in ``output.txt``."""
-    folder = tmp_path_factory.mktemp("fitted")
-    with pytest.MonkeyPatch.context() as patch, (folder / "output.txt").open("w") as output:
-        prepare(folder, patch)
-        with contextlib.redirect_stdout(output):
-            assert run("fit", "--config", "small.yaml") == 0
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(folder := tmp_path_factory.mktemp("fitted"), patch, CONFIG)
+        molecule_csv(folder)
+        return fit_small(folder)
 
 
 def test_fit_then_both_ways_to_predict(folder: Path, fitted: Path) -> None:

@@ -59,11 +59,6 @@ def assert_close(found: Any, wanted: Any, tolerance: float = 1e-12) -> None:
         torch.testing.assert_close(mine, right, rtol=tolerance, atol=tolerance)
 
 
-def test_as_one_by_one() -> None:
-    case = Case()
-    assert_close(torch.autograd.grad(case.loss(case.batched()), case.leaves), case.wanted())
-
-
 def test_gradcheck() -> None:
     case = Case()
 

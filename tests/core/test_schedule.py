@@ -253,21 +253,6 @@ def test_lower_bound_is_a_sum_over_operations() -> None:
     assert (stats.critical_path, stats.lower_bound, stats.steps) == (4, 7, 7)
 
 
-def test_merged_calls_are_counted() -> None:
-    stats = stats_of(((1, 2), 3), ((1, 2), 4), (1, 2))
-    # mix(1, 2) is made once in place of three times.
-    assert stats.merged_calls == 2
-    assert stats.widths == (1, 2)
-    assert stats.rows == 3
-
-
-def test_gathered_rows() -> None:
-    # Rows of constants: 1, 2, 3, 4 are rows 0 to 3; the left arguments are rows 0, 2.
-    stats = stats_of((1, 2), (3, 4))
-    assert stats.gathered_rows == 4
-    assert stats_of((1, 2)).gathered_rows == 0
-
-
 def test_a_structure_by_hand() -> None:
     # A chain of 3: the inputs of nodes 1 and 2 are read at depths 2 and 3.
     stats = Schedule.from_structure(torch.tensor([[0, 1], [1, 2]]), 3).stats()

@@ -1,7 +1,8 @@
-"""Kearnes's 27 numbers, against a plain reading of their definition."""
+"""Kearnes's 27 numbers, against a plain reading of their definition, and the table of rows."""
 
 import csv
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from rdkit import Chem, RDConfig
 from rdkit.Chem import ChemicalFeatures, rdCIPLabeler, rdPartialCharges
 
 from pyg_dynbatch.data import KearnesAtoms, MoleculeError, parse_smiles
+from pyg_dynbatch.molecules import features
 from pyg_dynbatch.molecules import kearnes as atoms
+from pyg_dynbatch.molecules.features import RowTable
 from pyg_dynbatch.molecules.kearnes import hydrogen_bonding_atoms
 from tests.molecules.writings import ODD
 
@@ -164,3 +167,30 @@ def test_many_donors_are_all_found() -> None:
 
 def test_no_atoms() -> None:
     assert KearnesAtoms().rows(Chem.Mol()).shape == (0, 28)
+
+
+def test_every_key_is_made_once_and_may_be_written_on() -> None:
+    made = []
+
+    def make(key: int) -> list[float]:
+        made.append(key)
+        return [key, -key]
+
+    table = RowTable(2)
+    keys = [*range(300), 5, 5, 299]
+    rows = table.rows(keys, make)
+    assert rows.tolist() == [[key, -key] for key in keys] and rows.dtype == np.float32
+    rows[:] = 9
+    assert table.rows([7], make).tolist() == [[7, -7]]
+    assert table.rows([], make).shape == (0, 2)
+    assert made == list(range(300)) and len(table) == 300
+    again = pickle.loads(pickle.dumps(table))
+    assert len(again) == 0 and again.width == 2
+
+
+def test_does_not_grow_without_end(monkeypatch) -> None:
+    monkeypatch.setattr(features, "_MAX_ROWS", 10)
+    table = RowTable(1)
+    for key in range(100):
+        assert table.rows([key], lambda key: [key]).tolist() == [[key]]
+    assert len(table) <= 11

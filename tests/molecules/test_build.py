@@ -1,8 +1,10 @@
 """Stores are made part by part, and continuing after any interruption gives the same store."""
 
 import os
+import resource
 import shutil
 import signal
+import tracemalloc
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,14 +28,8 @@ def options(**changes) -> FeaturizeOptions:
 
 
 def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMolecules:
-    return build_store(
-        folder,
-        records(count, rows),
-        featurizer or Letters(),
-        task_names=TASKS,
-        options=options(**changes),
-        name="Mine",
-    )
+    given = {"task_names": TASKS, "options": options(**changes), "name": "Mine"}
+    return build_store(folder, records(count, rows), featurizer or Letters(), **given)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -136,10 +132,10 @@ class Counting(Letters):
         return super().__call__(text)
 
 
-def interrupted(folder):
-    """Leaves two whole parts."""
+def interrupted(folder, **changes):
+    """Leaves the whole parts of the first 44 molecules."""
     with pytest.raises(KeyboardInterrupt):
-        build(folder, featurizer=Halting(interrupt))
+        build(folder, featurizer=Halting(interrupt), **changes)
 
 
 def interrupt():
@@ -225,6 +221,7 @@ def test_another_source_another_featurizer_another_policy(tmp_path):
     assert [error.row for error in other.errors] == [5, 34]
     assert counting.asked == 20
     assert_equal(other, build(None, rows=(5, 34)))
+    column(tmp_path, "text").write_text("corrupt")
     with pytest.raises(ValueError, match="a different featurizer made them") as caught:
         build(tmp_path, featurizer=Letters("changed"))
     assert str(tmp_path) in str(caught.value)
@@ -299,8 +296,28 @@ def test_a_foreign_column_is_found_when_it_is_read(tmp_path):
         PackedMolecules(tmp_path / "mine").smiles(0)
 
 
+def test_many_parts_need_few_open_files(tmp_path, request):
+    limit = resource.RLIMIT_NOFILE
+    soft, hard = resource.getrlimit(limit)
+    request.addfinalizer(lambda: resource.setrlimit(limit, (soft, hard)))
+    resource.setrlimit(limit, (len(list(Path("/dev/fd").iterdir())) + 60, hard))
+    interrupted(tmp_path, shard_size=2)
+    build(tmp_path, shard_size=2)
+
+
+def test_a_part_is_hashed_in_little_memory():
+    tracemalloc.start()
+    build_store(None, [RawMolecule(0, "", "ab", "x" * 10**6)] * 50, Letters())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
 def test_parts_that_were_left_over_are_not_part_of_it(tmp_path):
+    (tmp_path / "part-time").mkdir()
+    (tmp_path / "part-000123.npz").touch()
     build(tmp_path)
+    assert [path.name for path in tmp_path.glob("part-*")] == ["part-time"]
     shorter = build(tmp_path, count=30, rows=())
     assert len(shorter) == len(PackedMolecules(tmp_path)) == 30
     assert_equal(shorter, build(None, count=30, rows=()))

@@ -203,15 +203,8 @@ def opened(root, featurizer=None, key="a", **changes):
 
     calls = []
     options = FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
-    found = open_or_build(
-        root,
-        "Mine",
-        {"file": key},
-        read(),
-        featurizer or Letters(),
-        task_names=TASKS,
-        options=options,
-    )
+    given = {"task_names": TASKS, "options": options}
+    found = open_or_build(root, "Mine", {"file": key}, read(), featurizer or Letters(), **given)
     return found, len(calls)
 
 

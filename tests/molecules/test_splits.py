@@ -1,4 +1,4 @@
-"""Splits share nothing, keep their promise of sizes, and are the same wherever they are made."""
+"""Splits, scaffolds and duplicates: parts share nothing, and are the same on every machine."""
 
 import json
 
@@ -6,15 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rdkit import Chem
 
+from pyg_dynbatch.data import MoleculeError, canonical_smiles, murcko_scaffold
 from pyg_dynbatch.datasets import (
     Split,
     column_split,
+    find_duplicates,
+    find_leakage,
     kfold_splits,
     random_split,
     scaffold_split,
     stratified_split,
 )
+from tests.molecules.writings import ODD, fingerprint
 
 
 def covers(split: Split, count: int) -> bool:
@@ -228,10 +233,12 @@ def test_a_split_of_row_numbers_fits_as_many_rows():
 @pytest.mark.parametrize("name", ["split.json", "split.csv"])
 def test_written_and_read(tmp_path, name):
     path = SPLIT.write(tmp_path / name)
-    again = Split.read(path)
+    again = Split.read(path, num_examples=5)
     assert again == SPLIT
     assert (again.method, again.seed, again.num_examples) == ("mine", 7, 5)
     assert again.train.dtype == np.int64
+    with pytest.raises(ValueError, match="belongs to a different data set"):
+        Split.read(path, num_examples=6)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     if name == "split.json":
         content = json.loads(path.read_text())
@@ -272,3 +279,72 @@ def test_parts_are_sorted_and_share_nothing():
     assert repr(SPLIT) == f"Split(mine, seed=7: train=2, val=1, test=1, digest={SPLIT.digest})"
     assert Split(np.array([4]), np.array([1]), np.array([3]), num_examples=5) != SPLIT
     assert SPLIT != "split"
+
+
+@pytest.mark.parametrize(
+    ("smiles", "scaffold"),
+    [
+        ("CCO", ""),
+        ("[Na+]", ""),
+        ("Cc1ccccc1", "c1ccccc1"),
+        (" CCc1ccccc1CCC1CC1O", "c1ccc(CCC2CC2)cc1"),
+        ("C[C@H]1CC[C@@H](C)CC1", "C1CCCCC1"),
+    ],
+)
+def test_scaffolds(smiles: str, scaffold: str) -> None:
+    assert murcko_scaffold(smiles) == scaffold
+    assert murcko_scaffold(Chem.MolFromSmiles(smiles.strip())) == scaffold
+
+
+def test_chirality_is_left_out_unless_wanted() -> None:
+    one, other = "O[C@@H]1CN1c1ccccc1", "O[C@H]1CN1c1ccccc1"
+    assert murcko_scaffold(one) == murcko_scaffold(other)
+    one, other = "C1C[C@@H]2CC[C@H]2C1", "C1C[C@@H]2CC[C@@H]2C1"
+    assert murcko_scaffold(one) == murcko_scaffold(other)
+    assert murcko_scaffold(one, chirality=True) != murcko_scaffold(other, chirality=True)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_molecules_have_both(name: str) -> None:
+    mol = Chem.MolFromSmiles(ODD[name])
+    before = fingerprint(mol)
+    assert isinstance(murcko_scaffold(mol), str)
+    assert canonical_smiles(ODD[name]) == canonical_smiles(mol) == Chem.MolToSmiles(mol)
+    assert fingerprint(mol)[1] == before[1]
+
+
+def test_bad_smiles_are_refused() -> None:
+    for find in (murcko_scaffold, canonical_smiles):
+        with pytest.raises(MoleculeError, match="Explicit valence for atom # 1 C"):
+            find("CC(C)(C)(C)C")
+
+
+SMILES = ["CCO", "c1ccccc1", "OCC", "C(", "C1=CC=CC=C1", "", "C("]
+
+
+def test_leakage_is_found_however_it_is_written():
+    split = Split(np.array([0, 3]), np.array([1, 2]), np.array([4, 5, 6]), num_examples=7)
+    found = find_leakage(split, SMILES)
+    assert found.counts == {"train/val": 1, "train/test": 0, "val/test": 1}
+    assert found.total == 2
+    assert found.examples == ("CCO", "c1ccccc1")
+    assert str(found) == (
+        "1 molecule in both train and val, 1 molecule in both val and test, such as CCO, c1ccccc1"
+    )
+    split = Split(np.array([0, 2]), np.array([1, 4]), np.array([3, 6]), num_examples=7)
+    assert str(find_leakage(split, SMILES)) == "no molecule is in two parts"
+
+
+def test_duplicates_and_conflicts():
+    nan = np.nan
+    targets = [[1, nan], [2, 0], [1.05, nan], [0, 0], [nan, 1], [0, 0], [5, 5]]
+    found = find_duplicates(SMILES, targets)
+    assert found.groups == ((0, 2), (1, 4))
+    assert found.conflicts == ((0, 2), (1, 4))
+    assert find_duplicates(SMILES, targets, tolerance=0.1).conflicts == ((1, 4),)
+    assert find_duplicates(SMILES).conflicts == ()
+    unknown = np.full((7, 1), nan)
+    assert find_duplicates(SMILES, unknown).conflicts == ()
+    assert str(found) == "2 molecules occur 4 times; 2 of them with different targets"
+    one = find_duplicates(["CO", "CC", "OC"])
+    assert str(one) == "1 molecule occurs 2 times; 0 of them with different targets"

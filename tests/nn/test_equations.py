@@ -48,12 +48,16 @@ def check_against_recursion(
     assert_equal(gradients(layer, x, generic), wanted_gradients)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "direction"),
+    [*((kind, "bottom_up") for kind in KINDS), *((kind, "top_down") for kind in SMALL)],
+)
 @FEW
 @given(data=st.data())
-def test_layer_is_the_recursion(kind: str, data: st.DataObject) -> None:
-    structure = data.draw(placed(make(kind).arity))
-    check_against_recursion(kind, structure)
+def test_layer_is_the_recursion(kind: str, direction: str, data: st.DataObject) -> None:
+    arity = make(kind).arity
+    only_trees = direction == "top_down" and arity is not None
+    check_against_recursion(kind, data.draw(placed(arity, only_trees=only_trees)), direction)
 
 
 @pytest.mark.parametrize("direction", ("bottom_up", "top_down"))
@@ -87,15 +91,6 @@ def of_weight(states: Sequence[Tensor], weight: Tensor) -> Sequence[Tensor]:
     return torch.autograd.grad(
         total, weight, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-
-
-@pytest.mark.parametrize("kind", SMALL)
-@FEW
-@given(data=st.data())
-def test_top_down_layer_is_the_recursion(kind: str, data: st.DataObject) -> None:
-    arity = make(kind).arity
-    structure = data.draw(placed(arity, only_trees=arity is not None))
-    check_against_recursion(kind, structure, "top_down")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -94,30 +94,32 @@ def test_some_nodes_alone(kind: str, data: st.DataObject) -> None:
     assert_equal(gradients(layer, x, found), gradients(layer, x, wanted))
 
 
-@pytest.mark.parametrize("number", (-1, 3))
-def test_nodes_out_of_range_are_refused(number: int) -> None:
+INVALID_NODES = (TypeError, "invalid nodes", "int64[chosen]")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "problem", "expected"),
+    [
+        ({"nodes": torch.tensor([0, -1])}, IndexError, "nodes out of range", "0 to 2"),
+        ({"nodes": torch.tensor([0, 3])}, IndexError, "nodes out of range", "0 to 2"),
+        ({"nodes": torch.tensor([[0]])}, *INVALID_NODES),
+        ({"nodes": torch.tensor([True, False])}, *INVALID_NODES),
+        ({"nodes": torch.ones(1)}, *INVALID_NODES),
+        (
+            {"leaf_inverse": torch.tensor([0])},
+            *(ValueError, "leaf_inverse does not fit the schedule", "2 leaves with an input"),
+        ),
+    ],
+)
+def test_invalid_nodes_and_leaf_rows(
+    options: dict[str, Tensor], error: type[Exception], problem: str, expected: str
+) -> None:
     layer = make("nary-2")
     schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-    with pytest.raises(IndexError, match="nodes out of range") as caught:
-        layer(features(3), schedule=schedule, nodes=torch.tensor([0, number]))
-    assert "0 to 2" in str(caught.value)
-
-
-@pytest.mark.parametrize("nodes", (torch.tensor([[0]]), torch.tensor([True, False]), torch.ones(1)))
-def test_nodes_of_invalid_shape_or_dtype_are_refused(nodes: Tensor) -> None:
-    layer = make("nary-2")
-    schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-    with as_users_run_it(), pytest.raises(TypeError, match="invalid nodes") as caught:
-        layer(features(3), schedule=schedule, nodes=nodes)
-    assert "int64[chosen]" in str(caught.value)
-
-
-def test_leaf_rows_that_do_not_fit_are_refused() -> None:
-    layer = make("nary-2")
-    schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
-    with pytest.raises(ValueError, match="leaf_inverse does not fit the schedule") as caught:
-        layer(features(2), schedule=schedule, leaf_inverse=torch.tensor([0]))
-    assert "2 leaves with an input" in str(caught.value)
+    x = features(3 if "nodes" in options else 2)
+    with as_users_run_it(), pytest.raises(error, match=problem) as caught:
+        layer(x, schedule=schedule, **options)
+    assert expected in str(caught.value)
 
 
 def forest(layer: RecursiveLayer, trees: int = 90) -> Schedule:

@@ -28,8 +28,11 @@ from pyg_dynbatch.nn import (
     RecursiveLayer,
     TopologicalConv,
     TreeGRU,
+    TreeGRUCell,
     TreeRNN,
+    TreeRNNCell,
 )
+from pyg_dynbatch.nn import recursive as levels
 from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, whole
 from tests.strategies import balanced, chain, diamond
 
@@ -55,39 +58,32 @@ def test_every_parameter_gets_a_gradient_without_edges(kind: str, nodes: int) ->
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_no_node_has_an_input(kind: str) -> None:
+@pytest.mark.parametrize("every", (2, 100))
+def test_rows_of_the_nodes_with_input_alone(kind: str, every: int) -> None:
     layer, dag = make(kind), whole(TREE, make(kind).arity)
-    nowhere = torch.zeros(dag.num_nodes, dtype=torch.bool)
-    schedule = Schedule.from_structure(
-        dag.edge_index, dag.num_nodes, arity=layer.arity, has_input=nowhere
-    )
-    h = layer(features(0), schedule=schedule)
-    zeros = layer(torch.zeros(dag.num_nodes, IN).double(), dag.edge_index)
-    torch.testing.assert_close(h, zeros)
-    h.sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_rows_of_the_nodes_with_input_alone(kind: str) -> None:
-    layer, dag = make(kind), whole(TREE, make(kind).arity)
-    has_input = torch.arange(dag.num_nodes) % 2 == 0
+    has_input = torch.arange(1, dag.num_nodes + 1) % every == 0  # every second node, or no node
     schedule = Schedule.from_structure(
         dag.edge_index, dag.num_nodes, arity=layer.arity, has_input=has_input
     )
     x = features(dag.num_nodes)
     few = layer(x.index_select(0, schedule.input_node), schedule=schedule)
     torch.testing.assert_close(layer(x, schedule=schedule), few)
+    torch.testing.assert_close(layer(x * has_input[:, None], dag.edge_index), few)
+    few.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_backward_twice_and_in_part(kind: str) -> None:
+def test_backward_twice_in_part_and_with_checkpointing(kind: str) -> None:
     layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
     h = layer(x, TREE.edge_index)
     h.sum().backward(retain_graph=True)
     first = grads(layer)
     layer.zero_grad()
     h.sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(first, grads(layer), strict=True))
+    layer.zero_grad()
+    checkpoint(layer, x, TREE.edge_index, use_reentrant=False).sum().backward()
     assert all(torch.equal(a, b) for a, b in zip(first, grads(layer), strict=True))
     root = layer(x, TREE.edge_index)[TREE.roots]
     (only,) = torch.autograd.grad(root.sum(), layer.cell.bias, retain_graph=True)
@@ -107,8 +103,12 @@ def test_frozen_parameters_let_the_gradient_through(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_autocast(kind: str) -> None:
-    layer, x = make(kind).float(), features(TREE.num_nodes).float()
+def test_autocast_leaves_double_precision_alone(kind: str) -> None:
+    layer, x = make(kind), features(TREE.num_nodes)
+    exact = layer(x, TREE.edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(x, TREE.edge_index), exact)
+    layer, x = layer.float(), x.float()
     wanted = layer(x, TREE.edge_index)
     with torch.autocast("cpu", torch.bfloat16):
         found = layer(x, TREE.edge_index)
@@ -120,15 +120,6 @@ def test_autocast(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_autocast_leaves_double_precision_alone(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes)
-    wanted = layer(x, TREE.edge_index)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = layer(x, TREE.edge_index)
-    torch.testing.assert_close(found, wanted)
-
-
-@pytest.mark.parametrize("kind", SMALL)
 def test_low_precision(kind: str) -> None:
     layer, x = make(kind).bfloat16(), features(TREE.num_nodes).bfloat16()
     h = layer(x, TREE.edge_index)
@@ -137,16 +128,6 @@ def test_low_precision(kind: str) -> None:
     torch.testing.assert_close(h.double(), wanted, rtol=0.1, atol=0.1)
     h.sum().backward()
     assert all(g.isfinite().all() for g in grads(layer))
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_checkpointing(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
-    layer(x, TREE.edge_index).sum().backward()
-    wanted = grads(layer)
-    layer.zero_grad()
-    checkpoint(layer, x, TREE.edge_index, use_reentrant=False).sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(wanted, grads(layer), strict=True))
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -224,16 +205,9 @@ def test_where_biases_start() -> None:
 
 
 def test_in_sequential_of_pyg() -> None:
-    torch.manual_seed(0)
-    model = Sequential(
-        "x, edge_index",
-        [
-            (GCNConv(IN, 4), "x, edge_index -> x"),
-            nn.ReLU(),
-            (NaryTreeLSTM(4, 5), "x, edge_index -> x"),
-            (ChildSumTreeLSTM(5, 2), "x, edge_index -> x"),
-        ],
-    )
+    given = "x, edge_index -> x"
+    layers = [(GCNConv(IN, 4), given), nn.ReLU(), (NaryTreeLSTM(4, 5), given)]
+    model = Sequential("x, edge_index", [*layers, (ChildSumTreeLSTM(5, 2), given)])
     h = model(features(TREE.num_nodes).float(), TREE.edge_index)
     assert h.shape == (TREE.num_nodes, 2)
     h.sum().backward()
@@ -266,6 +240,13 @@ def test_explainer_with_masks_of_features(with_schedule: bool) -> None:
     assert (explanation.node_mask > 0).any()
 
 
+def test_masks_of_explainers_are_in_single_precision() -> None:
+    layer, x = NaryTreeLSTM(IN, OUT).double(), features(TREE.num_nodes)
+    expected = layer(x, TREE.edge_index)
+    set_masks(layer, nn.Parameter(torch.ones(TREE.edge_index.size(1))), TREE.edge_index, False)
+    torch.testing.assert_close(layer(x, TREE.edge_index), expected)
+
+
 def decisive(kind: str) -> tuple[Sequential, Tensor, list[int]]:
     """A model, and a tree of which one leaf alone has an input; the edges from it to the root."""
     layer = make(kind).float()
@@ -282,7 +263,7 @@ def decisive(kind: str) -> tuple[Sequential, Tensor, list[int]]:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_gnn_explainer_finds_the_decisive_edges(kind: str) -> None:
+def test_explainers_find_the_decisive_edges(kind: str) -> None:
     model, x, way = decisive(kind)
     edges, (root,) = TREE.edge_index, TREE.roots
     schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
@@ -291,14 +272,8 @@ def test_gnn_explainer_finds_the_decisive_edges(kind: str) -> None:
     explanation = explain(x, edges, index=root, schedule=schedule)
     assert explanation.edge_mask.nonzero().flatten().tolist() == sorted(way)
     assert torch.equal(model(x, edges, schedule), before)
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_captum_finds_the_decisive_edges(kind: str) -> None:
-    model, x, way = decisive(kind)
-    edges, (root,) = TREE.edge_index, TREE.roots
-    schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
-    # The model that CaptumExplainer differentiates.
+    # The model that CaptumExplainer differentiates, from one that no explainer has changed.
+    model, _, _ = decisive(kind)
     mask = torch.ones(1, edges.size(1), requires_grad=True)
     found = to_captum_model(model, "edge", root)(mask, x, edges, schedule)
     (saliency,) = torch.autograd.grad(found[:, 0].sum(), mask)
@@ -389,11 +364,7 @@ def test_refuses_schedules_of_others() -> None:
     down = Schedule.from_structure(edges, 7, arity=2, direction="top_down")
     refused(ValueError, lambda: layer(x, edges, down), "got:      arity 2, top_down")
     other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
-    parts = (
-        "the schedule belongs to a different graph",
-        "its 5 edges",
-        "got:      int64 tensor [2, 6]",
-    )
+    parts = "belongs to a different graph", "its 5 edges", "got:      int64 tensor [2, 6]"
     refused(ValueError, lambda: layer(x, edges, other), *parts)
     sparse = edges.to_sparse()
     refused(ValueError, lambda: layer(x, sparse, ragged), "made for a different layer")
@@ -483,3 +454,37 @@ def test_edges_of_other_devices_are_not_read() -> None:
     assert schedule.belongs_to(TREE.edge_index.to("meta"))
     with torch.inference_mode():
         assert schedule.belongs_to(torch.empty_like(edges))
+
+
+def results(cell: RecursiveCell, schedule: Schedule, x: Tensor) -> list[Tensor]:
+    """States and all gradients."""
+    x = x.clone().requires_grad_()
+    states = levels.run_levels(cell, schedule, x)
+    total = sum((part * torch.arange(1.0, 1 + part.size(1))).sum() for part in states)
+    return [*states, *torch.autograd.grad(total, [x, *cell.parameters()])]
+
+
+@pytest.mark.parametrize("make", (NaryTreeLSTMCell, TreeGRUCell, TreeRNNCell))
+def test_blocks(make: type[RecursiveCell], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    cell = make(3, 4, arity=2).double()
+    child = torch.arange(1, 60)
+    edges, has_input = torch.stack([child, (child - 1) // 2]), torch.rand(60) < 0.6
+    schedule = Schedule.from_structure(edges, 60, arity=2, has_input=has_input)
+    x = torch.randn(sum(schedule.level_inputs), 3, dtype=torch.float64)
+    right = results(cell, schedule, x)
+    calls, step = [], cell.step
+
+    def counted(projected: Tensor, children: object) -> object:
+        if children is not None:
+            calls.append(projected.size(0))
+        return step(projected, children)
+
+    monkeypatch.setattr(cell, "step", counted)
+    state_bytes = sum(part[:1].nbytes for part in right[: len(cell.state_channels)])
+    monkeypatch.setattr(levels, "_BLOCK_BYTES", 5 * state_bytes)
+    for mine, wanted in zip(results(cell, schedule, x), right, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
+    sizes = [each.size for each in schedule.steps[1:]]
+    assert max(calls) == 5 < max(sizes) and sum(calls) == sum(sizes)
+    assert len(calls) == sum(-(-size // 5) for size in sizes)

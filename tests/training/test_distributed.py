@@ -1,4 +1,4 @@
-"""Two processes train, measure and predict what one does."""
+"""Two processes train, measure and predict what one does, unless batches are normalized."""
 
 import csv
 import pickle
@@ -15,6 +15,7 @@ from pyg_dynbatch.datasets import ListOpsRecipe
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeDataModule
 from pyg_dynbatch.training import OptimizerOptions, PredictionTable
+from tests.molecules.molecules import molecule_data, property_task
 from tests.training.helpers import FORKS, SIZES, bare_trainer
 
 pytestmark = FORKS
@@ -44,18 +45,21 @@ def label_some(tree: Any) -> Any:
     return tree
 
 
-class Trees(pl.Callback):
-    """Fails unless there are two steps, each over all trees."""
+class WholeSteps(pl.Callback):
+    """Fails unless every epoch is one step of all processes over all examples."""
+
+    def __init__(self, examples: int, epochs: int) -> None:
+        self.examples, self.epochs = examples, epochs
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         assert batch_idx == 0
         shares = trainer.strategy.reduce(torch.tensor(batch.num_graphs), reduce_op="sum")
-        assert int(shares) == TRAIN
+        assert int(shares) == self.examples
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        assert trainer.global_step == 2
+        assert trainer.global_step == self.epochs
 
 
 def trainer(folder: Path, ranks: int, start: str = "ddp_fork", **options: Any) -> pl.Trainer:
@@ -78,7 +82,7 @@ def fitted(
     """Return the weights after two steps, and the metrics of the second epoch."""
     data = LabelledNodes(str(folder / "data"), recipe=RECIPE, **share)
     module = classifier(data, reduction).double()  # the weights of the ranks are copied into it
-    run = trainer(folder, ranks, callbacks=[Trees()], **options)
+    run = trainer(folder, ranks, callbacks=[WholeSteps(TRAIN, 2)], **options)
     run.fit(module, datamodule=data)
     return module.state_dict(), dict(run.callback_metrics)
 
@@ -113,6 +117,30 @@ def test_weights_and_metrics_are_those_of_one_process(
     both = fitted(tmp_path, 2, SHARES[share][2], reduction)
     start = classifier(LabelledNodes(str(tmp_path / "data"), recipe=RECIPE)).double()
     assert_same(alone, both, start.state_dict())
+
+
+def molecule_weights(folder: Path, ranks: int, kind: str, norm: str | None) -> list[Any]:
+    """Return the weights before and after one step of plain descent over 16 molecules."""
+    data = molecule_data(folder, kind, batch_size=16 // ranks)
+    torch.manual_seed(3)
+    task = property_task(data, optimizer=OptimizerOptions("sgd", lr=0.5), norm=norm, atom_norm=norm)
+    before = {name: weight.clone() for name, weight in task.network.named_parameters()}
+    run = bare_trainer(folder, ranks, limit_val_batches=0, callbacks=[WholeSteps(16, 1)])
+    run.fit(task, datamodule=data)
+    return [before, dict(task.network.named_parameters())]
+
+
+@pytest.mark.parametrize(("kind", "norm"), [("regression", None), ("binary", "layer")])
+def test_molecules_move_the_weights_as_in_one_process(
+    tmp_path: Path, kind: str, norm: str | None
+) -> None:
+    # Every fifth target is unknown, so that the processes differ in the number of their terms.
+    before, alone = molecule_weights(tmp_path, 1, kind, norm)
+    _, both = molecule_weights(tmp_path, 2, kind, norm)
+    steps = {name: (weight - before[name]).detach() for name, weight in alone.items()}
+    for name, step in steps.items():
+        torch.testing.assert_close(both[name] - before[name], step, rtol=1e-4, atol=1e-6)
+    assert max(float(step.abs().max()) for step in steps.values()) > 1e-3, "big enough to differ"
 
 
 @pytest.mark.parametrize("loading", [{"batch_size": 2}, {"max_nodes": 60}], ids=["trees", "nodes"])

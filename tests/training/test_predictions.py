@@ -1,16 +1,21 @@
-"""Tables of predictions: order, columns, and no incomplete files."""
+"""Ensembles, tables of predictions, and reports with pictures of a run."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.training import PredictionTable, RunReport
+from pyg_dynbatch.training import AveragedNetwork, PredictionTable, RunReport, ensemble_of
+from pyg_dynbatch.training import report as report_module
 from pyg_dynbatch.training.predictions import write_table
+from pyg_dynbatch.training.report import closing_lines, metrics_file, read_curve
+from pyg_dynbatch.trees import task as task_module
 from tests.console import rows_of
-from tests.training.helpers import listops, task, trainer, tree_files
+from tests.training.helpers import checkpointing, last_of, listops, task, trainer, tree_files
 
 
 @pytest.mark.parametrize("loading", [{"batch_size": 3}, {"max_nodes": 20}])
@@ -80,3 +85,130 @@ def test_batches_of_unknown_examples_are_refused(tmp_path: Path) -> None:
         run, module = trainer(tmp_path), task(listops(tmp_path))
         PredictionTable().write_on_batch_end(run, module, {}, None, None, 3, 0)
     assert "no indices of batch 3" in str(caught.value)
+
+
+def checkpoints(folder: Path, data, count: int = 2) -> list[str]:
+    paths = []
+    for seed in range(count):
+        torch.manual_seed(seed)
+        run = trainer(folder / str(seed))
+        run.fit(task(data), datamodule=data)
+        paths.append(last_of(run))
+    return paths
+
+
+def test_probabilities_are_averaged(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    paths = checkpoints(tmp_path, data)
+    plain = task(data)
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    ensemble = ensemble_of(plain, paths).eval()
+    batch = next(iter(DataLoader(data.dataset("test"), 7)))
+    chances = []
+    for path in paths:
+        member = task(data).eval()
+        member.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+        with torch.no_grad():
+            chances.append(member(batch).softmax(-1))
+    with torch.no_grad():
+        found = ensemble(batch).softmax(-1)
+    torch.testing.assert_close(found, (chances[0] + chances[1]) / 2)
+    assert not torch.equal(chances[0], chances[1])
+    assert all(torch.equal(value, before[name]) for name, value in plain.state_dict().items())
+
+    (result,) = trainer(tmp_path).test(ensemble, datamodule=data, verbose=False)
+    hit = found.argmax(-1) == batch.y
+    assert result["test/accuracy"] == pytest.approx(hit[batch.root_index].float().mean().item())
+
+
+def test_one_member_is_itself(tmp_path: Path) -> None:
+    network = torch.nn.Linear(3, 4)
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(AveragedNetwork([network])(x), network(x).log_softmax(-1))
+
+
+def test_no_members_and_missing_members(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    with pytest.raises(ValueError, match="AveragedNetwork: no networks"):
+        ensemble_of(task(data), [])
+    with pytest.raises(FileNotFoundError, match="the checkpoint is missing"):
+        ensemble_of(task(data), [tmp_path / "none.ckpt"])
+
+
+def test_member_of_another_model_is_named(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    (path,) = checkpoints(tmp_path, data, 1)
+    with pytest.raises(ValueError, match="belongs to a different model") as caught:
+        ensemble_of(task(data, hidden_channels=11), [path])
+    differing = "  differs:  hidden_channels 11, in the file 8"
+    assert caught.value.__notes__ == [differing, f"  file:     {path}"]
+
+
+def test_curves_and_trees_are_drawn_and_named(tmp_path: Path) -> None:
+    data = tree_files(tmp_path)
+    module = task(data)
+    report, table = RunReport(trees=3), PredictionTable()
+    run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), table, report])
+    run.fit(module, datamodule=data)
+    places = report.places(run)
+    assert places["learning curve"] == Path(run.log_dir) / "learning_curve.png"
+    assert places["learning curve"].stat().st_size > 5000
+    module.train()
+    run.test(module, datamodule=data, verbose=False)
+    assert places["predicted trees"] == Path(run.log_dir) / "predicted_trees.png"
+    assert places["predicted trees"].stat().st_size > 5000
+    run.predict(module, datamodule=data)
+
+    metrics = metrics_file(run)
+    assert metrics is not None
+    epochs, values = read_curve(metrics, "val/accuracy")
+    assert epochs == [0.0, 1.0]
+    assert len(values) == 2
+    assert read_curve(metrics, "no/such") == ([], [])
+
+    lines = closing_lines(run)
+    names = ["checkpoint", "metrics", "predictions", "learning curve", "predicted trees"]
+    assert [line.split(":")[0] for line in lines] == names
+    assert all(Path(line.split(":", 1)[1].strip()).is_file() for line in lines)
+
+
+def test_curves_show_whole_epochs_and_mark_the_best_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Figure] = {}
+
+    def keep(figure: Figure, path: Path) -> Path:
+        drawn[path.name] = figure
+        return path
+
+    for module in (report_module, task_module):
+        monkeypatch.setattr(module, "save_figure", keep)
+    data = tree_files(tmp_path)
+    module = task(data)
+    run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), RunReport(trees=2)])
+    run.fit(module, datamodule=data)
+    run.test(module, datamodule=data, verbose=False)
+    _, values = read_curve(metrics_file(run), "val/accuracy")
+    best = values.index(max(values))
+    for axes in drawn["learning_curve.png"].axes:
+        assert all(tick == int(tick) for tick in axes.get_xticks())
+        assert axes.lines[-1].get_label() == f"best val/accuracy, epoch {best}"
+        assert list(axes.lines[-1].get_xdata()) == [best, best]
+    trees = drawn["predicted_trees.png"]
+    assert "class 0" in [text.get_text() for text in trees.legends[0].get_texts()]
+    shape = r"test example \d+: true class \d, predicted \d\n\d+ of \d+ labelled nodes correct"
+    assert all(re.fullmatch(shape, axes.get_title()) for axes in trees.axes)
+
+
+def test_nothing_is_drawn_without_a_folder_or_trees(tmp_path: Path) -> None:
+    data = listops(tmp_path)
+    report = RunReport(trees=0)
+    run = trainer(tmp_path, logger=False, callbacks=[report], enable_checkpointing=False)
+    module = task(data)
+    run.fit(module, datamodule=data)
+    assert metrics_file(run) is None
+    assert report.places(run) == {}
+    assert [line for line in closing_lines(run) if "tree" in line] == []
+    run = trainer(tmp_path, callbacks=[report])
+    run.test(module, datamodule=data, verbose=False)
+    assert not report.places(run)["predicted trees"].exists()

@@ -1,4 +1,4 @@
-"""Tasks: loss and its reductions, logged names, checkpoints, and no waiting for the device."""
+"""Tasks: losses, logged names, checkpoints, no waiting for the device, metrics to choose by."""
 
 from pathlib import Path
 
@@ -9,8 +9,9 @@ from lightning.pytorch.tuner import Tuner
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
 from pyg_dynbatch.training import OptimizerOptions, RateOptions
+from pyg_dynbatch.training.command import check_monitor
 from pyg_dynbatch.training.task import check_weights
 from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
 
@@ -192,3 +193,37 @@ def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(
     assert module.lr == module.hparams["optimizer"]["lr"] == found.suggestion() != 0.01
     for name, weight in module.state_dict().items():
         assert torch.equal(weight, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"),
+    [("val/pearson", "max"), ("val/mse", "min"), ("val/loss", "min"), ("train/loss", "min")],
+)
+def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
+    check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))
+
+
+def test_a_metric_that_is_not_logged_is_refused() -> None:
+    task = TreeClassification(num_tokens=4, num_classes=3, polarity=True, **SIZES)
+    check_monitor("val/binary_accuracy", "max", task)
+    with pytest.raises(ValueError, match="EarlyStopping cannot choose") as caught:
+        check_monitor("val/node_acuracy", "max", task, "EarlyStopping")
+    assert "or one of train/loss, train/accuracy" in str(caught.value)
+    assert "did you mean 'val/node_accuracy'?" in str(caught.value)
+    assert "try:      --trainer.callbacks.monitor val/node_accuracy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "hint"),
+    [
+        ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
+        ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
+        ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
+        ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
+    ],
+)
+def test_metrics_that_would_choose_wrongly(monitor: str, hint: str) -> None:
+    with pytest.raises(ValueError, match="cannot choose by this metric") as caught:
+        check_monitor(monitor, "max", TreeRelatedness(num_tokens=4, **SIZES))
+    assert f"got:      checkpoint.monitor {monitor}, checkpoint.mode max" in str(caught.value)
+    assert f"try:      {hint}" in str(caught.value)

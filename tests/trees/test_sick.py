@@ -1,5 +1,6 @@
-"""SICK relatedness: two trees, one score."""
+"""SICK relatedness: two trees, one score; the divergence, and a run on pairs of trees."""
 
+import csv
 import shutil
 from pathlib import Path
 
@@ -7,10 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.loader import DataLoader
+from torch_geometric.loader import DataLoader as StockLoader
 
 from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.datasets import SICK, score_to_target
+from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.tasks import SICKData, TreeRelatedness
+from pyg_dynbatch.training import OptimizerOptions, PredictionTable
+from pyg_dynbatch.trees.models import mean_score
+from tests.training.helpers import SIZES, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:The variance of predictions or target is close")
 
 
 @pytest.fixture
@@ -50,7 +58,7 @@ def test_two_trees_in_order(
 
 
 def test_batches_keep_the_pairs(raw: Path) -> None:
-    batch = next(iter(DataLoader(SICK(None, raw_dir=raw), batch_size=2)))
+    batch = next(iter(StockLoader(SICK(None, raw_dir=raw), batch_size=2)))
     assert batch.root_index.view(-1, 2).tolist() == [[2, 7 + 1], [10, 13]]
     assert batch.target.shape == (2, 5) and batch.score.shape == (2,)
 
@@ -132,3 +140,59 @@ def test_faults_of_tables(samples: Path, tmp_path: Path, text: str, problem: str
 def test_trees_must_be_a_known_option(raw: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown trees[\s\S]*'dependency', 'constituency'"):
         SICK(None, trees="round", raw_dir=raw)
+
+
+def pairs(samples: Path, folder: Path, trees: str = "dependency") -> SICKData:
+    raw = str(samples / "sick")
+    return SICKData(str(folder / "sick"), raw_dir=raw, trees=trees, batch_size=2)
+
+
+def model(data: SICKData, **options) -> TreeRelatedness:
+    chosen = OptimizerOptions("adagrad", lr=0.05)
+    return TreeRelatedness(data.num_tokens, optimizer=chosen, **{**SIZES, **options})
+
+
+def test_loss_is_the_divergence_from_the_target(tmp_path: Path, samples: Path) -> None:
+    data = pairs(samples, tmp_path)
+    module = model(data)
+    batch = next(iter(DataLoader(data.dataset("train"), 2)))
+    module.log = lambda *args, **kwargs: None
+    found = module.training_step(batch)
+    log_chance = module(batch)
+    wanted = 0.0
+    for row, target in zip(log_chance, batch.target, strict=True):
+        wanted += sum((t * (t.log() - p)).item() for p, t in zip(row, target, strict=True) if t > 0)
+    assert found.item() == pytest.approx(wanted / 2, abs=1e-5)
+    torch.testing.assert_close(mean_score(batch.target), batch.score)
+
+
+@pytest.mark.parametrize(
+    ("trees", "options"),
+    [
+        ("dependency", {}),
+        ("constituency", {"cell": "nary", "arity": 2}),
+        ("chain", {"cell": "gru"}),
+    ],
+)
+def test_a_whole_run(tmp_path: Path, samples: Path, trees: str, options: dict) -> None:
+    data = pairs(samples, tmp_path, trees)
+    module = model(data, **options)
+    table = PredictionTable(str(tmp_path))
+    run = trainer(tmp_path, callbacks=[table], enable_checkpointing=False)
+    run.fit(module, datamodule=data)
+    assert {f"val/{name}" for name in ("loss", "pearson", "spearman", "mse")} <= set(
+        run.callback_metrics
+    )
+    run.test(module, datamodule=data, verbose=False)
+    run.predict(module, datamodule=data)
+    with (tmp_path / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        "example",
+        "prediction",
+        *(f"probability_{k}" for k in range(1, 6)),
+        "target",
+    ]
+    for row, example in zip(rows, data.dataset("test"), strict=True):
+        assert float(row["target"]) == pytest.approx(example.score.item(), abs=1e-4)
+        assert 1.0 <= float(row["prediction"]) <= 5.0

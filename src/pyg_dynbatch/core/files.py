@@ -131,27 +131,40 @@ class _WatchedFile(io.FileIO):
 def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing to a folder at the same time."""
     path = Path(folder) / ".lock"
-    with _blamed_on_the_folder(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    # The empty file stays: a process that waits for the lock has opened it already.
-    with file:
-        if not _locked(file, str(path.parent)):
-            file.seek(0)
-            holder = file.read() or "another process"
-            if not wait:
-                what, got = "the folder is in use", f"{holder}, which has not finished"
-                wanted, hint = "one process that writes to it", "wait, or use a different folder"
-                raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint)
-            print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        try:
-            yield
-        finally:
+    while True:
+        with _blamed_on_the_folder(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a+")
+        with file:
+            if not _locked(file, str(path.parent)):
+                file.seek(0)
+                holder = file.read() or "another process"
+                if not wait:
+                    got, where = f"{holder}, which has not finished", path.parent
+                    wanted, hint = (
+                        "one process that writes to it",
+                        "wait, or use a different folder",
+                    )
+                    raise mismatch(
+                        OSError, "the folder is in use", wanted, got, where=where, hint=hint
+                    )
+                print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                locked = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            except FileNotFoundError:
+                locked = False
+            if not locked:
+                continue  # the process that had the lock has removed the file since it was opened
             file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield
+            finally:
+                if fcntl is not None:
+                    path.unlink(missing_ok=True)  # while it is locked, so no other process has it
+            return
 
 
 def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:

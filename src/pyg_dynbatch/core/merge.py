@@ -162,7 +162,9 @@ def _mergeable_kinds(program: Program) -> list[int]:
     source = program.value_kind[program.read_value] == RESULT
     user = program.call_signature[program.read_call[source]]
     made = program.call_signature[program.value_index[program.read_value[source]]]
-    reads = set(zip(user.tolist(), made.tolist(), strict=True))
+    needed: dict[int, set[int]] = {}
+    for kind, read in set(zip(user.tolist(), made.tolist(), strict=True)):
+        needed.setdefault(kind, set()).add(read)
     waiting = [
         number
         for number, signature in enumerate(program.signatures)
@@ -170,7 +172,7 @@ def _mergeable_kinds(program: Program) -> list[int]:
         and not any(isinstance(wanted, Ragged) for wanted in signature.inputs)
     ]
     found: list[int] = []
-    while ready := [k for k in waiting if {made for kind, made in reads if kind == k} <= {*found}]:
+    while ready := [kind for kind in waiting if needed.get(kind, set()) <= set(found)]:
         found += ready
         waiting = [kind for kind in waiting if kind not in found]
     return found + waiting

@@ -266,6 +266,7 @@ def _result(mark: Any, span: str, future: "Future[Featurized]") -> tuple[Any, Fe
 
 
 ERRORS = "errors.csv"
+OLD_PARTS = "part-" + "[0-9]" * 6 + ".npz"  # of a build that an earlier version did not finish
 
 
 def build_store(
@@ -329,12 +330,19 @@ def build_store(
         return builder.finish()
 
 
-def _valid_store(folder: Path) -> PackedMolecules | None:
-    """Open a store if it is finished and unchanged."""
-    with suppress(FileNotFoundError, ValueError):
+def _valid_store(folder: Path, wanted: Featurizer | None = None) -> PackedMolecules | None:
+    """Open a store if it is finished and unchanged; it must not be of a different featurizer."""
+    try:
         header = read_header(folder)
-        found = PackedMolecules((header, MappedColumns(folder, header["columns"])))
+    except (FileNotFoundError, ValueError):
+        return None
+    if wanted is not None:
+        check_featurizer(header, wanted, folder)
+    with suppress(FileNotFoundError, ValueError):
+        columns = MappedColumns(folder, header["columns"])
+        found = PackedMolecules((header, columns))
         found.check()
+        columns.clear()  # closes the files: a large build has thousands
         return found
     return None
 
@@ -375,10 +383,8 @@ class _Builder:
         self._earlier: PackedMolecules | None = None
         stores = []
         if self.folder is not None and not options.force:
-            self._earlier = _valid_store(self.folder)
+            self._earlier = _valid_store(self.folder, featurizer)
             stores = [self._earlier, *map(_valid_store, self.folder.glob(PARTS))]
-        if self._earlier is not None:
-            check_featurizer(self._earlier.header, featurizer, self.folder)
         # The valid parts by their digest: the store that holds each, and its number there.
         self._parts: dict[str, tuple[PackedMolecules, int]] = {
             part["digest"]: (store, number)
@@ -399,8 +405,11 @@ class _Builder:
         key = json.dumps([self._header[k] for k in ("format", "featurizer_digest", "task_names")])
         for block in in_chunks(records, self.options.shard_size):
             self._records += len(block)
-            facts = [(record.row, record.smiles, record.block, record.targets) for record in block]
-            digest = hashlib.sha256((key + repr(facts)).encode()).hexdigest()
+            hashed = hashlib.sha256(key.encode())
+            for record in block:
+                facts = (record.row, record.smiles, record.block, record.targets)
+                hashed.update(repr(facts).encode())
+            digest = hashed.hexdigest()
             self._digests.append(digest)
             if digest in self._parts:
                 done.update(len(block))
@@ -422,7 +431,7 @@ class _Builder:
         if self.folder is None:
             store = PackedMolecules((header, arrays))
         else:
-            folder = self.folder / PARTS.replace("*", digest[:16])
+            folder = self.folder / f"part-{digest[:16]}"
             write_store(folder, [arrays.__getitem__], self._names, header)
             store = PackedMolecules(folder)
         self._parts[digest] = store, 0
@@ -445,9 +454,6 @@ class _Builder:
         if self._earlier is None or self._earlier.header.get("build") != digest_of(header):
             write_store(self.folder, packs, self._names, header)
         write_error_report(self.folder / ERRORS, errors)
-        # Closes their files, which Windows could not remove otherwise.
-        del store, packs
-        self._parts, self._earlier = {}, None
         self._remove_leftovers(self.folder)
         return PackedMolecules(self.folder)
 
@@ -456,9 +462,9 @@ class _Builder:
         used = {HEADER, ERRORS, *(file for file, _, _ in read_header(folder)["columns"].values())}
         for path in folder.glob(PARTS):
             rmtree(path, ignore_errors=True)
-        for name in (HEADER, ERRORS, *(f"{name}-????????.npy" for name in self._names)):
+        for name in (HEADER, ERRORS, OLD_PARTS, *(f"{name}-????????.npy" for name in self._names)):
             for path in (*folder.glob(name), *folder.glob(f".{name}.*.tmp")):
-                if path.name not in used:
+                if path.name not in used and path.is_file():
                     # Windows keeps files that a process has mapped; the next build removes them.
                     with suppress(PermissionError):
                         path.unlink()

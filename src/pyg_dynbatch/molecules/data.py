@@ -358,7 +358,7 @@ class MoleculeLoader(ResumableLoader):
         **kwargs: As in ``torch.utils.data.DataLoader``, and ``follow_batch`` as in PyG.
 
     Raises:
-        TypeError: If ``collate_fn`` is given, which PyG would silently drop.
+        TypeError: If ``collate_fn`` is not a :class:`MoleculeCollater`, whose options then hold.
         ValueError: If the set of pairs is unknown, or the sampler belongs to a different data set.
 
     Example:

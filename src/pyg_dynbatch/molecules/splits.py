@@ -69,10 +69,8 @@ class Split:
             raise mismatch(ValueError, "Split: no such example", expected, int(outside[0]))
         values, counts = np.unique(joined, return_counts=True)
         if (twice := values[counts > 1]).size:
-            what, got = (
-                "Split: an example is in two parts, or twice in one",
-                f"{len(twice)}, such as {twice[0]}",
-            )
+            what = "Split: an example is in two parts, or twice in one"
+            got = f"{len(twice)}, such as {twice[0]}"
             raise mismatch(ValueError, what, "every example in at most one part", got)
 
     def parts(self) -> Iterator[tuple[str, Int64[np.ndarray, " example"]]]:
@@ -125,10 +123,7 @@ class Split:
         keys = [hashlib.blake2b(text.encode(), digest_size=size).digest() for text in smiles]
         given, stored = np.frombuffer(b"".join(keys), _KEY), self.molecules
         if stored is None:
-            if len(smiles) != self.num_examples:
-                what, hint = "Split: the split belongs to a different data set", "the same file"
-                expected, got = f"a split of {len(smiles)} examples", f"one of {self.num_examples}"
-                raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+            self._check_size(len(smiles), where)
             return replace(self, molecules=given)
         if np.array_equal(stored, given):
             return self
@@ -145,6 +140,12 @@ class Split:
             raise mismatch(ValueError, what, "the rows in their former order", got, where=where)
         train, val, test = (np.sort(new[part == name]) for name in PARTS)
         return replace(self, train=train, val=val, test=test, molecules=given)
+
+    def _check_size(self, examples: int | None, where: object) -> None:
+        if examples not in (None, self.num_examples):
+            what, hint = "Split: the split belongs to a different data set", "the same file"
+            expected, got = f"a split of {examples} examples", f"one of {self.num_examples}"
+            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
     def _other_molecules(
         self, stored: np.ndarray, given: np.ndarray, smiles: Sequence[str], where: object
@@ -188,15 +189,16 @@ class Split:
         return write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
     @classmethod
-    def read(cls, path: str | Path) -> "Split":
+    def read(cls, path: str | Path, num_examples: int | None = None) -> "Split":
         """Read a split that was written, and check that it is unchanged.
 
         Args:
             path: The file.
+            num_examples: Number of examples of the data set it is meant for.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If it is not a split, or was changed.
+            ValueError: If it is not a split, was changed, or belongs to a different data set.
         """
         path = existing(path, "a written split")
         try:
@@ -208,12 +210,14 @@ class Split:
                     content[line["part"]].append(int(line["example"]))
             else:
                 content = json.loads(text)
-            return cls.from_dict(content)
+            split = cls.from_dict(content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             what = "Split: the file is not an unchanged split"
             expected = f"a file that Split.write wrote, format {_FORMAT}"
             got = f"{type(error).__name__}: {error}"
             raise mismatch(ValueError, what, expected, got, where=path) from error
+        split._check_size(num_examples, path)
+        return split
 
     def as_dict(self) -> dict[str, Any]:
         """Return the split as plain values, which :meth:`from_dict` reads."""

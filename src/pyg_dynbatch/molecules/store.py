@@ -26,7 +26,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 
 FORMAT = "pyg_dynbatch.molecules.3"
 HEADER = "store.json"
-PARTS = "part-*"  # folders of a build that is not finished
+PARTS = "part-" + "[0-9a-f]" * 16  # folders of a build that is not finished
 
 Transform = Callable[[MoleculeData], Any]
 
@@ -348,15 +348,20 @@ class PackedMolecules(Dataset[MoleculeData]):
             self.arrays[name]
 
     def part(self, number: int, name: str) -> np.ndarray:
-        """Return the rows of one column that belong to one part."""
+        """Return the rows of one column that belong to one part; leave no file open."""
         sizes = [part["molecules"] for part in self.parts]
         first, last = sum(sizes[:number]), sum(sizes[: number + 1])
         column = self.arrays[name]
         if name in _STARTS.values():
-            return column[first : last + 1] - column[first]
-        if name in _STARTS:
-            first, last = self.arrays[_STARTS[name]][[first, last]].tolist()
-        return column[first:last]
+            rows = column[first : last + 1] - column[first]
+        else:
+            if name in _STARTS:
+                first, last = self.arrays[_STARTS[name]][[first, last]].tolist()
+            rows = column[first:last]
+        if isinstance(self.arrays, MappedColumns):
+            rows = rows.copy()
+            self.arrays.clear()
+        return rows
 
     def __len__(self) -> int:
         return self._length

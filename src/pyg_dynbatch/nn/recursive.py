@@ -168,7 +168,8 @@ def checked_schedule(
     if not fits or x.size(1) != (channels or x.size(1)):
         wanted = f"a dense tensor, floating [row, {channels or 'feature'}]"
         raise mismatch(TypeError, f"{owner}: invalid input rows", wanted, describe_value(x))
-    check_precision(owner, x, layer)
+    # Not the layer: an explainer may have put a mask of single precision among its parameters.
+    check_precision(owner, x, layer.cell if hasattr(layer, "cell") else layer.conv)
     if schedule is not None and (schedule.arity, schedule.direction) != (arity, direction):
         what, wanted = "the schedule was made for a different layer", f"arity {arity}, {direction}"
         got = f"arity {schedule.arity}, {schedule.direction}"

@@ -229,9 +229,7 @@ def check_options(
         found.append(("seed_everything", seed, now))
     for part, before in made_with.items():
         options = plain_options(given[part])
-        common = before.keys() & options.keys()
-        old, new = ({name: each[name] for name in common} for each in (before, options))
-        found += differences({part: old}, {part: new})
+        found += differences({part: before}, {part: options}, common=True)
     changes: list[str] = []
     refused: list[str] = []
     for name, before, now in found:
@@ -256,13 +254,16 @@ def plain_options(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], path: str = ""
+    before: Mapping[str, Any], now: Mapping[str, Any], path: str = "", common: bool = False
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the names, joined by dots, and the values of all entries that differ."""
-    for name in {**before, **now}:
+    """Yield the names, joined by dots, and the values of all entries that differ.
+
+    With ``common``, entries that only one side has are skipped.
+    """
+    for name in [n for n in before if n in now] if common else {**before, **now}:
         old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differences(old, new, f"{path}{name}.")
+            yield from differences(old, new, f"{path}{name}.", common)
         elif old != new:
             yield f"{path}{name.lstrip('_')}", old, new
 

@@ -238,6 +238,9 @@ class TaskCLI(LightningCLI):
         # Removed, so that Lightning does not replace the given options with those of the
         # checkpoint, and the saved configuration starts a new run.
         chosen, options["ckpt_path"] = options.get("ckpt_path"), None
+        if chosen is not None and self.checkpoints:
+            what = "ensemble: --ckpt_path is given in addition to the members"
+            raise mismatch(ValueError, what, "--checkpoints or --members alone", chosen)
         if chosen is not None:
             configs = [Path(str(each)) for each in options.config]
             self.checkpoint = find_checkpoint(str(chosen), configs)

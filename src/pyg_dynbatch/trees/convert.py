@@ -13,7 +13,6 @@ from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def from_nested(
@@ -200,7 +199,8 @@ def from_parents(
     """
     checked_choice("from_parents: unknown base", base, (0, 1))
     given = torch.as_tensor(parents)
-    if given.dim() != 1 or not given.numel() or given.dtype not in _INTEGERS:
+    inexact = given.is_floating_point() or given.is_complex() or given.dtype == torch.bool
+    if given.dim() != 1 or not given.numel() or inexact:
         what = "from_parents: the pointers have an invalid shape or dtype"
         raise mismatch(
             ValueError, what, "one integer per node, at least one", describe_value(given)

@@ -26,16 +26,23 @@ _LAYERS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-def make_layer(cell: str, in_channels: int, out_channels: int, **options: Any) -> RecursiveLayer:
+def make_layer(
+    cell: str,
+    in_channels: int,
+    out_channels: int,
+    *,
+    arity: int = 2,
+    forget_bias: float = 1.0,
+    recurrent_dropout: float = 0.0,
+) -> RecursiveLayer:
     """Create a recursive layer by the name of its cell; options it does not have are ignored."""
     kind, known = _LAYERS.get(cell, (None, ()))
-    dropout = options.get("recurrent_dropout")
-    if kind is None or (dropout and "recurrent_dropout" not in known):
+    if kind is None or (recurrent_dropout and "recurrent_dropout" not in known):
         expected = f"one of {', '.join(map(repr, _LAYERS))}; 'rnn' without recurrent dropout"
-        got = f"{cell!r}, recurrent_dropout={dropout}"
+        got = f"{cell!r}, recurrent_dropout={recurrent_dropout}"
         raise mismatch(ValueError, f"make_layer: no layer for cell {cell!r}", expected, got)
-    chosen = {name: value for name, value in options.items() if name in known}
-    return kind(in_channels, out_channels, **chosen)
+    options = {"arity": arity, "forget_bias": forget_bias, "recurrent_dropout": recurrent_dropout}
+    return kind(in_channels, out_channels, **{name: options[name] for name in known})
 
 
 class TreeEncoder(nn.Module):
