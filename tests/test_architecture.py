@@ -17,7 +17,18 @@ from benchmarks.size import Size, num_lines, size_of, sizes
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "pyg_dynbatch").rglob("*.py"))
 NAMESPACES = (
-    *("autobatch", "blocks", "core", "data", "datasets", "loader", "models", "nn", "tasks", "testing"),
+    *(
+        "autobatch",
+        "blocks",
+        "core",
+        "data",
+        "datasets",
+        "loader",
+        "models",
+        "nn",
+        "tasks",
+        "testing",
+    ),
     *("training", "visualize"),
 )
 
