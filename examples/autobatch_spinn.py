@@ -18,14 +18,11 @@ class Spinn(nn.Module):
     def __init__(self, words: int, width: int, classes: int) -> None:
         super().__init__()
         self.word, self.head = nn.Embedding(words, 2 * width), nn.Linear(2 * width, classes)
-        self.join, self.empty = (
-            nn.Linear(3 * width, 5 * width),
-            nn.Parameter(torch.zeros(2 * width)),
-        )
         self.tracker, self.move = nn.LSTMCell(6 * width, width), nn.Linear(width, 2)
-        self.register_buffer("zero", torch.zeros(width))
+        self.join = nn.Linear(3 * width, 5 * width)
+        self.register_buffer("zero", torch.zeros(2 * width))
 
-    def reduce(self, left: Tensor, right: Tensor, tracked: Tensor) -> Tensor:
+    def reduce(self, right: Tensor, left: Tensor, tracked: Tensor) -> Tensor:
         """Join two states, each ``h`` and ``c`` in one vector."""
         (h, c), (k, d) = left.chunk(2, -1), right.chunk(2, -1)
         i, f, g, o, u = self.join(torch.cat([h, k, tracked], -1)).chunk(5, -1)
@@ -36,22 +33,19 @@ class Spinn(nn.Module):
         """Return the scores of the classes; emit a loss for each transition that is given."""
         tokens, given = example
         buffer, stack = [self.word(token) for token in reversed(tokens)], []
-        tracked = self.zero, self.zero
+        tracked = self.zero.chunk(2)
         for step in range(2 * len(tokens) - 1):
-            tops = [*stack[-1:-3:-1], self.empty, self.empty][:2]
-            seen = torch.cat([buffer[-1] if buffer else self.empty, *tops], -1)
+            tops = [*stack[-1:-3:-1], self.zero, self.zero][:2]
+            seen = torch.cat([buffer[-1] if buffer else self.zero, *tops], -1)
             tracked = self.tracker(seen, tracked)
             scores = self.move(tracked[0])
-            if given is not None:
+            if given:
                 reduce = given[step]
                 emit("loss", scores.logsumexp(-1) - scores[reduce])
             else:  # reading a value waits until all examples have come this far
                 reduce = not buffer or (len(stack) > 1 and scores.argmax().item())
-            if reduce:
-                right, left = stack.pop(), stack.pop()
-                stack.append(self.reduce(left, right, tracked[0]))
-            else:
-                stack.append(buffer.pop())
+            new = self.reduce(stack.pop(), stack.pop(), tracked[0]) if reduce else buffer.pop()
+            stack.append(new)
         return self.head(stack[0])
 
 
@@ -63,7 +57,7 @@ def transitions(tree: int | tuple) -> tuple[list[Tensor], list[int]]:
     return words + more, moves + rest + [1]
 
 
-def main(train: int = 3000, epochs: int = 5) -> None:
+def main(train: int = 800, epochs: int = 3) -> None:
     """Train on nested operations on digits; test with transitions that the model predicts."""
     torch.manual_seed(0)
     recipe = ListOpsRecipe(train=train, val=0, test=300, max_length=20)
@@ -73,18 +67,16 @@ def main(train: int = 3000, epochs: int = 5) -> None:
     model = autobatch(Spinn(20, 32, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for part in torch.cat([torch.randperm(train) for _ in range(epochs)]).split(64):
-        scores = model([examples[i] for i in part])
-        loss = nn.functional.cross_entropy(scores, labels[part])
-        loss = loss + model.emitted["loss"].rows.mean()
+        loss = nn.functional.cross_entropy(model([examples[i] for i in part]), labels[part])
+        loss += model.emitted["loss"].rows.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     free = [(tokens, None) for tokens, _ in tests]
-    with torch.no_grad():
-        shares = [
-            (model.eval()(given).argmax(1) == truth).float().mean() for given in (tests, free)
-        ]
-    print("test accuracy {:.3f} with the parse, {:.3f} with its own".format(*shares))
+    for name, given in (("the parse", tests), ("its own decisions", free)):
+        with torch.no_grad():
+            right = model(given).argmax(1) == truth
+        print(f"test accuracy with {name}: {right.float().mean():.3f}")
     print(model.explain(free).flushes, "flushes; words at most", max(len(t) for t, _ in tests))
 
 

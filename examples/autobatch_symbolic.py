@@ -55,7 +55,7 @@ def problem(count: int, depth: int = 4) -> tuple[list[tuple], int, Tensor]:
     return trees, number[0], torch.linspace(-2, 2, 32)
 
 
-def main(count: int = 10_000, steps: int = 100) -> float:
+def main(count: int = 2000, steps: int = 40) -> float:
     """Fit values that the same expressions have with other constants; return the error left."""
     torch.manual_seed(0)
     trees, num_constants, points = problem(count)
@@ -71,8 +71,8 @@ def main(count: int = 10_000, steps: int = 100) -> float:
         optimizer.zero_grad()
         error.sum().backward()
         optimizer.step()
-        if step % 20 == 0 or step == steps - 1:
-            print(f"step {step:3}: median error {error.median():.2e}, mean {error.mean():.2e}")
+        if step in (0, steps - 1):
+            print(f"step {step:2}: median error {error.median():.5f}, mean {error.mean():.3f}")
     return float(error.detach().mean())
 
 

@@ -24,10 +24,7 @@ class Node:
         names = [value for _, value in ast.iter_fields(node) if isinstance(value, str)]
         self.word = torch.tensor(words.get(names[0], 0) if names else 0)
         self.children = [Node(child, words) for child in ast.iter_child_nodes(node)]
-
-    def size(self) -> int:
-        """Count the nodes."""
-        return 1 + sum(child.size() for child in self.children)
+        self.size = 1 + sum(child.size for child in self.children)
 
 
 class Syntax(nn.Module):
@@ -50,13 +47,11 @@ class Syntax(nn.Module):
 
 
 class Bag(Syntax):
-    """Add up the identifiers, wherever they are."""
+    """Average the identifiers, wherever they are."""
 
     def encode(self, node: Node) -> Tensor:
-        """Compute the state of a node."""
-        return self.word(node.word) + total(
-            [self.encode(c) for c in node.children], like=self.word(node.word)
-        )
+        """Compute the mean of the identifiers."""
+        return total([self.word(word) for word in node.words()]) / node.size
 
 
 def functions() -> list[tuple[str, ast.FunctionDef]]:

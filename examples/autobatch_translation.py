@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import attend, autobatch, emit, total
 
-WORDS = 20
-START = 0
+WORDS, START = 20, 0
 
 
 class Translate(nn.Module):
@@ -38,7 +37,7 @@ class Translate(nn.Module):
         source, target = example
         words = [self.word(token) for token in source]
         states = self.encode(self.forwards, words), self.encode(self.backwards, words[::-1])[::-1]
-        memory = [torch.cat(pair, -1) for pair in zip(*states)]
+        memory = [torch.cat(pair, -1) for pair in zip(*states, strict=True)]
         state, context = (self.zero, self.zero), memory[-1]
         last, losses = torch.tensor(START), []
         for step in range(len(source)):
@@ -58,7 +57,7 @@ def draw(count: int, seed: int) -> list[tuple[list[Tensor], list[Tensor]]]:
     return [([*map(torch.tensor, words)], [*map(torch.tensor, words[::-1])]) for words in lists]
 
 
-def main(steps: int = 150) -> None:
+def main(steps: int = 60) -> None:
     """Train, then count the words that the model writes right by itself."""
     torch.manual_seed(0)
     model = autobatch(Translate())
@@ -72,9 +71,8 @@ def main(steps: int = 150) -> None:
     with torch.no_grad():
         model([(source, None) for source, _ in tests])
     truth = torch.stack([word for _, target in tests for word in target])
-    print(
-        f"loss {loss:.3f}; {(model.emitted['word'].rows == truth).float().mean():.3f} of words right"
-    )
+    right = model.emitted["word"].rows == truth
+    print(f"loss {loss:.3f}; words right: {right.float().mean():.3f}")
     print(f"{model.explain(tests).steps} steps for {len(tests)} sentences")
 
 

@@ -19,7 +19,7 @@ class Cell(nn.Linear):
         """Compute ``(h, c)`` (Tai et al. 2015, equations 9-14)."""
         u, i, o, *forget = super().forward(inputs).split(WIDTH, -1)
         c = i.sigmoid() * u.tanh()
-        for f, memory in zip(forget, memories):
+        for f, memory in zip(forget, memories, strict=True):
             c = c + f.sigmoid() * memory
         return o.sigmoid() * c.tanh(), c
 
@@ -52,37 +52,36 @@ def draw(leaves: int) -> Tensor | tuple:
     return draw(left), draw(leaves - left)
 
 
+def children(tree: Tensor | tuple) -> tuple:
+    """List the trees that a tree consists of."""
+    return tree if isinstance(tree, tuple) else ()
+
+
+def token(tree: Tensor | tuple) -> int | None:
+    """Return the word, if the tree is one."""
+    return None if isinstance(tree, tuple) else int(tree)
+
+
 def main() -> None:
     """Compare results and gradients with the layer, on the same trees."""
     torch.manual_seed(0)
     plain, layer = TreeLSTM().double(), NaryTreeLSTM(WIDTH, WIDTH).double()
-    cell, gates = layer.cell, 3 * WIDTH
-    weights = {"leaf.weight": cell.weight_input[:gates], "leaf.bias": cell.bias[:gates]}
-    weights |= {
-        "cell.weight": cell.weight_hidden,
-        "cell.bias": cell.bias[[*range(4 * WIDTH), *range(gates, 4 * WIDTH)]],
-    }
-    plain.load_state_dict(weights, strict=False)
+    u, i, o, f = layer.cell.bias.split(WIDTH)
+    leaf = {"leaf.weight": layer.cell.weight_input[: 3 * WIDTH], "leaf.bias": torch.cat([u, i, o])}
+    pair = {"cell.weight": layer.cell.weight_hidden, "cell.bias": torch.cat([u, i, o, f, f])}
+    plain.load_state_dict(leaf | pair, strict=False)
     trees = [draw(1 + n % 20) for n in range(64)]
     model = autobatch(plain)
     logits = model(trees)
     print(model.explain(trees))
 
-    nested = [
-        from_nested(
-            t,
-            lambda t: t if type(t) is tuple else (),
-            token=lambda t: None if type(t) is tuple else int(t),
-        )
-        for t in trees
-    ]
-    batch = Collater(arity=2)(nested)
+    batch = Collater(arity=2)([from_nested(tree, children, token=token) for tree in trees])
     x = plain.word(batch.token[batch.schedule.input_node])
     expected = plain.head(layer(x, schedule=batch.schedule)[batch.root_index])
-    print(f"largest difference to the layer: {(logits - expected).abs().max():.1e}")
+    print(f"largest difference to the layer: {(logits - expected).abs().max():.15f}")
     word = plain.word.weight
     ours, theirs = (torch.autograd.grad(out.square().sum(), word)[0] for out in (logits, expected))
-    print(f"largest difference of a gradient: {(ours - theirs).abs().max():.1e}")
+    print(f"largest difference of a gradient: {(ours - theirs).abs().max():.15f}")
 
 
 if __name__ == "__main__":

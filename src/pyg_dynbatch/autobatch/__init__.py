@@ -1,19 +1,11 @@
 """Ordinary PyTorch, batched across examples."""
 
 from pyg_dynbatch.autobatch.explain import Explanation
-from pyg_dynbatch.autobatch.model import (
-    Arguments,
-    AutoBatch,
-    Emitted,
-    autobatch,
-    emit,
-    open,
-    recurse,
-)
+from pyg_dynbatch.autobatch.model import AutoBatch, Emitted, autobatch, emit, open, recurse
 from pyg_dynbatch.autobatch.ragged import attend, rows, total
 from pyg_dynbatch.autobatch.tracing import Trace, TracedBatch
 
 __all__ = [
-    "Arguments", "AutoBatch", "Emitted", "Explanation", "Trace", "TracedBatch", "attend", "autobatch", "emit",
+    "AutoBatch", "Emitted", "Explanation", "Trace", "TracedBatch", "attend", "autobatch", "emit",
     "open", "recurse", "rows", "total",
 ]  # fmt: skip

@@ -21,8 +21,8 @@ def active() -> Any:
 class Lazy:
     """One value of one example, computed later together with those of other examples.
 
-    Shape, dtype and length come from its row type. Reading its content (``bool``, ``item``, ``int``,
-    ``float``, ``tolist``) suspends the example until it has been computed.
+    Shape, dtype and length come from its row type. Reading its content (``bool``, ``item``,
+    ``int``, ``float``, ``tolist``) suspends the example until it has been computed.
     """
 
     __slots__ = ("_kind", "_number", "_session")

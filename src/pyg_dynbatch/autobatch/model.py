@@ -273,6 +273,17 @@ def emit(name: str, value: Any) -> None:
     Args:
         name: Name under which :attr:`AutoBatch.emitted` holds the values.
         value: Tensor; values of one name have one shape and dtype.
+
+    Example:
+        >>> class Words(nn.Module):
+        ...     def forward(self, words):
+        ...         for word in words:
+        ...             emit("length", torch.tensor(float(len(word))))
+        >>> model = autobatch(Words())
+        >>> model([["one", "three"], ["seven"]])
+        [None, None]
+        >>> model.emitted["length"].rows, model.emitted["length"].example
+        (tensor([3., 5., 5.]), tensor([0, 0, 1]))
     """
     session = active()
     if session is not None:
@@ -292,18 +303,23 @@ def open(module: nn.Module) -> nn.Module:  # noqa: A001 - autobatch.open
 
     Returns:
         The module itself.
+
+    Example:
+        >>> model = nn.Sequential(open(nn.Sequential(nn.Linear(2, 2), nn.Tanh())))
+        >>> [op.name for op in autobatch(model).explain([torch.ones(2)]).operations]
+        ['0/0', '0/1']
     """
     module.autobatch_open = True  # type: ignore[assignment]
     return module
 
 
-def recurse(function: Callable[..., Any], *args: Any) -> Any:
+def recurse(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a recursive generator function without Python's limit on recursion.
 
     Args:
         function: A generator function. Where it would call itself it yields the argument
-            (several as ``Arguments((a, b))``), and receives the result.
-        *args: Its first arguments.
+            of that call, and receives its result.
+        argument: Its first argument.
 
     Returns:
         What the function returns.
@@ -319,7 +335,7 @@ def recurse(function: Callable[..., Any], *args: Any) -> Any:
         >>> recurse(depth, chain)
         100000
     """
-    stack, value = [function(*args)], None
+    stack, value = [function(argument)], None
     while stack:
         try:
             wanted = stack[-1].send(value)
@@ -327,13 +343,9 @@ def recurse(function: Callable[..., Any], *args: Any) -> Any:
             stack.pop()
             value = stop.value
         else:
-            stack.append(function(*(wanted if isinstance(wanted, Arguments) else (wanted,))))
+            stack.append(function(wanted))
             value = None
     return value
-
-
-class Arguments(tuple[Any, ...]):
-    """Several arguments of a call of :func:`recurse`."""
 
 
 @contextmanager

@@ -31,8 +31,8 @@ def _named(names: str) -> Iterator[Any]:
 
 RANDOM = set(
     _named(
-        "dropout alpha_dropout feature_alpha_dropout dropout1d rand_like randn_like bernoulli rrelu "
-        "gumbel_softmax multinomial poisson normal"
+        "dropout alpha_dropout feature_alpha_dropout dropout1d rand_like randn_like bernoulli "
+        "rrelu gumbel_softmax multinomial poisson normal"
     )
 )
 """Functions that draw random numbers; their results are compared by shape alone."""

@@ -59,9 +59,14 @@ class _NoReads(TorchFunctionMode):
 
 
 def examine(
-    call: Any, module: nn.Module | None, row_types: Sequence[TensorType], device: torch.device,
-    name: str, where: str, random_function: bool = False,
-) -> Examined:  # fmt: skip
+    call: Any,
+    module: nn.Module | None,
+    row_types: Sequence[TensorType],
+    device: torch.device,
+    name: str,
+    where: str,
+    random_function: bool = False,
+) -> Examined:
     """Run a call on random rows, once per signature, and choose its batched form.
 
     Raises:
@@ -97,13 +102,13 @@ def examine(
                 "`random = True` on a module whose rows are independent"
             )
             raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
-        return _first_form(call, rows, flat, types, spec, draws, random, name=name, where=where)
+        way, form = _first_form(call, rows, flat, draws, name, where)
+        return Examined(form, way, types, spec, random)
 
 
 def _first_form(
-    call: Any, rows: Sequence[Tensor], expected: list[list[Any]],
-    types: list[Any], spec: Any, draws: bool, random: bool, *, name: str, where: str,
-) -> Examined:  # fmt: skip
+    call: Any, rows: Sequence[Tensor], expected: list[list[Any]], draws: bool, name: str, where: str
+) -> tuple[str, Form]:
     def mapped(*rows: Tensor) -> Any:
         return torch.vmap(call, randomness="different")(*rows)
 
@@ -120,7 +125,7 @@ def _first_form(
             reason = error
             continue
         if _equal([found], [stacked], values=not draws):
-            return Examined(form, way, types, spec, random)
+            return way, form
     what = f"autobatch: {name} cannot be run on several rows at once"
     got = f"torch.vmap: {reason}" if reason else "results that differ from row by row"
     hint = "autobatch.open(module) records what is inside"

@@ -236,9 +236,9 @@ def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[list[Lazy]]
     form, leaves, spec = examined.form, examined.leaves, examined.spec
     if spec.is_leaf():
         return form, None
-    if all(isinstance(leaf, TensorType) for leaf in leaves) and len(leaves) > 1:
-        if spec == tree_flatten(tuple(leaves))[1]:
-            return form, tuple
+    tensors = all(isinstance(leaf, TensorType) for leaf in leaves)
+    if tensors and len(leaves) > 1 and spec == tree_flatten(tuple(leaves))[1]:
+        return form, tuple
 
     def flat(*rows: Any) -> Any:
         found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
