@@ -212,3 +212,13 @@ def test_copies_of_lazy_values() -> None:
     assert "cannot be pickled or copied" in message(
         TypeError, lambda m, x: copy.deepcopy(m.part(x))
     )
+
+
+def test_tensors_that_change_after_they_were_used() -> None:
+    def forward(model: Any, x: Tensor) -> Any:
+        y = model.part(x)
+        x.add_(1)
+        return y + model.part(x)
+
+    text = message(RuntimeError, forward, [torch.ones(3)])
+    assert "changed in place" in text and "clone()" in text

@@ -15,7 +15,7 @@ from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.core.engine import Run
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import INPUT, RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
@@ -28,6 +28,11 @@ _STATIC = {
 _INDEX = {int, type(None)}
 # Frames that are not the user's code.
 _LIBRARY = tuple(str(Path(p).parent) for p in (__file__, torch.__file__, jaxtyping.__file__))
+
+
+def _version(tensor: Tensor) -> int:
+    """Count the changes in place of a tensor; tensors of inference mode do not."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class Block(NamedTuple):
@@ -58,7 +63,9 @@ class Session:
         self.starts: list[int] = []  # of each record
         self.count = 0  # values made
         self.outside: dict[TensorType, list[Any]] = {}
-        self.known: dict[Any, tuple[Lazy, Any]] = {}  # rows from outside that were met before
+        self.known: dict[
+            Any, tuple[Lazy, Tensor, int]
+        ] = {}  # rows from outside that were met before
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
         # What was computed: for each value its row and its row type; rows of each type.
         self.base = 0
@@ -199,10 +206,11 @@ class Session:
                     raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
                 row_type = TensorType(tuple(tensor.shape), tensor.dtype)
                 self.outside.setdefault(row_type, []).append(name[1] if plain else tensor)
-                found = self.record(self.table.outside_of(row_type), ()), tensor
+                row = self.record(self.table.outside_of(row_type), ())
+                found = row, tensor, _version(tensor)
                 self.known[name] = found
             # The tensor is kept, so that its identity is not given to a different one.
-            self.known[id(tensor)] = found[0], tensor
+            self.known[id(tensor)] = found[0], tensor, _version(tensor)
         return found[0]
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
@@ -267,6 +275,11 @@ class Session:
         inputs: dict[Any, Any] = {
             row_type: (rows,) for row_type, rows in self.outside_tensors().items()
         }
+        for _, tensor, version in self.known.values():
+            if _version(tensor) != version:
+                what = "autobatch: a tensor was changed in place after the model had used it"
+                hint = "give the model a copy, tensor.clone()"
+                raise mismatch(RuntimeError, what, got=describe_value(tensor), hint=hint)
         recording, ACTIVE.session = active(), None
         try:
             with torch.set_grad_enabled(self.grad):
