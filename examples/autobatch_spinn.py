@@ -22,9 +22,9 @@ class Spinn(nn.Module):
         self.join = nn.Linear(3 * width, 5 * width)
         self.register_buffer("zero", torch.zeros(2 * width))
 
-    def reduce(self, right: Tensor, left: Tensor, tracked: Tensor) -> Tensor:
-        """Join two states, each ``h`` and ``c`` in one vector."""
-        (h, c), (k, d) = left.chunk(2, -1), right.chunk(2, -1)
+    def reduce(self, stack: list[Tensor], tracked: Tensor) -> Tensor:
+        """Join the last two states, each ``h`` and ``c`` in one vector."""
+        (k, d), (h, c) = (stack.pop().chunk(2, -1) for _ in range(2))
         i, f, g, o, u = self.join(torch.cat([h, k, tracked], -1)).chunk(5, -1)
         c = i.sigmoid() * u.tanh() + f.sigmoid() * c + g.sigmoid() * d
         return torch.cat([o.sigmoid() * c.tanh(), c], -1)
@@ -32,20 +32,17 @@ class Spinn(nn.Module):
     def forward(self, example: tuple[list[Tensor], list[int] | None]) -> Tensor:
         """Return the scores of the classes; emit a loss for each transition that is given."""
         tokens, given = example
-        buffer, stack = [self.word(token) for token in reversed(tokens)], []
-        tracked = self.zero.chunk(2)
+        buffer, stack, tracked = [*map(self.word, reversed(tokens))], [], self.zero.chunk(2)
         for step in range(2 * len(tokens) - 1):
-            tops = [*stack[-1:-3:-1], self.zero, self.zero][:2]
-            seen = torch.cat([buffer[-1] if buffer else self.zero, *tops], -1)
-            tracked = self.tracker(seen, tracked)
+            seen = [*(buffer[-1:] or [self.zero]), *stack[-1:-3:-1], self.zero, self.zero][:3]
+            tracked = self.tracker(torch.cat(seen, -1), tracked)
             scores = self.move(tracked[0])
             if given:
                 reduce = given[step]
                 emit("loss", scores.logsumexp(-1) - scores[reduce])
             else:  # reading a value waits until all examples have come this far
                 reduce = not buffer or (len(stack) > 1 and scores.argmax().item())
-            new = self.reduce(stack.pop(), stack.pop(), tracked[0]) if reduce else buffer.pop()
-            stack.append(new)
+            stack.append(self.reduce(stack, tracked[0]) if reduce else buffer.pop())
         return self.head(stack[0])
 
 
@@ -57,10 +54,10 @@ def transitions(tree: int | tuple) -> tuple[list[Tensor], list[int]]:
     return words + more, moves + rest + [1]
 
 
-def main(train: int = 800, epochs: int = 3) -> None:
+def main(train: int = 700, epochs: int = 3) -> None:
     """Train on nested operations on digits; test with transitions that the model predicts."""
     torch.manual_seed(0)
-    recipe = ListOpsRecipe(train=train, val=0, test=300, max_length=20)
+    recipe = ListOpsRecipe(train=train, val=0, test=200, max_length=12)
     sets = [ListOps(None, split, form="binary", recipe=recipe) for split in ("train", "test")]
     examples, tests = ([transitions(to_nested(tree)) for tree in trees] for trees in sets)
     labels, truth = (torch.cat([tree.y[tree.root_index] for tree in trees]) for trees in sets)
@@ -68,9 +65,8 @@ def main(train: int = 800, epochs: int = 3) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for part in torch.cat([torch.randperm(train) for _ in range(epochs)]).split(64):
         loss = nn.functional.cross_entropy(model([examples[i] for i in part]), labels[part])
-        loss += model.emitted["loss"].rows.mean()
         optimizer.zero_grad()
-        loss.backward()
+        (loss + model.emitted["loss"].rows.mean()).backward()
         optimizer.step()
     free = [(tokens, None) for tokens, _ in tests]
     for name, given in (("the parse", tests), ("its own decisions", free)):

@@ -51,9 +51,9 @@ class Translate(nn.Module):
 
 
 def draw(count: int, seed: int) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Draw sentences of 1 to 12 words, and what is to be written."""
+    """Draw sentences of 1 to 8 words, and what is to be written."""
     rng = random.Random(seed)
-    lists = [[rng.randrange(1, WORDS) for _ in range(rng.randrange(1, 13))] for _ in range(count)]
+    lists = [[rng.randrange(1, WORDS) for _ in range(rng.randrange(1, 9))] for _ in range(count)]
     return [([*map(torch.tensor, words)], [*map(torch.tensor, words[::-1])]) for words in lists]
 
 

@@ -32,34 +32,24 @@ class TreeLSTM(nn.Module):
         self.word, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, CLASSES)
         self.leaf, self.cell = Cell(WIDTH, 3 * WIDTH), Cell(2 * WIDTH, 5 * WIDTH)
 
-    def encode(self, tree: Tensor | tuple) -> State:
+    def encode(self, tree: int | tuple) -> State:
         """Compute the state of a tree."""
-        if isinstance(tree, Tensor):
-            return self.leaf(self.word(tree))
+        if isinstance(tree, int):
+            return self.leaf(self.word(torch.tensor(tree)))
         (h, c), (k, d) = self.encode(tree[0]), self.encode(tree[1])
         return self.cell(torch.cat([h, k], -1), c, d)
 
-    def forward(self, tree: Tensor | tuple) -> Tensor:
+    def forward(self, tree: int | tuple) -> Tensor:
         """Return the scores of the classes."""
         return self.head(self.encode(tree)[0])
 
 
-def draw(leaves: int) -> Tensor | tuple:
+def draw(leaves: int) -> int | tuple:
     """Draw a binary tree."""
     if leaves == 1:
-        return torch.randint(WORDS, ())
+        return int(torch.randint(WORDS, ()))
     left = int(torch.randint(1, leaves, ()))
     return draw(left), draw(leaves - left)
-
-
-def children(tree: Tensor | tuple) -> tuple:
-    """List the trees that a tree consists of."""
-    return tree if isinstance(tree, tuple) else ()
-
-
-def token(tree: Tensor | tuple) -> int | None:
-    """Return the word, if the tree is one."""
-    return None if isinstance(tree, tuple) else int(tree)
 
 
 def main() -> None:
@@ -75,7 +65,7 @@ def main() -> None:
     logits = model(trees)
     print(model.explain(trees))
 
-    batch = Collater(arity=2)([from_nested(tree, children, token=token) for tree in trees])
+    batch = Collater(arity=2)([from_nested(tree) for tree in trees])
     x = plain.word(batch.token[batch.schedule.input_node])
     expected = plain.head(layer(x, schedule=batch.schedule)[batch.root_index])
     print(f"largest difference to the layer: {(logits - expected).abs().max():.15f}")

@@ -19,6 +19,32 @@ ANY = float("inf")
 # The text before each number that an example prints, and the bounds of the number.
 BOUNDS = {
     "any_conv_over_dag": [(r"GINEConv: .* topological order", 0.95, 1)],
+    "autobatch_lattice": [
+        ("tags right with the lexicon:", 0.6, 1),
+        # Without the words, the classes of many characters are unknown.
+        ("tags right without:", 0.35, 0.75),
+    ],
+    "autobatch_spinn": [
+        ("test accuracy with the parse:", 0.35, 1),
+        ("test accuracy with its own decisions:", 0.35, 1),
+        ("flushes; words at most", 5, 12),
+    ],
+    "autobatch_symbolic": [
+        ("step  0: median error", 0.02, 0.2),
+        ("step 39: median error", 0, 0.005),
+        ("step 39: .*, mean", 0, 0.5),
+    ],
+    "autobatch_syntax": [
+        ("syntax trees of", 300, ANY),
+        ("syntax trees of .* test accuracy", 0.4, 1),
+        ("bags of words of .* test accuracy", 0.1, 1),
+    ],
+    "autobatch_translation": [("loss", 0, 0.8), ("words right:", 0.6, 1)],
+    "autobatch_tree_lstm": [
+        ("64 examples,", 2496, 2496),
+        ("largest difference to the layer:", 0, 1e-12),
+        ("largest difference of a gradient:", 0, 1e-12),
+    ],
     "blocks_attention": [("solved", 0.8, 1)],
     "blocks_calculator": [("test accuracy", 0.75, 1), ("predicting positive", 0.4, 0.6)],
     "blocks_language_id": [("right on new sentences:", 8, 12)],
@@ -54,6 +80,14 @@ COMPARED: dict[str, tuple[str, Callable[[float, float], bool]]] = {
     "any_conv_over_dag": (
         r"stacked (\d\.\d+), .* order (\d\.\d+)",
         lambda stacked, ordered: stacked < ordered,
+    ),
+    "autobatch_lattice": (
+        r"lexicon: (\d\.\d+)\n.*without: (\d\.\d+)",
+        lambda lexicon, without: without + 0.03 < lexicon,
+    ),
+    "autobatch_symbolic": (
+        r"mean (\d\.\d+)\n.*mean (\d\.\d+)",
+        lambda first, last: last < first / 5,
     ),
     "blocks_calculator": (
         r"as (\d+) batched calls by depth\n.* as (\d+) batched",
