@@ -142,6 +142,23 @@ def test_no_grad_inside_the_model() -> None:
     check(Wrap(detached, part=nn.Linear(3, 3)).double(), [*torch.randn(4, 3).double()])
 
 
+def test_views_of_parameters_have_the_gradients_of_one_by_one() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            fixed = model.part.weight[1]
+        return model.part(x) * fixed * model.part.weight.detach()[0] + model.part.weight[2]
+
+    check(Wrap(forward, part=nn.Linear(3, 3)).double(), [*torch.randn(4, 3).double()])
+
+
+def test_complex_scalars_keep_their_gradients() -> None:
+    rows = [torch.tensor(1 + 2j, requires_grad=True) for _ in range(3)]
+    model = autobatch(Wrap(lambda m, x: m.part(x) * x, part=nn.Identity()))
+    for batch in (True, False):
+        (found,) = torch.autograd.grad(model(rows, batch=batch).abs().sum(), rows[:1])
+        torch.testing.assert_close(found.abs(), torch.tensor(20.0).sqrt())
+
+
 def test_dropout_is_drawn_for_every_call() -> None:
     model = autobatch(
         Wrap(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.autobatch import attend, autobatch, total
+from pyg_dynbatch.autobatch import attend, autobatch, emit, total
 from tests.autobatch.models import TreeLSTM, trees
 from tests.autobatch.test_autobatch import Wrap
 
@@ -222,3 +222,30 @@ def test_tensors_that_change_after_they_were_used() -> None:
 
     text = message(RuntimeError, forward, [torch.ones(3)])
     assert "changed in place" in text and "clone()" in text
+
+
+def test_functions_whose_result_depends_on_values() -> None:
+    text = message(ValueError, lambda m, x: torch.nn.functional.one_hot(m.part(x).argmax()))
+    assert "one_hot depends on values" in text or "depends on values in shape" in text
+    assert "suspend" in text and "test_errors.py:" in text
+
+
+def test_recorded_examples_run_batched_only() -> None:
+    model = autobatch(Wrap(lambda m, x: m.part(x), part=nn.Linear(3, 3)))
+    for given in ([model.trace(ROWS[0])], model.collate(ROWS)):
+        with pytest.raises(TypeError, match="can only be run batched"):
+            model(given, batch=False)
+    for call in (model.explain, model.collate):
+        with pytest.raises(ValueError, match="list of examples is empty"):
+            call([])
+
+
+def test_emitted_values_are_tensors() -> None:
+    text = message(TypeError, lambda m, x: emit("loss", 1.0))
+    assert "'loss' is not a tensor" in text and "test_errors.py:" in text
+
+
+def test_state_of_a_refused_module_is_restored() -> None:
+    odd = Counter()
+    message(RuntimeError, lambda m, x: m.odd(m.part(x)), odd=odd)
+    assert odd.calls == 0

@@ -22,6 +22,8 @@ def test_parameters_that_no_example_reaches_get_gradients(tmp_path: Path) -> Non
         for _ in range(2):  # without a gradient of every parameter the second round is refused
             model.zero_grad()
             model([torch.tensor(1), torch.tensor(2)]).sum().backward()
+            model.zero_grad()
+            model(model.module.collate([torch.tensor(1)])).sum().backward()
     finally:
         dist.destroy_process_group()
     gates = model.module.plain.cell.gates.weight.grad

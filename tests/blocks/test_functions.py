@@ -64,7 +64,7 @@ def test_invalid_inputs() -> None:
         text = message(TypeError, lambda s=source: s >> td.Function(torch.neg))
         assert "the input does not consist of tensors" in text
     empty = lambda: td.Record(()) >> td.Function(torch.neg)  # noqa: E731
-    assert "the input has no tensor" in message(TypeError, empty)
+    assert "the input contains no tensors" in message(TypeError, empty)
 
 
 def test_inference_leaves_the_module_as_it_was() -> None:

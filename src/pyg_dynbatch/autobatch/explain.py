@@ -16,7 +16,8 @@ class Operation:
         signature: Its types.
         calls: Number of calls.
         steps: Number of batched calls that made them.
-        way: ``"fast"`` (a known batched form), ``"direct"``, ``"vmap"`` or ``"ragged"``.
+        way: ``"fast"`` (a known batched form), ``"direct"``, ``"expanded"`` (parameters repeated
+            for each row), ``"vmap"`` or ``"ragged"``.
         where: Line of the first call.
     """
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.autobatch.signatures import Table
+from pyg_dynbatch.autobatch.signatures import NOTE, Table
 from pyg_dynbatch.autobatch.tracing import (
     Column,
     Trace,
@@ -27,7 +27,7 @@ from pyg_dynbatch.autobatch.tracing import (
     schedule_batch,
     trace_of,
 )
-from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
 
 
@@ -97,19 +97,10 @@ class AutoBatch(nn.Module):
             ValueError: If there are no examples, or their results differ in structure.
             TypeError: If a value is used as a tensor in a way that cannot be recorded.
         """
-        if active() is not None:
-            what = "autobatch: a batched model is called inside a batched model"
-            hint = "call the plain module there: its calls are batched with the others"
-            raise mismatch(RuntimeError, what, "a plain module", "autobatch(...)", hint=hint)
-        if isinstance(examples, TracedBatch):
+        if batch and isinstance(examples, TracedBatch):
             return self._scheduled(examples)
-        examples = list(examples)
-        if not examples:
-            what = "autobatch: the list of examples is empty"
-            raise mismatch(ValueError, what, "at least one example", 0)
-        if not batch:
-            return self._one_by_one(examples)
-        return self._batched(examples)[0]
+        given = _checked(examples, untraced=not batch)
+        return self._batched(given)[0] if batch else self._one_by_one(given)
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
@@ -120,12 +111,12 @@ class AutoBatch(nn.Module):
         picks = [c for c in (*columns, *(c for c, _ in emitted.values())) if isinstance(c, tuple)]
         rows = iter(session.rows_of(picks) if picks else ())
         leaves = [next(rows) if isinstance(c, tuple) else c for c in columns]
-        self.emitted = {
-            name: Emitted(next(rows), torch.tensor(numbers, device=session.device))
+        found = {
+            name: (next(rows), torch.tensor(numbers, device=session.device))
             for name, (_, numbers) in emitted.items()
         }
         session.close()
-        return self._touch(tree_unflatten(leaves, structure)), session
+        return self._finish(tree_unflatten(leaves, structure), found), session
 
     def _columns(self, session: Session, examples: list[Any]) -> tuple[list[Column], Any]:
         return _collect(session, run_examples(session, partial(self._record, session), examples))
@@ -144,7 +135,7 @@ class AutoBatch(nn.Module):
             RuntimeError: If an example reads a value.
             ValueError: If a tensor of an example requires gradients.
         """
-        examples, session = list(examples), self._begin()
+        examples, session = _checked(examples), self._begin()
         session.can_run = False
         with _recording(session, self.plain):
             columns, structure = self._columns(session, examples)
@@ -168,7 +159,7 @@ class AutoBatch(nn.Module):
             RuntimeError: If the example reads a value.
             ValueError: If a tensor of the example requires gradients.
         """
-        session = self._begin()
+        (example,), session = _checked([example], untraced=True), self._begin()
         session.can_run = False
         with _recording(session, self.plain):
             return trace_of(session, self.plain(example))
@@ -185,14 +176,12 @@ class AutoBatch(nn.Module):
             >>> explanation.calls, explanation.steps
             (2, 1)
         """
-        examples = list(examples)
+        examples = _checked(examples)
         return explain(self._batched(examples)[1], len(examples))
 
     def _scheduled(self, batch: TracedBatch) -> Any:
         session = self._begin()
-        output, emitted = run_batch(session.table, batch, session.device)
-        self.emitted = {name: Emitted(*found) for name, found in emitted.items()}
-        return self._touch(output)
+        return self._finish(*run_batch(session.table, batch, session.device))
 
     def _begin(self) -> Session:
         mode = (
@@ -218,17 +207,16 @@ class AutoBatch(nn.Module):
         }
         return _stack(results)
 
-    def _touch(self, output: Any) -> Any:
-        """Connect all parameters, as other ranks wait for all gradients."""
+    def _finish(self, output: Any, emitted: dict[str, tuple[Any, Tensor]]) -> Any:
+        """Keep what was emitted; connect all parameters, as other ranks wait for all gradients."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not (distributed and torch.is_grad_enabled()):
-            return output
-        nothing = sum(p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad)
-        leaves, spec = tree_flatten(output)
-        leaves = [
-            x + nothing if isinstance(x, Tensor) and x.is_floating_point() else x for x in leaves
-        ]
-        return tree_unflatten(leaves, spec)
+        if distributed and torch.is_grad_enabled():
+            nothing = sum(p.flatten()[:0].sum() for p in self.parameters() if p.requires_grad)
+            output, emitted = tree_map_only(
+                Tensor, lambda x: x + nothing if x.is_floating_point() else x, (output, emitted)
+            )
+        self.emitted = {name: Emitted(*found) for name, found in emitted.items()}
+        return output
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "AutoBatch":
         return AutoBatch(copy.deepcopy(self.plain, memo), self.policy)
@@ -272,7 +260,11 @@ def emit(name: str, value: Any) -> None:
 
     Args:
         name: Name under which :attr:`AutoBatch.emitted` holds the values.
-        value: Tensor; values of one name have one shape and dtype.
+        value: Tensor; values of one name have one shape and dtype. Ignored where the plain module
+            is called alone, which collects nothing.
+
+    Raises:
+        TypeError: If the value is not a tensor.
 
     Example:
         >>> class Words(nn.Module):
@@ -286,6 +278,12 @@ def emit(name: str, value: Any) -> None:
         (tensor([3., 5., 5.]), tensor([0, 0, 1]))
     """
     session = active()
+    if not isinstance(value, Tensor | Lazy):
+        what, where = (
+            f"autobatch.emit: {name!r} is not a tensor",
+            session.where() if session else "",
+        )
+        raise mismatch(TypeError, what, "a tensor", describe_value(value), where=where)
     if session is not None:
         session.emit(name, value)
     elif (eager := getattr(ACTIVE, "eager", None)) is not None:
@@ -373,16 +371,29 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         where = f"example {session.example}"
         raise mismatch(RecursionError, what, wanted, where=where, hint=hint) from error
     except Exception as error:
-        if session.example is not None and not _names_example(error):
-            error.add_note(f"  in autobatch: example {session.example}")
+        noted = isinstance(error.args[0] if error.args else "", Mismatch)
+        noted |= any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
+        if session.example is not None and not noted:
+            error.add_note(f"{NOTE}{session.where()}")
         raise
     finally:
         ACTIVE.session = None
         _release(kinds)
 
 
-def _names_example(error: Exception) -> bool:
-    return "example" in str(error) or any("example" in n for n in getattr(error, "__notes__", ()))
+def _checked(examples: Sequence[Any] | TracedBatch, untraced: bool = False) -> list[Any]:
+    """List the examples of a call."""
+    if active() is not None:
+        what = "autobatch: a batched model is called inside a batched model"
+        hint = "call the plain module there: its calls are batched with the others"
+        raise mismatch(RuntimeError, what, "a plain module", "autobatch(...)", hint=hint)
+    if isinstance(examples, TracedBatch) or (untraced and Trace in map(type, examples)):
+        what = "autobatch: recorded examples can only be run batched"
+        raise mismatch(TypeError, what, "the examples themselves", "a Trace or TracedBatch")
+    if not len(examples):
+        what = "autobatch: the list of examples is empty"
+        raise mismatch(ValueError, what, "at least one example", 0)
+    return list(examples)
 
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.

@@ -39,8 +39,8 @@ def total(values: Any, *, like: Any = None) -> Any:
     session = active()
     if session is None or not _has_lazy((values, like)):
         return torch.stack(list(values)).sum(0) if len(values) else torch.zeros_like(like)
-    rows = _lazy(session, "total", values if len(values) else [], like)
-    return _record(session, _summed, (), [rows or [_as_lazy(session, like)]], not rows)
+    rows, kind = _lazy(session, "total", values, like)
+    return _record(session, _summed, (), [(rows, kind)])
 
 
 def attend(query: Any, keys: Any, values: Any = None) -> Any:
@@ -74,7 +74,7 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
     if session is None or not _has_lazy((query, keys, values)):
         weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
         return torch.tensordot(weights, torch.stack(list(values)), 1)
-    ragged = [_lazy(session, "attend", found, None) for found in (keys, values)]
+    ragged = [_lazy(session, "attend", found) for found in (keys, values)]
     return _record(session, _attended, (_as_lazy(session, query),), ragged)
 
 
@@ -141,23 +141,28 @@ def _as_lazy(session: Session, value: Any) -> Lazy:
     return session.outside_row(value)
 
 
-def _lazy(session: Session, name: str, values: Sequence[Any], like: Any) -> list[Lazy]:
+def _lazy(
+    session: Session, name: str, values: Sequence[Any], like: Any = None
+) -> tuple[list[Lazy], int]:
+    """Return the values as lazy values, and their row type."""
     found = [_as_lazy(session, value) for value in values]
-    kinds = {
-        value._kind for value in [*found, *([_as_lazy(session, like)] if like is not None else [])]
-    }
+    kinds = {value._kind for value in found}
+    if like is not None:
+        kinds.add(_as_lazy(session, like)._kind)
     if len(kinds) > 1:
         what = f"autobatch.{name}: shapes or dtypes differ"
         got = ", ".join(str(session.table.row_types[kind]) for kind in sorted(kinds))
         raise mismatch(TypeError, what, "tensors of one shape and dtype", got, where=_where())
-    return found
+    return found, kinds.pop()
 
 
 def _record(
-    session: Session, target: Any, fixed: Sequence[Lazy], ragged: Sequence[Sequence[Lazy]],
-    empty: bool = False,
-) -> Lazy:  # fmt: skip
-    kinds = [value._kind for value in fixed] + [rows[0]._kind for rows in ragged]
+    session: Session,
+    target: Any,
+    fixed: Sequence[Lazy],
+    ragged: Sequence[tuple[Sequence[Lazy], int]],
+) -> Lazy:
+    kinds = [value._kind for value in fixed] + [kind for _, kind in ragged]
     key = (target, *kinds)
     site = session.table.by_key.get(key)
     if site is None:
@@ -166,6 +171,6 @@ def _record(
         spec = Spec((target, *inputs), target, (), inputs, False)
         site = session.table.by_key[key] = session.table.site_of(spec, session.device, _where())
     reads = [value._number for value in fixed]
-    if not empty:
-        reads += [value._number for values in zip(*ragged, strict=True) for value in values]
+    together = zip(*(values for values, _ in ragged), strict=True)
+    reads += [value._number for values in together for value in values]
     return session.record(site, reads)

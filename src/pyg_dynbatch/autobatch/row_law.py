@@ -1,7 +1,8 @@
 """Find a batched form of a call, and check it row by row: the row law.
 
-A call written for one example is run on stacked rows by the first of three forms that gives the
-same as row by row: a known batched form (:mod:`operations`), the call itself, ``torch.vmap``.
+A call written for one example is run on stacked rows by the first of four forms that gives
+the same as row by row: a known batched form (:mod:`operations`), the call itself, the call with
+parameters repeated for each row, ``torch.vmap``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -81,19 +82,26 @@ def examine(
             raise mismatch(ValueError, what, got=type(part).__name__, where=where, hint=hint)
     random = random_function or (module is not None and draws_random_numbers(module))
     with _LOCK, _inspecting(module, device):
+        buffers = [] if module is None else [*module.named_buffers()]
+        state = [(name, buffer, buffer._version, buffer.clone()) for name, buffer in buffers]
         rows, single = _single_results(call, row_types, device)
-        state = [] if module is None else [(n, b, b._version) for n, b in module.named_buffers()]
         expected = single(call)
         leaves, spec = tree_flatten(expected[0])
         types = [
             TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves
         ]
-        if any(buffer._version != version for _, buffer, version in state):
-            changed = next(n for n, buffer, version in state if buffer._version != version)
-            what = f"autobatch: {name} changes its buffer {changed!r} when it is called"
+        changed = [each for each in state if each[1]._version != each[2]]
+        if changed:
+            for _, buffer, _, before in changed:
+                buffer.copy_(before)
+            what = f"autobatch: {name} changes its buffer {changed[0][0]!r} when it is called"
             hint = "keep no state between calls, or autobatch.open(module)"
             raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
         flat = [tree_flatten(one)[0] for one in expected]
+        if not all(_equal([one], [flat[0]], values=False) for one in flat):
+            what = f"autobatch: the result of {name} depends on values in shape or structure"
+            hint = "item() or tolist() of the argument, which suspend the example"
+            raise mismatch(ValueError, what, "one shape for all rows", where=where, hint=hint)
         draws = not _equal(flat, [tree_flatten(one)[0] for one in single(call)])
         if draws and not random:
             what = f"autobatch: {name} gives a different result when it is called again"

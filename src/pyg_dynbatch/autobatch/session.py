@@ -19,7 +19,7 @@ from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import INPUT, RESULT, Program
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import TensorType, has_gradient
 
 _STATIC = {
     int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
@@ -186,7 +186,10 @@ class Session:
         if (name := self.shared.get(id(tensor))) is not None:
             return Shared(name)
         base = tensor._base
-        if base is None or base.dtype != tensor.dtype or id(base) not in self.shared:
+        # Gradients do not flow from a view that was made under no_grad to its parameter.
+        if base is None or id(base) not in self.shared or base.dtype != tensor.dtype:
+            return None
+        if base.requires_grad and self.grad and tensor.grad_fn is None:
             return None
         view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         return Shared(self.shared[id(base)], view)
@@ -195,7 +198,7 @@ class Session:
         """Return the value of a tensor that the model did not compute; each object once."""
         found = self.known.get(id(tensor))
         if found is None:
-            plain = tensor.dim() == 0 and tensor.is_cpu and not tensor.is_floating_point()
+            plain = tensor.dim() == 0 and tensor.is_cpu and not has_gradient(tensor.dtype)
             name: Any = (tensor.dtype, tensor.item()) if plain else id(tensor)
             found = self.known.get(name)
             if found is None:
@@ -268,6 +271,8 @@ class Session:
         """Run everything that was recorded since the last flush, as one schedule."""
         if not self.starts:
             return
+        # What fails from here on belongs to all examples.
+        example, self.example = self.example, None
         program, old = self.program()
         schedule = Schedule.from_programs([program], self.policy)
         flat = schedule.index.numpy()
@@ -293,7 +298,7 @@ class Session:
         self.row_of = np.concatenate([self.row_of, row_of])
         self.kind_of = np.concatenate([self.kind_of, program.value_type[old:]])
         self.rows = [store.rows for store in schedule.stores]
-        self.base = self.count
+        self.base, self.example = self.count, example
         self.code, self.starts, self.outside = [], [], {}
         self.schedules.append(schedule)
 

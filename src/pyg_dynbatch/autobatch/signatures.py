@@ -71,6 +71,9 @@ class Site:
         return self.build([Lazy(session, n, kind) for n, kind in enumerate(self.kinds, first)])
 
 
+NOTE = "  in autobatch: "
+"""Begins the note that says where an error of the user's own code was raised."""
+
 OPEN = Site(-1, ())
 """The site of modules whose inside is recorded."""
 
@@ -112,11 +115,16 @@ class Table:
         try:
             examined = self._examine(spec, module, device, name, where)
         except ReadsValue:
-            self.opened[module] = (where, "it reads a value")  # type: ignore[index]
+            if module is None:
+                what = f"autobatch: {name} reads a value of its argument"
+                hint = "item() or tolist() of the argument, which suspend the example"
+                wanted = "a function whose result has one shape and dtype"
+                raise mismatch(TypeError, what, wanted, where=where, hint=hint) from None
+            self.opened[module] = (where, "it reads a value")
             return OPEN
         except Exception as error:
             if not isinstance(error.args[0] if error.args else "", Mismatch):
-                error.add_note(f"  in autobatch: {name}, {where}")
+                error.add_note(f"{NOTE}{name}, {where}")
             raise
         finally:
             ACTIVE.session = recording

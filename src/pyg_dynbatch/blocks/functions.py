@@ -212,7 +212,7 @@ def _check_input(block: Block, input_type: ResultType, *, sequences: bool = Fals
             hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
             block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
     if not input_type.terminal_types():
-        block._fail("the input has no tensor", "at least one tensor", input_type)
+        block._fail("the input contains no tensors", "at least one tensor", input_type)
     if sum(isinstance(kind, SequenceType) for kind in kinds) > 1:
         block._fail("the input has two sequences", "one sequence", input_type)
 
