@@ -20,7 +20,8 @@ from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType
-from pyg_dynbatch.nn.recursive import NaryTreeLSTM, run_levels
+from pyg_dynbatch.nn.cell import run_levels
+from pyg_dynbatch.nn.recursive import NaryTreeLSTM
 from pyg_dynbatch.testing import program_of_structure
 
 MODES = ("fused", "generic", "engine")

@@ -16,8 +16,9 @@ from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
-from pyg_dynbatch.nn.recursive import level_row, run_levels
+from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import DynTreeData

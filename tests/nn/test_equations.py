@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
-from pyg_dynbatch.nn.recursive import run_levels
+from pyg_dynbatch.nn.cell import run_levels
 from tests.nn.fused import run_fused
 from tests.nn.recursion import (
     IN,

@@ -32,7 +32,7 @@ from pyg_dynbatch.nn import (
     TreeRNN,
     TreeRNNCell,
 )
-from pyg_dynbatch.nn import recursive as levels
+from pyg_dynbatch.nn import cell as levels
 from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, whole
 from tests.strategies import balanced, chain, diamond
 

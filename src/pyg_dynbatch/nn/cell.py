@@ -1,19 +1,25 @@
 """The interface of a recurrent cell: one step of mathematics on the rows of many nodes."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.row_buffer import Pick, RowBuffer, new_token
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 
 States = tuple[Tensor, ...]
+
+# On a CPU the rows of one call of the cell have at most this many bytes of states, so that what the
+# cell computes in between, several times as much, stays in the cache.
+_BLOCK_BYTES = 2**22
 
 
 class RecursiveCell(nn.Module, ABC):
@@ -131,22 +137,66 @@ class RecursiveCell(nn.Module, ABC):
         """
         return None
 
-    def forward(self, x: Tensor, *children: Any) -> Any:
-        """Compute states, tensors ``[row, width]`` or tuples of them.
+    @property
+    def is_recordable(self) -> bool:
+        """Whether :meth:`run_recorded` computes what calls do: no hooks, no different forward."""
+        hooks = self._forward_hooks, self._forward_pre_hooks, self._backward_hooks
+        own = type(self).forward is RecursiveCell.forward
+        return own and not any((*hooks, self._backward_pre_hooks))
+
+    def run_recorded(self, schedule: Schedule, inputs: Tensor) -> States:
+        """Compute the states of recorded calls, whose structure is known, in level order."""
+        states = self.run_schedule(schedule, inputs, level_order=True)
+        return run_levels(self, schedule, inputs, level_order=True) if states is None else states
+
+    def forward(self, x: Tensor | None, *children: Any) -> Any:
+        """Compute states, tensors ``[row, width]`` or tuples of them; ``[width]`` for one node.
 
         Args:
-            x: Inputs, ``[row, in_channels]``.
-            *children: One state per slot, or one :class:`~pyg_dynbatch.core.RaggedRows`.
+            x: Inputs, ``[row, in_channels]``, or ``[in_channels]`` for one node; ``None`` for nodes
+                without an input.
+            *children: One state per slot, ``None`` for missing children; all may be left out.
+                Without an arity one list of states, each ``[row, width]`` or ``[width]``, or one
+                :class:`~pyg_dynbatch.core.RaggedRows`.
+
+        Raises:
+            TypeError: If there is neither an input nor a child.
+            ValueError: If the number of children is not the arity.
         """
+        if children and isinstance(children[0], RaggedRows):
+            rows, size = children[0].rows, children[0].num_calls
+            parts = rows if isinstance(rows, tuple) else (rows,)
+            ragged = RaggedRows(parts, children[0].segment_ids, size)
+            own = self.no_input(parts[0]).expand(size, -1) if x is None else self.project(x)
+            return _single_or_tuple(self.step(own, ragged))
+        listed = children[0] if children and self.arity is None else children
+        states = [c if c is None or isinstance(c, tuple) else (c,) for c in listed]
+        if states and len(states) != (self.arity or len(states)):
+            what = f"{type(self).__name__}: wrong number of children"
+            raise mismatch(ValueError, what, f"{self.arity}, None where missing", len(states))
+        like = next((s[0] for s in states if s is not None), None) if x is None else x
+        if like is None:
+            what = f"{type(self).__name__}: neither an input nor a child"
+            raise mismatch(TypeError, what, "cell(x), cell(x, *children) or cell(None, *children)")
+        if like.dim() == 1:  # one node
+            states = [s and tuple(part[None] for part in s) for s in states]
+            found = self._step_of_rows(None if x is None else x[None], states, like[None])
+            return _single_or_tuple(tuple(part[0] for part in found))
+        return _single_or_tuple(self._step_of_rows(x, states, like))
+
+    def _step_of_rows(self, x: Tensor | None, states: list[Any], like: Tensor) -> States:
+        """Arrange the states of children, and step."""
+        present, size = [s for s in states if s is not None], like.size(0)
+        if x is not None and not present:
+            return self.leaf(x)
+        own = self.no_input(like).expand(size, -1) if x is None else self.project(x)
         if self.arity is None:
-            gathered: Any = children[0]
-            if not isinstance(gathered.rows, tuple):
-                gathered = RaggedRows((gathered.rows,), gathered.segment_ids, gathered.num_calls)
-        else:
-            parts = [c if isinstance(c, tuple) else (c,) for c in children]
-            gathered = tuple(torch.stack(part, 1) for part in zip(*parts, strict=True))
-        states = self.step(self.project(x), gathered)
-        return states if len(states) > 1 else states[0]
+            parts = tuple(torch.cat(part) for part in zip(*present, strict=True))
+            segment_ids = torch.arange(size, device=like.device).repeat(len(present))
+            return self.step(own, RaggedRows(parts, segment_ids, size))
+        zeros = tuple(torch.zeros_like(part) for part in present[0])
+        each = [zeros if s is None else s for s in states]
+        return self.step(own, tuple(torch.stack(part, 1) for part in zip(*each, strict=True)))
 
     def __prepare_scriptable__(self) -> NoReturn:
         what = f"{type(self).__name__}: torch.jit.script does not support *children"
@@ -158,9 +208,108 @@ class RecursiveCell(nn.Module, ABC):
         return f"{self.in_channels}, {self.out_channels}{arity}"
 
 
+def _single_or_tuple(states: States) -> Any:
+    return states if len(states) > 1 else states[0]
+
+
 def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Schedule) -> Tensor:
     """Copy the input row that equal leaves share to each of them."""
     if leaf_inverse is None:
         return inputs
     shared = inputs.size(0) - sum(schedule.level_inputs[1:])
     return torch.cat([inputs.index_select(0, leaf_inverse), inputs[shared:]])
+
+
+def run_levels(
+    cell: RecursiveCell,
+    schedule: Schedule,
+    inputs: Float[Tensor, "input feature"],
+    *,
+    level_order: bool = False,
+    chosen: Int[Tensor, " chosen"] | None = None,
+    weight: Float[Tensor, " slot"] | None = None,
+) -> States:
+    """Run a cell over all levels: one product with all inputs, then one step per level.
+
+    Returns the states in node order or level order, or the rows ``chosen`` of the level order.
+    ``weight`` are factors of the states of children, see :func:`child_weights`.
+    """
+    arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
+    none = cell.no_input(inputs)
+    projected = cell.project(inputs[num_leaves:]).split(counts or [0])
+    leaves, missing = inputs[:num_leaves], (steps[0].size if steps else 0) - num_leaves
+    if missing:
+        # One row for each of them, so that dropout inside the cell is drawn for each.
+        leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
+    states = cell.leaf(leaves)
+    store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
+    store.allocate(states, stored_dtypes(states))
+    token = store.write(new_token(inputs), 1, states)
+    most = _rows_per_call(cell, states)
+    for step, filled in zip(steps[1:], projected, strict=False):
+        rows, read = _with_missing(filled, none, step.size), step.arguments[1]
+        index = children = schedule.children_of(step)
+        segment_ids = schedule.segment_ids_of(read) if arity is None else index
+        for first, size in _blocks(step.size, most):
+            start = first * (arity or 0)  # without an arity there is one block
+            if arity is not None and size != step.size:
+                children = index[start : start + size * arity]
+            states = store.read(token, children)
+            if weight is not None:
+                start += read.offset - steps[0].arguments[1].offset
+                factors = weight[start : start + children.size(0), None]
+                states = tuple(part * factors for part in states)
+            given = _as_children(arity, states, segment_ids, size)
+            states = cell.step(rows[first : first + size], given)
+            token = store.write(token, step.results[0][1] + first, states)
+    if len(steps) < 2 and torch.is_grad_enabled():
+        # A batch of single nodes: the recurrent weights still take part, with zero rows, as
+        # distributed training expects a gradient of every parameter on every rank.
+        nothing = schedule.index[:0]
+        given = _as_children(arity, store.read(token, nothing), nothing, 0)
+        token = store.write(token, 1, cell.step(projected[0][:0], given))
+    pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
+    if chosen is not None:
+        pick = chosen + 1
+    elif not level_order:
+        pick = schedule.rows_of(schedule.outputs["node"].rows)
+    return store.read(token, pick, copy=True)
+
+
+def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
+    """The dtypes to store states in: their own; under autocast single precision or better."""
+    autocast = torch.is_autocast_enabled(states[0].device.type)
+    least = [torch.promote_types(part.dtype, torch.float32) for part in states]
+    return tuple(least) if autocast else tuple(part.dtype for part in states)
+
+
+def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
+    """Append the projected rows of the nodes without an input, which come last in a level."""
+    missing = size - projected.size(0)
+    if not missing:
+        return projected
+    rest = none.expand(missing, -1)
+    return rest if not projected.size(0) else torch.cat([projected, rest.to(projected.dtype)])
+
+
+def _rows_per_call(cell: RecursiveCell, states: States) -> int:
+    """Largest number of rows of one call of the cell; 0 for no limit."""
+    row = sum(part[:1].nbytes for part in states)
+    if states[0].device.type != "cpu" or cell.arity is None or not row:
+        return 0
+    return max(1, _BLOCK_BYTES // row)
+
+
+def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Split rows into as few blocks as possible, of about equal size: (first, size)."""
+    count = -(-rows // most) if most else 1
+    for number in range(count):
+        first = rows * number // count
+        yield first, rows * (number + 1) // count - first
+
+
+def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
+    """Arrange states as the argument ``children`` of a step."""
+    if arity is None:
+        return RaggedRows(rows, segment_ids, size)
+    return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)

@@ -1,6 +1,5 @@
 """Layers that run a recurrent cell over trees and acyclic graphs, level by level."""
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn, cast
 
 import torch
@@ -10,83 +9,15 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
-from pyg_dynbatch.core.row_buffer import (
-    Pick,
-    RowBuffer,
-    check_no_transforms,
-    check_precision,
-    new_token,
-    unsupported,
-)
+from pyg_dynbatch.core.row_buffer import check_no_transforms, check_precision, unsupported
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
-from pyg_dynbatch.core.types import RaggedRows
-from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
+from pyg_dynbatch.nn.cell import RecursiveCell, States, run_levels, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
     TreeGRUCell,
     TreeRNNCell,
 )
-
-# On a CPU the rows of one call of the cell have at most this many bytes of states, so that what the
-# cell computes in between, several times as much, stays in the cache.
-_BLOCK_BYTES = 2**22
-
-
-def run_levels(
-    cell: RecursiveCell,
-    schedule: Schedule,
-    inputs: Float[Tensor, "input feature"],
-    *,
-    level_order: bool = False,
-    chosen: Int[Tensor, " chosen"] | None = None,
-    weight: Float[Tensor, " slot"] | None = None,
-) -> States:
-    """Run a cell over all levels: one product with all inputs, then one step per level.
-
-    Returns the states in node order or level order, or the rows ``chosen`` of the level order.
-    ``weight`` are factors of the states of children, see :func:`child_weights`.
-    """
-    arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
-    none = cell.no_input(inputs)
-    projected = cell.project(inputs[num_leaves:]).split(counts or [0])
-    leaves, missing = inputs[:num_leaves], (steps[0].size if steps else 0) - num_leaves
-    if missing:
-        # One row for each of them, so that dropout inside the cell is drawn for each.
-        leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
-    states = cell.leaf(leaves)
-    store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
-    store.allocate(states, stored_dtypes(states))
-    token = store.write(new_token(inputs), 1, states)
-    most = _rows_per_call(cell, states)
-    for step, filled in zip(steps[1:], projected, strict=False):
-        rows, read = _with_missing(filled, none, step.size), step.arguments[1]
-        index = children = schedule.children_of(step)
-        segment_ids = schedule.segment_ids_of(read) if arity is None else index
-        for first, size in _blocks(step.size, most):
-            start = first * (arity or 0)  # without an arity there is one block
-            if arity is not None and size != step.size:
-                children = index[start : start + size * arity]
-            states = store.read(token, children)
-            if weight is not None:
-                start += read.offset - steps[0].arguments[1].offset
-                factors = weight[start : start + children.size(0), None]
-                states = tuple(part * factors for part in states)
-            given = _as_children(arity, states, segment_ids, size)
-            states = cell.step(rows[first : first + size], given)
-            token = store.write(token, step.results[0][1] + first, states)
-    if len(steps) < 2 and torch.is_grad_enabled():
-        # A batch of single nodes: the recurrent weights still take part, with zero rows, as
-        # distributed training expects a gradient of every parameter on every rank.
-        nothing = schedule.index[:0]
-        given = _as_children(arity, store.read(token, nothing), nothing, 0)
-        token = store.write(token, 1, cell.step(projected[0][:0], given))
-    pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
-    if chosen is not None:
-        pick = chosen + 1
-    elif not level_order:
-        pick = schedule.rows_of(schedule.outputs["node"].rows)
-    return store.read(token, pick, copy=True)
 
 
 def child_weights(
@@ -110,45 +41,6 @@ def child_weights(
     of_edge = ((row[target] - 1) * rows + row[source]).argsort(stable=True)
     weight = mask.new_ones(child.size(0))
     return weight.index_copy(0, of_place[: mask.size(0)], mask.index_select(0, of_edge))
-
-
-def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:
-    """The dtypes to store states in: their own; under autocast single precision or better."""
-    autocast = torch.is_autocast_enabled(states[0].device.type)
-    least = [torch.promote_types(part.dtype, torch.float32) for part in states]
-    return tuple(least) if autocast else tuple(part.dtype for part in states)
-
-
-def _with_missing(projected: Tensor, none: Tensor, size: int) -> Tensor:
-    """Append the projected rows of the nodes without an input, which come last in a level."""
-    missing = size - projected.size(0)
-    if not missing:
-        return projected
-    rest = none.expand(missing, -1)
-    return rest if not projected.size(0) else torch.cat([projected, rest.to(projected.dtype)])
-
-
-def _rows_per_call(cell: RecursiveCell, states: States) -> int:
-    """Largest number of rows of one call of the cell; 0 for no limit."""
-    row = sum(part[:1].nbytes for part in states)
-    if states[0].device.type != "cpu" or cell.arity is None or not row:
-        return 0
-    return max(1, _BLOCK_BYTES // row)
-
-
-def _blocks(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """Split rows into as few blocks as possible, of about equal size: (first, size)."""
-    count = -(-rows // most) if most else 1
-    for number in range(count):
-        first = rows * number // count
-        yield first, rows * (number + 1) // count - first
-
-
-def _as_children(arity: int | None, rows: States, segment_ids: Tensor, size: int) -> Any:
-    """Arrange states as the argument ``children`` of a step."""
-    if arity is None:
-        return RaggedRows(rows, segment_ids, size)
-    return tuple(part.view(size, arity, *part.shape[1:]) for part in rows)
 
 
 def checked_schedule(

@@ -12,7 +12,8 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, unsupported
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.recursive import checked_schedule, stored_dtypes
+from pyg_dynbatch.nn.cell import stored_dtypes
+from pyg_dynbatch.nn.recursive import checked_schedule
 
 Rows = Sequence[Tensor | None]
 
