@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pyg_dynbatch.autobatch.plan import CellRun
 from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.core.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Operation:
         calls: Number of calls.
         steps: Number of batched calls that made them.
         way: ``"fast"`` (a known batched form), ``"direct"``, ``"expanded"`` (parameters repeated
-            for each row), ``"vmap"`` or ``"ragged"``.
+            for each row), ``"vmap"``, ``"ragged"``, or ``"levels"`` (a recurrent cell of this
+            package computes whole trees).
         where: Line of the first call.
     """
 
@@ -72,24 +75,28 @@ def explain(session: Session, examples: int) -> Explanation:
     """Collect the statistics of a session that has ended."""
     calls: Counter[str] = Counter()
     steps: Counter[str] = Counter()
-    for schedule in session.schedules:
+    table, operations = session.table, []
+    runs = [part for part in session.parts if isinstance(part, CellRun)]
+    whole = {run.cell.replace(".", "/") for run in runs}
+    schedules = [(part, "") for part in session.parts if isinstance(part, Schedule)]
+    schedules += [(run.schedule, run.cell.replace(".", "/")) for run in runs]
+    for schedule, cell in schedules:
         for step in schedule.steps:
-            name = schedule.signatures[step.operation].name
+            name = cell or schedule.signatures[step.operation].name
             calls[name] += step.size
             steps[name] += 1
-    table = session.table
-    operations = []
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
+            way = "levels" if name in whole else way
             operations.append(Operation(name, types, calls[name], steps[name], way, site.where))
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(
         examples,
         sum(steps.values()),
         sum(calls.values()),
-        sum(schedule.stats().lower_bound for schedule in session.schedules),
-        len(session.schedules),
+        sum(schedule.stats().lower_bound for schedule, _ in schedules),
+        session.flushes,
         dict(session.reads.most_common()),
         tuple(operations),
         tuple(_remarks(session, operations, examples)),

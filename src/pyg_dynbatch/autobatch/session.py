@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
 from pyg_dynbatch.autobatch.operations import ROW
+from pyg_dynbatch.autobatch.plan import Part, Planner, Values, run_plan
 from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.program import INPUT, RESULT, Program
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
 _STATIC = {
@@ -67,12 +66,10 @@ class Session:
             Any, tuple[Lazy, Tensor, int]
         ] = {}  # rows from outside that were met before
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
-        # What was computed: for each value its row and its row type; rows of each type.
-        self.base = 0
-        self.row_of, self.kind_of = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        self.rows: list[int] = []
+        self.base, self.values = 0, Values()  # first value not yet computed; those computed
         self.run = Run(table.engine)
-        self.schedules: list[Schedule] = []
+        self.flushes = 0
+        self.parts: list[Part] = []  # what was run
         self.content: dict[int, Tensor] = {}  # values that were read
         self.reads: Counter[str] = Counter()  # lines that read values
         self.can_run = True
@@ -273,13 +270,8 @@ class Session:
             return
         # What fails from here on belongs to all examples.
         example, self.example = self.example, None
-        program, old = self.program()
-        schedule = Schedule.from_programs([program], self.policy)
-        flat = schedule.index.numpy()
         self.table.engine.to(self.device)
-        inputs: dict[Any, Any] = {
-            row_type: (rows,) for row_type, rows in self.outside_tensors().items()
-        }
+        outside, parts = self.outside_tensors(), self.plan()
         for _, tensor, version in self.known.values():
             if _version(tensor) != version:
                 what = "autobatch: a tensor was changed in place after the model had used it"
@@ -288,19 +280,19 @@ class Session:
         recording, ACTIVE.session = active(), None
         try:
             with torch.set_grad_enabled(self.grad):
-                self.run.extend(schedule.to(self.device), inputs)
+                moved = [part.to(self.device) for part in parts]
+                run_plan(moved, self.run, self.table.modules, outside)
         finally:
             ACTIVE.session = recording
-        row_of = np.zeros(self.count - self.base, dtype=np.int64)
-        for name, output in schedule.outputs.items():
-            first = output.rows.offset
-            row_of[program.outputs[name] - old] = flat[first : first + output.rows.length]
-        self.row_of = np.concatenate([self.row_of, row_of])
-        self.kind_of = np.concatenate([self.kind_of, program.value_type[old:]])
-        self.rows = [store.rows for store in schedule.stores]
         self.base, self.example = self.count, example
         self.code, self.starts, self.outside = [], [], {}
-        self.schedules.append(schedule)
+        self.parts += parts
+        self.flushes += 1
+
+    def plan(self) -> list[Part]:
+        """Schedule everything that was recorded since the last flush."""
+        records = (self.code, self.starts, self.base)
+        return Planner(self.table, *records, self.values, list(self.outside)).parts(self.policy)
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:
         """Stack the rows from outside that were recorded since the last flush."""
@@ -319,61 +311,6 @@ class Session:
                 ]
                 stacked[row_type] = torch.cat(pieces)
         return stacked
-
-    def program(self) -> tuple[Program, int]:
-        """Decode the records; values of earlier flushes become inputs, and come first."""
-        tables, types = self.table.arrays(), self.table.row_types
-        code, start = np.array(self.code, dtype=np.int64), np.array(self.starts, dtype=np.int64)
-        site = code[start]
-        width, signature = tables["width"][site], tables["signature"][site]
-        is_call = signature >= 0
-        call_number = np.cumsum(is_call) - 1
-
-        # Reads: the value, the record, and the argument.
-        is_read = np.ones(code.size, dtype=bool)
-        is_read[start] = False
-        reads = code[is_read]
-        lengths = np.diff(start, append=code.size) - 1
-        record = np.repeat(np.arange(start.size), lengths)
-        argument = np.arange(reads.size) - (np.cumsum(lengths) - lengths)[record]
-        # Rows of ragged arguments alternate after the fixed ones.
-        fixed, ragged = tables["fixed"][site[record]], tables["ragged"][site[record]]
-        beyond = np.flatnonzero(argument >= fixed)
-        argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % ragged[beyond]
-        earlier = reads < self.base
-        old, read_value = np.unique(reads[earlier], return_inverse=True)
-        reads = reads - self.base + old.size
-        reads[earlier] = read_value
-
-        # Values: those of earlier flushes that are read, then all that were made since.
-        first = np.cumsum(width) - width
-        owner = np.repeat(np.arange(start.size), width)
-        slot = np.arange(owner.size) - first[owner]
-        kind = tables["kind"][site[owner], slot]
-        place = np.where(is_call, call_number, 0)[owner]
-        num_inputs = [*self.rows, *[0] * (len(types) - len(self.rows))]
-        for row_type in self.outside:
-            source = self.table.outside[row_type]
-            mine, number = np.flatnonzero(site == source.number), source.kinds[0]
-            place[first[mine]] = num_inputs[number] + np.arange(mine.size)
-            num_inputs[number] += mine.size
-        new = np.arange(old.size, old.size + owner.size)
-        outputs = {str(n): new[kind == n] for n in np.unique(kind)}
-        zeros = np.zeros(old.size, dtype=np.int64)
-        return Program(
-            tuple(site.signature for site in self.table.sites if site.signature is not None),
-            tuple(types), num_inputs, [0] * len(types), [[] for _ in types],
-            value_type=np.concatenate([self.kind_of[old], kind]),
-            value_kind=np.concatenate([zeros + INPUT, np.where(is_call, RESULT, INPUT)[owner]]),
-            value_index=np.concatenate([self.row_of[old], place]),
-            value_slot=np.concatenate([zeros, slot]),
-            call_signature=signature[is_call],
-            read_value=reads,
-            read_call=call_number[record],
-            read_argument=argument,
-            outputs=outputs,
-            output_example={name: 0 * values for name, values in outputs.items()},
-        ), old.size  # fmt: skip
 
     def value_of(self, value: Lazy) -> Tensor:
         """Return the content of a value on the host, after a flush if there must be one."""
@@ -416,4 +353,4 @@ class Session:
         self.run = Run(self.table.engine)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.from_numpy(self.row_of[np.asarray(numbers, np.int64)]).to(self.device)
+        return torch.from_numpy(self.values.row[np.asarray(numbers, np.int64)]).to(self.device)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +52,13 @@ class Spec:
         return Spec, (self.key, self.target, self.template, self.inputs, self.no_grad)
 
 
+class CellCall(NamedTuple):
+    """How a call of a recurrent cell reads its input and the states of its children."""
+
+    has_input: bool
+    slots: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class Site:
     """One signature in a table: its number, and what its calls return."""
@@ -63,6 +70,7 @@ class Site:
     where: str = ""
     examined: Examined | None = None
     build: Callable[[list[Lazy]], Any] | None = None  # the result of a call; None if it is one row
+    cell: CellCall | None = None  # for recurrent cells that can run whole schedules
 
     def results(self, session: Any, first: int) -> Any:
         """Create the lazy results of one call."""
@@ -139,7 +147,8 @@ class Table:
         form, build = _flat(examined)
         signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
-        site = Site(len(self.sites), kinds, spec, signature, where, examined, build)
+        cell = _cell_call(spec, module, len(kinds))
+        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, cell)
         self.sites.append(site)
         return site
 
@@ -166,7 +175,8 @@ class Table:
                 "ragged": ragged,
             }
             self._arrays = {name: np.array(c, dtype=np.int64) for name, c in columns.items()}
-            kinds = np.zeros((len(self.sites), max(len(s.kinds) for s in self.sites)), np.int64)
+            most = max((len(site.kinds) for site in self.sites), default=0)
+            kinds = np.zeros((len(self.sites), most), np.int64)
             for row, site in enumerate(self.sites):
                 kinds[row, : len(site.kinds)] = site.kinds
             self._arrays["kind"] = kinds
@@ -237,6 +247,18 @@ class _Call:
             tensor = self._resolved(value)
             return tensor if size is None else tensor.expand(size, *tensor.shape)
         return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows, size), value)
+
+
+def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:
+    if not hasattr(module, "run_recorded") or spec.no_grad or not spec.template[0]:
+        return None
+    (x, *children), kwargs = spec.template
+    if module.arity is None:
+        children = list(children[0]) if children and type(children[0]) in (list, tuple) else []
+    state: Any = ROW if num_parts == 1 else (ROW,) * num_parts
+    given = {slot: child for slot, child in enumerate(children) if child is not None}
+    fits = all(child == state for child in given.values())
+    return CellCall(x is ROW, tuple(given)) if fits and not kwargs and x in (ROW, None) else None
 
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[list[Lazy]], Any] | None]:

@@ -1,6 +1,6 @@
 """One example, recorded ahead: integers that loader workers can make and disks can keep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.autobatch.plan import Part, run_plan
 from pyg_dynbatch.autobatch.session import Block, Session
 from pyg_dynbatch.autobatch.signatures import Spec, Table
+from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType
 
@@ -109,42 +112,54 @@ def replay(session: Session, trace: Trace) -> Any:
     return tree_unflatten(leaves, trace.structure)
 
 
+Rows = tuple[int, Tensor]
+"""Rows of a buffer: its number, and an index vector."""
+
+
 @dataclass(eq=False, repr=False)
-class TracedBatch:
+class TracedBatch(MovablePlan):
     """A scheduled mini-batch, made by :meth:`AutoBatch.collate`; a model takes it as its examples.
 
     Args:
-        schedule: The batched calls; its outputs are the leaves of the results, then what the
-            examples emitted.
-        specs: Signature of each operation of the schedule.
+        parts: What is run, in order.
+        specs: Signature of each operation of the schedules.
         outside: Rows from outside, by row type.
-        columns: For each leaf of the result the name of an output, or a list of other objects.
+        columns: For each leaf of the result the rows of all examples, or a list of other objects.
         structure: Structure of the result.
+        emitted: The rows of each name, and the example of each.
         num_examples: Number of examples.
     """
 
-    schedule: Schedule
+    parts: list[Part]
     specs: tuple[Spec, ...]
     outside: dict[TensorType, Tensor]
-    columns: list[str | list[Any]]
+    columns: list[Rows | list[Any]]
     structure: Any
+    emitted: dict[str, tuple[Rows, Tensor]]
     num_examples: int
 
     def __len__(self) -> int:
         return self.num_examples
 
     def __repr__(self) -> str:
-        return f"TracedBatch({self.num_examples} examples, {len(self.schedule.steps)} steps)"
+        return f"TracedBatch({self.num_examples} examples, {len(self.parts)} parts)"
 
-    def to(self, *args: Any, **kwargs: Any) -> "TracedBatch":
-        """Move schedule and rows to a device."""
-        outside = {row_type: rows.to(*args, **kwargs) for row_type, rows in self.outside.items()}
-        return replace(self, schedule=self.schedule.to(*args, **kwargs), outside=outside)
+    def _tensors(self) -> tuple[Tensor, ...]:
+        rows = [c[1] for c in self.columns if isinstance(c, tuple)]
+        rows += [part for (_, index), example in self.emitted.values() for part in (index, example)]
+        return *(t for part in self.parts for t in part._tensors()), *self.outside.values(), *rows
 
-    def pin_memory(self) -> "TracedBatch":
-        """Copy into page-locked memory."""
-        outside = {row_type: rows.pin_memory() for row_type, rows in self.outside.items()}
-        return replace(self, schedule=self.schedule.pin_memory(), outside=outside)
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "TracedBatch":
+        def moved(rows: Rows) -> Rows:
+            return rows[0], fn(rows[1])
+
+        return replace(
+            self,
+            parts=[part._apply(fn) for part in self.parts],
+            outside={row_type: fn(rows) for row_type, rows in self.outside.items()},
+            columns=[moved(c) if isinstance(c, tuple) else c for c in self.columns],
+            emitted={n: (moved(rows), fn(e)) for n, (rows, e) in self.emitted.items()},
+        )
 
 
 def schedule_batch(
@@ -152,36 +167,38 @@ def schedule_batch(
     emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
 ) -> TracedBatch:  # fmt: skip
     """Schedule what a session has recorded."""
-    program, _ = session.program()
-    named = [(str(n), column) for n, column in enumerate(columns) if isinstance(column, tuple)]
-    each = np.arange(num_examples)
-    program.outputs = {name: np.array(column[1]) for name, column in named}
-    program.output_example = {name: each for name, _ in named}
-    for name, (column, examples) in emitted.items():
-        program.outputs[f"emit {name}"] = np.array(column[1])
-        program.output_example[f"emit {name}"] = np.array(examples)
-    outside = _plain(session)
-    specs = tuple(site.spec for site in session.table.sites if site.spec is not None)
-    program.num_examples = num_examples
-    schedule = Schedule.from_programs([program], session.policy)
-    kept = [str(n) if isinstance(c, tuple) else c for n, c in enumerate(columns)]
-    return TracedBatch(schedule, specs, outside, kept, structure, num_examples)
+    outside, parts, row = _plain(session), session.plan(), session.values.row
+
+    def rows_of(column: Any) -> Rows:
+        return column[0], torch.from_numpy(row[column[1]])
+
+    return TracedBatch(
+        parts,
+        tuple(site.spec for site in session.table.sites if site.spec is not None),
+        outside,
+        [rows_of(column) if isinstance(column, tuple) else column for column in columns],
+        structure,
+        {name: (rows_of(found), torch.tensor(of)) for name, (found, of) in emitted.items()},
+        num_examples,
+    )
 
 
 def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[Any, dict[str, Any]]:
     """Run a scheduled mini-batch; return its result, and what it emitted."""
-    batch = batch if batch.schedule.device == device else batch.to(device)
+    batch = batch.to(device)
     sites = [table.site_of(spec, device, "a traced batch") for spec in batch.specs]
     signatures = tuple(site.signature for site in sites if site.signature is not None)
-    schedule = replace(batch.schedule, signatures=signatures)
     table.engine.to(device)
-    found = table.engine(schedule, {t: (rows,) for t, rows in batch.outside.items()})
-    leaves = [found[c] if isinstance(c, str) else c for c in batch.columns]
-    emitted = {
-        name.removeprefix("emit "): (rows, schedule.example_of(name))
-        for name, rows in found.items()
-        if name.startswith("emit ")
-    }
+    run = Run(table.engine)
+    parts = [
+        replace(p, signatures=signatures) if isinstance(p, Schedule) else p for p in batch.parts
+    ]
+    run_plan(parts, run, table.modules, batch.outside)
+    wanted = [c for c in batch.columns if isinstance(c, tuple)]
+    wanted += [rows for rows, _ in batch.emitted.values()]
+    found = iter(run.read(wanted) if wanted else ())
+    leaves = [next(found)[0] if isinstance(c, tuple) else c for c in batch.columns]
+    emitted = {name: (next(found)[0], example) for name, (_, example) in batch.emitted.items()}
     return tree_unflatten(leaves, batch.structure), emitted
 
 

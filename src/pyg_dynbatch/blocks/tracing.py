@@ -23,7 +23,7 @@ from pyg_dynbatch.blocks.types import ResultType, TensorType, numpy_dtype_of
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.policy import Policy, policy_of
-from pyg_dynbatch.core.program import INPUT, RESULT, Program
+from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 from pyg_dynbatch.core.types import overflowing_value, range_of
@@ -102,7 +102,10 @@ def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Prog
         call_signature=tables["signature"][site[is_call]],
         read_value=number[code[position]],
         read_call=call_number[segment_ids],
-        read_argument=_arguments(tables, position - start[segment_ids] - 1, site[segment_ids]),
+        read_argument=number_arguments(
+            position - start[segment_ids] - 1,
+            *(tables[n][site[segment_ids]] for n in ("fixed", "ragged")),
+        ),
         outputs={name: number[values] for name, values in outputs.items()},
         output_example=examples,
         num_examples=len(traced),
@@ -138,14 +141,6 @@ def _merge_free(
             width[mine[0]] = 1
             leader[mine] = start[mine[0]]
     return leader
-
-
-def _arguments(tables: dict[str, np.ndarray], argument: np.ndarray, site: np.ndarray) -> np.ndarray:
-    """Number the argument of each read; rows of ragged arguments alternate after the fixed ones."""
-    fixed, ragged = tables["fixed"][site], tables["ragged"][site]
-    beyond = np.flatnonzero(argument >= fixed)
-    argument[beyond] = fixed[beyond] + (argument[beyond] - fixed[beyond]) % ragged[beyond]
-    return argument
 
 
 def _constants(

@@ -359,6 +359,17 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     return tensor.to(stored).numpy().copy()
 
 
+def number_arguments(position: np.ndarray, fixed: np.ndarray, ragged: np.ndarray) -> np.ndarray:
+    """Number the argument of each read from its position among the reads of a call.
+
+    ``fixed`` and ``ragged`` count the arguments of both kinds of the call of each read; rows of
+    ragged arguments alternate after the fixed ones.
+    """
+    beyond = np.flatnonzero(position >= fixed)
+    position[beyond] = fixed[beyond] + (position[beyond] - fixed[beyond]) % ragged[beyond]
+    return position
+
+
 _INTEGERS = (
     "value_type", "value_kind", "value_index", "value_slot", "call_signature", "read_value",
     "read_call", "read_argument",

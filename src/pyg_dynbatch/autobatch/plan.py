@@ -1,0 +1,307 @@
+"""Plan what was recorded: schedules of calls and, between them, whole runs of recurrent cells.
+
+Calls of a recurrent cell whose children are calls of the same cell form trees. If no input of them
+depends on their states, the cell computes all of them at once, as a layer would do, rather than one
+level per step of the engine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch.signatures import CellCall, Site, Table
+from pyg_dynbatch.core.engine import Run
+from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
+from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import TopologicalOrder
+from pyg_dynbatch.core.types import TensorType
+
+
+class Values:
+    """Where the values of a session are: the row type and the row of each, and rows per type."""
+
+    def __init__(self) -> None:
+        self.kind, self.row = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        self.num_rows: list[int] = []
+
+
+@dataclass(eq=False)
+class CellRun(MovablePlan):
+    """All calls of one recurrent cell.
+
+    Args:
+        cell: Path of the cell in the model.
+        schedule: Made by :meth:`Schedule.from_structure`; one node per call.
+        inputs: Rows of the inputs, in the order of ``schedule.input_node``.
+        input_kind: Row type of the inputs; ``None`` if no call has an input.
+        kinds: Row type of each part of a state.
+    """
+
+    cell: str
+    schedule: Schedule
+    inputs: Tensor
+    input_kind: int | None
+    kinds: tuple[int, ...]
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.inputs, *self.schedule._tensors()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "CellRun":
+        return replace(self, inputs=fn(self.inputs), schedule=self.schedule._apply(fn))
+
+
+Part = Schedule | CellRun
+
+
+def run_plan(
+    parts: Sequence[Part],
+    run: Run,
+    modules: Mapping[str, nn.Module],
+    outside: Mapping[TensorType, Tensor],
+) -> None:
+    """Run all parts of a plan; the rows from outside belong to the first."""
+    given: dict[Any, Any] = {row_type: (rows,) for row_type, rows in outside.items()}
+    for part in parts:
+        if isinstance(part, Schedule):
+            run.extend(part, given)
+            given = {}
+            continue
+        cell: Any = modules[part.cell]
+        if part.input_kind is None:
+            like = next(cell.parameters(), run.token)
+            inputs = like.new_empty(0, cell.in_channels)
+        else:
+            ((inputs,),) = run.read([(part.input_kind, part.inputs)])
+        states = cell.run_recorded(part.schedule, inputs)
+        for kind, rows in zip(part.kinds, states, strict=True):
+            run.append(kind, rows)
+
+
+class Planner:
+    """The records since the last flush, decoded, and the plan that is made of them.
+
+    Args:
+        table: The sites.
+        code, starts: As a session records them.
+        base: First value of these records.
+        values: Extended by the values of these records.
+        outside: How many rows from outside there are of each type.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        code: Sequence[int],
+        starts: Sequence[int],
+        base: int,
+        values: Values,
+        outside: Sequence[TensorType],
+    ) -> None:
+        self.table, self.values, self.base, self.outside = table, values, base, outside
+        flat, start = np.array(code, dtype=np.int64), np.array(starts, dtype=np.int64)
+        tables = self.tables = table.arrays()
+        self.site = flat[start]
+        self.width = tables["width"][self.site]
+        self.first = base + np.cumsum(self.width) - self.width  # value of each record
+        # Values: the record, and the position among its results.
+        self.owner = np.repeat(np.arange(start.size), self.width)
+        self.slot = base + np.arange(self.owner.size) - self.first[self.owner]
+        kind = tables["kind"][self.site[self.owner], self.slot]
+        values.kind = np.concatenate([values.kind, kind])
+        values.row = np.concatenate([values.row, np.zeros_like(kind)])
+        # Reads: the value, and the record.
+        is_read = np.ones(flat.size, dtype=bool)
+        is_read[start] = False
+        self.read = flat[is_read]
+        lengths = np.diff(start, append=flat.size) - 1
+        self.reader = np.repeat(np.arange(start.size), lengths)
+        self.first_read = np.cumsum(lengths) - lengths
+
+    def parts(self, policy: str | Policy) -> list[Part]:
+        """Schedule all records; the rows of their values are known afterwards."""
+        cells = [site for site in self.table.sites if site.cell is not None]
+        runs, phase = self._cell_runs(cells)
+        parts: list[Part] = []
+        for number in range(len(runs) + 1):
+            chosen = np.flatnonzero(phase == number)
+            if chosen.size or not number:
+                parts.append(self._schedule(chosen, policy))
+            if number < len(runs):
+                parts.append(self._run_of(runs[number]))
+        return parts
+
+    # Calls that the engine runs.
+
+    def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Schedule:
+        program, values = self._program(chosen)
+        schedule = Schedule.from_programs([program], policy)
+        flat, row = schedule.index.numpy(), self.values.row
+        for name, output in schedule.outputs.items():
+            rows = flat[output.rows.offset : output.rows.offset + output.rows.length]
+            row[values[program.outputs[name]]] = rows
+        self.values.num_rows = [store.rows for store in schedule.stores]
+        return schedule
+
+    def _program(self, chosen: np.ndarray) -> tuple[Program, np.ndarray]:
+        """Return the program of some records, and the value of each of its values."""
+        # Values that others made are inputs, and come first.
+        tables, types, known = self.tables, self.table.row_types, self.values
+        local = np.full(self.site.size, -1)
+        local[chosen] = np.arange(chosen.size)
+        site, width = self.site[chosen], self.width[chosen]
+        signature = tables["signature"][site]
+        is_call = signature >= 0
+        call_number = np.cumsum(is_call) - 1
+        kept = local[self.reader] >= 0
+        read, reader = self.read[kept], self.reader[kept]
+        position = np.flatnonzero(kept) - self.first_read[reader]
+        mine = local[self.owner] >= 0
+        new, owner, slot = (
+            np.flatnonzero(mine) + self.base,
+            local[self.owner[mine]],
+            self.slot[mine],
+        )
+        made_here = np.zeros(known.kind.size, dtype=bool)
+        made_here[new] = True
+        old = np.unique(read[~made_here[read]])
+        values = np.concatenate([old, new])
+        number = np.zeros(known.kind.size, dtype=np.int64)
+        number[values] = np.arange(values.size)
+
+        kind, place = known.kind[new], np.where(is_call, call_number, 0)[owner]
+        num_inputs = [*known.num_rows, *[0] * (len(types) - len(known.num_rows))]
+        first = np.cumsum(width) - width
+        for row_type in self.outside:
+            source = self.table.outside[row_type]
+            rows, of_type = np.flatnonzero(site == source.number), source.kinds[0]
+            place[first[rows]] = num_inputs[of_type] + np.arange(rows.size)
+            num_inputs[of_type] += rows.size
+        outputs = {str(n): np.flatnonzero(kind == n) + old.size for n in np.unique(kind)}
+        zeros = np.zeros(old.size, dtype=np.int64)
+        calls = tables["fixed"][site], tables["ragged"][site]
+        program = Program(
+            tuple(site.signature for site in self.table.sites if site.signature is not None),
+            tuple(types), num_inputs, [0] * len(types), [[] for _ in types],
+            value_type=known.kind[values],
+            value_kind=np.concatenate([zeros + INPUT, np.where(is_call, RESULT, INPUT)[owner]]),
+            value_index=np.concatenate([known.row[old], place]),
+            value_slot=np.concatenate([zeros, slot]),
+            call_signature=signature[is_call],
+            read_value=number[read],
+            read_call=call_number[local[reader]],
+            read_argument=number_arguments(position, *(c[local[reader]] for c in calls)),
+            outputs=outputs,
+            output_example={name: 0 * marked for name, marked in outputs.items()},
+        )  # fmt: skip
+        return program, values
+
+    # Calls that cells run.
+
+    def _cell_runs(self, sites: Sequence[Site]) -> tuple[list["_Forest"], np.ndarray]:
+        """Find the calls that cells run, in order; also the phase of all other records."""
+        phase, forests = np.zeros(self.site.size, dtype=np.int64), list["_Forest"]()
+        if not sites:
+            return forests, phase
+        inner = self.read >= self.base
+        edges = self.owner[self.read[inner] - self.base], self.reader[inner]
+        graph = TopologicalOrder(*edges, self.site.size)
+        by_cell: dict[str, list[Site]] = {}
+        for site in sites:
+            by_cell.setdefault(site.spec.target, []).append(site)  # type: ignore[union-attr]
+        for mine in by_cell.values():
+            forest = self._forest(mine)
+            if forest is None:
+                continue
+            inputs = forest.inputs[forest.inputs >= self.base]
+            if not _reached(graph, forest, forests)[self.owner[inputs - self.base]].any():
+                forests.append(forest)
+        reached = [_reached(graph, forest, forests) for forest in forests]
+        # A run comes after those that it depends on, and so do calls.
+        before = [sum(int(r[f.records[0]]) for r in reached) for f in forests]
+        order = sorted(range(len(forests)), key=before.__getitem__)
+        for number, each in enumerate(order):
+            phase[reached[each]] = number + 1
+        for forest in forests:
+            phase[forest.records] = -1
+        return [forests[each] for each in order], phase
+
+    def _forest(self, sites: Sequence[Site]) -> "_Forest | None":
+        """Return the calls of a cell as a forest, unless some child is not a call of the cell."""
+        mine = np.isin(self.site, [site.number for site in sites])
+        records, node = np.flatnonzero(mine), np.cumsum(mine) - 1
+        inputs, edges = np.full(records.size, -1), []
+        for site in sites:
+            form: CellCall = site.cell  # type: ignore[assignment]
+            calls = np.flatnonzero(self.site == site.number)
+            width, parts = len(site.spec.inputs), len(site.kinds)  # type: ignore[union-attr]
+            read = self.read[self.first_read[calls, None] + np.arange(width)]
+            if form.has_input:
+                inputs[node[calls]], read = read[:, 0], read[:, 1:]
+            states = read.reshape(calls.size, len(form.slots), parts)
+            child = states[:, :, 0]
+            if child.size and int(child.min()) < self.base:
+                return None
+            made = self.owner[child - self.base]
+            whole = self.first[made, None] + np.arange(parts) == states
+            if not (mine[made].all() and whole.all()):
+                return None
+            slots = np.tile(np.array(form.slots, dtype=np.int64), calls.size)
+            parents = node[calls].repeat(len(form.slots))
+            edges.append(np.stack([node[made].reshape(-1), parents, slots]))
+        joined = np.concatenate(edges, 1)
+        return _Forest(sites[0], records, inputs, joined) if joined.size else None
+
+    def _run_of(self, forest: "_Forest") -> CellRun:
+        """Schedule the calls of a cell, and give their states rows."""
+        site, values, edges = forest.site, self.values, forest.edges
+        cell: Any = self.table.modules[site.spec.target]  # type: ignore[union-attr]
+        schedule = Schedule.from_structure(
+            torch.from_numpy(edges[:2]),
+            forest.records.size,
+            child_slot=None if cell.arity is None else torch.from_numpy(edges[2]),
+            arity=cell.arity,
+            has_input=torch.from_numpy(forest.inputs >= 0),
+        )
+        read = forest.inputs[schedule.input_node.numpy()]
+        level_row = schedule.rows_of(schedule.outputs["node"].rows).numpy() - 1
+        for part, kind in enumerate(site.kinds):
+            rows = values.num_rows[kind] + level_row
+            values.row[self.first[forest.records] + part] = rows
+            values.num_rows[kind] += forest.records.size
+        input_kind = int(values.kind[read[0]]) if read.size else None
+        path: str = site.spec.target  # type: ignore[union-attr]
+        return CellRun(path, schedule, torch.from_numpy(values.row[read]), input_kind, site.kinds)
+
+
+@dataclass(eq=False)
+class _Forest:
+    """Calls of one cell, numbered as nodes: their records, inputs (-1 for none), and edges."""
+
+    site: Site
+    records: np.ndarray
+    inputs: np.ndarray
+    edges: np.ndarray  # child, parent, slot
+
+
+def _reached(graph: TopologicalOrder, forest: _Forest, others: Sequence[_Forest]) -> np.ndarray:
+    """Return which records depend on a forest; each forest runs as a whole."""
+    reached = np.zeros(graph.count.size, dtype=bool)
+    reached[forest.records] = True
+    latest = forest.records
+    while latest.size:
+        users = np.unique(graph.users_of(latest))
+        users = users[~reached[users]]
+        reached[users] = True
+        for other in others:
+            touched = reached[other.records]
+            if touched.any() and not touched.all():
+                users = np.concatenate([users, other.records[~touched]])
+                reached[other.records] = True
+        latest = users
+    return reached
