@@ -214,8 +214,9 @@ class Planner:
         by_cell: dict[str, list[Site]] = {}
         for site in sites:
             by_cell.setdefault(site.spec.target, []).append(site)  # type: ignore[union-attr]
-        for mine in by_cell.values():
-            forest = self._forest(mine)
+        for path, mine in by_cell.items():
+            cell: Any = self.table.modules[path]
+            forest = self._forest(mine) if cell.is_recordable else None
             if forest is None:
                 continue
             inputs = forest.inputs[forest.inputs >= self.base]
