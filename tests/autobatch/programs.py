@@ -46,6 +46,16 @@ UNARY: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "layer_norm": (1, lambda x: F.layer_norm(x, (WIDTH,))), "prod": (1, lambda x: x.tanh().prod()),
     "cosine": (1, lambda x: F.cosine_similarity(x, x + 1, dim=0)),
     "where": (1, lambda x: torch.where(x > 0, x, 2 * x)),
+    "any": (2, lambda x: torch.where((x > 1).any(0), x[0], -x[1])),
+    "all": (1, lambda x: x.sum() * torch.all(x > -1)), "amin": (2, lambda x: x.amin(dim=-1)),
+    "argmax": (2, lambda x: x[0] * x.argmax(1)), "argsort": (1, lambda x: x + x.argsort(0)),
+    "topk": (2, lambda x: x.topk(1, 0).values[0]), "std": (1, lambda x: torch.std(x, 0)),
+    "cumprod": (2, lambda x: x.tanh().cumprod(-2)), "glu": (1, lambda x: F.glu(x.repeat(2), 0)),
+    "logcumsumexp": (1, lambda x: x.logcumsumexp(0)), "mT": (2, lambda x: x.mT),
+    "normalize": (1, lambda x: F.normalize(x + 3, dim=0)), "adjoint": (2, torch.adjoint),
+    "movedim": (2, lambda x: x.movedim(0, -1)), "swapaxes": (2, lambda x: x.swapaxes(0, 1)),
+    "unflatten": (1, lambda x: x.unflatten(0, (WIDTH, 1)).sum(1)),
+    "norm matrix": (2, lambda x: x.norm()), "remainder": (1, lambda x: x.remainder(2.0)),
 }  # fmt: skip
 BINARY: dict[str, tuple[int, int, Callable[[Any, Any], Any]]] = {
     "add": (1, 1, torch.add), "sub": (2, 2, lambda a, b: a - b), "mul": (1, 1, lambda a, b: a * b),
@@ -60,6 +70,11 @@ BINARY: dict[str, tuple[int, int, Callable[[Any, Any], Any]]] = {
     "stack last": (1, 1, lambda a, b: torch.stack([a, b, b], dim=1)),
     "lerp": (1, 1, lambda a, b: torch.lerp(a, b, 0.3)),
     "where two": (1, 0, lambda a, b: torch.where(b > 0, a, -a)),
+    "atan2": (1, 1, lambda a, b: torch.atan2(a, b + 3)), "inner": (1, 1, torch.inner),
+    "logaddexp": (2, 1, torch.logaddexp), "hypot": (1, 1, lambda a, b: torch.hypot(a, b + 3)),
+    "addcmul": (1, 1, lambda a, b: torch.addcmul(a, a, b, value=0.5)),
+    "bmm": (2, 2, lambda a, b: torch.bmm(a[None], b[None])[0]),
+    "less": (1, 2, lambda a, b: torch.where(a.lt(b) & (b != 0), a, b)),
     "keyword": (1, 1, lambda a, b: torch.add(input=a, other=b, alpha=2)),
     "attend": (1, 1, lambda a, b: attend(a, [a, b])),
     "total": (2, 2, lambda a, b: total([a, b, a])),
@@ -89,11 +104,16 @@ class Cell(nn.Module):
 
 
 class Random(nn.Module):
-    """Draws its calls from the seed of the example, and reads values where ``reads`` is true."""
+    """Draws its calls from the seed of the example.
 
-    def __init__(self, reads: float = 0.0) -> None:
+    Args:
+        reads: How often the example decides by a value.
+        peeks: How often it reads a value in vain, which forces a flush.
+    """
+
+    def __init__(self, reads: float = 0.0, peeks: float = 0.0) -> None:
         super().__init__()
-        self.reads = reads
+        self.reads, self.peeks = reads, peeks
         self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
         self.word, self.cell, self.gru = nn.Embedding(5, WIDTH), Cell(), nn.GRUCell(WIDTH, WIDTH)
         self.pair, self.weight = (
@@ -102,7 +122,7 @@ class Random(nn.Module):
         )
 
     def forward(self, example: Example) -> Any:
-        draw = random.Random(example.seed)
+        draw, peek = random.Random(example.seed), random.Random(example.seed + 1)
         known: list[list[Any]] = [
             [example.vector.sum()],
             [example.vector, self.word(example.token)],
@@ -111,11 +131,14 @@ class Random(nn.Module):
         known[1] += rows(example.matrix)
         for _ in range(example.length):
             result = self.call(draw, known)
-            if self.reads and draw.random() < self.reads and bool(result.sum() > 0):
+            # Sums that are zero but for rounding must not decide.
+            if self.reads and draw.random() < self.reads and bool(result.sum() > 0.1):
                 result = result * 2
             if result.dim() > 2 or result.shape != (WIDTH,) * result.dim():
                 raise AssertionError(result.shape)
             known[result.dim()].append(torch.tanh(result))
+            if peek.random() < self.peeks:
+                peek.choice(known[peek.randrange(3)]).tolist()
         emit("vector", known[1][-1])
         return known[1][-1] + known[0][-1], (
             total(known[1]),

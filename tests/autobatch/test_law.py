@@ -1,31 +1,63 @@
 """Batched equals one by one: values and gradients of random programs."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyg_dynbatch.autobatch import autobatch
-from tests.autobatch.programs import Random, examples, gradients
+from pyg_dynbatch.autobatch import AutoBatch, autobatch
+from tests.autobatch.programs import Example, Random, examples, gradients
 
 
-def check(reads: float, seed: int, count: int, length: int) -> None:
+def random_model(reads: float = 0.0, peeks: float = 0.0) -> AutoBatch:
     torch.manual_seed(0)
-    model = autobatch(Random(reads).double())
-    drawn = examples(seed, count, length)
-    batched = model(drawn)
-    emitted = model.emitted["vector"]
-    single = model(drawn, batch=False)
-    torch.testing.assert_close(batched, single, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(emitted, model.emitted["vector"], rtol=1e-10, atol=1e-10)
-    ours, theirs = gradients(model, drawn, batched), gradients(model, drawn, single)
-    for mine, other in zip(ours, theirs, strict=True):
-        expected = torch.zeros_like(mine) if other is None and mine is not None else other
-        torch.testing.assert_close(mine, expected, rtol=1e-9, atol=1e-9)
+    return autobatch(Random(reads, peeks).double())
+
+
+def outcome(model: AutoBatch, drawn: list[Example], batch: bool = True) -> tuple[Any, Any]:
+    """Return what a model returns and emits, and the gradients."""
+    result = model(drawn, batch=batch)
+    found = gradients(model, drawn, result)
+    zeros = [torch.zeros(()) if gradient is None else gradient for gradient in found]
+    return (result, model.emitted["vector"]), zeros
+
+
+def check(ours: tuple[Any, Any], theirs: tuple[Any, Any]) -> None:
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-10, atol=1e-10)
+    for mine, other in zip(ours[1], theirs[1], strict=True):
+        # No gradient one by one is a gradient of zeros when examples are batched.
+        size = max(1.0, float(mine.abs().max()))
+        torch.testing.assert_close(mine, other.expand_as(mine), rtol=1e-10, atol=1e-10 * size)
+
+
+seeds, counts, lengths = st.integers(0, 2**20), st.integers(1, 6), st.integers(0, 25)
 
 
 @pytest.mark.parametrize("reads", [0.0, 0.3])
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**20), count=st.integers(1, 6), length=st.integers(0, 25))
+@given(seed=seeds, count=counts, length=lengths)
 def test_batched_equals_one_by_one(reads: float, seed: int, count: int, length: int) -> None:
-    check(reads, seed, count, length)
+    model, drawn = random_model(reads), examples(seed, count, length)
+    check(outcome(model, drawn), outcome(model, drawn, batch=False))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(4))
+def test_hundred_thousand_programs(part: int) -> None:
+    model = random_model(reads=0.1 * (part % 2))
+    for seed in range(100):
+        drawn = examples(1000 * part + seed, 250, 8)
+        check(outcome(model, drawn), outcome(model, drawn, batch=False))
+
+
+@pytest.mark.parametrize("fibers", [True, False])
+@settings(max_examples=10, deadline=None)
+@given(seed=seeds, count=counts, length=lengths)
+def test_flushes_change_nothing(fibers: bool, seed: int, count: int, length: int) -> None:
+    drawn = examples(seed, count, length)
+    with pytest.MonkeyPatch.context() as patch:
+        if not fibers:
+            patch.setattr("pyg_dynbatch.autobatch.fibers.greenlet", None)
+        check(outcome(random_model(peeks=0.3), drawn), outcome(random_model(), drawn))

@@ -1,7 +1,11 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
+import dis
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +22,20 @@ def active() -> Any:
     return getattr(ACTIVE, "session", None)
 
 
+@lru_cache(1024)
+def _asks_for_class(code: CodeType, last: int) -> bool:
+    """Return whether an instruction of Python code is ``isinstance(...)`` or a class pattern."""
+    instructions = [*dis.get_instructions(code)]
+    now = next(each for each in instructions if each.offset == last)
+    if now.opname not in ("CALL", "PRECALL"):
+        return now.opname == "MATCH_CLASS" or now.argval == "__class__"
+    start = now.positions and now.positions.col_offset is not None and now.positions[::2]
+    return any(
+        each.argval == "isinstance" and each.positions and each.positions[::2] == start
+        for each in instructions
+    )
+
+
 class Lazy:
     """One value of one example, computed later together with those of other examples.
 
@@ -29,6 +47,12 @@ class Lazy:
 
     def __init__(self, session: Any, number: int, kind: int) -> None:
         self._session, self._number, self._kind = session, number, kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """``Tensor`` where Python code asks; C++ would take the memory for that of a tensor."""
+        frame = sys._getframe(1)
+        return torch.Tensor if _asks_for_class(frame.f_code, frame.f_lasti) else Lazy
 
     @classmethod
     def __torch_function__(
@@ -65,6 +89,16 @@ class Lazy:
         """Whether gradients are recorded."""
         return torch.is_grad_enabled() and self.dtype.is_floating_point
 
+    @property
+    def layout(self) -> torch.layout:
+        """Layout of the value, which is always strided."""
+        return torch.strided
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the value will be computed on a CUDA device."""
+        return self.device.type == "cuda"
+
     def dim(self) -> int:
         """Return the number of dimensions."""
         return self.ndim
@@ -72,6 +106,8 @@ class Lazy:
     def numel(self) -> int:
         """Return the number of elements."""
         return self.shape.numel()
+
+    nelement = numel
 
     def size(self, dim: int | None = None) -> Any:
         """Return the shape, or the size of one dimension."""
@@ -83,7 +119,8 @@ class Lazy:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a 0-d tensor")
+            hint = "torch.stack instead of torch.tensor to make a tensor of values"
+            raise _refused(self, "len() of a 0-d tensor", hint=hint)
         return self.shape[0]
 
     def __iter__(self) -> Iterator["Lazy"]:
@@ -118,14 +155,31 @@ class Lazy:
     def __repr__(self) -> str:
         return f"Lazy({self._session.table.row_types[self._kind]})"
 
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
+
+    def __eq__(self, other: object) -> Any:
+        return NotImplemented if other is None else _equals(self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return NotImplemented if other is None else _differs(self, other)
+
     # What a lazy value cannot do.
+
+    def __getattr__(self, name: str) -> NoReturn:
+        what, hint = f"autobatch: no {name!r} of a value that has not been computed", ""
+        if name in ("backward", "grad", "retain_grad", "register_hook"):
+            hint = "return the value from the model, and use it there"
+        raise _refused(self, what, kind=AttributeError, hint=hint)
 
     def numpy(self, *_: Any, **__: Any) -> NoReturn:
         """Raise an error: there is no value yet."""
         what = "autobatch: numpy() of a value that has not been computed"
-        raise _refused(self, what, hint="tolist() or item() compute it; torch operations record")
+        hint = "tolist() or item() compute it; torch operations record"
+        raise _refused(self, what, kind=RuntimeError, hint=hint)
 
     __array__ = numpy
+    __array_ufunc__ = None
 
     def __setitem__(self, *_: Any) -> NoReturn:
         raise _in_place(self, "an assignment to an index")
@@ -138,12 +192,11 @@ class Lazy:
     __hash__ = object.__hash__
 
 
-def _refused(value: Lazy, what: str, **facts: Any) -> TypeError:
-    facts.setdefault("got", repr(value))
-    return mismatch(TypeError, what, where=value._session.where(), **facts)
+def _refused(value: Lazy, what: str, kind: type[Exception] = TypeError, **facts: str) -> Exception:
+    return mismatch(kind, what, got=repr(value), where=value._session.where(), **facts)
 
 
-def _in_place(value: Lazy, name: str) -> TypeError:
+def _in_place(value: Lazy, name: str) -> Exception:
     what = f"autobatch: {name} would change a value in place"
     hint = "the form that returns a new tensor, such as x = x + y instead of x += y"
     return _refused(value, what, hint=hint)
@@ -181,8 +234,11 @@ _OPERATORS = (
 )  # fmt: skip
 _SPECIAL = [f"__{p}{name}__" for name in _OPERATORS for p in ("", "r")]
 _SPECIAL += [f"__{name}__" for name in ("neg", "pos", "abs", "invert", "getitem")]
-_SPECIAL += [f"__{name}__" for name in ("lt", "le", "gt", "ge", "eq", "ne")]
-_NOT_COMPUTED = ("data_ptr", "storage", "untyped_storage", "backward", "register_hook", "grad")
+_SPECIAL += [f"__{name}__" for name in ("lt", "le", "gt", "ge")]
+_NOT_COMPUTED = (
+    "data_ptr", "storage", "untyped_storage", "backward", "register_hook", "retain_grad", "grad",
+)  # fmt: skip
+_equals, _differs = (_method(n, getattr(torch.Tensor, n)) for n in ("__eq__", "__ne__"))
 for _name in [*dir(torch.Tensor), *_SPECIAL]:
     _func = getattr(torch.Tensor, _name, None)
     if _name in vars(Lazy) or (_name.startswith("_") and _name not in _SPECIAL):
@@ -192,7 +248,12 @@ for _name in [*dir(torch.Tensor), *_SPECIAL]:
     elif callable(_func) and _name not in _NOT_COMPUTED:
         setattr(Lazy, _name, _method(_name, _func))
 _transposed: Any = torch.Tensor.mT
-for _name, _func in (("T", torch.Tensor.t), ("mT", _transposed.__get__)):
+_PROPERTIES = {
+    "T": torch.Tensor.t, "mT": _transposed.__get__, "H": torch.Tensor.adjoint,
+    "mH": torch.Tensor.adjoint, "data": torch.Tensor.detach, "real": torch.real,
+    "imag": torch.imag,
+}  # fmt: skip
+for _name, _func in _PROPERTIES.items():
     setattr(Lazy, _name, property(_method(_name, _func)))
 for _name in _OPERATORS:
     setattr(Lazy, f"__i{_name}__", _refuse(f"{_name}="))

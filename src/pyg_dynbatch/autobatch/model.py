@@ -3,10 +3,11 @@
 import copy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
-from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table
 from pyg_dynbatch.autobatch.tracing import (
     Column,
@@ -81,7 +82,7 @@ class AutoBatch(nn.Module):
         self.plain.training = mode
         return self
 
-    def forward(self, examples: Sequence[Any] | TracedBatch, *, batch: bool = True) -> Any:
+    def forward(self, examples: Iterable[Any] | TracedBatch, *, batch: bool = True) -> Any:
         """Run the model on all examples.
 
         Args:
@@ -121,7 +122,7 @@ class AutoBatch(nn.Module):
     def _columns(self, session: Session, examples: list[Any]) -> tuple[list[Column], Any]:
         return _collect(session, run_examples(session, partial(self._record, session), examples))
 
-    def collate(self, examples: Sequence[Any]) -> TracedBatch:
+    def collate(self, examples: Iterable[Any]) -> TracedBatch:
         """Record and schedule a mini-batch without running it; a ``collate_fn`` for loaders.
 
         Args:
@@ -164,7 +165,7 @@ class AutoBatch(nn.Module):
         with _recording(session, self.plain):
             return trace_of(session, self.plain(example))
 
-    def explain(self, examples: Sequence[Any]) -> Explanation:
+    def explain(self, examples: Iterable[Any]) -> Explanation:
         """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
 
         Args:
@@ -184,15 +185,17 @@ class AutoBatch(nn.Module):
         return self._finish(*run_batch(session.table, batch, session.device))
 
     def _begin(self) -> Session:
+        tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
+            get_ident(),  # tables are not shared between threads
             tuple((id(part), part.training) for part in self.modules()),
+            tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip
         table = self._tables.get(mode)
         if table is None:
             table = self._tables[mode] = Table(self.plain)
-        tensors = dict((*self.named_parameters(), *self.named_buffers()))
         return Session(self.plain, table, tensors, self.policy)
 
     def _one_by_one(self, examples: list[Any]) -> Any:
@@ -374,26 +377,41 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         noted = isinstance(error.args[0] if error.args else "", Mismatch)
         noted |= any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
         if session.example is not None and not noted:
-            error.add_note(f"{NOTE}{session.where()}")
+            error.add_note(f"{NOTE}{session.where(_line_of(error))}")
         raise
     finally:
         ACTIVE.session = None
         _release(kinds)
 
 
-def _checked(examples: Sequence[Any] | TracedBatch, untraced: bool = False) -> list[Any]:
+def _line_of(error: Exception) -> str:
+    """Find the innermost line of the user's code that raised an error."""
+    raised = [(frame.f_code.co_filename, n) for frame, n in walk_tb(error.__traceback__)]
+    return next((f"{file}:{n}" for file, n in reversed(raised) if not is_library(file)), "")
+
+
+def _checked(examples: Iterable[Any] | TracedBatch, untraced: bool = False) -> list[Any]:
     """List the examples of a call."""
     if active() is not None:
         what = "autobatch: a batched model is called inside a batched model"
         hint = "call the plain module there: its calls are batched with the others"
         raise mismatch(RuntimeError, what, "a plain module", "autobatch(...)", hint=hint)
-    if isinstance(examples, TracedBatch) or (untraced and Trace in map(type, examples)):
-        what = "autobatch: recorded examples can only be run batched"
-        raise mismatch(TypeError, what, "the examples themselves", "a Trace or TracedBatch")
-    if not len(examples):
+    if isinstance(examples, TracedBatch):
+        raise _batched_only()
+    if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
+        what, got = "autobatch: not a list of examples", describe_value(examples)
+        raise mismatch(TypeError, what, "a list, or an iterable such as a generator", got)
+    if not (examples := list(examples)):
         what = "autobatch: the list of examples is empty"
         raise mismatch(ValueError, what, "at least one example", 0)
-    return list(examples)
+    if untraced and Trace in map(type, examples):
+        raise _batched_only()
+    return examples
+
+
+def _batched_only() -> TypeError:
+    what = "autobatch: recorded examples can only be run batched"
+    return mismatch(TypeError, what, "the examples themselves", "a Trace or TracedBatch")
 
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.
@@ -437,8 +455,9 @@ def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:
     """Collect the leaves of all results; also return their structure."""
     flat = [tree_flatten(result) for result in results]
     _check_structures(flat)
+    what = "autobatch: examples return tensors of different shapes or dtypes"
     columns = [
-        _lazy_column(session, column)
+        _lazy_column(session, column, what, range(len(column)))
         if any(isinstance(leaf, Lazy | Tensor) for leaf in column)
         else list(column)
         for column in zip(*(leaves for leaves, _ in flat), strict=True)
@@ -451,18 +470,25 @@ def _emitted(session: Session) -> dict[str, tuple[Column, list[int]]]:
     found: dict[str, tuple[Column, list[int]]] = {}
     for name, (values, examples) in session.emitted.items():
         order = sorted(range(len(examples)), key=examples.__getitem__)
-        column = _lazy_column(session, tuple(values[n] for n in order))
-        found[name] = column, [examples[n] for n in order]
+        examples = [examples[n] for n in order]
+        what = f"autobatch.emit: values of {name!r} differ in shape or dtype"
+        column = _lazy_column(session, tuple(values[n] for n in order), what, examples)
+        found[name] = column, examples
     return found
 
 
-def _lazy_column(session: Session, column: tuple[Any, ...]) -> tuple[int, list[int]]:
-    values = []
+def _lazy_column(
+    session: Session, column: tuple[Any, ...], what: str, examples: Sequence[int]
+) -> tuple[int, list[int]]:
+    values: list[Lazy] = []
     for leaf in column:
-        value = session.outside_row(leaf) if isinstance(leaf, Tensor) else leaf
-        if not isinstance(value, Lazy):
-            what = "autobatch: examples return different types"
-            raise mismatch(TypeError, what, "a tensor", describe_value(leaf))
+        if isinstance(leaf, Lazy):
+            value = leaf
+        elif isinstance(leaf, Tensor):
+            value = session.outside_row(leaf)
+        else:
+            what, where = "autobatch: examples return different types", f"example {len(values)}"
+            raise mismatch(TypeError, what, "a tensor", describe_value(leaf), where=where)
         if value._session is not session:
             raise session.stale(value)
         values.append(value)
@@ -471,9 +497,9 @@ def _lazy_column(session: Session, column: tuple[Any, ...]) -> tuple[int, list[i
         first, other = list(kinds)[:2]
         number = next(n for n, value in enumerate(values) if value._kind == other)
         types = session.table.row_types
-        what = "autobatch: examples return tensors of different shapes or dtypes"
         hint = "autobatch.emit(name, value) collects any number of values per example"
-        where = f"example {number}"
+        hint = "" if what.startswith("autobatch.emit") else hint
+        where = f"example {examples[number]}"
         raise mismatch(
             ValueError, what, str(types[first]), str(types[other]), where=where, hint=hint
         )

@@ -108,7 +108,7 @@ def rows(tensor: Any) -> list[Any]:
         [tensor([1., 0.]), tensor([0., 1.])]
     """
     session = active()
-    if session is None or not isinstance(tensor, Tensor):
+    if session is None or isinstance(tensor, Lazy) or not isinstance(tensor, Tensor):
         return list(tensor)
     return session.outside_rows(tensor)
 

@@ -28,6 +28,10 @@ class ReadsValue(Exception):
     """The call reads a value, so that its Python must run for every example."""
 
 
+class ChangesArgument(Exception):
+    """The call changes its argument in place, which other calls may read."""
+
+
 class Examined(NamedTuple):
     """How a call is run on many rows at once.
 
@@ -84,7 +88,12 @@ def examine(
     with _LOCK, _inspecting(module, device):
         buffers = [] if module is None else [*module.named_buffers()]
         state = [(name, buffer, buffer._version, buffer.clone()) for name, buffer in buffers]
-        rows, single = _single_results(call, row_types, device)
+        try:
+            rows, single = _single_results(call, row_types, device)
+        except ChangesArgument:
+            what = f"autobatch: {name} changes its argument in place"
+            hint = "the form that returns a new tensor: x + y, torch.stack, inplace=False"
+            raise mismatch(TypeError, what, where=where, hint=hint) from None
         expected = single(call)
         leaves, spec = tree_flatten(expected[0])
         types = [
@@ -97,6 +106,14 @@ def examine(
             what = f"autobatch: {name} changes its buffer {changed[0][0]!r} when it is called"
             hint = "keep no state between calls, or autobatch.open(module)"
             raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not outputs:
+            what = f"autobatch: {name} returns no tensor"
+            hint = "item() or tolist() of the argument, which suspend the example"
+            raise mismatch(TypeError, what, "at least one tensor", leaves, where=where, hint=hint)
+        if elsewhere := [leaf.device for leaf in outputs if leaf.device != device]:
+            what = f"autobatch: {name} returns a tensor on a different device"
+            raise mismatch(ValueError, what, device, elsewhere[0], where=where)
         flat = [tree_flatten(one)[0] for one in expected]
         if not all(_equal([one], [flat[0]], values=False) for one in flat):
             what = f"autobatch: the result of {name} depends on values in shape or structure"
@@ -110,12 +127,18 @@ def examine(
                 "`random = True` on a module whose rows are independent"
             )
             raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
-        way, form = _first_form(call, rows, flat, draws, name, where)
+        way, form = _first_form(call, rows, flat, draws, module is not None, name, where)
         return Examined(form, way, types, spec, random)
 
 
 def _first_form(
-    call: Any, rows: Sequence[Tensor], expected: list[list[Any]], draws: bool, name: str, where: str
+    call: Any,
+    rows: Sequence[Tensor],
+    expected: list[list[Any]],
+    draws: bool,
+    is_module: bool,
+    name: str,
+    where: str,
 ) -> tuple[str, Form]:
     def mapped(*rows: Tensor) -> Any:
         return torch.vmap(call, randomness="different")(*rows)
@@ -136,7 +159,7 @@ def _first_form(
             return way, form
     what = f"autobatch: {name} cannot be run on several rows at once"
     got = f"torch.vmap: {reason}" if reason else "results that differ from row by row"
-    hint = "autobatch.open(module) records what is inside"
+    hint = "autobatch.open(module) records what is inside" if is_module else ""
     raise mismatch(ValueError, what, "a form that equals row by row", got, where=where, hint=hint)
 
 
@@ -187,8 +210,14 @@ def _single_results(
 
     def run(rows: Sequence[Tensor]) -> Callable[[Form], list[Any]]:
         def one_by_one(form: Form) -> list[Any]:
-            with _NoReads():
-                return [form(*(row[n].clone() for row in rows)) for n in range(NUM_ROWS)]
+            results = []
+            for n in range(NUM_ROWS):
+                row = [row[n].clone() for row in rows]
+                with _NoReads():
+                    results.append(form(*row))
+                if any(not each.is_inference() and each._version for each in row):
+                    raise ChangesArgument
+            return results
 
         return one_by_one
 
@@ -198,7 +227,7 @@ def _single_results(
         try:
             run(rows)(call)
             return rows, run(rows)
-        except ReadsValue:
+        except (ReadsValue, ChangesArgument):
             raise
         except Exception as error:  # noqa: BLE001 - raised again if no rows do
             first = first or error

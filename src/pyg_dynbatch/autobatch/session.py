@@ -1,6 +1,7 @@
 """Record the calls of all examples as integers, and run what was recorded so far (a flush)."""
 
 import sys
+import sysconfig
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import Part, Planner, Values, run_plan
@@ -26,7 +28,14 @@ _STATIC = {
 }  # fmt: skip
 _INDEX = {int, type(None)}
 # Frames that are not the user's code.
-_LIBRARY = tuple(str(Path(p).parent) for p in (__file__, torch.__file__, jaxtyping.__file__))
+_LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, torch, jaxtyping, np))
+_STANDARD = sysconfig.get_path("stdlib")
+
+
+def is_library(filename: str) -> bool:
+    """Return whether a file is not the user's."""
+    standard = filename.startswith(_STANDARD) and "site-packages" not in filename
+    return standard or filename.startswith(_LIBRARY)
 
 
 def _version(tensor: Tensor) -> int:
@@ -57,6 +66,7 @@ class Session:
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
         self.grad = torch.is_grad_enabled()
+        self.autocast = torch._C._is_any_autocast_enabled()
         self.example: int | None = None
         self.code: list[int] = []
         self.starts: list[int] = []  # of each record
@@ -78,14 +88,14 @@ class Session:
     def line(self) -> str:
         """Find the line of the user's code that is running."""
         frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
         return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
-    def where(self) -> str:
-        """Describe the example and the line that is running."""
+    def where(self, line: str = "") -> str:
+        """Describe the example and a line, by default the one that is running."""
         example = "" if self.example is None else f"example {self.example}"
-        return ", ".join(filter(None, [example, self.line()]))
+        return ", ".join(filter(None, [example, line or self.line()]))
 
     def emit(self, name: str, value: Any) -> None:
         """Collect a value of the current example."""
@@ -122,6 +132,8 @@ class Session:
 
     def record(self, site: Site, reads: Sequence[int]) -> Any:
         """Append one record and return its results."""
+        if torch._C._is_any_autocast_enabled() is not self.autocast:
+            raise self._switched()
         self.starts.append(len(self.code))
         self.code.append(site.number)
         self.code += reads
@@ -149,8 +161,9 @@ class Session:
                     reads.append(item._number)
                 elif not self._encode(item, key, reads, target, depth + 1):
                     return False
-        elif kind in _STATIC:
-            key.append((kind, argument))
+        elif kind in _STATIC or isinstance(argument, np.generic):
+            # 0.0 and -0.0 are equal, but their quotients are not.
+            key.append((kind, argument if argument or kind is not float else str(argument)))
         elif isinstance(argument, Tensor):
             shared = None if id(argument) in self.known else self._shared(argument)
             if shared is not None:
@@ -195,6 +208,8 @@ class Session:
         """Return the value of a tensor that the model did not compute; each object once."""
         found = self.known.get(id(tensor))
         if found is None:
+            # Nothing counts the changes of a tensor of inference mode.
+            tensor = tensor.clone() if tensor.is_inference() else tensor
             plain = tensor.dim() == 0 and tensor.is_cpu and not has_gradient(tensor.dtype)
             name: Any = (tensor.dtype, tensor.item()) if plain else id(tensor)
             found = self.known.get(name)
@@ -251,15 +266,23 @@ class Session:
         return self.table.site_of(spec, self.device, self.where())
 
     def _template(self, value: Any) -> Any:
+        if isinstance(value, Lazy):
+            return ROW
         if isinstance(value, Tensor):
             return self._shared(value) or ROW
-        return ROW if isinstance(value, Lazy) else mapped(self._template, value)
+        return mapped(self._template, value)
 
     def stale(self, value: Lazy) -> RuntimeError:
         """Create the error for a value of a call of the model that has ended."""
         what = "autobatch: a lazy value of a different call of the model"
         hint = "return values from the model; do not keep them on self"
         facts = (what, "values of this call", f"{value!r} of an earlier call")
+        return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
+
+    def _switched(self) -> RuntimeError:
+        what = "autobatch: autocast is switched inside the model"
+        hint = "switch it around the call of the model, or in the forward() of a submodule"
+        facts = (what, "one mode for all calls", "a call in a different mode")
         return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
 
     # Running.
@@ -316,6 +339,8 @@ class Session:
         """Return the content of a value on the host, after a flush if there must be one."""
         if value._session is not self or active() is not self:
             raise self.stale(value)
+        if torch._C._is_any_autocast_enabled() is not self.autocast:
+            raise self._switched()
         if value._number not in self.content:
             if value._number >= self.base:
                 if not self.can_run:

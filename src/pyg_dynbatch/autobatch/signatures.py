@@ -87,7 +87,7 @@ OPEN = Site(-1, ())
 
 
 class Table:
-    """All signatures that a model has met so far, in one mode (training flags, autocast)."""
+    """All signatures that a model has met so far, in one mode (thread, training, dtypes, ...)."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules())
@@ -137,9 +137,6 @@ class Table:
         finally:
             ACTIVE.session = recording
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
-        if not outputs:
-            what = f"autobatch: {name} returns no tensor"
-            raise mismatch(TypeError, what, "at least one tensor", examined.leaves, where=where)
         operations, number, unique = self.engine.operations, 1, name.replace(".", "/")
         while unique in operations:
             number += 1

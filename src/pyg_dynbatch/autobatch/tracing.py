@@ -62,8 +62,9 @@ def trace_of(session: Session, result: Any) -> Trace:
     """Freeze what a session has recorded."""
 
     def marked(leaf: Any) -> Any:
-        leaf = session.outside_row(leaf) if isinstance(leaf, Tensor) else leaf
-        return _Value(leaf._number) if isinstance(leaf, Lazy) else leaf
+        if isinstance(leaf, Lazy):
+            return _Value(leaf._number)
+        return _Value(session.outside_row(leaf)._number) if isinstance(leaf, Tensor) else leaf
 
     leaves, structure = tree_flatten(result)
     leaves = list(map(marked, leaves))
