@@ -1,11 +1,7 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
-import dis
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -22,20 +18,6 @@ def active() -> Any:
     return getattr(ACTIVE, "session", None)
 
 
-@lru_cache(1024)
-def _asks_for_class(code: CodeType, last: int) -> bool:
-    """Return whether an instruction of Python code is ``isinstance(...)`` or a class pattern."""
-    instructions = [*dis.get_instructions(code)]
-    now = next(each for each in instructions if each.offset == last)
-    if now.opname not in ("CALL", "PRECALL"):
-        return now.opname == "MATCH_CLASS" or now.argval == "__class__"
-    start = now.positions and now.positions.col_offset is not None and now.positions[::2]
-    return any(
-        each.argval == "isinstance" and each.positions and each.positions[::2] == start
-        for each in instructions
-    )
-
-
 class Lazy:
     """One value of one example, computed later together with those of other examples.
 
@@ -47,12 +29,6 @@ class Lazy:
 
     def __init__(self, session: Any, number: int, kind: int) -> None:
         self._session, self._number, self._kind = session, number, kind
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """``Tensor`` where Python code asks; C++ would take the memory for that of a tensor."""
-        frame = sys._getframe(1)
-        return torch.Tensor if _asks_for_class(frame.f_code, frame.f_lasti) else Lazy
 
     @classmethod
     def __torch_function__(

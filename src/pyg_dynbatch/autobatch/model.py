@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock, get_ident
+from threading import Lock, local
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ class AutoBatch(nn.Module):
     """The model for one example."""
 
     policy: str | Policy
-    _tables: dict[Any, Table]
+    _local: local  # the tables of each thread
 
     emitted: dict[str, Emitted]
     """What :func:`emit` collected in the last call, by name."""
@@ -70,7 +70,7 @@ class AutoBatch(nn.Module):
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
             what, got = "autobatch: not a module for one example", type(module).__name__
             raise mismatch(TypeError, what, "an nn.Module", got)
-        vars(self).update(plain=module, policy=policy, emitted={}, _tables={})
+        vars(self).update(plain=module, policy=policy, emitted={}, _local=local())
         # The very dictionaries of the module, so that both see every change.
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[name] = vars(module)[name]
@@ -187,15 +187,15 @@ class AutoBatch(nn.Module):
     def _begin(self) -> Session:
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
-            get_ident(),  # tables are not shared between threads
             tuple((id(part), part.training) for part in self.modules()),
             tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip
-        table = self._tables.get(mode)
+        tables: Any = vars(self._local)
+        table = tables.get(mode)
         if table is None:
-            table = self._tables[mode] = Table(self.plain)
+            table = tables[mode] = Table(self.plain)
         return Session(self.plain, table, tensors, self.policy)
 
     def _one_by_one(self, examples: list[Any]) -> Any:
