@@ -27,6 +27,7 @@ from pyg_dynbatch.autobatch.tracing import (
     run_batch,
     schedule_batch,
     trace_of,
+    wanted_values,
 )
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
@@ -108,7 +109,7 @@ class AutoBatch(nn.Module):
         with _recording(session, self.plain):
             columns, structure = self._columns(session, examples)
             emitted = _emitted(session)
-            session.flush()
+            session.flush(wanted_values(columns, emitted))
         picks = [c for c in (*columns, *(c for c, _ in emitted.values())) if isinstance(c, tuple)]
         rows = iter(session.rows_of(picks) if picks else ())
         leaves = [next(rows) if isinstance(c, tuple) else c for c in columns]

@@ -40,20 +40,23 @@ class CellRun(MovablePlan):
         schedule: Made by :meth:`Schedule.from_structure`; one node per call.
         inputs: Rows of the inputs, in the order of ``schedule.input_node``.
         input_kind: Row type of the inputs; ``None`` if no call has an input.
-        kinds: Row type of each part of a state.
+        kept: For each part of a state that others read, its position in a state, its row type, and
+            the calls in level order; an empty vector for all of them.
     """
 
     cell: str
     schedule: Schedule
     inputs: Tensor
     input_kind: int | None
-    kinds: tuple[int, ...]
+    kept: tuple[tuple[int, int, Tensor], ...]
 
     def _tensors(self) -> tuple[Tensor, ...]:
-        return self.inputs, *self.schedule._tensors()
+        return self.inputs, *self.schedule._tensors(), *(picked for _, _, picked in self.kept)
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "CellRun":
-        return replace(self, inputs=fn(self.inputs), schedule=self.schedule._apply(fn))
+        kept = tuple((part, kind, fn(picked)) for part, kind, picked in self.kept)
+        schedule = self.schedule._apply(fn)
+        return replace(self, inputs=fn(self.inputs), schedule=schedule, kept=kept)
 
 
 Part = Schedule | CellRun
@@ -79,8 +82,9 @@ def run_plan(
         else:
             ((inputs,),) = run.read([(part.input_kind, part.inputs)])
         states = cell.run_recorded(part.schedule, inputs)
-        for kind, rows in zip(part.kinds, states, strict=True):
-            run.append(kind, rows)
+        for number, kind, picked in part.kept:
+            rows = states[number]
+            run.append(kind, rows.index_select(0, picked) if picked.numel() else rows)
 
 
 class Planner:
@@ -114,7 +118,7 @@ class Planner:
         self.slot = base + np.arange(self.owner.size) - self.first[self.owner]
         kind = tables["kind"][self.site[self.owner], self.slot]
         values.kind = np.concatenate([values.kind, kind])
-        values.row = np.concatenate([values.row, np.zeros_like(kind)])
+        values.row = np.concatenate([values.row, np.full_like(kind, -1)])
         # Reads: the value, and the record.
         is_read = np.ones(flat.size, dtype=bool)
         is_read[start] = False
@@ -123,8 +127,12 @@ class Planner:
         self.reader = np.repeat(np.arange(start.size), lengths)
         self.first_read = np.cumsum(lengths) - lengths
 
-    def parts(self, policy: str | Policy) -> list[Part]:
-        """Schedule all records; the rows of their values are known afterwards."""
+    def parts(self, policy: str | Policy, wanted: Sequence[int] | None) -> list[Part]:
+        """Schedule all records; the rows of their values are known afterwards.
+
+        Of a cell's states, those that no other call reads get rows only if they are ``wanted``;
+        ``None`` for all.
+        """
         cells = [site for site in self.table.sites if site.cell is not None]
         runs, phase = self._cell_runs(cells)
         parts: list[Part] = []
@@ -133,7 +141,7 @@ class Planner:
             if chosen.size or not number:
                 parts.append(self._schedule(chosen, policy))
             if number < len(runs):
-                parts.append(self._run_of(runs[number]))
+                parts.append(self._run_of(runs[number], wanted))
         return parts
 
     # Calls that the engine runs.
@@ -258,10 +266,11 @@ class Planner:
         joined = np.concatenate(edges, 1)
         return _Forest(sites[0], records, inputs, joined) if joined.size else None
 
-    def _run_of(self, forest: "_Forest") -> CellRun:
+    def _run_of(self, forest: "_Forest", wanted: Sequence[int] | None) -> CellRun:
         """Schedule the calls of a cell, and give their states rows."""
         site, values, edges = forest.site, self.values, forest.edges
-        cell: Any = self.table.modules[site.spec.target]  # type: ignore[union-attr]
+        path: str = site.spec.target  # type: ignore[union-attr]
+        cell: Any = self.table.modules[path]
         schedule = Schedule.from_structure(
             torch.from_numpy(edges[:2]),
             forest.records.size,
@@ -270,14 +279,28 @@ class Planner:
             has_input=torch.from_numpy(forest.inputs >= 0),
         )
         read = forest.inputs[schedule.input_node.numpy()]
-        level_row = schedule.rows_of(schedule.outputs["node"].rows).numpy() - 1
+        inputs = torch.from_numpy(values.row[read])
+        in_levels = np.empty(forest.records.size, dtype=np.int64)
+        in_levels[schedule.rows_of(schedule.outputs["node"].rows).numpy() - 1] = forest.records
+        used = np.ones(values.row.size, dtype=bool)
+        if wanted is not None:
+            inside = np.zeros(self.site.size, dtype=bool)
+            inside[forest.records] = True
+            used[:] = False
+            used[self.read[~inside[self.reader]]] = True
+            used[np.array(wanted, dtype=np.int64)] = True
+        kept = []
         for part, kind in enumerate(site.kinds):
-            rows = values.num_rows[kind] + level_row
-            values.row[self.first[forest.records] + part] = rows
-            values.num_rows[kind] += forest.records.size
+            numbers = self.first[in_levels] + part
+            picked = np.flatnonzero(used[numbers])
+            if picked.size:
+                first = values.num_rows[kind]
+                values.row[numbers[picked]] = first + np.arange(picked.size)
+                values.num_rows[kind] += picked.size
+                every = picked.size == numbers.size
+                kept.append((part, kind, torch.from_numpy(picked[: 0 if every else None])))
         input_kind = int(values.kind[read[0]]) if read.size else None
-        path: str = site.spec.target  # type: ignore[union-attr]
-        return CellRun(path, schedule, torch.from_numpy(values.row[read]), input_kind, site.kinds)
+        return CellRun(path, schedule, inputs, input_kind, tuple(kept))
 
 
 @dataclass(eq=False)

@@ -20,13 +20,15 @@ from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, m
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.types import TensorType, has_gradient
+from pyg_dynbatch.core.types import TensorType
 
 _STATIC = {
     int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size,
 }  # fmt: skip
 _INDEX = {int, type(None)}
+_LAZY = {Lazy}
+_NUMBERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # Frames that are not the user's code.
 _LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, torch, jaxtyping, np))
 _STANDARD = sysconfig.get_path("stdlib")
@@ -72,9 +74,9 @@ class Session:
         self.starts: list[int] = []  # of each record
         self.count = 0  # values made
         self.outside: dict[TensorType, list[Any]] = {}
-        self.known: dict[
-            Any, tuple[Lazy, Tensor, int]
-        ] = {}  # rows from outside that were met before
+        # Rows from outside that were met before, by identity, and numbers by their value.
+        self.known: dict[int, tuple[Lazy, Tensor, int]] = {}
+        self.numbers: dict[tuple[torch.dtype, Any], Lazy] = {}
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
         self.base, self.values = 0, Values()  # first value not yet computed; those computed
         self.run = Run(table.engine)
@@ -110,9 +112,17 @@ class Session:
         key: list[Any] = [target]
         reads: list[int] = []
         for argument in args:
+            # The two most frequent cases are here, without a call: rows, and states.
             if type(argument) is Lazy and argument._session is self:
                 key.append(argument._kind)
                 reads.append(argument._number)
+            elif type(argument) is tuple and {*map(type, argument)} == _LAZY:
+                key.append((tuple, len(argument)))
+                for part in argument:
+                    if part._session is not self:
+                        raise self.stale(part)
+                    key.append(part._kind)
+                    reads.append(part._number)
             elif not self._encode(argument, key, reads, target):
                 return self._unrecorded(target, argument)
         if kwargs:
@@ -137,9 +147,11 @@ class Session:
         self.starts.append(len(self.code))
         self.code.append(site.number)
         self.code += reads
-        first = self.count
-        self.count = first + len(site.kinds)
-        return site.results(self, first)
+        first, kinds, build = self.count, site.kinds, site.build
+        self.count = first + len(kinds)
+        if build is None:
+            return Lazy(self, first, kinds[0])
+        return build([Lazy(self, first + n, kind) for n, kind in enumerate(kinds)])
 
     def _encode(
         self, argument: Any, key: list[Any], reads: list[int], target: Any, depth: int = 0
@@ -161,10 +173,7 @@ class Session:
                     reads.append(item._number)
                 elif not self._encode(item, key, reads, target, depth + 1):
                     return False
-        elif kind in _STATIC or isinstance(argument, np.generic):
-            # 0.0 and -0.0 are equal, but their quotients are not.
-            key.append((kind, argument if argument or kind is not float else str(argument)))
-        elif isinstance(argument, Tensor):
+        elif kind is Tensor or isinstance(argument, Tensor):
             shared = None if id(argument) in self.known else self._shared(argument)
             if shared is not None:
                 key.append(shared)
@@ -174,6 +183,9 @@ class Session:
                 value = self.outside_row(argument)
                 key.append(value._kind)
                 reads.append(value._number)
+        elif kind in _STATIC or isinstance(argument, np.generic):
+            # 0.0 and -0.0 are equal, but their quotients are not.
+            key.append((kind, argument if argument or kind is not float else str(argument)))
         elif kind is slice:
             start, stop, step = argument.start, argument.stop, argument.step
             if type(start) in _INDEX and type(stop) in _INDEX and type(step) in _INDEX:
@@ -208,24 +220,27 @@ class Session:
         """Return the value of a tensor that the model did not compute; each object once."""
         found = self.known.get(id(tensor))
         if found is None:
+            number = None
+            if tensor.dim() == 0 and tensor.dtype in _NUMBERS and tensor.is_cpu:
+                # Numbers are kept by their value, the others by identity.
+                number = tensor.item()
+                if (tensor.dtype, number) in self.numbers:
+                    return self.numbers[tensor.dtype, number]
+            if tensor.device != self.device:
+                what = "autobatch: a tensor is on a different device"
+                hint = "move the examples to the device of the model"
+                facts = (what, self.device, tensor.device)
+                raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
             # Nothing counts the changes of a tensor of inference mode.
-            tensor = tensor.clone() if tensor.is_inference() else tensor
-            plain = tensor.dim() == 0 and tensor.is_cpu and not has_gradient(tensor.dtype)
-            name: Any = (tensor.dtype, tensor.item()) if plain else id(tensor)
-            found = self.known.get(name)
-            if found is None:
-                if tensor.device != self.device:
-                    what = "autobatch: a tensor is on a different device"
-                    hint = "move the examples to the device of the model"
-                    facts = (what, self.device, tensor.device)
-                    raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
-                row_type = TensorType(tuple(tensor.shape), tensor.dtype)
-                self.outside.setdefault(row_type, []).append(name[1] if plain else tensor)
-                row = self.record(self.table.outside_of(row_type), ())
-                found = row, tensor, _version(tensor)
-                self.known[name] = found
+            kept = tensor.clone() if tensor.is_inference() else tensor
+            row_type = TensorType(tuple(tensor.shape), tensor.dtype)
+            self.outside.setdefault(row_type, []).append(kept if number is None else number)
+            row = self.record(self.table.outside_of(row_type), ())
+            if number is not None:
+                self.numbers[tensor.dtype, number] = row
+                return row
             # The tensor is kept, so that its identity is not given to a different one.
-            self.known[id(tensor)] = found[0], tensor, _version(tensor)
+            found = self.known[id(tensor)] = row, tensor, _version(tensor)
         return found[0]
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
@@ -287,14 +302,17 @@ class Session:
 
     # Running.
 
-    def flush(self) -> None:
-        """Run everything that was recorded since the last flush, as one schedule."""
+    def flush(self, wanted: Sequence[int] | None = None) -> None:
+        """Run everything that was recorded since the last flush.
+
+        Only values that are ``wanted`` are read afterwards; ``None`` for any of them.
+        """
         if not self.starts:
             return
         # What fails from here on belongs to all examples.
         example, self.example = self.example, None
         self.table.engine.to(self.device)
-        outside, parts = self.outside_tensors(), self.plan()
+        outside, parts = self.outside_tensors(), self.plan(wanted)
         for _, tensor, version in self.known.values():
             if _version(tensor) != version:
                 what = "autobatch: a tensor was changed in place after the model had used it"
@@ -312,10 +330,11 @@ class Session:
         self.parts += parts
         self.flushes += 1
 
-    def plan(self) -> list[Part]:
+    def plan(self, wanted: Sequence[int] | None) -> list[Part]:
         """Schedule everything that was recorded since the last flush."""
         records = (self.code, self.starts, self.base)
-        return Planner(self.table, *records, self.values, list(self.outside)).parts(self.policy)
+        planner = Planner(self.table, *records, self.values, list(self.outside))
+        return planner.parts(self.policy, wanted)
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:
         """Stack the rows from outside that were recorded since the last flush."""
@@ -373,7 +392,7 @@ class Session:
 
     def close(self) -> None:
         """Drop values and rows, which refer to this session in a cycle."""
-        for held in (self.known, self.emitted, self.outside, self.content):
+        for held in (self.known, self.numbers, self.emitted, self.outside, self.content):
             held.clear()
         self.run = Run(self.table.engine)
 

@@ -72,12 +72,6 @@ class Site:
     build: Callable[[list[Lazy]], Any] | None = None  # the result of a call; None if it is one row
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
 
-    def results(self, session: Any, first: int) -> Any:
-        """Create the lazy results of one call."""
-        if self.build is None:
-            return Lazy(session, first, self.kinds[0])
-        return self.build([Lazy(session, n, kind) for n, kind in enumerate(self.kinds, first)])
-
 
 NOTE = "  in autobatch: "
 """Begins the note that says where an error of the user's own code was raised."""

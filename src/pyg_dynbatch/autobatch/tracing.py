@@ -163,12 +163,22 @@ class TracedBatch(MovablePlan):
         )
 
 
+def wanted_values(
+    columns: Sequence[Column], emitted: Mapping[str, tuple[Column, list[int]]]
+) -> list[int]:
+    """List the values that the results and the emitted values read."""
+    read = [column for column in columns if isinstance(column, tuple)]
+    read += [column for column, _ in emitted.values() if isinstance(column, tuple)]
+    return [number for _, numbers in read for number in numbers]
+
+
 def schedule_batch(
     session: Session, columns: Sequence[Column], structure: Any,
     emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
 ) -> TracedBatch:  # fmt: skip
     """Schedule what a session has recorded."""
-    outside, parts, row = _plain(session), session.plan(), session.values.row
+    parts = session.plan(wanted_values(columns, emitted))
+    outside, row = _plain(session), session.values.row
 
     def rows_of(column: Any) -> Rows:
         return column[0], torch.from_numpy(row[column[1]])
