@@ -85,7 +85,7 @@ def ways(model: Any, examples: list[Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", CELLS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(examples=st.lists(trees(), min_size=1, max_size=5))
 def test_batched_equals_one_by_one(kind: str, examples: list[Any]) -> None:
     check(Recursion(CELLS[kind]()), examples)

@@ -148,7 +148,8 @@ class Planner:
 
     def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Schedule:
         program, values = self._program(chosen)
-        schedule = Schedule.from_programs([program], policy)
+        # Numbers that were met before are one value already.
+        schedule = Schedule.from_programs([program], policy, merge_equal=False)
         flat, row = schedule.index.numpy(), self.values.row
         for name, output in schedule.outputs.items():
             rows = flat[output.rows.offset : output.rows.offset + output.rows.length]
@@ -242,7 +243,9 @@ class Planner:
 
     def _forest(self, sites: Sequence[Site]) -> "_Forest | None":
         """Return the calls of a cell as a forest, unless some child is not a call of the cell."""
-        mine = np.isin(self.site, [site.number for site in sites])
+        of_cell = np.zeros(len(self.table.sites), dtype=bool)
+        of_cell[[site.number for site in sites]] = True
+        mine = of_cell[self.site]
         records, node = np.flatnonzero(mine), np.cumsum(mine) - 1
         inputs, edges = np.full(records.size, -1), []
         for site in sites:
@@ -315,12 +318,14 @@ class _Forest:
 
 def _reached(graph: TopologicalOrder, forest: _Forest, others: Sequence[_Forest]) -> np.ndarray:
     """Return which records depend on a forest; each forest runs as a whole."""
-    reached = np.zeros(graph.count.size, dtype=bool)
+    reached, last = np.zeros(graph.count.size, dtype=bool), np.zeros(graph.count.size, np.int64)
     reached[forest.records] = True
     latest = forest.records
     while latest.size:
-        users = np.unique(graph.users_of(latest))
+        users = graph.users_of(latest)
         users = users[~reached[users]]
+        last[users] = position = np.arange(users.size)
+        users = users[last[users] == position]  # each once
         reached[users] = True
         for other in others:
             touched = reached[other.records]
