@@ -126,14 +126,15 @@ class Peer(ABC):
         batch = self.prepare(trees)
         lap("prepare")
         roots = partial(self.roots, batch)
-        bench.time_passes(lap, lambda: self._loss(roots()), infer=roots)
+        bench.time_passes(lap, lambda: self.loss(roots()), infer=roots)
 
     def results(self, trees: Sequence[PeerTree]) -> list[Tensor]:
         """Return the roots and the gradients of all parameters, for comparison."""
         roots = self.roots(self.prepare(trees))
-        return bench.with_gradients(roots, self._loss(roots), self.model.parameters())
+        return bench.with_gradients(roots, self.loss(roots), self.model.parameters())
 
-    def _loss(self, roots: Tensor) -> Tensor:
+    def loss(self, roots: Tensor) -> Tensor:
+        """Return the sum of the dot products of the roots with one row."""
         return (roots * self.model.direction).sum()
 
 
@@ -193,7 +194,7 @@ class AutoBatch(Peer):
     def results(self, trees: Sequence[PeerTree]) -> list[Tensor]:
         """Return the roots and the gradients, in the order of the parameters of the model."""
         roots = self.roots(self.prepare(trees))
-        found, *gradients = bench.with_gradients(roots, self._loss(roots), self.parameters)
+        found, *gradients = bench.with_gradients(roots, self.loss(roots), self.parameters)
         return [found, *_for_model(*gradients)]
 
 
@@ -564,7 +565,7 @@ class Case:
         """Measure one batch size."""
         few = min(size, self.options.loop_trees)
         drawn = (self.draw_batches(size) for _ in range(self.options.batches))
-        batches = ((self.contenders(each, few), {}) for each in drawn)
+        batches: Iterator[bench.Batch] = ((self.contenders(each, few), {}) for each in drawn)
         rounds, _ = bench.interleave_batches(batches, self.options, self.device)
         common = self.common | {"batch": size}
         for name in rounds:
