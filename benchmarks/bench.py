@@ -15,6 +15,7 @@ import gc
 import json
 import math
 import platform
+import runpy
 import statistics
 import time
 from argparse import Namespace
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -211,6 +212,13 @@ def chosen_device(name: str) -> torch.device:
         what = f"the device {name!r} cannot be used"
         raise mismatch(ValueError, what, expected, got) from error
     return device
+
+
+@cache
+def example(name: str) -> Any:
+    """Return the names that an example defines, without running its ``main``."""
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    return SimpleNamespace(**runpy.run_path(str(path), run_name=name))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """One binary Tree-LSTM on random trees, computed as users would do it without this package.
 
-A recursive loop over nodes, a loop over levels in PyG, padding, and DGL, torchfold and DyNet where
-they can be imported. Roots and gradients are compared first.
+A recursive loop over nodes, the same code batched by `autobatch`, a loop over levels in PyG,
+padding, and DGL, torchfold and DyNet where they can be imported. Roots and gradients are compared
+first.
 """
 
 import os
@@ -25,15 +26,17 @@ from torch_geometric.nn import MessagePassing
 from benchmarks import bench
 from benchmarks.tree_lstm import State, Weights, root_state
 from benchmarks.trees import Shape, frequent_words
+from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.models import TreeEncoder
 
 OURS, EVERY_LEAF = "pyg_dynbatch", "pyg_dynbatch, every leaf"
+AUTOBATCH, DYNET = "autobatch", "DyNet"
 RECURSIVE, LEVELS, PADDED = "recursive loop", "PyG level loop", "padded"
-PACKAGES = ("DGL", "torchfold", "DyNet")
-PEERS = (EVERY_LEAF, RECURSIVE, LEVELS, PADDED, *PACKAGES)
+PACKAGES = ("DGL", "torchfold", DYNET)
+PEERS = (EVERY_LEAF, AUTOBATCH, RECURSIVE, LEVELS, PADDED, *PACKAGES)
 
 PREPARED = bench.phases("prepare")
 COMPARED = {
@@ -67,12 +70,15 @@ class PeerTree(NamedTuple):
     shape: Shape
     tokens: list[int]  # the word of each node, -1 for inner nodes
     data: DynTreeData
+    nested: Any  # a word, or a pair of trees
 
     @classmethod
     def of(cls, shape: Shape, words: Tensor) -> "PeerTree":
         """Create a tree with one word per leaf."""
         data = shape.example(words)
-        return cls(shape, data.token.tolist(), data)
+        tokens = data.token.tolist()
+        nested = root_state(shape, tokens.__getitem__, lambda left, right: (left, right))
+        return cls(shape, tokens, data, nested)
 
 
 class PeerModel(nn.Module):
@@ -120,14 +126,15 @@ class Peer(ABC):
         batch = self.prepare(trees)
         lap("prepare")
         roots = partial(self.roots, batch)
-        bench.time_passes(lap, lambda: self._loss(roots()), infer=roots)
+        bench.time_passes(lap, lambda: self.loss(roots()), infer=roots)
 
     def results(self, trees: Sequence[PeerTree]) -> list[Tensor]:
         """Return the roots and the gradients of all parameters, for comparison."""
         roots = self.roots(self.prepare(trees))
-        return bench.with_gradients(roots, self._loss(roots), self.model.parameters())
+        return bench.with_gradients(roots, self.loss(roots), self.model.parameters())
 
-    def _loss(self, roots: Tensor) -> Tensor:
+    def loss(self, roots: Tensor) -> Tensor:
+        """Return the sum of the dot products of the roots with one row."""
         return (roots * self.model.direction).sum()
 
 
@@ -152,6 +159,43 @@ class EveryLeaf(Ours):
         inputs = self.model.words(batch.token.index_select(0, schedule.input_node))
         layer = self.model.encoder.layer
         return layer(inputs, batch.edge_index, schedule, nodes=batch.root_index)
+
+
+class AutoBatch(Peer):
+    """The recursive model of the example, batched; it has a copy of the weights."""
+
+    def __init__(self, model: PeerModel) -> None:
+        super().__init__(model)
+        tree_lstm: type[nn.Module] = bench.example("autobatch_tree_lstm").TreeLSTM
+
+        class Roots(tree_lstm):  # type: ignore[misc, valid-type]
+            def forward(self, tree: Any) -> Any:
+                return self.encode(tree)[0]
+
+        plain = Roots(1, model.units).to(self.device)
+        plain.word = model.words
+        own = dict(plain.named_parameters())
+        names = ("leaf.weight", "leaf.bias", "cell.weight", "cell.bias")
+        self.parameters = [own[name] for name in ("word.weight", *names)]
+        with torch.no_grad():
+            for parameter, weight in zip(self.parameters[1:], model.weights(), strict=True):
+                parameter.copy_(weight)
+        self.batched = autobatch(plain)
+
+    def roots(self, batch: Any) -> Tensor:
+        """Record all trees, then run them."""
+        return self.batched([tree.nested for tree in batch])
+
+    def run(self, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
+        """Time as for all peers."""
+        self.batched.zero_grad()
+        super().run(trees, lap)
+
+    def results(self, trees: Sequence[PeerTree]) -> list[Tensor]:
+        """Return the roots and the gradients, in the order of the parameters of the model."""
+        roots = self.roots(self.prepare(trees))
+        found, *gradients = bench.with_gradients(roots, self.loss(roots), self.parameters)
+        return [found, *_for_model(*gradients)]
 
 
 class RecursiveLoop(Peer):
@@ -434,17 +478,26 @@ class DyNetPeer(Peer):
         loss = self._expression(trees)
         loss.value()
         loss.backward()
-        words, leaf, leaf_bias, hidden, bias = (
+        gradients = [
             torch.from_numpy(each.grad_as_array()).float() for each in (self.words, *self.weights)
-        )
+        ]
         self.trainer.update()
-        # Unlike DyNet's copy, the model has weights for the forget gate of a leaf, whose gradient
-        # is zero, and one bias for both forget gates.
-        units = self.model.units
-        none = torch.zeros(units, leaf.size(1))
-        shared = bias[3 * units :].view(2, units).sum(0)
-        both = torch.cat([bias[: 3 * units] + leaf_bias, shared])
-        return [roots, words, torch.cat([leaf, none]), hidden, both]
+        return [roots, *_for_model(*gradients)]
+
+
+def _for_model(
+    words: Tensor, leaf: Tensor, leaf_bias: Tensor, hidden: Tensor, bias: Tensor
+) -> list[Tensor]:
+    """Convert the gradients of a copy of the weights to those of the model.
+
+    The model has weights for the forget gate of a leaf, whose gradient is zero, and one bias for
+    both forget gates.
+    """
+    units = leaf.size(0) // 3
+    none = leaf.new_zeros(units, leaf.size(1))
+    shared = bias[3 * units :].view(2, units).sum(0)
+    both = torch.cat([bias[: 3 * units] + leaf_bias, shared])
+    return [words, torch.cat([leaf, none]), both, hidden]
 
 
 def _numpy(rows: Tensor) -> Any:
@@ -454,12 +507,13 @@ def _numpy(rows: Tensor) -> Any:
 WAYS: dict[str, Callable[[PeerModel], Peer]] = {
     OURS: Ours,
     EVERY_LEAF: EveryLeaf,
+    AUTOBATCH: AutoBatch,
     RECURSIVE: RecursiveLoop,
     LEVELS: LevelLoop,
     PADDED: Padded,
     "DGL": DGLPeer,
     "torchfold": TorchFoldPeer,
-    "DyNet": DyNetPeer,
+    DYNET: DyNetPeer,
 }
 
 
@@ -468,7 +522,7 @@ def make_peers(model: PeerModel, names: Sequence[str]) -> tuple[dict[str, Peer],
     peers: dict[str, Peer] = {}
     missing: dict[str, str] = {}
     for name in names:
-        if name == "DyNet" and model.direction.device.type != "cpu":
+        if name == DYNET and model.direction.device.type != "cpu":
             missing[name] = "runs here on the CPU only"
             continue
         try:
@@ -510,7 +564,8 @@ class Case:
     def measure(self, size: int) -> Iterator[bench.Record]:
         """Measure one batch size."""
         few = min(size, self.options.loop_trees)
-        batches = (self._contenders(size, few) for _ in range(self.options.batches))
+        drawn = (self.draw_batches(size) for _ in range(self.options.batches))
+        batches: Iterator[bench.Batch] = ((self.contenders(each, few), {}) for each in drawn)
         rounds, _ = bench.interleave_batches(batches, self.options, self.device)
         common = self.common | {"batch": size}
         for name in rounds:
@@ -521,9 +576,13 @@ class Case:
         for name, reason in self.missing.items():
             yield bench.make_record(common | {"reason": reason}, name, bench.LEFT_OUT)
 
-    def _contenders(self, size: int, few: int) -> bench.Batch:
-        """Run mini-batches one after another, as in training; report the time of one."""
-        batches = [self.draw_trees(size) for _ in range(max(1, _LEAST // size))]
+    def draw_batches(self, size: int) -> list[list[PeerTree]]:
+        """Draw mini-batches that are run one after another, as in training."""
+        return [self.draw_trees(size) for _ in range(max(1, _LEAST // size))]
+
+    def contenders(self, batches: Sequence[list[PeerTree]], few: int = 0) -> bench.Contenders:
+        """Run all mini-batches; report the time of one."""
+        size = len(batches[0])
         contenders = {
             name: bench.scaled(partial(_run, peer, batches), 1 / len(batches))
             for name, peer in self.peers.items()
@@ -532,7 +591,7 @@ class Case:
             # It runs one tree after another, so a few represent the batch.
             run = partial(_run, self.peers[RECURSIVE], [trees[:few] for trees in batches])
             contenders[RECURSIVE] = bench.scaled(run, size / few / len(batches))
-        return contenders, {}
+        return contenders
 
 
 def _run(peer: Peer, batches: Sequence[Sequence[PeerTree]], lap: bench.Stopwatch) -> None:

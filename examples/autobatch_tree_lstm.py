@@ -17,7 +17,7 @@ class Cell(nn.Linear):
 
     def forward(self, inputs: Tensor, *memories: Tensor) -> State:
         """Compute ``(h, c)`` (Tai et al. 2015, equations 9-14)."""
-        u, i, o, *forget = super().forward(inputs).split(WIDTH, -1)
+        u, i, o, *forget = super().forward(inputs).chunk(3 + len(memories), -1)
         c = i.sigmoid() * u.tanh()
         for f, memory in zip(forget, memories, strict=True):
             c = c + f.sigmoid() * memory
@@ -27,10 +27,10 @@ class Cell(nn.Linear):
 class TreeLSTM(nn.Module):
     """Classify one tree: a word, or a pair of trees."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = WORDS, width: int = WIDTH) -> None:
         super().__init__()
-        self.word, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.leaf, self.cell = Cell(WIDTH, 3 * WIDTH), Cell(2 * WIDTH, 5 * WIDTH)
+        self.word, self.head = nn.Embedding(words, width), nn.Linear(width, CLASSES)
+        self.leaf, self.cell = Cell(width, 3 * width), Cell(2 * width, 5 * width)
 
     def encode(self, tree: int | tuple) -> State:
         """Compute the state of a tree."""

@@ -86,12 +86,12 @@ def test_records(
     run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "dgl", None)
-    records = run(peers, *SMALL, "--peers", *PEERS[:4], "DGL")
+    records = run(peers, *SMALL, "--peers", *PEERS[:5], "DGL")
     timed = {(r["batch"], r["mode"], r["phase"]): r for r in records if r["phase"] != "left out"}
     assert set(timed) == {
         (batch, mode, phase)
         for batch in (1, 3)
-        for mode in (OURS, *PEERS[:4])
+        for mode in (OURS, *PEERS[:5])
         for phase in peers.PHASES
     }
     assert timed[3, RECURSIVE, "train"]["scaled_by"] == 1.5

@@ -1,0 +1,550 @@
+"""Ordinary models batched by `autobatch`, beside what users have without it.
+
+Trees beside DyNet; SPINN, which decides by itself, and thousands of expressions beside one example
+after the other; an encoder-decoder beside the padded model. Results and gradients are compared
+first.
+"""
+
+import copy
+import cProfile
+import math
+import pstats
+import random
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils.data import DataLoader
+
+from benchmarks import bench, peers
+from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF, PeerTree
+from benchmarks.products import BareProducts, classifier_products, work
+from benchmarks.trees import CLASSES, schedule_of, sentiment_trees
+from pyg_dynbatch.autobatch import AutoBatch, autobatch
+from pyg_dynbatch.autobatch.fibers import run_examples
+from pyg_dynbatch.autobatch.model import _recording
+from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.core.schedule import Schedule
+
+TRACES, AHEAD, WORKER = "cached traces", "batches ahead", "loader worker"
+BARE, EAGER, PADDED = "bare products", "one by one", "padded"
+
+PARTS = bench.phases("record", "schedule", "forward", "backward")
+TREE_PHASES = {**PARTS, "train": ("prepare", *bench.TRAIN), "inference": ("prepare", "inference")}
+PHASES = bench.phases("forward", "backward", "inference", train=bench.TRAIN, step=bench.STEP)
+WORDS = 20
+"""Words of SPINN and of the encoder-decoder; larger tables would slow down eager gradients."""
+
+
+def add_options(parser: bench.Options) -> None:
+    """Declare the options."""
+    parser.choices("--models", MODELS)
+    parser.trees()
+    parser.counts("--batch-sizes", [1, 32, 128, 256], "of trees")
+    parser.counts("--leaves", [20, 128], "of a tree", least=2)
+    parser.counts("--units", [150, 300], "of the Tree-LSTM")
+    parser.count("--words", 21_702, "of the trees (default: 21702)", least=2)
+    parser.count("--width", 100, "of SPINN and of the encoder-decoder (default: 100)")
+    parser.count("--sentences", 64, "in a batch of these two (default: 64)")
+    parser.count("--longest", 256, "words where lengths differ widely (default: 256)", least=5)
+    parser.count("--expressions", 10_000, "that are fitted in one batch (default: 10000)")
+    parser.count("--loop-examples", 200, "expressions that the loop fits (default: 200)")
+    parser.count("--calls", 20_000, "recorded to time a single call (default: 20000)")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes")
+    parser.common(seed=0, budget=60.0, repeats=3)
+
+
+def record(model: AutoBatch, examples: Sequence[Any]) -> Session:
+    """Record examples, as a call of the model does before it schedules and runs them."""
+    session = model._begin()
+    with _recording(session, model.plain):
+        run_examples(session, model.plain, examples)
+    return session
+
+
+class Recorded(peers.AutoBatch):
+    """The model as users call it; afterwards, recording and scheduling are timed apart."""
+
+    def run(self, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
+        """Time as for all peers, then the parts."""
+        super().run(trees, lap)
+        examples = [tree.nested for tree in trees]
+        lap.skip()
+        session = record(self.batched, examples)
+        lap("record")
+        program, _ = session.program()
+        Schedule.from_programs([program], self.batched.policy)
+        lap("schedule")
+
+
+class Ahead(peers.AutoBatch):
+    """The model on batches that were recorded and scheduled before."""
+
+    def __init__(self, model: peers.PeerModel) -> None:
+        super().__init__(model)
+        self.known: dict[int, tuple[Any, Any]] = {}
+
+    def roots(self, batch: Any) -> Tensor:
+        """Run what is kept for these trees, which are kept as well."""
+        if id(batch) not in self.known:
+            self.known[id(batch)] = batch, self.kept([tree.nested for tree in batch])
+        return self.batched(self.known[id(batch)][1])
+
+    def kept(self, examples: list[Any]) -> Any:
+        """Return what the model takes in place of the examples."""
+        return self.batched.collate(examples)
+
+
+class Traces(Ahead):
+    """The model on traces of the trees, which are scheduled at every call."""
+
+    def kept(self, examples: list[Any]) -> Any:
+        """Record every tree."""
+        return [self.batched.trace(example) for example in examples]
+
+
+def run_bare(parts: Sequence[BareProducts], lap: bench.Stopwatch) -> None:
+    """Time the bare products of several mini-batches."""
+    lap("prepare")
+    for part in parts:
+        part.run(lap)
+
+
+def _loss(peer: peers.AutoBatch, batch: Any) -> Tensor:
+    return peer.loss(peer.batched(batch))
+
+
+def from_worker(peer: peers.AutoBatch, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
+    """Time both passes, then inference, on batches from a worker process, waiting included."""
+    warm_up, timed = 3, 4
+    facts: Any = {"batch_size": len(trees), "collate_fn": peer.batched.collate, "num_workers": 1}
+    examples: Any = [tree.nested for tree in trees] * (warm_up + timed)
+    lap("prepare")
+    for train in (True, False):
+        loader: Any = iter(DataLoader(examples, **facts))
+        with torch.inference_mode(not train):
+            for _ in range(warm_up):  # until the queue is as full as it will be
+                peer.batched(next(loader))
+            lap.skip()
+            for batch in loader:
+                if train:
+                    lap("forward")  # waiting
+                    peer.batched.zero_grad()
+                    bench.time_passes(lap, partial(_loss, peer, batch))
+                else:
+                    peer.batched(batch)
+            lap("inference")
+    lap.seconds = {phase: seconds / timed for phase, seconds in lap.seconds.items()}
+
+
+def run_trees(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
+    """Race DyNet on random trees."""
+    options = copy.copy(options)
+    options.peers = [DYNET, EVERY_LEAF]
+    for leaves in options.leaves:
+        for units in options.units:
+            case = peers.Case(options, leaves, units, device)
+            del case.peers[peers.OURS]  # it computes equal leaves once
+            mine = {AUTOBATCH: Recorded, TRACES: Traces, AHEAD: Ahead}
+            own: dict[str, peers.AutoBatch] = {
+                name: peer(case.model) for name, peer in mine.items()
+            }
+            case.peers |= own
+            case.check()
+            for size in options.batch_sizes:
+                yield from _race(options, case, size, own[AHEAD])
+            if options.profile:
+                profile(own[AUTOBATCH], case.draw_trees(size))
+
+
+def _race(
+    options: Namespace, case: peers.Case, size: int, ahead: peers.AutoBatch
+) -> Iterator[bench.Record]:
+    batches = case.draw_batches(size)
+    contenders = case.contenders(batches)
+    units = case.model.units
+    schedules = [schedule_of([tree.data for tree in trees]) for trees in batches]
+    products = [classifier_products(each, units, units, CLASSES)[:-1] for each in schedules]
+    bare = [BareProducts(each, case.device) for each in products]
+    contenders[BARE] = bench.scaled(partial(run_bare, bare), 1 / len(bare))
+    if size == max(options.batch_sizes):
+        contenders[WORKER] = partial(from_worker, ahead, batches[0])
+    rounds = _rounds(contenders, options, case.device)
+    common = case.common | {"model": "trees", "batch": size, **work(products[0])}
+    base = DYNET if DYNET in rounds else None
+    for name in rounds:
+        to = None if name == DYNET else base
+        for one in bench.phase_records(common, name, rounds, TREE_PHASES, to):
+            if one["phase"] in ("train", "inference"):
+                parts = TREE_PHASES[one["phase"]]
+                one["to_bare"] = bench.median_ratio(rounds[name], rounds[BARE], parts)
+            yield one
+    for name, reason in case.missing.items():
+        yield bench.make_record(common | {"reason": reason}, name, bench.LEFT_OUT)
+
+
+def _rounds(
+    contenders: bench.Contenders, options: Namespace, device: torch.device
+) -> bench.AllRounds:
+    facts: Any = {"repeats": options.repeats, "budget": options.budget}
+    return bench.interleave(contenders, device=device, **facts)
+
+
+def profile(peer: peers.AutoBatch, trees: Sequence[PeerTree]) -> None:
+    """Print where the time of recording and scheduling goes, then that of a training step."""
+    examples = [tree.nested for tree in trees]
+    with cProfile.Profile() as found:  # it inflates calls of Python functions
+        batch = peer.batched.collate(examples)
+    pstats.Stats(found).sort_stats("tottime").print_stats(20)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as events:
+        peer.loss(peer.batched(batch)).backward()
+    print(events.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))
+
+
+class Chain(nn.Module):
+    """As many calls of one kind as an example says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear, self.cell = kind, nn.Linear(4, 4), Pair()
+
+    def forward(self, example: tuple[Tensor, int]) -> Tensor:
+        """Run the chain."""
+        start, count = example
+        x = self.linear(start)
+        left = right = (x, x)
+        if self.kind == "module":
+            for _ in range(count):
+                x = self.linear(x)
+        elif self.kind == "cell with two states":
+            for _ in range(count):
+                left = self.cell(left, right)
+        elif self.kind == "operator":
+            for _ in range(count):
+                x = x + x
+        else:
+            for _ in range(count):
+                x = torch.tanh(x)
+        return x + left[0]
+
+
+class Pair(nn.Module):
+    """A cell of two states of two tensors."""
+
+    def forward(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Any:
+        """Add them."""
+        return left[0] + right[0], left[1] + right[1]
+
+
+KINDS = ("module", "cell with two states", "operator", "torch function")
+
+
+def run_calls(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
+    """Time the recording of single calls."""
+    length = min(1_000, options.calls)
+    count = options.calls // length
+    contenders: bench.Contenders = {}
+    for kind in KINDS:
+        model, start = autobatch(Chain(kind)).to(device), torch.ones(4, device=device)
+        record(model, [(start, 1)])
+
+        def run(lap: bench.Stopwatch, model: Any = model, start: Tensor = start) -> None:
+            record(model, [(start, length)] * count)
+            lap("record")
+
+        contenders[kind] = run
+    rounds = _rounds(contenders, options, device)
+    common = {"case": "calls", "model": "calls", "batch": length * count, "unit": "calls"}
+    for kind in KINDS:
+        yield from bench.phase_records(common, kind, rounds, bench.phases("record"))
+
+
+class Rival(NamedTuple):
+    """One of several ways to compute the losses of the same examples."""
+
+    loss: Callable[[], Tensor]
+    """Losses ``[example]`` of a training step."""
+
+    infer: Callable[[], object]
+    parameters: Sequence[Tensor]
+    """In the order of the other ways."""
+
+    optimizer: torch.optim.Optimizer | None = None
+
+    def run(self, lap: bench.Stopwatch) -> None:
+        """Time a training step, and inference."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        bench.time_passes(lap, self.loss, optimizer=self.optimizer, infer=self.infer)
+
+    def results(self) -> list[Tensor]:
+        """Return the losses, and the gradients of their sum."""
+        losses = self.loss()
+        return bench.with_gradients(losses, losses.sum(), self.parameters)
+
+
+def race(
+    rivals: dict[str, Rival], common: bench.Record, options: Namespace, device: torch.device
+) -> Iterator[bench.Record]:
+    """Compare results with those of the first, then time all."""
+    base, *others = rivals
+    wanted = rivals[base].results()
+    for name in others:
+        bench.assert_agreement(name, wanted, rivals[name].results(), 1e-3)
+    yield from _timed({name: rival.run for name, rival in rivals.items()}, common, options, device)
+
+
+def _timed(
+    contenders: bench.Contenders, common: bench.Record, options: Namespace, device: torch.device
+) -> Iterator[bench.Record]:
+    base, *_ = contenders
+    rounds = _rounds(contenders, options, device)
+    for name in contenders:
+        to = None if name == base else base
+        yield from bench.phase_records(common, name, rounds, PHASES, to)
+
+
+def sentences(options: Namespace) -> list[list[Tensor]]:
+    """Return the words of as many sentences of the treebank as a batch has, or random ones."""
+    trees, _, _ = sentiment_trees(options)
+    tokens = (trees[k].token for k in range(options.sentences))
+    return [list(token[token >= 0] % WORDS) for token in tokens]
+
+
+def run_spinn(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
+    """Compare SPINN, which decides by itself, with the same code one example after the other."""
+    torch.manual_seed(options.seed)
+    model = autobatch(bench.example("autobatch_spinn").Spinn(WORDS, options.width, CLASSES))
+    model.to(device)
+    examples = [([word.to(device) for word in words], None) for words in sentences(options)]
+    labels = torch.arange(len(examples), device=device) % CLASSES
+
+    def rival(batch: bool) -> Rival:
+        compute = partial(model, examples, batch=batch)
+        loss = partial(_losses, compute, labels)
+        return Rival(loss, compute, [*model.parameters()])
+
+    with torch.no_grad():
+        flushes = model.explain(examples).flushes
+        longest = max(model.explain([example]).flushes for example in examples)
+    common: bench.Record = {
+        "case": f"SPINN, width {options.width}",
+        "model": "spinn",
+        "unit": "examples",
+    }
+    common |= {"batch": len(examples), "flushes": flushes, "longest": longest}
+    yield from race({EAGER: rival(False), AUTOBATCH: rival(True)}, common, options, device)
+
+
+def _losses(compute: Callable[[], Tensor], labels: Tensor) -> Tensor:
+    return cross_entropy(compute(), labels, reduction="none")
+
+
+def run_symbolic(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
+    """Compare one step of descent on many expressions with a loop over some of them."""
+    names = bench.example("autobatch_symbolic")
+    torch.manual_seed(options.seed)
+    trees, num_constants, points = names.problem(options.expressions)
+    few = trees[: options.loop_examples]
+    _, num_few, _ = names.problem(len(few))
+    target = torch.sin(points).to(device)
+    plain = names.Expression(num_constants, points).to(device)
+    # The loop has a table of its own, since a larger one would slow down its gradients.
+    small = names.Expression(num_few, points).to(device)
+    with torch.no_grad():
+        small.constants.weight.copy_(plain.constants.weight[:num_few])
+    model = autobatch(plain)
+    batch = model.collate(trees)
+
+    def rival(module: nn.Module, compute: Callable[[], Tensor]) -> Rival:
+        parameters = [*module.parameters()]
+        optimizer = torch.optim.Adam(parameters, lr=0.0)
+        loss = lambda: (compute() - target).square().mean(1)  # noqa: E731
+        return Rival(loss, compute, parameters, optimizer)
+
+    loop = rival(small, partial(autobatch(small), few, batch=False))
+    wanted, found = loop.results(), rival(plain, partial(model, few)).results()
+    bench.assert_agreement(AUTOBATCH, wanted, [found[0], found[1][:num_few]], 1e-3)
+    contenders = {
+        EAGER: bench.scaled(loop.run, len(trees) / len(few)),
+        AUTOBATCH: rival(plain, partial(model, trees)).run,
+        AHEAD: rival(plain, partial(model, batch)).run,
+    }
+    common = {"case": "expressions", "model": "symbolic", "unit": "examples", "batch": len(trees)}
+    yield from _timed(contenders, common, options, device)
+
+
+class PaddedTranslate(nn.Module):
+    """The encoder-decoder of the example on padded sentences, with its parameters."""
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__()
+        self.plain, width = plain, plain.zero.numel()
+        self.encoder = nn.LSTM(width, width, batch_first=True, bidirectional=True)
+        cells = {"forwards": "l0", "backwards": "l0_reverse"}
+        own = {
+            f"{name}_{suffix}": tensor
+            for cell, suffix in cells.items()
+            for name, tensor in getattr(plain, cell).state_dict().items()
+        }
+        self.encoder.load_state_dict(own)
+        encoder = dict(self.encoder.named_parameters())
+        # In the order of the parameters of the example.
+        self.in_order = []
+        for name, parameter in plain.named_parameters():
+            cell, _, weight = name.partition(".")
+            self.in_order.append(encoder[f"{weight}_{cells[cell]}"] if cell in cells else parameter)
+
+    def forward(self, source: Tensor, lengths: Tensor, target: Tensor | None = None) -> Tensor:
+        """Return the loss per word of every sentence; without a target, decode greedily."""
+        plain, (size, longest) = self.plain, source.shape
+        packed = pack_padded_sequence(
+            plain.word(source), lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        memory, _ = pad_packed_sequence(self.encoder(packed)[0], batch_first=True)
+        filled = torch.arange(longest, device=source.device) < lengths[:, None]
+        context = memory[torch.arange(size, device=source.device), lengths - 1]
+        zero = plain.zero.expand(size, -1)
+        state, last = (zero, zero), torch.zeros_like(lengths)
+        given = None if target is None else plain.word(target)
+        losses, read = [], []
+        for step in range(longest):
+            word = plain.word(last) if given is None or not step else given[:, step - 1]
+            state = plain.decoder(torch.cat([word, context], -1), state)
+            scores = torch.bmm(memory, plain.query(state[0])[:, :, None])[:, :, 0]
+            weights = scores.masked_fill(~filled, -math.inf).softmax(-1)
+            context = torch.bmm(weights[:, None], memory)[:, 0]
+            read.append(torch.cat([state[0], context], -1))
+            if target is None:
+                scores = plain.score(read[-1])
+                last = scores.argmax(-1)
+                losses.append(scores.logsumexp(-1) - scores.gather(1, last[:, None])[:, 0])
+        if target is None:
+            loss = torch.stack(losses, 1)
+        else:  # all scores at once, as the words are known
+            loss = plain.score(torch.stack(read, 1)).transpose(1, 2)
+            loss = cross_entropy(loss, target, reduction="none")
+        return (loss * filled).sum(1) / lengths
+
+
+def run_translation(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
+    """Compare the encoder-decoder with the same model on padded sentences."""
+    names, rng = bench.example("autobatch_translation"), random.Random(options.seed)
+    of_trees = sentences(options)
+    bounds = math.log(4), math.log(options.longest)
+    lengths = [round(math.exp(rng.uniform(*bounds))) for _ in of_trees]
+    wide = [[torch.tensor(rng.randrange(1, WORDS)) for _ in range(n)] for n in lengths]
+    for case, sources in (
+        ("lengths of the trees", of_trees),
+        (f"lengths 4 to {options.longest}", wide),
+    ):
+        torch.manual_seed(options.seed)
+        model = autobatch(names.Translate(options.width)).to(device)
+        padded = PaddedTranslate(model.plain).to(device)
+        sources = [[word.to(device) for word in words] for words in sources]
+        examples = [(words, words[::-1]) for words in sources]
+        free = [(words, None) for words in sources]
+        batches = model.collate(examples), model.collate(free)
+        source, target = (
+            pad_sequence([torch.stack(example[part]) for example in examples], batch_first=True)
+            for part in (0, 1)
+        )
+        number = torch.tensor([len(words) for words in sources], device=device)
+        greedy = partial(padded, source, number)
+        with torch.no_grad():
+            bench.assert_agreement(AUTOBATCH, [greedy()], [model(free)], 1e-3)
+        own = [*model.parameters()]
+        rivals = {
+            PADDED: Rival(partial(padded, source, number, target), greedy, padded.in_order),
+            AUTOBATCH: Rival(partial(model, examples), partial(model, free), own),
+            AHEAD: Rival(partial(model, batches[0]), partial(model, batches[1]), own),
+        }
+        common: bench.Record = {
+            "case": case,
+            "model": "translation",
+            "unit": "examples",
+            "batch": len(sources),
+        }
+        common |= {"longest": int(number.max()), "mean": float(number.float().mean())}
+        yield from race(rivals, common, options, device)
+
+
+MODELS = {
+    "trees": run_trees, "calls": run_calls, "spinn": run_spinn, "symbolic": run_symbolic,
+    "translation": run_translation,
+}  # fmt: skip
+
+
+def run(options: Namespace, device: torch.device) -> list[bench.Record]:
+    """Run all models that were chosen."""
+    return [one for name in options.models for one in MODELS[name](options, device)]
+
+
+def _faster(row: Any) -> str:
+    return "-" if not row or not row.get("ratio") else format(1 / row["ratio"], ".2f")
+
+
+def report(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write one table per case of trees, one for calls, and one for the other models."""
+    columns: bench.Columns = {"mode": "mode"}
+    for phase in ("train", "inference"):
+        columns |= bench.phase_cells([phase], "trees/s", "trees_per_second", ".0f")
+        columns[f"{phase} x {DYNET}"] = lambda row, phase=phase: _faster(row.get(phase))
+        columns |= bench.phase_cells([phase], "/ bare", "to_bare")
+    columns |= bench.milliseconds(PARTS)
+    mine = [r for r in records if r["model"] == "trees" and r["phase"] != bench.LEFT_OUT]
+    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
+    yield from bench.tables(mine, ("case", "batch"), title, ("mode",), columns, _flops)
+    for name, reason in {r["mode"]: r["reason"] for r in records if "reason" in r}.items():
+        yield f"{name} is left out: {reason}"
+
+    def microseconds(row: bench.Record) -> str:
+        return format(row["median_seconds"] / row["batch"] * 1e6, ".2f")
+
+    calls = [record for record in records if record["model"] == "calls"]
+    yield from bench.tables(
+        calls, ("case",), "recording", ("mode",), {"call": "mode", "us": microseconds}
+    )
+    columns = {"mode": "mode", **bench.milliseconds(PHASES)}
+    for phase in ("train", "step", "inference"):
+        columns[f"{phase} x"] = lambda row, phase=phase: _faster(row.get(phase))
+    others = [record for record in records if record["model"] not in ("trees", "calls")]
+    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
+    yield from bench.tables(others, ("case", "batch"), title, ("mode",), columns, _facts)
+    yield "x: how many times as fast as the first, in the same rounds"
+
+
+def _flops(records: Sequence[bench.Record]) -> Iterator[str]:
+    forward, backward = (records[0][f"flops_{name}"] / 1e9 for name in bench.TRAIN)
+    yield f"products: {forward:.3f} GFLOP forward, {backward:.3f} GFLOP backward"
+
+
+def _facts(records: Sequence[bench.Record]) -> Iterator[str]:
+    first = records[0]
+    if "flushes" in first:
+        yield f"flushes: {first['flushes']}; most of a single example: {first['longest']}"
+    elif "mean" in first:
+        yield f"longest sentence: {first['longest']} words; mean: {first['mean']:.1f}"
+
+
+def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
+    """Draw trees per second over the batch size, and the gain of the other models."""
+    labels = ("batch", "per second")
+    for phase in ("train", "inference"):
+        mine = [r for r in records if r["phase"] == phase]
+        trees = [r for r in mine if r["model"] == "trees"]
+        curve = "{mode}, {case}"
+        yield bench.Panel(trees, curve, "batch", "trees_per_second", labels, "xy", phase)
+        others = [r for r in mine if r["model"] != "trees"]
+        yield bench.Panel(others, curve, "batch", "examples_per_second", labels, "xy", phase)
+
+
+if __name__ == "__main__":
+    sys.exit(bench.main(sys.modules[__name__]))

@@ -1,0 +1,87 @@
+"""The benchmark of autobatch runs on tiny sizes; nothing here is timed."""
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import autobatch, bench
+from benchmarks.autobatch import AHEAD, BARE, EAGER, KINDS, PADDED, TRACES, WORKER, PaddedTranslate
+from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF
+
+SMALL = ["--repeats", "1", "--trees", "4", "--width", "4", "--sentences", "3"]
+
+
+def test_trees(
+    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dynet_config", None)
+    sizes = ["--leaves", "4", "--units", "3", "--words", "9", "--batch-sizes", "1", "3"]
+    records = run(autobatch, *SMALL, *sizes, "--models", "trees", "--profile")
+    found = {(r["batch"], r["mode"], r["phase"]): r for r in records}
+    modes = {EVERY_LEAF, AUTOBATCH, TRACES, AHEAD, BARE}
+    passes = ("forward", "backward", "train", "inference")
+    assert set(found) == {
+        *((size, mode, phase) for size in (1, 3) for mode in modes for phase in passes),
+        *((3, WORKER, phase) for phase in passes),
+        *((size, AUTOBATCH, phase) for size in (1, 3) for phase in ("record", "schedule")),
+        *((size, DYNET, "left out") for size in (1, 3)),
+    }
+    assert all(record["ratio"] is None for record in records)
+    train = found[3, AUTOBATCH, "train"]
+    assert train["trees_per_second"] == pytest.approx(3 / train["median_seconds"])
+    assert train["flops_forward"] == 2 * 3 * (4 * 3 * 9 + 3 * 6 * 15)
+    assert train["to_bare"] > found[3, BARE, "train"]["to_bare"] == 1
+    shown = capsys.readouterr().out
+    for text in ("DyNet is left out: ModuleNotFoundError", "Self CPU", "tottime", "0.000 GFLOP"):
+        assert text in shown
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dynet_is_the_base(run: Any) -> None:
+    if find_spec("dynet") is None:
+        pytest.skip("DyNet is not installed")
+    sizes = ["--leaves", "4", "--units", "3", "--words", "9", "--batch-sizes", "3"]
+    records = run(autobatch, *SMALL, *sizes, "--models", "trees")
+    train = {r["mode"]: r["ratio_to"] for r in records if r["phase"] == "train"}
+    assert train.pop(DYNET) is None
+    assert set(train.values()) == {DYNET}
+
+
+def test_other_models(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    models = ["calls", "spinn", "symbolic", "translation"]
+    sizes = ["--expressions", "20", "--loop-examples", "5", "--calls", "50", "--longest", "6"]
+    records = run(autobatch, *SMALL, *sizes, "--models", *models)
+    calls = [r for r in records if r["model"] == "calls"]
+    assert [r["mode"] for r in calls] == list(KINDS)
+    assert {r["batch"] for r in calls} == {50}
+    ratios = {
+        (r["model"], r["mode"], r["phase"]): r["ratio_to"]
+        for r in records
+        if r["phase"] in ("train", "step", "inference")
+    }
+    own = {"spinn": [EAGER, AUTOBATCH], "symbolic": [EAGER, AUTOBATCH, AHEAD]}
+    own["translation"] = [PADDED, AUTOBATCH, AHEAD]
+    assert ratios == {
+        (model, mode, phase): None if mode == modes[0] else modes[0]
+        for model, modes in own.items()
+        for mode in modes
+        for phase in ("train", "step", "inference")
+        if phase != "step" or model == "symbolic"
+    }
+    spinn = bench.find(records, model="spinn", mode=AUTOBATCH)
+    assert spinn["flushes"] <= spinn["longest"]
+    shown = capsys.readouterr().out
+    for text in ("flushes: ", "longest sentence: ", "cell with two states"):
+        assert text in shown
+
+
+def test_the_padded_model_ignores_padding() -> None:
+    torch.manual_seed(0)
+    names = bench.example("autobatch_translation")
+    model = PaddedTranslate(names.Translate(4))
+    source, lengths = torch.randint(1, 20, (2, 5)), torch.tensor([5, 3])
+    one = model(source[1:, :3], lengths[1:], source[1:, :3])
+    torch.testing.assert_close(model(source, lengths, source)[1:], one)
