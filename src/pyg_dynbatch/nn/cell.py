@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
@@ -136,8 +137,12 @@ class RecursiveCell(nn.Module, ABC):
 
         Args:
             x: Inputs, ``[row, in_channels]``.
-            *children: One state per slot, or one :class:`~pyg_dynbatch.core.RaggedRows`.
+            *children: One state per slot, or one :class:`~pyg_dynbatch.core.RaggedRows`. With an
+                arity, all arguments may also be single rows, without the axis ``row``.
         """
+        if x.dim() == 1 and self.arity is not None:
+            rows = tree_map(lambda row: row[None], (x, *children))
+            return tree_map(lambda state: state[0], self(*rows))
         if self.arity is None:
             gathered: Any = children[0]
             if not isinstance(gathered.rows, tuple):
