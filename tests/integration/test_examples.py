@@ -5,13 +5,16 @@ import io
 import logging
 import re
 import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
+from pyg_dynbatch.autobatch import autobatch
 from tests.example_files import FOLDER, defined_in
 
 ANY = float("inf")
@@ -25,19 +28,20 @@ BOUNDS = {
         ("tags right without:", 0.35, 0.75),
     ],
     "autobatch_spinn": [
-        ("test accuracy with the parse:", 0.35, 1),
-        ("test accuracy with its own decisions:", 0.35, 1),
+        # The most frequent class has 0.12.
+        ("test accuracy with the parse:", 0.3, 1),
+        ("test accuracy with its own decisions:", 0.3, 1),
         ("flushes; words at most", 5, 12),
     ],
     "autobatch_symbolic": [
         ("step  0: median error", 0.02, 0.2),
         ("step 39: median error", 0, 0.005),
-        ("step 39: .*, mean", 0, 0.5),
+        ("step 39: .*, mean", 0, 0.1),
     ],
     "autobatch_syntax": [
         ("syntax trees of", 300, ANY),
         ("syntax trees of .* test accuracy", 0.4, 1),
-        ("bags of words of .* test accuracy", 0.1, 1),
+        ("bags of words of .* test accuracy", 0.4, 1),
     ],
     "autobatch_translation": [("loss", 0, 0.8), ("words right:", 0.6, 1)],
     "autobatch_tree_lstm": [
@@ -86,7 +90,7 @@ COMPARED: dict[str, tuple[str, Callable[[float, float], bool]]] = {
         lambda lexicon, without: without + 0.03 < lexicon,
     ),
     "autobatch_symbolic": (
-        r"mean (\d\.\d+)\n.*mean (\d\.\d+)",
+        r"mean (\d\.\d+)(?s:.*)mean (\d\.\d+)",
         lambda first, last: last < first / 5,
     ),
     "blocks_calculator": (
@@ -111,7 +115,7 @@ COMPARED: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 def printed_by(name: str) -> str:
     out, log = io.StringIO(), logging.getLogger("lightning.pytorch")
     level = log.level
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(out), mock.patch.object(sys, "argv", [f"{name}.py"]):
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     log.setLevel(level)
     return out.getvalue()
@@ -156,6 +160,16 @@ def test_attention_is_a_weighted_mean() -> None:
     with torch.no_grad():
         expected = score.tf_fn(rows).softmax(0).mul(rows).sum(0)
         torch.testing.assert_close(block.eval(rows.tolist()), expected)
+
+
+def test_spinn_flushes_no_more_often_than_its_longest_example() -> None:
+    torch.manual_seed(0)
+    model = autobatch(defined_in("autobatch_spinn")["Spinn"](8))
+    sentences = [(list(torch.randint(16, (length,))), None) for length in (1, 3, 7, 12, 12)]
+    alone = [model.explain([sentence]).flushes for sentence in sentences]
+    together = model.explain(sentences)
+    assert together.flushes == max(alone) < sum(together.reads.values())
+    torch.testing.assert_close(model(sentences), model(sentences, batch=False))
 
 
 METRICS = {
