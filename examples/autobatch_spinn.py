@@ -7,6 +7,7 @@ the model decides by itself in the middle of an example, and examples are batche
 import torch
 from jsonargparse import auto_cli
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from pyg_dynbatch.autobatch import autobatch, emit
 from pyg_dynbatch.data import to_nested
@@ -15,7 +16,7 @@ from pyg_dynbatch.nn import NaryTreeLSTMCell
 
 
 class Spinn(nn.Module):
-    """Classify one sentence, along given transitions or along its own."""
+    """Classify one sentence; word 16 stands below the stack and after the last word."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -24,23 +25,21 @@ class Spinn(nn.Module):
         self.join = NaryTreeLSTMCell(width, width)  # its input is the state of the tracker
 
     def forward(self, example: tuple[list[Tensor], list[int] | None]) -> Tensor:
-        """Return the scores of the classes, and emit the loss of each given transition."""
+        """Return the scores of the classes, and emit those of all transitions."""
         words, given = example
-        # Word 16 stands below the stack and after the last word: there is always one to see.
         end, *parts = (self.word(word).chunk(2, -1) for word in [torch.tensor(16), *words])
         buffer, stack, tracked = [end, *reversed(parts)], [end, end], None
         for step in range(2 * len(words) - 1):
             seen = torch.cat([h for h, _ in (buffer[-1], *stack[-2:])], -1)
             tracked = self.tracker(seen, tracked)
             scores = self.move(tracked[0])
+            emit("moves", scores)
             if given:
                 join = given[step]
-                emit("loss", scores.logsumexp(-1) - scores[join])
             else:  # item() waits until all examples of the batch have come this far
                 join = len(stack) > 3 and (len(buffer) == 1 or scores.argmax().item())
             if join:
-                right, left = stack.pop(), stack.pop()
-                stack.append(self.join(tracked[0], left, right))
+                stack[-2:] = [self.join(tracked[0], *stack[-2:])]
             else:
                 stack.append(buffer.pop())
         return self.head(stack[-1][0])
@@ -64,9 +63,10 @@ def main(train: int = 700, test: int = 200, length: int = 12, width: int = 32, e
     model = autobatch(Spinn(width))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for part in torch.cat([torch.randperm(train) for _ in range(epochs)]).split(64):
-        loss = nn.functional.cross_entropy(model([examples[i] for i in part]), labels[part])
+        loss = cross_entropy(model([examples[i] for i in part]), labels[part])
+        moves = torch.tensor([move for i in part for move in examples[i][1]])
         optimizer.zero_grad()
-        (loss + model.emitted["loss"].rows.mean()).backward()
+        (loss + cross_entropy(model.emitted["moves"].rows, moves)).backward()
         optimizer.step()
     free = [(words, None) for words, _ in tests]
     for name, given in (("the parse", tests), ("its own decisions", free)):

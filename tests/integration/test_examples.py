@@ -24,7 +24,6 @@ BOUNDS = {
     "any_conv_over_dag": [(r"GINEConv: .* topological order", 0.95, 1)],
     "autobatch_lattice": [
         ("tags right with the lexicon:", 0.6, 1),
-        # Without the words, the classes of many characters are unknown.
         ("tags right without:", 0.35, 0.75),
     ],
     "autobatch_spinn": [
