@@ -1,80 +1,80 @@
-"""A lattice LSTM: characters also read the words of a lexicon that end there, however many.
-
-Zhang and Yang (2018), arXiv:1805.02023, equations 10-15. Spaces are missing, and words overlap.
-"""
+"""A lattice LSTM (Zhang and Yang 2018, arXiv:1805.02023): letters read the words that end there."""
 
 import random
 from itertools import combinations
 
 import torch
+from jsonargparse import auto_cli
 from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import autobatch, emit, total
 
-LETTERS, CLASSES = 8, 3
+LETTERS, WORDS, CLASSES = 8, 60, 3
 
 
 class Lattice(nn.Module):
-    """Tag each character of a text with the class of its word; perhaps read the lexicon's words."""
+    """Emit the scores of the classes at each letter; an LSTM over letters if it reads no words."""
 
-    def __init__(self, words: int, reads: bool, width: int = 24) -> None:
+    def __init__(self, reads: bool, width: int) -> None:
         super().__init__()
-        self.reads = reads
-        self.letter, self.word = nn.Embedding(LETTERS, width), nn.Embedding(words, width)
-        self.gates, self.word_gates = (nn.Linear(2 * width, 3 * width) for _ in range(2))
-        self.merge, self.tag = nn.Linear(2 * width, width), nn.Linear(width, CLASSES)
+        self.reads, self.letter = reads, nn.Embedding(LETTERS, width)
+        self.word, self.word_gates = nn.Embedding(WORDS, width), nn.Linear(2 * width, 3 * width)
+        self.gates, self.choose = nn.Linear(2 * width, 3 * width), nn.Linear(2 * width, width)
+        self.tag = nn.Linear(width, CLASSES)
         self.register_buffer("zero", torch.zeros(width))
 
-    def forward(self, example: tuple[list[Tensor], dict, list[int]]) -> Tensor:
-        """Return the loss per character, and emit the scores of the classes."""
-        letters, words, tags = example
-        states, losses = [(self.zero, self.zero)], []
-        for end, letter in enumerate(map(self.letter, letters), 1):
-            i, o, c = self.gates(torch.cat([letter, states[-1][0]], -1)).chunk(3, -1)
-            cells, weights = [c.tanh()], [i.sigmoid().exp()]
-            for start, number in words.get(end, []) if self.reads else []:
-                h, c = states[start]
-                i, f, u = self.word_gates(torch.cat([self.word(number), h], -1)).chunk(3, -1)
-                cells.append(f.sigmoid() * c + i.sigmoid() * u.tanh())
-                weights.append(self.merge(torch.cat([letter, cells[-1]], -1)).sigmoid().exp())
-            c = total([w * cell for w, cell in zip(weights, cells, strict=True)]) / total(weights)
-            states.append((o.sigmoid() * c.tanh(), c))
-            scores = self.tag(states[-1][0])
-            emit("class", scores.argmax())
-            losses.append(scores.logsumexp(-1) - scores[tags[end - 1]])
-        return total(losses) / len(letters)
+    def forward(self, example: tuple[list[Tensor], list[list[tuple]], list[int]]) -> None:
+        """Read letters, and the words that begin at each, with the places of their last letters."""
+        letters, words, _ = example
+        h, c, ending = self.zero, self.zero, [[] for _ in letters]
+        for place, letter in enumerate(map(self.letter, letters)):
+            i, o, g = self.gates(torch.cat([letter, h], -1)).chunk(3, -1)
+            i, g, found = i.sigmoid(), g.tanh(), ending[place]
+            if found:  # a softmax weighs the letter and any number of words
+                gates = [i, *(self.choose(torch.cat([letter, m], -1)).sigmoid() for m in found)]
+                weights = [gate.exp() for gate in gates]
+                parts = [w * m for w, m in zip(weights, [g, *found], strict=True)]
+                c = total(parts) / total(weights)
+            else:
+                c = (1 - i) * c + i * g
+            h = o.sigmoid() * c.tanh()
+            for word, end in words[place] if self.reads else []:
+                i, f, g = self.word_gates(torch.cat([self.word(word), h], -1)).chunk(3, -1)
+                ending[end].append(f.sigmoid() * c + i.sigmoid() * g.tanh())
+            emit("scores", self.tag(h))
 
 
-def draw(rng: random.Random, lexicon: dict[tuple, int]) -> tuple[list[Tensor], dict, list[int]]:
-    """Draw a text; find all words of the lexicon in it, also those that are there by chance."""
-    text, tags, found = [], [], {}
-    for word in rng.choices([*lexicon], k=rng.randrange(1, 5)):
-        text += word
-        tags += [lexicon[word] % CLASSES] * len(word)
+def draw(rng: random.Random, lexicon: dict[tuple, int]) -> tuple[list, list, list[int]]:
+    """Draw a text, with all words found in it, also by chance, and the classes of its letters."""
+    drawn = rng.choices(list(lexicon), k=rng.randrange(1, 5))
+    text = [letter for word in drawn for letter in word]
+    words = [[] for _ in text]
     for start, end in combinations(range(len(text) + 1), 2):
         if (number := lexicon.get(tuple(text[start:end]))) is not None:
-            found.setdefault(end, []).append((start, torch.tensor(number)))
-    return [*map(torch.tensor, text)], found, tags
+            words[start].append((torch.tensor(number), end - 1))
+    return [*map(torch.tensor, text)], words, [lexicon[w] % CLASSES for w in drawn for _ in w]
 
 
-def main(steps: int = 35) -> None:
+def main(batches: int = 35, test: int = 100, width: int = 24) -> None:
     """Train with the lexicon and without; print the share of right tags."""
     rng = random.Random(0)
-    lexicon = {tuple(rng.choices(range(LETTERS), k=rng.randrange(2, 5))): n for n in range(60)}
-    *batches, tests = [[draw(rng, lexicon) for _ in range(40)] for _ in range(steps + 1)]
-    truth = torch.tensor([tag for _, _, tags in tests for tag in tags])
-    for name, reads in (("with the lexicon", True), ("without", False)):
+    lexicon = {tuple(rng.choices(range(LETTERS), k=rng.randrange(2, 5))): n for n in range(WORDS)}
+    *train, tests = [[draw(rng, lexicon) for _ in range(n)] for n in [40] * batches + [test]]
+    truth = [torch.tensor([c for *_, cs in texts for c in cs]) for texts in (*train, tests)]
+    for name, reads in ("with the lexicon", True), ("without", False):
         torch.manual_seed(0)
-        model = autobatch(Lattice(60, reads))
+        model = autobatch(Lattice(reads, width))
         optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-        for texts in batches:
+        for texts, classes in zip(train, truth[:-1], strict=True):
+            model(texts)
             optimizer.zero_grad()
-            model(texts).mean().backward()
+            nn.functional.cross_entropy(model.emitted["scores"].rows, classes).backward()
             optimizer.step()
         with torch.no_grad():
             model(tests)
-        print(f"tags right {name}: {(model.emitted['class'].rows == truth).float().mean():.3f}")
+        right = model.emitted["scores"].rows.argmax(1) == truth[-1]
+        print(f"tags right {name}: {right.float().mean():.3f}")
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main)

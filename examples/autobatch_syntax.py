@@ -2,79 +2,78 @@
 
 import ast
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 
 import torch
+from jsonargparse import auto_cli
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from pyg_dynbatch.autobatch import autobatch, total
 
 
-class Node:
-    """A node of a syntax tree: its type, an identifier in it, and its children."""
-
-    def __init__(self, node: ast.AST, words: dict[str, int]) -> None:
-        self.kind = type(node).__name__
-        own = next((text for text in vars(node).values() if isinstance(text, str)), None)
-        self.children = [Node(child, words) for child in ast.iter_child_nodes(node)]
-        self.words = [torch.tensor(words.get(own, 0)), *(w for c in self.children for w in c.words)]
+def words_of(node: ast.AST) -> list[str]:
+    """List the type of a node and the identifiers and texts in it."""
+    return [type(node).__name__, *(v for v in vars(node).values() if isinstance(v, str))]
 
 
 class Syntax(nn.Module):
-    """Combine the children of each node with the module of its type, or average all words."""
+    """Compute the state of a node from its last word and the states of its children."""
 
-    def __init__(self, kinds: list[str], words: int, classes: int, width: int = 32) -> None:
+    def __init__(self, numbers: dict[str, int], kinds: set[str], width: int) -> None:
         super().__init__()
-        self.word, self.head = nn.Embedding(words, width), nn.Linear(width, classes)
-        self.kinds = nn.ModuleDict({kind: nn.Linear(2 * width, width) for kind in kinds})
+        self.numbers, self.word = numbers, nn.Embedding(1000, width)
+        self.kinds = nn.ModuleDict({kind: nn.Linear(2 * width, width) for kind in sorted(kinds)})
 
-    def encode(self, node: Node) -> Tensor:
-        """Compute the state of a node."""
-        own = self.word(node.words[0])
-        below = total([*map(self.encode, node.children)], like=own)
-        return self.kinds[node.kind](torch.cat([own, below], -1)).tanh()
-
-    def forward(self, body: Node) -> Tensor:
-        """Return the scores of the first words of names."""
-        if self.kinds:
-            return self.head(self.encode(body))
-        return self.head(total([*map(self.word, body.words)]) / len(body.words))
+    def forward(self, node: ast.AST) -> Tensor:
+        """Walk the tree as Python has parsed it."""
+        word = self.word(torch.tensor(self.numbers.get(words_of(node)[-1], 0)))
+        below = total([self(child) for child in ast.iter_child_nodes(node)], like=word)
+        return below + self.kinds[type(node).__name__](torch.cat([word, below], -1)).tanh()
 
 
-def functions(files: int, most: int = 80) -> list[tuple[str, ast.Module]]:
-    """Read the bodies of the standard library's functions with the first words of their names."""
+def functions(files: int) -> list[tuple[str, ast.Module]]:
+    """Read small functions of the standard library: the first word of the name, and the body."""
     paths = sorted(Path(ast.__file__).parent.glob("*.py"))[:files]
-    parts = [part for path in paths for part in ast.walk(ast.parse(path.read_text("utf-8")))]
-    found = [part for part in parts if isinstance(part, ast.FunctionDef)]
-    small = [part for part in found if len([*ast.walk(part)]) <= most]
-    return [(part.name.strip("_").split("_")[0], ast.Module(part.body, [])) for part in small]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    small = [n for n in nodes if isinstance(n, ast.FunctionDef) and len([*ast.walk(n)]) <= 80]
+    return [(n.name.strip("_").split("_")[0], ast.Module(n.body, [])) for n in small]
 
 
-def main(files: int = 60, classes: int = 12, epochs: int = 4) -> None:
-    """Train both models; print the share of right guesses in functions that were left out."""
+def fit(model: nn.Module, inputs: list, labels: Tensor, parts: list, rate: float, epochs: int):
+    """Train; return the shares of right guesses in the parts for validation and test."""
+    train, optimizer = parts[0], torch.optim.Adam(model.parameters(), lr=rate)
+    for part in torch.cat([train[torch.randperm(len(train))] for _ in range(epochs)]).split(32):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model([inputs[i] for i in part]), labels[part]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        hits = [model([inputs[i] for i in part]).argmax(1) == labels[part] for part in parts[1:]]
+    return [hit.float().mean().item() for hit in hits]
+
+
+def main(files: int = 60, classes: int = 12, width: int = 32, epochs: int = 6) -> None:
+    """Train on trees and on bags of the same words, with the rate that is best in validation."""
     torch.manual_seed(0)
     found = functions(files)
-    common = [name for name, _ in Counter(name for name, _ in found).most_common(classes)]
-    found = [(name, body) for name, body in found if name in common]
-    parts = [part for _, body in found for part in ast.walk(body)]
-    names = Counter(n for part in parts for n in vars(part).values() if isinstance(n, str))
-    words = {word: number for number, (word, _) in enumerate(names.most_common(999), 1)}
-    bodies = [Node(body, words) for _, body in found]
-    labels = torch.tensor([common.index(name) for name, _ in found])
-    kinds = sorted({type(part).__name__ for part in parts})
-    test, train = torch.randperm(len(bodies)).tensor_split([200])
-    for name, used in (("syntax trees", kinds), ("bags of words", [])):
-        model = autobatch(Syntax(used, 1000, classes))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        for part in train.repeat(epochs).split(32):
-            optimizer.zero_grad()
-            cross_entropy(model([bodies[i] for i in part]), labels[part]).backward()
-            optimizer.step()
-        with torch.no_grad():
-            right = model([bodies[i] for i in test]).argmax(1) == labels[test]
-        print(f"{name} of {len(bodies)} functions: test accuracy {right.float().mean():.3f}")
+    names = [name for name, _ in Counter(name for name, _ in found).most_common(classes)]
+    labels = torch.tensor([names.index(name) for name, _ in found if name in names])
+    bodies = [body for name, body in found if name in names]
+    texts = [[word for node in ast.walk(body) for word in words_of(node)] for body in bodies]
+    counts = Counter(word for text in texts for word in text).most_common(999)
+    numbers = {word: number for number, (word, _) in enumerate(counts, 1)}
+    lists = [torch.tensor([numbers.get(word, 0) for word in text]) for text in texts]
+    bags = [words.bincount(minlength=1000) / len(words) for words in lists]
+    kinds = {type(node).__name__ for body in bodies for node in ast.walk(body)}
+    tree = autobatch(nn.Sequential(Syntax(numbers, kinds, width), nn.Linear(width, classes)))
+    bag = autobatch(nn.Sequential(nn.Linear(1000, width), nn.Linear(width, classes)))
+    traces = [tree.trace(body) for body in bodies]  # recorded once, since no value is read
+    parts = torch.randperm(len(bodies)).tensor_split([4 * len(bodies) // 6, 5 * len(bodies) // 6])
+    for name, model, inputs in ("syntax trees", tree, traces), ("bags of words", bag, bags):
+        rates = 3e-3, 1e-2, 3e-2
+        tries = [fit(deepcopy(model), inputs, labels, parts, rate, epochs) for rate in rates]
+        print(f"{name} of {len(inputs)} functions: test accuracy {max(tries)[1]:.3f}")
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main)

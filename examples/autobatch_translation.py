@@ -6,22 +6,22 @@ It learns to reverse a sentence; the decoder attends over all words and writes o
 import random
 
 import torch
+from jsonargparse import auto_cli
 from torch import Tensor, nn
 
-from pyg_dynbatch.autobatch import attend, autobatch, emit, total
+from pyg_dynbatch.autobatch import attend, autobatch, emit
 
 WORDS, START = 20, 0
 
 
 class Translate(nn.Module):
-    """Read one sentence and write as many words; return the loss if the target is given."""
+    """Read one sentence and write as many words."""
 
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.word = nn.Embedding(WORDS, width)
+        self.word, self.query = nn.Embedding(WORDS, width), nn.Linear(width, 2 * width)
         self.forwards, self.backwards = nn.LSTMCell(width, width), nn.LSTMCell(width, width)
         self.decoder, self.score = nn.LSTMCell(3 * width, width), nn.Linear(3 * width, WORDS)
-        self.query = nn.Linear(width, 2 * width)
         self.register_buffer("zero", torch.zeros(width))
 
     def encode(self, cell: nn.Module, words: list[Tensor]) -> list[Tensor]:
@@ -32,22 +32,19 @@ class Translate(nn.Module):
             states.append(state[0])
         return states
 
-    def forward(self, example: tuple[list[Tensor], list[Tensor] | None]) -> Tensor:
-        """Return the loss per word, and emit the words that are written."""
+    def forward(self, example: tuple[list[Tensor], list[Tensor] | None]) -> None:
+        """Emit the scores of each word; before it stand words of the target, or the model's own."""
         source, target = example
-        words = [self.word(token) for token in source]
+        words = [self.word(word) for word in source]
         states = self.encode(self.forwards, words), self.encode(self.backwards, words[::-1])[::-1]
         memory = [torch.cat(pair, -1) for pair in zip(*states, strict=True)]
-        state, context = (self.zero, self.zero), memory[-1]
-        last, losses = torch.tensor(START), []
+        state, context, last = (self.zero, self.zero), memory[-1], torch.tensor(START)
         for step in range(len(source)):
             state = self.decoder(torch.cat([self.word(last), context], -1), state)
             context = attend(self.query(state[0]), memory)
             scores = self.score(torch.cat([state[0], context], -1))
-            emit("word", scores.argmax())
-            last = scores.argmax() if target is None else target[step]
-            losses.append(scores.logsumexp(-1) - scores.gather(0, last[None])[0])
-        return total(losses) / len(source)
+            emit("scores", scores)
+            last = target[step] if target else scores.argmax()  # used without being read
 
 
 def draw(count: int, seed: int) -> list[tuple[list[Tensor], list[Tensor]]]:
@@ -57,24 +54,27 @@ def draw(count: int, seed: int) -> list[tuple[list[Tensor], list[Tensor]]]:
     return [([*map(torch.tensor, words)], [*map(torch.tensor, words[::-1])]) for words in lists]
 
 
-def main(steps: int = 60) -> None:
+def main(steps: int = 60, width: int = 48) -> None:
     """Train, then count the words that the model writes right by itself."""
     torch.manual_seed(0)
-    model = autobatch(Translate())
+    model = autobatch(Translate(width))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(steps):
-        loss = model(draw(64, seed=step)).mean()
+        examples = draw(64, seed=step)
+        model(examples)
+        truth = torch.stack([word for _, target in examples for word in target])
+        loss = nn.functional.cross_entropy(model.emitted["scores"].rows, truth)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    tests = draw(100, seed=-1)
+    tests = draw(200, seed=-1)
+    truth = torch.stack([word for _, target in tests for word in target])
     with torch.no_grad():
         model([(source, None) for source, _ in tests])
-    truth = torch.stack([word for _, target in tests for word in target])
-    right = model.emitted["word"].rows == truth
+    right = model.emitted["scores"].rows.argmax(1) == truth
     print(f"loss {loss:.3f}; words right: {right.float().mean():.3f}")
     print(f"{model.explain(tests).steps} steps for {len(tests)} sentences")
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main)

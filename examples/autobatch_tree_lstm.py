@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import grad
 
 from pyg_dynbatch import Collater
 from pyg_dynbatch.autobatch import autobatch
@@ -64,14 +65,15 @@ def main() -> None:
     model = autobatch(plain)
     logits = model(trees)
     print(model.explain(trees))
-
     batch = Collater(arity=2)([from_nested(tree) for tree in trees])
     x = plain.word(batch.token[batch.schedule.input_node])
     expected = plain.head(layer(x, schedule=batch.schedule)[batch.root_index])
     print(f"largest difference to the layer: {(logits - expected).abs().max():.15f}")
-    word = plain.word.weight
-    ours, theirs = (torch.autograd.grad(out.square().sum(), word)[0] for out in (logits, expected))
-    print(f"largest difference of a gradient: {(ours - theirs).abs().max():.15f}")
+    ours = plain.word.weight, plain.cell.weight, plain.leaf.weight
+    theirs = plain.word.weight, layer.cell.weight_hidden, layer.cell.weight_input
+    found = grad(logits.square().sum(), ours), grad(expected.square().sum(), theirs)
+    largest = max((one - other[: len(one)]).abs().max() for one, other in zip(*found, strict=True))
+    print(f"largest difference of a gradient: {largest:.15f}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_map, tree_map_only
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
@@ -179,9 +180,8 @@ class RecursiveCell(nn.Module, ABC):
             what = f"{type(self).__name__}: neither an input nor a child"
             raise mismatch(TypeError, what, "cell(x), cell(x, *children) or cell(None, *children)")
         if like.dim() == 1:  # one node
-            states = [s and tuple(part[None] for part in s) for s in states]
-            found = self._step_of_rows(None if x is None else x[None], states, like[None])
-            return _single_or_tuple(tuple(part[0] for part in found))
+            rows = tree_map_only(Tensor, lambda row: row[None], (x, *children))
+            return tree_map(lambda part: part[0], self.forward(*rows))
         return _single_or_tuple(self._step_of_rows(x, states, like))
 
     def _step_of_rows(self, x: Tensor | None, states: list[Any], like: Tensor) -> States:
