@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -22,9 +22,13 @@ def active() -> Any:
     return getattr(ACTIVE, "session", None)
 
 
+def _asks_for_class(frame: FrameType) -> bool:
+    """Return whether Python code is at ``isinstance(...)``, ``x.__class__`` or a class pattern."""
+    return _reads_class(frame.f_code, frame.f_lasti)
+
+
 @lru_cache(1024)
-def _asks_for_class(code: CodeType, last: int) -> bool:
-    """Return whether an instruction of Python code is ``isinstance(...)`` or a class pattern."""
+def _reads_class(code: CodeType, last: int) -> bool:
     instructions = [*dis.get_instructions(code)]
     now = next(each for each in instructions if each.offset == last)
     if now.opname not in ("CALL", "PRECALL"):
@@ -48,11 +52,9 @@ class Lazy:
     def __init__(self, session: Any, number: int, kind: int) -> None:
         self._session, self._number, self._kind = session, number, kind
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        """``Tensor`` where Python code asks; C++ would take the memory for that of a tensor."""
-        frame = sys._getframe(1)
-        return torch.Tensor if _asks_for_class(frame.f_code, frame.f_lasti) else Lazy
+    # Tensor where Python code asks; C++ would take the memory for that of a tensor. A lambda, as
+    # checks of annotations would put a frame in between.
+    __class__: Any = property(lambda _: torch.Tensor if _asks_for_class(sys._getframe(1)) else Lazy)
 
     @classmethod
     def __torch_function__(

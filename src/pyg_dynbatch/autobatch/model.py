@@ -82,11 +82,11 @@ class AutoBatch(nn.Module):
         self.plain.training = mode
         return self
 
-    def forward(self, examples: Iterable[Any] | TracedBatch, *, batch: bool = True) -> Any:
+    def forward(self, examples: Any, *, batch: bool = True) -> Any:
         """Run the model on all examples.
 
         Args:
-            examples: Passed to the module one by one.
+            examples: A list, or any iterable, of what is passed to the module one by one.
             batch: Whether to batch; ``False`` runs the module on one example after the other.
 
         Returns:
@@ -390,7 +390,7 @@ def _line_of(error: Exception) -> str:
     return next((f"{file}:{n}" for file, n in reversed(raised) if not is_library(file)), "")
 
 
-def _checked(examples: Iterable[Any] | TracedBatch, untraced: bool = False) -> list[Any]:
+def _checked(examples: Any, untraced: bool = False) -> list[Any]:
     """List the examples of a call."""
     if active() is not None:
         what = "autobatch: a batched model is called inside a batched model"
