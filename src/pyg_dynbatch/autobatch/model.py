@@ -188,7 +188,7 @@ class AutoBatch(nn.Module):
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
             get_ident(),  # tables are not shared between threads
-            tuple((id(part), part.training) for part in self.modules()),
+            tuple(map(_code_of, self.modules())),
             tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
@@ -226,6 +226,13 @@ class AutoBatch(nn.Module):
 
     def __reduce__(self) -> Any:
         return AutoBatch, (self.plain, self.policy)
+
+
+def _code_of(part: nn.Module) -> tuple[Any, ...]:
+    """Identify what a module runs, which may be replaced between two calls."""
+    kinds = map(vars, type(part).__mro__)
+    forward = vars(part).get("forward") or next(k["forward"] for k in kinds if "forward" in k)
+    return id(part), part.training, forward, *part._forward_hooks, *part._forward_pre_hooks
 
 
 def autobatch(module: nn.Module, policy: str | Policy = "depth") -> AutoBatch:
