@@ -30,7 +30,6 @@ from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.model import _recording
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.core.schedule import Schedule
 
 TRACES, AHEAD, WORKER = "cached traces", "batches ahead", "loader worker"
 BARE, EAGER, PADDED = "bare products", "one by one", "padded"
@@ -78,8 +77,7 @@ class Recorded(peers.AutoBatch):
         lap.skip()
         session = record(self.batched, examples)
         lap("record")
-        program, _ = session.program()
-        Schedule.from_programs([program], self.batched.policy)
+        session.plan([])
         lap("schedule")
 
 

@@ -1,5 +1,6 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
+import builtins
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -166,6 +167,16 @@ class Lazy:
         raise _refused(self, what, hint="return it from the model, or emit it")
 
     __hash__ = object.__hash__
+
+
+_plain_isinstance, _tensor = builtins.isinstance, torch.empty(0)
+
+
+def is_instance(value: Any, kinds: Any) -> bool:
+    """Replace ``isinstance`` while a model is recorded: a lazy value is a tensor."""
+    # ``Lazy.__class__`` cannot say so: C++ would take the memory of the value for that of a tensor.
+    lazy = type(value) is Lazy and _plain_isinstance(_tensor, kinds)
+    return lazy or _plain_isinstance(value, kinds)
 
 
 def _refused(value: Lazy, what: str, kind: type[Exception] = TypeError, **facts: str) -> Exception:

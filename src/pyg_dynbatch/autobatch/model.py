@@ -1,5 +1,6 @@
 """The wrapped model: the same parameters, called on a list of examples."""
 
+import builtins
 import copy
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active, is_instance
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table
 from pyg_dynbatch.autobatch.tracing import (
@@ -83,11 +84,11 @@ class AutoBatch(nn.Module):
         self.plain.training = mode
         return self
 
-    def forward(self, examples: Iterable[Any] | TracedBatch, *, batch: bool = True) -> Any:
+    def forward(self, examples: Any, *, batch: bool = True) -> Any:
         """Run the model on all examples.
 
         Args:
-            examples: Passed to the module one by one.
+            examples: A list, or any iterable, of what is passed to the module one by one.
             batch: Whether to batch; ``False`` runs the module on one example after the other.
 
         Returns:
@@ -188,7 +189,7 @@ class AutoBatch(nn.Module):
     def _begin(self) -> Session:
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
-            tuple((id(part), part.training) for part in self.modules()),
+            tuple(map(_code_of, self.modules())),
             tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
@@ -227,6 +228,12 @@ class AutoBatch(nn.Module):
 
     def __reduce__(self) -> Any:
         return AutoBatch, (self.plain, self.policy)
+
+
+def _code_of(part: nn.Module) -> tuple[Any, ...]:
+    """Identify what a module runs, which may be replaced between two calls."""
+    forward = vars(part).get("forward") or type(part).forward
+    return id(part), part.training, forward, *part._forward_hooks, *part._forward_pre_hooks
 
 
 def autobatch(module: nn.Module, policy: str | Policy = "depth") -> AutoBatch:
@@ -391,7 +398,7 @@ def _line_of(error: Exception) -> str:
     return next((f"{file}:{n}" for file, n in reversed(raised) if not is_library(file)), "")
 
 
-def _checked(examples: Iterable[Any] | TracedBatch, untraced: bool = False) -> list[Any]:
+def _checked(examples: Any, untraced: bool = False) -> list[Any]:
     """List the examples of a call."""
     if active() is not None:
         what = "autobatch: a batched model is called inside a batched model"
@@ -417,12 +424,13 @@ def _batched_only() -> TypeError:
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.
 _INTERCEPTED: dict[type, tuple[int, Any]] = {}
-_LOCK = Lock()
+_ISINSTANCE, _LOCK = builtins.isinstance, Lock()
 
 
 def _intercept(kinds: Iterable[type]) -> None:
     """Let calls of modules be recorded on threads with a session."""
     with _LOCK:
+        builtins.isinstance = is_instance
         for kind in kinds:
             users, original = _INTERCEPTED.get(kind, (0, vars(kind)["__call__"]))
             if not users:
@@ -438,6 +446,8 @@ def _release(kinds: Iterable[type]) -> None:
                 _INTERCEPTED[kind] = users - 1, original
             else:
                 kind.__call__ = original  # type: ignore[method-assign]
+        if not _INTERCEPTED:
+            builtins.isinstance = _ISINSTANCE
 
 
 def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:

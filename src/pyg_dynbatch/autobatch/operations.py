@@ -26,7 +26,8 @@ ROW = _Row()
 def _named(names: str) -> Iterator[Any]:
     """List the functions and methods of these names."""
     for name in names.split():
-        yield from (found for o in (torch, Tensor, F) if (found := getattr(o, name, None)))
+        owners = (Tensor,) if name.startswith("__") else (torch, Tensor, F)
+        yield from (found for o in owners if (found := getattr(o, name, None)))
 
 
 RANDOM = set(
@@ -112,10 +113,14 @@ def _elementwise(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Fo
     "softmax log_softmax cumsum cumprod unbind argsort sort logcumsumexp topk glu normalize "
     "cosine_similarity"
 )
-def _along(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+def _along(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
     position = 2 if func.__name__ in ("topk", "normalize", "cosine_similarity") else 1
-    default = {"unbind": 0, "normalize": 1, "cosine_similarity": 1}.get(func.__name__, -1)
+    # That of softmax depends on the rank.
+    defaults = {"unbind": 0, "normalize": 1, "cosine_similarity": 1}
+    default = defaults.get(func.__name__, None if "softmax" in func.__name__ else -1)
     dim, args, kwargs = _split_dim(args, kwargs, position, default)
+    if dim is None:
+        return None
     return lambda *rows: func(*rows, *args[len(ranks) :], dim=_shifted(dim), **kwargs)
 
 
@@ -164,7 +169,9 @@ def _reordered(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form
 
 @_form_of("t adjoint")
 def _transposed(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
-    return (lambda row: row.mT) if ranks == [2] else None
+    if list(ranks) != [2]:
+        return None
+    return lambda row: row.mH if func.__name__ == "adjoint" else row.mT
 
 
 _matrix_transpose: Any = Tensor.mT
@@ -205,12 +212,14 @@ def _product(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form |
     swapped = func.__name__ == "__rmatmul__"
     args, given = args[::-1] if swapped else args, iter(ranks[::-1] if swapped else ranks)
     left, right = (next(given) if a is ROW else a.dim() for a in args)
+    if func.__name__ == "inner" and (left, right) != (1, 1):
+        return None
 
     def form(*rows: Tensor) -> Tensor:
         found = iter(rows[::-1] if swapped else rows)
         a, b = (next(found) if x is ROW else x for x in args)
         if left == right == 1:
-            return (a * b).sum(-1)
+            return (product := a * b).sum(-1, dtype=product.dtype)
         if args[0] is not ROW and right == 1:  # a shared matrix times vectors
             return b @ a.mT
         if args[1] is not ROW and right == 2:

@@ -1,0 +1,170 @@
+"""What users of libraries that batch automatically complained about."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import attend, autobatch, total
+from tests.autobatch.models import ShiftReduce, sentences
+from tests.autobatch.test_autobatch import Wrap, check
+
+ROWS = [*torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()]
+
+
+def model_of(function: Callable[[Any, Any], Any], **parts: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return Wrap(function, part=nn.Linear(3, 3), wide=nn.Linear(3, 9), **parts).double()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda w, a: w @ a, lambda w, a: a @ w, lambda w, a: w[0] * a,
+        lambda w, a: torch.outer(a, a) @ w[1],
+        lambda w, a: torch.cat([w[0], a])[1:4], lambda w, a: torch.addmv(a, w, a),
+        lambda w, a: total([w[0], w[1], a]), lambda w, a: attend(a, [w[0], w[1]], [a, w[2]]),
+        lambda w, a: nn.functional.linear(a, w), lambda w, a: torch.where(a > 0, w[0], a),
+    ],
+)  # fmt: skip
+def test_operands_that_were_computed_in_a_batch_and_are_shared(use: Any) -> None:
+    """DyNet issue 1258."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        weight = m.wide(x).view(3, 3)
+        return sum(use(weight, torch.tanh(m.part(x * n))) for n in range(3))
+
+    check(model_of(forward), ROWS)
+
+
+def test_calls_that_differ_by_equal_hashes_only() -> None:
+    """DyNet issue 1272: -1 and -2 have one hash; 1, 1.0 and True are equal."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        square = m.wide(x).view(3, 3)
+        sums = square.sum(-1) - 2 * square.sum(-2) + square.softmax(-1)[0] * square.softmax(-2)[1]
+        return sums + square[1] + square[True].sum(1)[0] + (square[0] * 1).sum(-1, keepdim=True)
+
+    check(model_of(forward), ROWS)
+
+
+def test_dropout_is_batched_and_drawn_per_row() -> None:
+    """DyNet issue 1330."""
+    drop = nn.Dropout(0.5)
+    model = autobatch(model_of(lambda m, x: m.drop(m.part(x).expand(20, 3)), drop=drop))
+    (found,) = (op for op in model.explain(ROWS).operations if op.name == "drop")
+    assert (found.calls, found.steps) == (5, 1)
+    assert len({tuple((row == 0).flatten().tolist()) for row in model(ROWS)}) == 5
+
+
+def test_predicted_moves_batch_across_examples() -> None:
+    """DyNet issue 1407."""
+    torch.manual_seed(0)
+    model, given = autobatch(ShiftReduce()), sentences(30)
+    alone, together = [model.explain([example]) for example in given], model.explain(given)
+    assert together.flushes == max(one.flushes for one in alone)
+    assert together.calls == sum(one.calls for one in alone)
+    assert together.steps < sum(one.steps for one in alone) / 5
+
+
+def scaled(m: Any, x: Tensor) -> Any:
+    return sum(m.part(x) * float(x[0] * n) for n in range(3))
+
+
+def chained(m: Any, x: Tensor) -> Any:
+    for _ in range(6):
+        x = m.part(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "reason"),
+    [
+        (scaled, "mul", "static arguments or shapes differ"),
+        (lambda m, x: torch.trace(m.wide(x).view(3, 3)), "trace", "torch.vmap"),
+        (lambda m, x: m.part(x) if x is ROWS[0] else chained(m, x[:3]), "", ""),
+        (lambda m, x: m.inner({"x": x, "of": object()}), "inner", "takes Python objects"),
+    ],
+)
+def test_explanation_names_what_did_not_batch_and_why(
+    function: Any, name: str, reason: str
+) -> None:
+    """DyNet issue 1222."""
+    model = autobatch(model_of(function, inner=Wrap(lambda m, e: e["x"] * 2)))
+    remarks = model.explain(ROWS).remarks
+    assert (
+        any(name in r and reason in r and "test_complaints.py:" in r for r in remarks) or not name
+    )
+    assert bool(remarks) == bool(name)
+
+
+def test_values_that_are_read_and_different_shapes() -> None:
+    """functorch issues 257 and 1108."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        states = [m.part(row) for row in x]
+        best = torch.stack([state.sum() for state in states]).argmax().item()
+        return states[best] * max(state.sum().item() for state in states)
+
+    given = [torch.randn(size, 3).double() for size in (1, 4, 2, 4)]
+    model = check(model_of(forward), given)
+    found = next(op for op in model.explain(given).operations if op.name == "part")
+    assert (found.calls, found.steps) == (11, 1)
+
+
+CELL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x)
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return {body}
+"""
+
+
+def cell(body: str, scope: dict[str, Any]) -> Any:
+    """Run source without a file, as a notebook does."""
+    exec(compile(CELL.format(body=body), "<cell>", "exec"), scope)
+    return scope["Net"]()
+
+
+def test_models_of_a_notebook_are_redefined_and_have_no_source() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    first = autobatch(cell("torch.tanh(x)", scope))
+    torch.testing.assert_close(first(ROWS), torch.stack(ROWS).tanh())
+    second = autobatch(cell("x.softmax(0)", scope))
+    torch.testing.assert_close(second(ROWS), torch.stack(ROWS).softmax(1))
+    torch.testing.assert_close(first(ROWS), torch.stack(ROWS).tanh())
+    # Reloading replaces a method of a class that has objects.
+    type(first.inner).forward = type(second.inner).forward
+    torch.testing.assert_close(first(ROWS), torch.stack(ROWS).softmax(1))
+    with pytest.raises(RuntimeError) as caught:
+        autobatch(cell("x.view(7)", scope))(ROWS)
+    assert any("example 0, <cell>:11" in note for note in caught.value.__notes__)
+
+
+def test_one_model_on_several_threads() -> None:
+    model, found = autobatch(ShiftReduce()).eval(), dict[int, Tensor]()
+    expected = [model(sentences(seed=n)) for n in range(4)]
+    model = autobatch(model.plain)
+
+    def run(number: int) -> None:
+        found[number] = [model(sentences(seed=number)) for _ in range(3)][-1]
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close([found[n] for n in range(4)], expected)

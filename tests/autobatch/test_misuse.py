@@ -1,0 +1,326 @@
+"""What strangers write: it works as in the plain module, or an error says what to write instead."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from pyg_dynbatch.autobatch import AutoBatch, autobatch, emit
+from tests.autobatch.test_autobatch import Wrap, check
+
+ROWS = [*torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double()]
+Function = Callable[[Any, Any], Any]
+
+
+def model_of(function: Function, **parts: nn.Module) -> AutoBatch:
+    torch.manual_seed(0)
+    parts.setdefault("part", nn.Linear(3, 3))
+    return autobatch(Wrap(function, **parts).double())
+
+
+def keys(m: Any, x: Any) -> Any:
+    a, b = m.part(x), m.part(-x)
+    known = {a: 1, b: 2}
+    return known[a] * a + known[b] * b
+
+
+def in_format(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    return m.part(y) * float(f"{y.sum():.2f}") * float("%.1f" % y.sum())  # noqa: UP031
+
+
+WORKS: dict[str, Function] = {
+    "isinstance": lambda m, x: x if isinstance(m.part(x), Tensor) else -x,
+    "isinstance of several": lambda m, x: x if isinstance(m.part(x), (list, Tensor)) else -x,
+    "not a list": lambda m, x: x if isinstance(m.part(x), list) else -x,
+    "is_tensor": lambda m, x: x if torch.is_tensor(m.part(x)) else -x,
+    "== None": lambda m, x: x if m.part(x) == None else -x,  # noqa: E711
+    "!= None": lambda m, x: x if m.part(x) != None else -x,  # noqa: E711
+    "is None": lambda m, x: x if m.part(x) is None else -x,
+    "keys": keys,
+    "format": in_format,
+    "sorted": lambda m, x: sorted([m.part(x).sum(), m.part(-x).sum()])[0],
+    "max": lambda m, x: max(m.part(x)),
+    "in": lambda m, x: m.part(x) if m.part(x)[0] in [m.part(-x)[0], m.part(x)[0]] else x,
+    "in a value": lambda m, x: x if 5.0 in m.part(x) else -x,
+    "math": lambda m, x: m.part(x) * math.exp(m.part(x).sum()),
+    "range": lambda m, x: sum(m.part(x) for _ in range(m.part(x).argmax() + 1)),
+    "index": lambda m, x: [x, -x, 2 * x][m.part(x).argmax()],
+    "unpack": lambda m, x: (lambda a, b, c: a * b + c)(*m.part(x)),
+    "numpy scalars": lambda m, x: np.float64(2) * m.part(x) - m.part(x)[np.int64(1)],
+    "signed zeros": lambda m, x: torch.cat([m.part(x) / 0.0, m.part(x) / -0.0]),
+    "data": lambda m, x: m.part(x).data * m.part(x),
+    "detach": lambda m, x: m.part(x).detach() * m.part(x),
+    "to": lambda m, x: m.part(x).to("cpu").to(x.device).to(x).cpu(),
+    "to dtype": lambda m, x: m.part(x).to(torch.float32).double(),
+    "real": lambda m, x: torch.complex(m.part(x), x).real,
+    "H": lambda m, x: torch.outer(m.part(x), x).H,
+    "is_cuda": lambda m, x: m.part(x) * m.part(x).nelement() * (1 + m.part(x).is_cuda),
+    "no_grad": lambda m, x: torch.no_grad()(lambda: m.part(x))() * m.part(x),
+    "outside rows": lambda m, x: torch.stack([m.part(x), x, torch.ones(3).double()]),
+    "keyword": lambda m, x: m.part(input=m.part(x)),
+    "forward": lambda m, x: m.part.forward(m.part(x)),
+    "list": lambda m, x: [part(x) for part in (m.part, m.part)][1],
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
+@pytest.mark.parametrize("name", WORKS)
+def test_works_as_in_the_plain_module(name: str) -> None:
+    model = model_of(WORKS[name])
+    found, expected = (model(ROWS, batch=batch) for batch in (True, False))
+    torch.testing.assert_close(found, expected)
+    if expected.requires_grad:
+        gradients = [torch.autograd.grad(y.nan_to_num(0, 0, 0).sum(), model.part.weight)  # type: ignore[attr-defined]
+                     for y in (found, expected)]  # fmt: skip
+        torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+def assigned(m: Any, x: Any) -> Any:
+    rows = torch.zeros(2, 3).double()
+    rows[0] = m.part(x)
+    return rows
+
+
+def cast(m: Any, x: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return m.part(x)
+
+
+def cast_while_reading(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        return y * y.sum().item()
+
+
+REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
+    "np.array": (RuntimeError, "tolist()", lambda m, x: np.array(m.part(x))),
+    "numpy of a list": (RuntimeError, "tolist()", lambda m, x: np.array([m.part(x)])),
+    "detach numpy": (RuntimeError, "tolist()", lambda m, x: m.part(x).detach().numpy()),
+    "ndarray": (TypeError, "ndarray", lambda m, x: m.part(x)[np.array([0, 1])]),
+    "torch.tensor": (TypeError, "torch.stack", lambda m, x: torch.tensor([m.part(x).sum()])),
+    "copy": (TypeError, "pickled or copied", lambda m, x: copy.copy(m.part(x))),
+    "deepcopy": (TypeError, "pickled or copied", lambda m, x: copy.deepcopy(m.part(x))),
+    "pickle": (TypeError, "pickled or copied", lambda m, x: pickle.dumps(m.part(x))),
+    "grad": (AttributeError, "return the value", lambda m, x: m.part(x).grad),
+    "grad_fn": (AttributeError, "'grad_fn'", lambda m, x: m.part(x).grad_fn),
+    "backward": (AttributeError, "return the value", lambda m, x: m.part(x).sum().backward()),
+    "requires_grad_": (TypeError, "in place", lambda m, x: m.part(x).requires_grad_()),
+    "assignment": (TypeError, "torch.stack", assigned),
+    "outside +=": (TypeError, "in place", lambda m, x: torch.zeros(3).double().add_(m.part(x))),
+    "relu_": (TypeError, "in place", lambda m, x: torch.relu_(m.part(x))),
+    "F.relu": (TypeError, "inplace=False", lambda m, x: F.relu(m.part(x), inplace=True)),
+    "nn.ReLU": (TypeError, "inplace=False", lambda m, x: nn.ReLU(inplace=True)(m.part(x))),
+    "to a device": (ValueError, "different device", lambda m, x: m.part(x).to("meta")),
+    "autocast": (RuntimeError, "around the call", cast),
+    "autocast at a read": (RuntimeError, "around the call", cast_while_reading),
+    "equal": (TypeError, "item() or tolist()", lambda m, x: torch.equal(m.part(x), x)),
+    "mask": (ValueError, "getitem", lambda m, x: m.part(x)[m.part(x) > 0]),
+    "script": (RuntimeError, "Lazy", lambda m, x: torch.jit.script(twice)(m.part(x))),
+    "function": (TypeError, "Lazy", lambda m, x: Twice.apply(m.part(x))),
+    "types": (TypeError, "example 1", lambda m, x: m.part(x) if x is not ROWS[1] else 0.0),
+    "shapes": (ValueError, "emit", lambda m, x: m.part(x)[: 2 + (x is ROWS[1])]),
+    "emitted": (ValueError, "'a'", lambda m, x: emit("a", m.part(x)[: 2 + (x is ROWS[1])])),
+    "own error": (ZeroDivisionError, "", lambda m, x: m.part(x) / (x is not ROWS[1] or 1 // 0)),
+}  # fmt: skip
+
+
+def twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 5 * gradient
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_example_line_and_hint(name: str) -> None:
+    kind, hint, function = REFUSED[name]
+    model = model_of(function)
+    with pytest.raises(kind) as caught:
+        model(ROWS)
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "autobatch" in text and hint in text
+    example = name in ("types", "shapes", "emitted", "own error")
+    assert f"example {int(example)}" in text
+    assert "test_misuse.py:" in text or name in ("types", "shapes", "emitted")
+    # The model is usable afterwards.
+    model.plain.function = lambda m, x: m.part(x)
+    torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
+def test_functions_with_their_own_gradient_belong_into_modules() -> None:
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return Twice.apply(x)
+
+    check(
+        Wrap(lambda m, x: m.twice(m.part(x)), part=nn.Linear(3, 3), twice=Module()).double(), ROWS
+    )
+
+
+class Several(nn.Module):
+    """A model of many kinds of parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.part, self.drop = nn.Embedding(5, 3), nn.Linear(3, 3), nn.Dropout(0.5)
+        self.chain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.weight, self.scale = nn.Parameter(torch.randn(3, 3)), 2.0
+        self.register_buffer("shift", torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.chain(self.part(x)) + self.word(torch.tensor(2)) + self.shift * self.scale
+        for layer in self.layers:
+            y = layer(y)
+        return self.chain[:2](y.to(self.weight.dtype)) @ self.weight + self.weight[1]
+
+
+def step(model: Any) -> None:
+    model([x.to(model.weight.dtype) for x in ROWS]).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+def tie(model: Any) -> None:
+    model.part.weight = model.layers[0].weight = model.weight
+
+
+def widen(model: Any) -> None:
+    model.word.weight = nn.Parameter(torch.randn(5, 1).double())
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "step": step,
+    "weight": lambda m: setattr(m.part, "weight", nn.Parameter(torch.randn(3, 3).double())),
+    "own weight": lambda m: setattr(m.plain, "weight", nn.Parameter(torch.randn(3, 3).double())),
+    "no bias": lambda m: setattr(m.part, "bias", None),
+    "other shape": widen,
+    "submodule": lambda m: setattr(m.plain, "part", nn.Linear(3, 3).double()),
+    "other submodule": lambda m: setattr(m, "part", nn.Identity()),
+    "longer list": lambda m: m.layers.append(nn.Linear(3, 3).double()),
+    "other item": lambda m: m.chain.__setitem__(0, nn.Identity()),
+    "attribute": lambda m: setattr(m.plain, "scale", 3.0),
+    "buffer": lambda m: m.shift.add_(1),
+    "tied": tie,
+    "float": lambda m: m.float(),
+    "half": lambda m: m.half(),
+    "eval": lambda m: m.train(not m.training),
+    "frozen": lambda m: m.requires_grad_(False),
+    "loaded": lambda m: m.load_state_dict(Several().double().state_dict(), assign=True),
+    "hook": lambda m: m.part.register_forward_hook(lambda _, args, y: 2 * y + args[0]),
+    "pre-hook": lambda m: m.chain[0].register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
+    "weight norm": lambda m: nn.utils.parametrizations.weight_norm(m.part),
+    "orthogonal": lambda m: nn.utils.parametrizations.orthogonal(m.chain[0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_between_calls_are_seen(name: str) -> None:
+    torch.manual_seed(0)
+    model: Any = autobatch(Several().double())
+    for change in (lambda m: None, CHANGES[name], lambda m: m.weight.requires_grad and step(m)):
+        change(model)
+        given = [x.to(model.weight.dtype) for x in ROWS]
+        near = 5e-2 if model.weight.dtype == torch.float16 else 1e-5
+        found, expected = (model(given, batch=batch) for batch in (True, False))
+        torch.testing.assert_close(found, expected, rtol=near, atol=near)
+
+
+def test_models_that_share_a_submodule() -> None:
+    one, two = Several().double(), Several().double()
+    two.chain = one.chain
+    models = [autobatch(one), autobatch(two)]
+    for model in (*models, *models):
+        step(model)
+        torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
+@dataclass
+class Item:
+    x: Tensor
+    times: int
+
+
+@pytest.mark.parametrize(
+    ("wrap", "x_of"),
+    [
+        (lambda x: {"x": x}, lambda e: e["x"]), (lambda x: (x, 1), lambda e: e[0]),
+        (lambda x: Item(x, 2), lambda e: e.x * e.times), (lambda x: Data(x=x), lambda e: e.x),
+    ],
+)  # fmt: skip
+def test_examples_of_any_kind(wrap: Any, x_of: Any) -> None:
+    inner = Wrap(lambda m, e: m.part(x_of(e)), part=nn.Linear(3, 3))
+    model = autobatch(Wrap(lambda m, e: m.inner(e) + m.inner.part(x_of(e)), inner=inner).double())
+    torch.testing.assert_close(model([wrap(x) for x in ROWS]), model(map(wrap, ROWS), batch=False))
+
+
+@pytest.mark.parametrize("given", [None, 3, "abc", {"a": ROWS[0]}])
+def test_what_is_not_a_list_of_examples(given: Any) -> None:
+    for batch in (True, False):
+        with pytest.raises(TypeError, match="not a list of examples"):
+            model_of(lambda m, x: m.part(x))(given, batch=batch)
+
+
+def test_iterators_of_examples() -> None:
+    model, given = model_of(lambda m, x: m.part(x)), iter(ROWS)
+    torch.testing.assert_close(model(given), model(ROWS, batch=False))
+    several: list[Iterable[Any]] = [tuple(ROWS), torch.stack(ROWS), map(torch.clone, ROWS)]
+    for rows in several:
+        torch.testing.assert_close(model(rows), model(ROWS))
+
+
+def test_model_stays_usable_after_an_interruption() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        y = m.part(x) * m.part(x).sum().item()
+        if x is ROWS[2] and m.training:
+            raise KeyboardInterrupt
+        return y
+
+    model = model_of(forward)
+    with pytest.raises(KeyboardInterrupt):
+        model(ROWS)
+    torch.testing.assert_close(model.eval()(ROWS), model(ROWS, batch=False))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_tensors_that_change_between_two_flushes(mode: Any) -> None:
+    def forward(m: Any, _: Any) -> Any:
+        x = torch.ones(3).double()
+        y = m.part(x) * m.part(x).sum().item()
+        x.mul_(2)
+        return y + m.part(x)
+
+    with mode():
+        model = model_of(forward)
+        if mode is torch.no_grad:
+            with pytest.raises(RuntimeError, match="changed in place"):
+                model(ROWS)
+        else:  # whose tensors do not count changes
+            torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
+def test_equal_tensors_have_their_own_gradients() -> None:
+    same = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    given = [same, same, torch.ones(3, dtype=torch.float64, requires_grad=True)]
+    model = model_of(lambda m, x: m.part(x) * x)
+    found, expected = (
+        torch.autograd.grad(model(given, batch=batch).sum(), given[1:]) for batch in (True, False)
+    )
+    torch.testing.assert_close(found, expected)
