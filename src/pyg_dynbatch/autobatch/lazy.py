@@ -169,14 +169,13 @@ class Lazy:
     __hash__ = object.__hash__
 
 
-_plain_isinstance, _tensor = builtins.isinstance, torch.empty(0)
-
-
-def is_instance(value: Any, kinds: Any) -> bool:
-    """Replace ``isinstance`` while a model is recorded: a lazy value is a tensor."""
-    # ``Lazy.__class__`` cannot say so: C++ would take the memory of the value for that of a tensor.
-    lazy = type(value) is Lazy and _plain_isinstance(_tensor, kinds)
-    return lazy or _plain_isinstance(value, kinds)
+_isinstance, _tensor = builtins.isinstance, torch.empty(0)
+# Replaces `isinstance` while a model is recorded: lazy values are tensors. `Lazy.__class__` cannot
+# say so, since C++ would take the memory of a value for that of a tensor. A lambda, since checks of
+# annotations call isinstance themselves.
+is_instance = lambda value, kinds: _isinstance(value, kinds) or (  # noqa: E731
+    type(value) is Lazy and _isinstance(_tensor, kinds)
+)
 
 
 def _refused(value: Lazy, what: str, kind: type[Exception] = TypeError, **facts: str) -> Exception:
