@@ -399,10 +399,11 @@ def _line_of(error: Exception) -> str:
 
 def _checked(examples: Any, untraced: bool = False) -> list[Any]:
     """List the examples of a call."""
-    if active() is not None:
+    if (session := active()) is not None:
         what = "autobatch: a batched model is called inside a batched model"
         hint = "call the plain module there: its calls are batched with the others"
-        raise mismatch(RuntimeError, what, "a plain module", "autobatch(...)", hint=hint)
+        facts = (what, "a plain module", "autobatch(...)")
+        raise mismatch(RuntimeError, *facts, where=session.where(), hint=hint)
     if isinstance(examples, TracedBatch):
         raise _batched_only()
     if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
