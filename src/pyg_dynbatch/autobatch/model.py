@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.explain import Explanation, explain
@@ -189,7 +190,7 @@ class AutoBatch(nn.Module):
         mode = (
             get_ident(),  # tables are not shared between threads
             tuple(map(_code_of, self.modules())),
-            tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),
+            tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip
