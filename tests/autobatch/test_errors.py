@@ -100,6 +100,44 @@ def test_modules_that_keep_state_or_draw_random_numbers() -> None:
     assert not torch.equal(found[0], found[1])
 
 
+class Memory(nn.Module):
+    """Keeps a state between calls, outside of buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.append(x)
+        return torch.stack(self.state).sum(0)
+
+
+class Mixing(nn.Module):
+    """Mixes rows by a function that torch.vmap does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.lstm(x.unsqueeze(-2))[0].squeeze(-2)
+
+
+@pytest.mark.parametrize(
+    ("odd", "what", "hint"),
+    [
+        (Counter, "changes its buffer 'calls'", "keep no state"),
+        (Memory, "a different result when it is called again", "keep no state"),
+        (Noise, "a different result when it is called again", "random = True"),
+        (Mixing, "cannot be run on several rows at once", "autobatch.open"),
+    ],
+)
+def test_modules_that_break_the_row_law(odd: type[nn.Module], what: str, hint: str) -> None:
+    text = message(Exception, lambda m, x: m.odd(m.part(x)[None])[0], odd=odd())
+    assert "autobatch: odd" in text and what in text and "expected:" in text and hint in text
+    assert "where:    example 0, " in text and "test_errors.py:" in text and "try:" in text
+
+
 def test_batch_normalization() -> None:
     text = message(ValueError, lambda m, x: m.norm(m.part(x)[None])[0], norm=nn.BatchNorm1d(3))
     assert "BatchNorm1d" in text and "LayerNorm" in text
@@ -166,7 +204,8 @@ def test_functions_that_take_python_objects() -> None:
 
 def test_nested_models_and_wrong_modules() -> None:
     inner = autobatch(TreeLSTM())
-    assert "plain module" in message(RuntimeError, lambda m, x: m.inner(trees()), inner=inner)
+    text = message(RuntimeError, lambda m, x: m.inner(trees()), inner=inner)
+    assert "plain module" in text and "test_errors.py:" in text
     with pytest.raises(TypeError, match="not a module for one example"):
         autobatch(inner)
     with pytest.raises(ValueError, match="list of examples is empty"):

@@ -243,6 +243,11 @@ def test_changes_between_calls_are_seen(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=near, atol=near)
 
 
+def test_lazy_modules_take_their_shape_from_the_first_call() -> None:
+    model = autobatch(nn.Sequential(nn.LazyLinear(2)).double())
+    torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
 def test_models_that_share_a_submodule() -> None:
     one, two = Several().double(), Several().double()
     two.chain = one.chain

@@ -144,6 +144,8 @@ class Lazy:
     # What a lazy value cannot do.
 
     def __getattr__(self, name: str) -> NoReturn:
+        if name in Lazy.__slots__:  # of an object that is not yet made
+            raise AttributeError(name)
         what, hint = f"autobatch: no {name!r} of a value that has not been computed", ""
         if name in ("backward", "grad", "retain_grad", "register_hook"):
             hint = "return the value from the model, and use it there"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.explain import Explanation, explain
@@ -190,7 +191,7 @@ class AutoBatch(nn.Module):
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
             tuple(map(_code_of, self.modules())),
-            tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()),
+            tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip
@@ -400,10 +401,11 @@ def _line_of(error: Exception) -> str:
 
 def _checked(examples: Any, untraced: bool = False) -> list[Any]:
     """List the examples of a call."""
-    if active() is not None:
+    if (session := active()) is not None:
         what = "autobatch: a batched model is called inside a batched model"
         hint = "call the plain module there: its calls are batched with the others"
-        raise mismatch(RuntimeError, what, "a plain module", "autobatch(...)", hint=hint)
+        facts = (what, "a plain module", "autobatch(...)")
+        raise mismatch(RuntimeError, *facts, where=session.where(), hint=hint)
     if isinstance(examples, TracedBatch):
         raise _batched_only()
     if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
