@@ -471,6 +471,7 @@ def _faster(row: Any) -> str:
 
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write one table per case of trees, one for calls, and one for the other models."""
+    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
     columns: bench.Columns = {"mode": "mode"}
     for phase in ("train", "inference"):
         columns |= bench.phase_cells([phase], "trees/s", "trees_per_second", ".0f")
@@ -478,7 +479,6 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         columns |= bench.phase_cells([phase], "/ bare", "to_bare")
     columns |= bench.milliseconds(PARTS)
     mine = [r for r in records if r["model"] == "trees" and r["phase"] != bench.LEFT_OUT]
-    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
     yield from bench.tables(mine, ("case", "batch"), title, ("mode",), columns, _flops)
     for name, reason in {r["mode"]: r["reason"] for r in records if "reason" in r}.items():
         yield f"{name} is left out: {reason}"
@@ -487,14 +487,12 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         return format(row["median_seconds"] / row["batch"] * 1e6, ".2f")
 
     calls = [record for record in records if record["model"] == "calls"]
-    yield from bench.tables(
-        calls, ("case",), "recording", ("mode",), {"call": "mode", "us": microseconds}
-    )
+    per_call: bench.Columns = {"call": "mode", "us": microseconds}
+    yield from bench.tables(calls, ("case",), "recording of single calls", ("mode",), per_call)
     columns = {"mode": "mode", **bench.milliseconds(PHASES)}
     for phase in ("train", "step", "inference"):
         columns[f"{phase} x"] = lambda row, phase=phase: _faster(row.get(phase))
     others = [record for record in records if record["model"] not in ("trees", "calls")]
-    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
     yield from bench.tables(others, ("case", "batch"), title, ("mode",), columns, _facts)
     yield "x: how many times as fast as the first, in the same rounds"
 
@@ -513,15 +511,12 @@ def _facts(records: Sequence[bench.Record]) -> Iterator[str]:
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw trees per second over the batch size, and the gain of the other models."""
+    """Draw the speed of all modes over the batch size, one panel per model and phase."""
     labels = ("batch", "per second")
-    for phase in ("train", "inference"):
-        mine = [r for r in records if r["phase"] == phase]
-        trees = [r for r in mine if r["model"] == "trees"]
-        curve = "{mode}, {case}"
-        yield bench.Panel(trees, curve, "batch", "trees_per_second", labels, "xy", phase)
-        others = [r for r in mine if r["model"] != "trees"]
-        yield bench.Panel(others, curve, "batch", "examples_per_second", labels, "xy", phase)
+    for (model, phase), mine in bench.grouped(records, "model", "phase").items():
+        if phase in ("train", "inference") or model == "calls":
+            speed, title = f"{mine[0].get('unit', 'trees')}_per_second", f"{model}, {phase}"
+            yield bench.Panel(mine, "{mode}, {case}", "batch", speed, labels, "xy", title)
 
 
 if __name__ == "__main__":
