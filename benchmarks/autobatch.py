@@ -56,7 +56,7 @@ def add_options(parser: bench.Options) -> None:
     parser.count("--loop-examples", 200, "expressions that the loop fits (default: 200)")
     parser.count("--calls", 20_000, "recorded to time a single call (default: 20000)")
     parser.add_argument("--profile", action="store_true", help="show where the time goes")
-    parser.common(seed=0, budget=60.0, repeats=3)
+    parser.common(seed=0, budget=15.0, repeats=3)
 
 
 def record(model: AutoBatch, examples: Sequence[Any]) -> Session:
@@ -114,13 +114,9 @@ def run_bare(parts: Sequence[BareProducts], lap: bench.Stopwatch) -> None:
         part.run(lap)
 
 
-def _loss(peer: peers.AutoBatch, batch: Any) -> Tensor:
-    return peer.loss(peer.batched(batch))
-
-
 def from_worker(peer: peers.AutoBatch, trees: Sequence[PeerTree], lap: bench.Stopwatch) -> None:
     """Time both passes, then inference, on batches from a worker process, waiting included."""
-    warm_up, timed = 3, 4
+    warm_up, timed = 3, 3
     facts: Any = {"batch_size": len(trees), "collate_fn": peer.batched.collate, "num_workers": 1}
     examples: Any = [tree.nested for tree in trees] * (warm_up + timed)
     lap("prepare")
@@ -130,14 +126,13 @@ def from_worker(peer: peers.AutoBatch, trees: Sequence[PeerTree], lap: bench.Sto
             for _ in range(warm_up):  # until the queue is as full as it will be
                 peer.batched(next(loader))
             lap.skip()
-            for batch in loader:
+            for _ in range(timed):
+                peer.batched.zero_grad()
+                roots = peer.batched(next(loader))
+                lap("forward" if train else "inference")
                 if train:
-                    lap("forward")  # waiting
-                    peer.batched.zero_grad()
-                    bench.time_passes(lap, partial(_loss, peer, batch))
-                else:
-                    peer.batched(batch)
-            lap("inference")
+                    peer.loss(roots).backward()
+                    lap("backward")
     lap.seconds = {phase: seconds / timed for phase, seconds in lap.seconds.items()}
 
 
@@ -149,19 +144,16 @@ def run_trees(options: Namespace, device: torch.device) -> Iterator[bench.Record
         for units in options.units:
             case = peers.Case(options, leaves, units, device)
             del case.peers[peers.OURS]  # it computes equal leaves once
-            mine = {AUTOBATCH: Recorded, TRACES: Traces, AHEAD: Ahead}
-            own: dict[str, peers.AutoBatch] = {
-                name: peer(case.model) for name, peer in mine.items()
-            }
-            case.peers |= own
+            recorded, ahead = Recorded(case.model), Ahead(case.model)
+            case.peers |= {AUTOBATCH: recorded, TRACES: Traces(case.model), AHEAD: ahead}
             case.check()
             for size in options.batch_sizes:
-                yield from _race(options, case, size, own[AHEAD])
+                yield from _race_trees(options, case, size, ahead)
             if options.profile:
-                profile(own[AUTOBATCH], case.draw_trees(size))
+                profile(recorded, case.draw_trees(size))
 
 
-def _race(
+def _race_trees(
     options: Namespace, case: peers.Case, size: int, ahead: peers.AutoBatch
 ) -> Iterator[bench.Record]:
     batches = case.draw_batches(size)
@@ -211,30 +203,28 @@ class Chain(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.kind, self.linear, self.cell = kind, nn.Linear(4, 4), Pair()
+        self.kind, self.linear, self.join = kind, nn.Linear(4, 4), Join()
 
-    def forward(self, example: tuple[Tensor, int]) -> Tensor:
+    def forward(self, example: tuple[Tensor, int]) -> Any:
         """Run the chain."""
         start, count = example
-        x = self.linear(start)
-        left = right = (x, x)
-        if self.kind == "module":
-            for _ in range(count):
-                x = self.linear(x)
-        elif self.kind == "cell with two states":
-            for _ in range(count):
-                left = self.cell(left, right)
-        elif self.kind == "operator":
-            for _ in range(count):
-                x = x + x
-        else:
-            for _ in range(count):
-                x = torch.tanh(x)
-        return x + left[0]
+        x: Any = self.linear(start)
+        if self.kind == "cell with two states":
+            x = x, x
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "module": self.linear,
+            "cell with two states": lambda state: self.join(state, state),
+            "operator": lambda x: x + x,
+            "torch function": torch.tanh,
+        }
+        call = kinds[self.kind]
+        for _ in range(count):
+            x = call(x)
+        return x
 
 
-class Pair(nn.Module):
-    """A cell of two states of two tensors."""
+class Join(nn.Module):
+    """A cell of two states of two tensors each."""
 
     def forward(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Any:
         """Add them."""
@@ -247,19 +237,17 @@ KINDS = ("module", "cell with two states", "operator", "torch function")
 def run_calls(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
     """Time the recording of single calls."""
     length = min(1_000, options.calls)
-    count = options.calls // length
-    contenders: bench.Contenders = {}
-    for kind in KINDS:
-        model, start = autobatch(Chain(kind)).to(device), torch.ones(4, device=device)
-        record(model, [(start, 1)])
+    examples = [(torch.ones(4, device=device), length)] * (options.calls // length)
 
-        def run(lap: bench.Stopwatch, model: Any = model, start: Tensor = start) -> None:
-            record(model, [(start, length)] * count)
-            lap("record")
+    def run(model: AutoBatch, lap: bench.Stopwatch) -> None:
+        record(model, examples)
+        lap("record")
 
-        contenders[kind] = run
+    contenders: bench.Contenders = {
+        kind: partial(run, autobatch(Chain(kind)).to(device)) for kind in KINDS
+    }
     rounds = _rounds(contenders, options, device)
-    common = {"case": "calls", "model": "calls", "batch": length * count, "unit": "calls"}
+    common = _common("calls", "calls", length * len(examples)) | {"unit": "calls"}
     for kind in KINDS:
         yield from bench.phase_records(common, kind, rounds, bench.phases("record"))
 
@@ -288,25 +276,28 @@ class Rival(NamedTuple):
         return bench.with_gradients(losses, losses.sum(), self.parameters)
 
 
-def race(
-    rivals: dict[str, Rival], common: bench.Record, options: Namespace, device: torch.device
-) -> Iterator[bench.Record]:
-    """Compare results with those of the first, then time all."""
+def _compare(rivals: dict[str, Rival]) -> bench.Contenders:
+    """Compare results with those of the first."""
     base, *others = rivals
     wanted = rivals[base].results()
     for name in others:
         bench.assert_agreement(name, wanted, rivals[name].results(), 1e-3)
-    yield from _timed({name: rival.run for name, rival in rivals.items()}, common, options, device)
+    return {name: rival.run for name, rival in rivals.items()}
 
 
-def _timed(
+def _race(
     contenders: bench.Contenders, common: bench.Record, options: Namespace, device: torch.device
 ) -> Iterator[bench.Record]:
+    """Time all, with the ratio to the first."""
     base, *_ = contenders
     rounds = _rounds(contenders, options, device)
     for name in contenders:
         to = None if name == base else base
         yield from bench.phase_records(common, name, rounds, PHASES, to)
+
+
+def _common(model: str, case: str, size: int) -> bench.Record:
+    return {"case": case, "model": model, "unit": "examples", "batch": size}
 
 
 def sentences(options: Namespace) -> list[list[Tensor]]:
@@ -325,24 +316,20 @@ def run_spinn(options: Namespace, device: torch.device) -> Iterator[bench.Record
     labels = torch.arange(len(examples), device=device) % CLASSES
 
     def rival(batch: bool) -> Rival:
+        def loss() -> Tensor:
+            return cross_entropy(compute(), labels, reduction="none")
+
         compute = partial(model, examples, batch=batch)
-        loss = partial(_losses, compute, labels)
         return Rival(loss, compute, [*model.parameters()])
 
     with torch.no_grad():
         flushes = model.explain(examples).flushes
         longest = max(model.explain([example]).flushes for example in examples)
-    common: bench.Record = {
-        "case": f"SPINN, width {options.width}",
-        "model": "spinn",
-        "unit": "examples",
-    }
-    common |= {"batch": len(examples), "flushes": flushes, "longest": longest}
-    yield from race({EAGER: rival(False), AUTOBATCH: rival(True)}, common, options, device)
-
-
-def _losses(compute: Callable[[], Tensor], labels: Tensor) -> Tensor:
-    return cross_entropy(compute(), labels, reduction="none")
+    common = _common("spinn", f"SPINN, width {options.width}", len(examples))
+    common |= {"flushes": flushes, "longest": longest}
+    yield from _race(
+        _compare({EAGER: rival(False), AUTOBATCH: rival(True)}), common, options, device
+    )
 
 
 def run_symbolic(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
@@ -362,10 +349,11 @@ def run_symbolic(options: Namespace, device: torch.device) -> Iterator[bench.Rec
     batch = model.collate(trees)
 
     def rival(module: nn.Module, compute: Callable[[], Tensor]) -> Rival:
+        def loss() -> Tensor:
+            return (compute() - target).square().mean(1)
+
         parameters = [*module.parameters()]
-        optimizer = torch.optim.Adam(parameters, lr=0.0)
-        loss = lambda: (compute() - target).square().mean(1)  # noqa: E731
-        return Rival(loss, compute, parameters, optimizer)
+        return Rival(loss, compute, parameters, torch.optim.Adam(parameters, lr=0.0))
 
     loop = rival(small, partial(autobatch(small), few, batch=False))
     wanted, found = loop.results(), rival(plain, partial(model, few)).results()
@@ -375,8 +363,8 @@ def run_symbolic(options: Namespace, device: torch.device) -> Iterator[bench.Rec
         AUTOBATCH: rival(plain, partial(model, trees)).run,
         AHEAD: rival(plain, partial(model, batch)).run,
     }
-    common = {"case": "expressions", "model": "symbolic", "unit": "examples", "batch": len(trees)}
-    yield from _timed(contenders, common, options, device)
+    common = _common("symbolic", "expressions", len(trees))
+    yield from _race(contenders, common, options, device)
 
 
 class PaddedTranslate(nn.Module):
@@ -386,19 +374,14 @@ class PaddedTranslate(nn.Module):
         super().__init__()
         self.plain, width = plain, plain.zero.numel()
         self.encoder = nn.LSTM(width, width, batch_first=True, bidirectional=True)
-        cells = {"forwards": "l0", "backwards": "l0_reverse"}
-        own = {
-            f"{name}_{suffix}": tensor
-            for cell, suffix in cells.items()
-            for name, tensor in getattr(plain, cell).state_dict().items()
-        }
-        self.encoder.load_state_dict(own)
-        encoder = dict(self.encoder.named_parameters())
-        # In the order of the parameters of the example.
-        self.in_order = []
-        for name, parameter in plain.named_parameters():
-            cell, _, weight = name.partition(".")
-            self.in_order.append(encoder[f"{weight}_{cells[cell]}"] if cell in cells else parameter)
+        ours = dict(plain.named_parameters())
+        for name, parameter in self.encoder.named_parameters():
+            cell = "backwards" if name.endswith("_reverse") else "forwards"
+            own = f"{cell}.{name.removesuffix('_reverse').removesuffix('_l0')}"
+            parameter.data.copy_(ours[own])
+            ours[own] = parameter
+        self.in_order = [*ours.values()]
+        """The parameters, in the order of those of the example."""
 
     def forward(self, source: Tensor, lengths: Tensor, target: Tensor | None = None) -> Tensor:
         """Return the loss per word of every sentence; without a target, decode greedily."""
@@ -464,14 +447,9 @@ def run_translation(options: Namespace, device: torch.device) -> Iterator[bench.
             AUTOBATCH: Rival(partial(model, examples), partial(model, free), own),
             AHEAD: Rival(partial(model, batches[0]), partial(model, batches[1]), own),
         }
-        common: bench.Record = {
-            "case": case,
-            "model": "translation",
-            "unit": "examples",
-            "batch": len(sources),
-        }
+        common = _common("translation", case, len(sources))
         common |= {"longest": int(number.max()), "mean": float(number.float().mean())}
-        yield from race(rivals, common, options, device)
+        yield from _race(_compare(rivals), common, options, device)
 
 
 MODELS = {
@@ -491,6 +469,7 @@ def _faster(row: Any) -> str:
 
 def report(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write one table per case of trees, one for calls, and one for the other models."""
+    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
     columns: bench.Columns = {"mode": "mode"}
     for phase in ("train", "inference"):
         columns |= bench.phase_cells([phase], "trees/s", "trees_per_second", ".0f")
@@ -498,7 +477,6 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         columns |= bench.phase_cells([phase], "/ bare", "to_bare")
     columns |= bench.milliseconds(PARTS)
     mine = [r for r in records if r["model"] == "trees" and r["phase"] != bench.LEFT_OUT]
-    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
     yield from bench.tables(mine, ("case", "batch"), title, ("mode",), columns, _flops)
     for name, reason in {r["mode"]: r["reason"] for r in records if "reason" in r}.items():
         yield f"{name} is left out: {reason}"
@@ -507,14 +485,12 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         return format(row["median_seconds"] / row["batch"] * 1e6, ".2f")
 
     calls = [record for record in records if record["model"] == "calls"]
-    yield from bench.tables(
-        calls, ("case",), "recording", ("mode",), {"call": "mode", "us": microseconds}
-    )
+    per_call: bench.Columns = {"call": "mode", "us": microseconds}
+    yield from bench.tables(calls, ("case",), "recording of single calls", ("mode",), per_call)
     columns = {"mode": "mode", **bench.milliseconds(PHASES)}
     for phase in ("train", "step", "inference"):
         columns[f"{phase} x"] = lambda row, phase=phase: _faster(row.get(phase))
     others = [record for record in records if record["model"] not in ("trees", "calls")]
-    title = "autobatch: {case}, batch {batch} ({threads} threads, {device})"
     yield from bench.tables(others, ("case", "batch"), title, ("mode",), columns, _facts)
     yield "x: how many times as fast as the first, in the same rounds"
 
@@ -533,15 +509,12 @@ def _facts(records: Sequence[bench.Record]) -> Iterator[str]:
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw trees per second over the batch size, and the gain of the other models."""
+    """Draw the speed of all modes over the batch size, one panel per model and phase."""
     labels = ("batch", "per second")
-    for phase in ("train", "inference"):
-        mine = [r for r in records if r["phase"] == phase]
-        trees = [r for r in mine if r["model"] == "trees"]
-        curve = "{mode}, {case}"
-        yield bench.Panel(trees, curve, "batch", "trees_per_second", labels, "xy", phase)
-        others = [r for r in mine if r["model"] != "trees"]
-        yield bench.Panel(others, curve, "batch", "examples_per_second", labels, "xy", phase)
+    for (model, phase), mine in bench.grouped(records, "model", "phase").items():
+        if phase in ("train", "inference") or model == "calls":
+            speed, title = f"{mine[0].get('unit', 'trees')}_per_second", f"{model}, {phase}"
+            yield bench.Panel(mine, "{mode}, {case}", "batch", speed, labels, "xy", title)
 
 
 if __name__ == "__main__":

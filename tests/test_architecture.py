@@ -44,7 +44,7 @@ MAX_LINES = {
     "trees": 4_200,
     "other files": 1_800,
     "installed": 29_450,
-    "benchmarks": 4_950,
+    "benchmarks": 4_960,
 }
 MAX_CODE = 18_600
 MAX_LINES_OF_FUNCTION = 60
