@@ -95,15 +95,13 @@ class RecursiveCell(nn.Module, ABC):
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
         """Return the projected row of a node without input, which is that of a row of zeros."""
-        if self._has_gates:
-            return self.bias[None]
-        return self.project(like.new_zeros(1, self.in_channels))
+        zeros = like.new_zeros(1, self.in_channels)
+        return self.bias[None] if self._has_gates else self.project(zeros)
 
     def drop_candidate(self, candidate: Tensor) -> Tensor:
         """Apply recurrent dropout while training."""
-        if not self.training or not self.recurrent_dropout:
-            return candidate
-        return functional.dropout(candidate, self.recurrent_dropout)
+        p = self.recurrent_dropout if self.training else 0.0
+        return functional.dropout(candidate, p) if p else candidate
 
     @property
     def shares_leaves(self) -> bool:
@@ -141,8 +139,7 @@ class RecursiveCell(nn.Module, ABC):
                 arity, all arguments may also be single rows, without the axis ``row``.
         """
         if x.dim() == 1 and self.arity is not None:
-            rows = tree_map(lambda row: row[None], (x, *children))
-            return tree_map(lambda state: state[0], self(*rows))
+            return tree_map(lambda s: s[0], self(*tree_map(lambda row: row[None], (x, *children))))
         if self.arity is None:
             gathered: Any = children[0]
             if not isinstance(gathered.rows, tuple):
