@@ -134,9 +134,8 @@ class RecursiveCell(nn.Module, ABC):
         """Compute states, tensors ``[row, width]`` or tuples of them.
 
         Args:
-            x: Inputs, ``[row, in_channels]``.
-            *children: One state per slot, or one :class:`~pyg_dynbatch.core.RaggedRows`. With an
-                arity, all arguments may also be single rows, without the axis ``row``.
+            x: Inputs, ``[row, in_channels]``; with an arity, one row may go without its first axis.
+            *children: One state per slot, or one :class:`~pyg_dynbatch.core.RaggedRows`.
         """
         if x.dim() == 1 and self.arity is not None:
             return tree_map(lambda s: s[0], self(*tree_map(lambda row: row[None], (x, *children))))
