@@ -175,8 +175,11 @@ _isinstance, _tensor = builtins.isinstance, torch.empty(0)
 # Replaces `isinstance` while a model is recorded: lazy values are tensors. `Lazy.__class__` cannot
 # say so, since C++ would take the memory of a value for that of a tensor. A lambda, since checks of
 # annotations call isinstance themselves.
-is_instance = lambda value, kinds: _isinstance(value, kinds) or (  # noqa: E731
-    type(value) is Lazy and _isinstance(_tensor, kinds)
+is_instance = lambda value, kinds: (
+    _isinstance(value, kinds)
+    or (  # noqa: E731
+        type(value) is Lazy and _isinstance(_tensor, kinds)
+    )
 )
 
 

@@ -291,10 +291,8 @@ def emit(name: str, value: Any) -> None:
     """
     session = active()
     if not isinstance(value, Tensor | Lazy):
-        what, where = (
-            f"autobatch.emit: {name!r} is not a tensor",
-            session.where() if session else "",
-        )
+        what = f"autobatch.emit: {name!r} is not a tensor"
+        where = session.where() if session else ""
         raise mismatch(TypeError, what, "a tensor", describe_value(value), where=where)
     if session is not None:
         session.emit(name, value)
