@@ -181,7 +181,7 @@ class RecursiveCell(nn.Module, ABC):
             raise mismatch(TypeError, what, "cell(x), cell(x, *children) or cell(None, *children)")
         if like.dim() == 1:  # one node
             rows = tree_map_only(Tensor, lambda row: row[None], (x, *children))
-            return tree_map(lambda part: part[0], self.forward(*rows))
+            return tree_map(lambda part: part[0], RecursiveCell.forward(self, *rows))
         return _single_or_tuple(self._step_of_rows(x, states, like))
 
     def _step_of_rows(self, x: Tensor | None, states: list[Any], like: Tensor) -> States:
