@@ -231,13 +231,14 @@ class Session:
                 hint = "move the examples to the device of the model"
                 facts = (what, self.device, tensor.device)
                 raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
-            # Nothing counts the changes of a tensor of inference mode.
+            # Nothing counts the changes of a tensor of inference mode: each use is a new row.
             kept = tensor.clone() if tensor.is_inference() else tensor
             row_type = TensorType(tuple(tensor.shape), tensor.dtype)
             self.outside.setdefault(row_type, []).append(kept if number is None else number)
             row = self.record(self.table.outside_of(row_type), ())
             if number is not None:
                 self.numbers[tensor.dtype, number] = row
+            if number is not None or kept is not tensor:
                 return row
             # The tensor is kept, so that its identity is not given to a different one.
             found = self.known[id(tensor)] = row, tensor, _version(tensor)
