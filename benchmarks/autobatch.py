@@ -509,12 +509,12 @@ def _facts(records: Sequence[bench.Record]) -> Iterator[str]:
 
 
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
-    """Draw the speed of all modes over the batch size, one panel per model and phase."""
+    """Draw the speed of all modes over the batch size, one panel per case and phase."""
     labels = ("batch", "per second")
-    for (model, phase), mine in bench.grouped(records, "model", "phase").items():
-        if phase in ("train", "inference") or model == "calls":
-            speed, title = f"{mine[0].get('unit', 'trees')}_per_second", f"{model}, {phase}"
-            yield bench.Panel(mine, "{mode}, {case}", "batch", speed, labels, "xy", title)
+    for (case, phase), mine in bench.grouped(records, "case", "phase").items():
+        if phase in ("train", "inference") or case == "calls":
+            speed, title = f"{mine[0].get('unit', 'trees')}_per_second", f"{phase}, {case}"
+            yield bench.Panel(mine, "{mode}", "batch", speed, labels, "xy", title)
 
 
 if __name__ == "__main__":
