@@ -175,8 +175,9 @@ _isinstance, _tensor = builtins.isinstance, torch.empty(0)
 # Replaces `isinstance` while a model is recorded: lazy values are tensors. `Lazy.__class__` cannot
 # say so, since C++ would take the memory of a value for that of a tensor. A lambda, since checks of
 # annotations call isinstance themselves.
-is_instance = lambda value, kinds: _isinstance(value, kinds) or _is_tensor(value, kinds)  # noqa: E731
-_is_tensor = lambda value, kinds: type(value) is Lazy and _isinstance(_tensor, kinds)  # noqa: E731
+is_instance: Any = lambda value, kinds: _isinstance(  # noqa: E731
+    _tensor if type(value) is Lazy and kinds is not Lazy else value, kinds
+)
 
 
 def _refused(value: Lazy, what: str, kind: type[Exception] = TypeError, **facts: str) -> Exception:

@@ -27,8 +27,7 @@ _STATIC = {
     torch.layout, torch.memory_format, torch.Size,
 }  # fmt: skip
 _INDEX = {int, type(None)}
-_LAZY = {Lazy}
-_NUMBERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # Frames that are not the user's code.
 _LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, torch, jaxtyping, np))
 _STANDARD = sysconfig.get_path("stdlib")
@@ -38,11 +37,6 @@ def is_library(filename: str) -> bool:
     """Return whether a file is not the user's."""
     standard = filename.startswith(_STANDARD) and "site-packages" not in filename
     return standard or filename.startswith(_LIBRARY)
-
-
-def _version(tensor: Tensor) -> int:
-    """Count the changes in place of a tensor; tensors of inference mode do not."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 class Block(NamedTuple):
@@ -76,7 +70,8 @@ class Session:
         self.outside: dict[TensorType, list[Any]] = {}
         # Rows from outside that were met before, by identity, and numbers by their value.
         self.known: dict[int, tuple[Lazy, Tensor, int]] = {}
-        self.numbers: dict[tuple[torch.dtype, Any], Lazy] = {}
+        self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
+        self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
         self.base, self.values = 0, Values()  # first value not yet computed; those computed
         self.run = Run(table.engine)
@@ -116,13 +111,14 @@ class Session:
             if type(argument) is Lazy and argument._session is self:
                 key.append(argument._kind)
                 reads.append(argument._number)
-            elif type(argument) is tuple and {*map(type, argument)} == _LAZY:
+            elif type(argument) is tuple:
                 key.append((tuple, len(argument)))
                 for part in argument:
-                    if part._session is not self:
-                        raise self.stale(part)
-                    key.append(part._kind)
-                    reads.append(part._number)
+                    if type(part) is Lazy and part._session is self:
+                        key.append(part._kind)
+                        reads.append(part._number)
+                    elif not self._encode(part, key, reads, target, 1):
+                        return self._unrecorded(target, argument)
             elif not self._encode(argument, key, reads, target):
                 return self._unrecorded(target, argument)
         if kwargs:
@@ -151,6 +147,8 @@ class Session:
         self.count = first + len(kinds)
         if build is None:
             return Lazy(self, first, kinds[0])
+        if len(kinds) == 2:
+            return build((Lazy(self, first, kinds[0]), Lazy(self, first + 1, kinds[1])))
         return build([Lazy(self, first + n, kind) for n, kind in enumerate(kinds)])
 
     def _encode(
@@ -174,7 +172,8 @@ class Session:
                 elif not self._encode(item, key, reads, target, depth + 1):
                     return False
         elif kind is Tensor or isinstance(argument, Tensor):
-            shared = None if id(argument) in self.known else self._shared(argument)
+            may_be = id(argument) in self.shared or argument._base is not None
+            shared = self._shared(argument) if may_be else None
             if shared is not None:
                 key.append(shared)
             elif depth and isinstance(target, nn.Module):
@@ -218,31 +217,40 @@ class Session:
 
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Return the value of a tensor that the model did not compute; each object once."""
-        found = self.known.get(id(tensor))
-        if found is None:
-            number = None
-            if tensor.dim() == 0 and tensor.dtype in _NUMBERS and tensor.is_cpu:
-                # Numbers are kept by their value, the others by identity.
-                number = tensor.item()
-                if (tensor.dtype, number) in self.numbers:
-                    return self.numbers[tensor.dtype, number]
-            if tensor.device != self.device:
-                what = "autobatch: a tensor is on a different device"
-                hint = "move the examples to the device of the model"
-                facts = (what, self.device, tensor.device)
-                raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
-            # Nothing counts the changes of a tensor of inference mode: each use is a new row.
-            kept = tensor.clone() if tensor.is_inference() else tensor
-            row_type = TensorType(tuple(tensor.shape), tensor.dtype)
-            self.outside.setdefault(row_type, []).append(kept if number is None else number)
-            row = self.record(self.table.outside_of(row_type), ())
-            if number is not None:
-                self.numbers[tensor.dtype, number] = row
-            if number is not None or kept is not tensor:
+        number, numbers = None, self.numbers.get(tensor.dtype)
+        if numbers is not None and tensor.dim() == 0 and tensor.is_cpu:
+            # Numbers are kept by their value, others by identity.
+            number = tensor.item()
+            if (row := numbers.get(number)) is not None:
                 return row
+        elif (found := self.known.get(id(tensor))) is not None:
+            self._check_version(tensor, found[2])
+            return found[0]
+        if tensor.device != self.device:
+            what = "autobatch: a tensor is on a different device"
+            hint = "move the examples to the device of the model"
+            facts = (what, self.device, tensor.device)
+            raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
+        # Nothing counts the changes of a tensor of inference mode: each use is a new row.
+        counted = not tensor.is_inference()
+        row_type = TensorType(tuple(tensor.shape), tensor.dtype)
+        rows = self.outside.setdefault(row_type, [])
+        rows.append((tensor if counted else tensor.clone()) if number is None else number)
+        row = self.record(self.table.outside_of(row_type), ())
+        if numbers is not None and number is not None:
+            numbers[number] = row
+        elif counted:
             # The tensor is kept, so that its identity is not given to a different one.
-            found = self.known[id(tensor)] = row, tensor, _version(tensor)
-        return found[0]
+            self.known[id(tensor)] = row, tensor, tensor._version
+            self.unread.append((tensor, tensor._version))
+        return row
+
+    def _check_version(self, tensor: Tensor, version: int) -> None:
+        if tensor._version != version:
+            what = "autobatch: a tensor was changed in place after the model had used it"
+            hint = "give the model a copy, tensor.clone()"
+            where = self.where()
+            raise mismatch(RuntimeError, what, got=describe_value(tensor), where=where, hint=hint)
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Return the values of all rows of a tensor that the model did not compute."""
@@ -314,11 +322,9 @@ class Session:
         example, self.example = self.example, None
         self.table.engine.to(self.device)
         outside, parts = self.outside_tensors(), self.plan(wanted)
-        for _, tensor, version in self.known.values():
-            if _version(tensor) != version:
-                what = "autobatch: a tensor was changed in place after the model had used it"
-                hint = "give the model a copy, tensor.clone()"
-                raise mismatch(RuntimeError, what, got=describe_value(tensor), hint=hint)
+        for tensor, version in self.unread:
+            self._check_version(tensor, version)
+        self.unread.clear()
         recording, ACTIVE.session = active(), None
         try:
             with torch.set_grad_enabled(self.grad):

@@ -1,6 +1,6 @@
 """Everything that calls with one signature have in common, and how they are run on many rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,7 +69,9 @@ class Site:
     signature: Signature | None = None
     where: str = ""
     examined: Examined | None = None
-    build: Callable[[list[Lazy]], Any] | None = None  # the result of a call; None if it is one row
+    build: Callable[[Sequence[Lazy]], Any] | None = (
+        None  # the result of a call; None if it is one row
+    )
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
 
 
@@ -252,7 +254,7 @@ def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:
     return CellCall(x is ROW, tuple(given)) if fits and not kwargs and x in (ROW, None) else None
 
 
-def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[list[Lazy]], Any] | None]:
+def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:
     """Return the form with flat results, and what builds the result of a call from its rows."""
     form, leaves, spec = examined.form, examined.leaves, examined.spec
     if spec.is_leaf():
@@ -265,7 +267,7 @@ def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[list[Lazy]]
         found = tuple(leaf for leaf in tree_leaves(form(*rows)) if isinstance(leaf, Tensor))
         return found if len(found) > 1 else found[0]
 
-    def build(made: list[Lazy]) -> Any:
+    def build(made: Sequence[Lazy]) -> Any:
         rest = iter(made)
         return tree_unflatten(
             [next(rest) if isinstance(x, TensorType) else x for x in leaves], spec
