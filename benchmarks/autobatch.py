@@ -78,7 +78,7 @@ class Recorded(peers.AutoBatch):
         lap.skip()
         session = record(self.batched, examples)
         lap("record")
-        session.plan([])
+        session.plan(wanted=[])
         lap("schedule")
 
 

@@ -44,7 +44,7 @@ def run_examples(
             running.append((number, fiber))
             results[number] = fiber.switch(example)
         while running := [(number, fiber) for number, fiber in running if not fiber.dead]:
-            session.flush()
+            session.flush(needed=[value._number for value in wanted])
             session.fetch(wanted)
             wanted.clear()
             for number, fiber in running:

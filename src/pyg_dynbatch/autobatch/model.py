@@ -111,7 +111,7 @@ class AutoBatch(nn.Module):
         with _recording(session, self.plain):
             columns, structure = self._columns(session, examples)
             emitted = _emitted(session)
-            session.flush(wanted_values(columns, emitted))
+            session.flush(wanted=wanted_values(columns, emitted))
         picks = [c for c in (*columns, *(c for c, _ in emitted.values())) if isinstance(c, tuple)]
         rows = iter(session.rows_of(picks) if picks else ())
         leaves = [next(rows) if isinstance(c, tuple) else c for c in columns]

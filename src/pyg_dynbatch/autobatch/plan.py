@@ -7,7 +7,7 @@ level per step of the engine.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.structure import TopologicalOrder
+from pyg_dynbatch.core.structure import TopologicalOrder, concatenated_ranges
 from pyg_dynbatch.core.types import TensorType
 
 
@@ -29,6 +29,80 @@ class Values:
     def __init__(self) -> None:
         self.kind, self.row = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         self.num_rows: list[int] = []
+
+    def extend(self, kind: np.ndarray) -> None:
+        """Add values that have not been computed."""
+        self.kind = np.concatenate([self.kind, kind])
+        self.row = np.concatenate([self.row, np.full_like(kind, -1)])
+
+    def has_row(self, number: int) -> bool:
+        """Return whether a value has been computed."""
+        return number < self.row.size and bool(self.row[number] >= 0)
+
+
+class Records(NamedTuple):
+    """Calls that have been recorded, as arrays with an entry per call."""
+
+    site: np.ndarray
+    width: np.ndarray  # number of results
+    first: np.ndarray  # value of the first result
+    lengths: np.ndarray  # number of values that are read
+    read: np.ndarray  # these values, call by call
+
+    @classmethod
+    def decode(
+        cls, code: Sequence[int], starts: Sequence[int], base: int, table: Table
+    ) -> "Records":
+        """Decode what a session records; ``base`` is the first value."""
+        flat, start = np.array(code, dtype=np.int64), np.array(starts, dtype=np.int64)
+        site = flat[start]
+        width = table.arrays()["width"][site]
+        is_read = np.ones(flat.size, dtype=bool)
+        is_read[start] = False
+        lengths = np.diff(start, append=flat.size) - 1
+        return cls(site, width, base + np.cumsum(width) - width, lengths, flat[is_read])
+
+    def kinds(self, table: Table) -> np.ndarray:
+        """Return the row type of each value."""
+        slot = concatenated_ranges(np.zeros_like(self.width), self.width)
+        return table.arrays()["kind"][np.repeat(self.site, self.width), slot]
+
+    def owners(self, num_values: int) -> np.ndarray:
+        """Return the call of each value of the session, or -1."""
+        owner = np.full(num_values, -1)
+        values = concatenated_ranges(self.first, self.width)
+        owner[values] = np.repeat(np.arange(self.site.size), self.width)
+        return owner
+
+    def take(self, chosen: np.ndarray) -> "Records":
+        """Return the calls of a mask."""
+        read = self.read[np.repeat(chosen, self.lengths)]
+        site, width, first, lengths = (column[chosen] for column in self[:4])
+        return Records(site, width, first, lengths, read)
+
+    def split(self, values: Sequence[int], table: Table, known: Values) -> tuple[Any, Any]:
+        """Split off the calls on which values depend, and all rows from outside."""
+        owner, first_read = self.owners(known.row.size), np.cumsum(self.lengths) - self.lengths
+        chosen = table.arrays()["signature"][self.site] < 0
+        latest = np.unique(owner[np.array(values, dtype=np.int64)])
+        latest = latest[latest >= 0]
+        while latest.size:
+            chosen[latest] = True
+            reads = concatenated_ranges(first_read[latest], self.lengths[latest])
+            found = owner[self.read[reads]]
+            latest = np.unique(found[(found >= 0) & ~chosen[found]])
+        # Calls that can run now join calls of the same kind.
+        blocked = np.zeros(chosen.size, dtype=bool)
+        blocked[np.repeat(np.arange(chosen.size), self.lengths)[owner[self.read] >= 0]] = True
+        chosen |= ~blocked & np.isin(self.site, self.site[chosen])
+        return self.take(chosen), self.take(~chosen)
+
+    def join(self, later: "Records") -> "Records":
+        """Append calls."""
+        return Records(*map(np.concatenate, zip(self, later, strict=True)))
+
+
+NO_RECORDS = Records(*[np.zeros(0, dtype=np.int64)] * 5)
 
 
 @dataclass(eq=False)
@@ -88,43 +162,23 @@ def run_plan(
 
 
 class Planner:
-    """The records since the last flush, decoded, and the plan that is made of them.
+    """Plan a number of calls.
 
     Args:
         table: The sites.
-        code, starts: As a session records them.
-        base: First value of these records.
-        values: Extended by the values of these records.
-        outside: How many rows from outside there are of each type.
+        records: The calls.
+        values: Where values are; those of the calls get rows.
+        outside: Types of the rows from outside.
     """
 
     def __init__(
-        self,
-        table: Table,
-        code: Sequence[int],
-        starts: Sequence[int],
-        base: int,
-        values: Values,
-        outside: Sequence[TensorType],
+        self, table: Table, records: Records, values: Values, outside: Sequence[TensorType]
     ) -> None:
-        self.table, self.values, self.base, self.outside = table, values, base, outside
-        flat, start = np.array(code, dtype=np.int64), np.array(starts, dtype=np.int64)
-        tables = self.tables = table.arrays()
-        self.site = flat[start]
-        self.width = tables["width"][self.site]
-        self.first = base + np.cumsum(self.width) - self.width  # value of each record
-        # Values: the record, and the position among its results.
-        self.owner = np.repeat(np.arange(start.size), self.width)
-        self.slot = base + np.arange(self.owner.size) - self.first[self.owner]
-        kind = tables["kind"][self.site[self.owner], self.slot]
-        values.kind = np.concatenate([values.kind, kind])
-        values.row = np.concatenate([values.row, np.full_like(kind, -1)])
-        # Reads: the value, and the record.
-        is_read = np.ones(flat.size, dtype=bool)
-        is_read[start] = False
-        self.read = flat[is_read]
-        lengths = np.diff(start, append=flat.size) - 1
-        self.reader = np.repeat(np.arange(start.size), lengths)
+        self.table, self.values, self.outside = table, values, outside
+        self.tables = table.arrays()
+        self.site, self.width, self.first, lengths, self.read = records
+        self.owner = records.owners(values.row.size)
+        self.reader = np.repeat(np.arange(self.site.size), lengths)
         self.first_read = np.cumsum(lengths) - lengths
 
     def parts(self, policy: str | Policy, wanted: Sequence[int] | None) -> list[Part]:
@@ -170,12 +224,9 @@ class Planner:
         kept = local[self.reader] >= 0
         read, reader = self.read[kept], self.reader[kept]
         position = np.flatnonzero(kept) - self.first_read[reader]
-        mine = local[self.owner] >= 0
-        new, owner, slot = (
-            np.flatnonzero(mine) + self.base,
-            local[self.owner[mine]],
-            self.slot[mine],
-        )
+        owner = np.repeat(np.arange(chosen.size), width)
+        slot = concatenated_ranges(np.zeros_like(width), width)
+        new = self.first[chosen][owner] + slot
         made_here = np.zeros(known.kind.size, dtype=bool)
         made_here[new] = True
         old = np.unique(read[~made_here[read]])
@@ -217,9 +268,9 @@ class Planner:
         phase, forests = np.zeros(self.site.size, dtype=np.int64), list["_Forest"]()
         if not sites:
             return forests, phase
-        inner = self.read >= self.base
-        edges = self.owner[self.read[inner] - self.base], self.reader[inner]
-        graph = TopologicalOrder(*edges, self.site.size)
+        made = self.owner[self.read]
+        inner = made >= 0
+        graph = TopologicalOrder(made[inner], self.reader[inner], self.site.size)
         by_cell: dict[str, list[Site]] = {}
         for site in sites:
             by_cell.setdefault(site.spec.target, []).append(site)  # type: ignore[union-attr]
@@ -228,8 +279,8 @@ class Planner:
             forest = self._forest(mine) if cell.is_recordable else None
             if forest is None:
                 continue
-            inputs = forest.inputs[forest.inputs >= self.base]
-            if not _reached(graph, forest, forests)[self.owner[inputs - self.base]].any():
+            inputs = self.owner[forest.inputs[forest.inputs >= 0]]
+            if not _reached(graph, forest, forests)[inputs[inputs >= 0]].any():
                 forests.append(forest)
         reached = [_reached(graph, forest, forests) for forest in forests]
         # A run comes after those that it depends on, and so do calls.
@@ -256,12 +307,9 @@ class Planner:
             if form.has_input:
                 inputs[node[calls]], read = read[:, 0], read[:, 1:]
             states = read.reshape(calls.size, len(form.slots), parts)
-            child = states[:, :, 0]
-            if child.size and int(child.min()) < self.base:
-                return None
-            made = self.owner[child - self.base]
-            whole = self.first[made, None] + np.arange(parts) == states
-            if not (mine[made].all() and whole.all()):
+            made = self.owner[states[:, :, 0]]
+            whole = self.first[made][:, :, None] + np.arange(parts) == states
+            if not ((made >= 0).all() and mine[made].all() and whole.all()):
                 return None
             slots = np.tile(np.array(form.slots, dtype=np.int64), calls.size)
             parents = node[calls].repeat(len(form.slots))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
 from pyg_dynbatch.autobatch.operations import ROW
-from pyg_dynbatch.autobatch.plan import Part, Planner, Values, run_plan
+from pyg_dynbatch.autobatch.plan import NO_RECORDS, Part, Planner, Records, Values, run_plan
 from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
@@ -73,7 +73,8 @@ class Session:
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
-        self.base, self.values = 0, Values()  # first value not yet computed; those computed
+        self.base, self.values = 0, Values()  # first value of these records; all before them
+        self.pending = NO_RECORDS  # earlier ones that have not been run
         self.run = Run(table.engine)
         self.flushes = 0
         self.parts: list[Part] = []  # what was run
@@ -311,17 +312,22 @@ class Session:
 
     # Running.
 
-    def flush(self, wanted: Sequence[int] | None = None) -> None:
-        """Run everything that was recorded since the last flush.
+    def flush(
+        self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
+    ) -> None:
+        """Run what was recorded.
 
-        Only values that are ``wanted`` are read afterwards; ``None`` for any of them.
+        Args:
+            needed: Values that are read now. Calls that can wait do, as more calls of other
+                examples may come to be batched with; by default no call waits.
+            wanted: Values that are read later; all by default.
         """
-        if not self.starts:
+        if not self.starts and not self.pending.site.size:
             return
         # What fails from here on belongs to all examples.
         example, self.example = self.example, None
         self.table.engine.to(self.device)
-        outside, parts = self.outside_tensors(), self.plan(wanted)
+        outside, parts = self.outside_tensors(), self.plan(needed, wanted)
         for tensor, version in self.unread:
             self._check_version(tensor, version)
         self.unread.clear()
@@ -332,15 +338,23 @@ class Session:
                 run_plan(moved, self.run, self.table.modules, outside)
         finally:
             ACTIVE.session = recording
-        self.base, self.example = self.count, example
-        self.code, self.starts, self.outside = [], [], {}
+        self.example, self.outside = example, {}
         self.parts += parts
         self.flushes += 1
 
-    def plan(self, wanted: Sequence[int] | None) -> list[Part]:
-        """Schedule everything that was recorded since the last flush."""
-        records = (self.code, self.starts, self.base)
-        planner = Planner(self.table, *records, self.values, list(self.outside))
+    def plan(
+        self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
+    ) -> list[Part]:
+        """Schedule what was recorded, as for :meth:`flush`."""
+        records = Records.decode(self.code, self.starts, self.base, self.table)
+        self.values.extend(records.kinds(self.table))
+        self.code, self.starts, self.base = [], [], self.count
+        records = self.pending.join(records)
+        if needed is None:
+            self.pending = NO_RECORDS
+        else:
+            records, self.pending = records.split(needed, self.table, self.values)
+        planner = Planner(self.table, records, self.values, list(self.outside))
         return planner.parts(self.policy, wanted)
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:
@@ -368,14 +382,17 @@ class Session:
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             raise self._switched()
         if value._number not in self.content:
-            if value._number >= self.base:
+            if not self.values.has_row(value._number):
                 if not self.can_run:
                     what = "autobatch.trace: the example reads a value"
                     wanted = "calls that do not depend on values"
                     hint = "call the model on the example itself; traces hold no values"
                     raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)
                 self.reads[self.line()] += 1
-                (self.flush if self.suspend is None else lambda: self.suspend(value))()
+                if self.suspend is None:
+                    self.flush(needed=[value._number])
+                else:
+                    self.suspend(value)
             self.fetch([value])
         return self.content[value._number]
 

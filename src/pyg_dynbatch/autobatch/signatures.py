@@ -156,7 +156,7 @@ class Table:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Tabulate the sites, for decoding."""
-        if len(self._arrays.get("width", ())) != len(self.sites):
+        if not self._arrays or self._arrays["width"].size != len(self.sites):
             calls = [site.signature for site in self.sites]
             inputs = [() if call is None else call.inputs for call in calls]
             ragged = [sum(isinstance(i, Ragged) for i in wanted) for wanted in inputs]

@@ -177,7 +177,7 @@ def schedule_batch(
     emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
 ) -> TracedBatch:  # fmt: skip
     """Schedule what a session has recorded."""
-    parts = session.plan(wanted_values(columns, emitted))
+    parts = session.plan(wanted=wanted_values(columns, emitted))
     outside, row = _plain(session), session.values.row
 
     def rows_of(column: Any) -> Rows:
