@@ -8,7 +8,19 @@ import pytest
 import torch
 
 from benchmarks import autobatch, bench
-from benchmarks.autobatch import AHEAD, BARE, EAGER, KINDS, PADDED, TRACES, WORKER, PaddedTranslate
+from benchmarks.autobatch import (
+    AHEAD,
+    BARE,
+    CELL,
+    CELL_AHEAD,
+    CELL_TRACES,
+    EAGER,
+    KINDS,
+    PADDED,
+    TRACES,
+    WORKER,
+    PaddedTranslate,
+)
 from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF
 
 SMALL = ["--repeats", "1", "--trees", "4", "--width", "4", "--sentences", "3"]
@@ -21,12 +33,13 @@ def test_trees(
     sizes = ["--leaves", "4", "--units", "3", "--words", "9", "--batch-sizes", "1", "3"]
     records = run(autobatch, *SMALL, *sizes, "--models", "trees", "--profile")
     found = {(r["batch"], r["mode"], r["phase"]): r for r in records}
-    modes = {EVERY_LEAF, AUTOBATCH, TRACES, AHEAD, BARE}
+    modes = {EVERY_LEAF, AUTOBATCH, TRACES, AHEAD, CELL, CELL_TRACES, CELL_AHEAD, BARE}
     passes = ("forward", "backward", "train", "inference")
+    parts = ("record", "schedule")
     assert set(found) == {
         *((size, mode, phase) for size in (1, 3) for mode in modes for phase in passes),
         *((3, WORKER, phase) for phase in passes),
-        *((size, AUTOBATCH, phase) for size in (1, 3) for phase in ("record", "schedule")),
+        *((n, mode, phase) for n in (1, 3) for mode in (AUTOBATCH, CELL) for phase in parts),
         *((size, DYNET, "left out") for size in (1, 3)),
     }
     assert all(record["ratio"] is None for record in records)
