@@ -67,7 +67,7 @@ def main(steps: int = 60, width: int = 48) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    tests = draw(200, seed=-1)
+    tests = draw(200, seed=steps)
     truth = torch.stack([word for _, target in tests for word in target])
     with torch.no_grad():
         model([(source, None) for source, _ in tests])

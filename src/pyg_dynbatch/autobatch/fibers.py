@@ -29,7 +29,7 @@ def run_examples(
 
     def suspend(value: Lazy) -> None:
         number, grad = session.example, torch.is_grad_enabled()
-        torch.set_grad_enabled(session.grad)
+        torch.set_grad_enabled(session.grad)  # not for other examples
         wanted.append(value)
         hub.switch()
         session.example = number

@@ -28,6 +28,7 @@ class Lazy:
 
     __slots__ = ("_kind", "_number", "_session")
 
+    # Its number among the values of the session, and the number of its row type in the table.
     def __init__(self, session: Any, number: int, kind: int) -> None:
         self._session, self._number, self._kind = session, number, kind
 
@@ -154,7 +155,7 @@ class Lazy:
     def numpy(self, *_: Any, **__: Any) -> NoReturn:
         """Raise an error: there is no value yet."""
         what = "autobatch: numpy() of a value that has not been computed"
-        hint = "tolist() or item() compute it; torch operations record"
+        hint = "tolist() or item() compute it; torch operations are recorded"
         raise _refused(self, what, kind=RuntimeError, hint=hint)
 
     __array__ = numpy

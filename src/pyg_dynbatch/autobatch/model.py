@@ -73,6 +73,7 @@ class AutoBatch(nn.Module):
         if not isinstance(module, nn.Module) or isinstance(module, AutoBatch):
             what, got = "autobatch: not a module for one example", type(module).__name__
             raise mismatch(TypeError, what, "an nn.Module", got)
+        # Past nn.Module.__setattr__: a submodule `plain` would change all names of parameters.
         vars(self).update(plain=module, policy=policy, emitted={}, _local=local())
         # The very dictionaries of the module, so that both see every change.
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):

@@ -80,7 +80,9 @@ class Records(NamedTuple):
         site, width, first, lengths = (column[chosen] for column in self[:4])
         return Records(site, width, first, lengths, read)
 
-    def split(self, values: Sequence[int], table: Table, known: Values) -> tuple[Any, Any]:
+    def split(
+        self, values: Sequence[int], table: Table, known: Values
+    ) -> tuple["Records", "Records"]:
         """Split off the calls on which values depend, and all rows from outside."""
         owner, first_read = self.owners(known.row.size), np.cumsum(self.lengths) - self.lengths
         chosen = table.arrays()["signature"][self.site] < 0
@@ -213,7 +215,8 @@ class Planner:
 
     def _program(self, chosen: np.ndarray) -> tuple[Program, np.ndarray]:
         """Return the program of some records, and the value of each of its values."""
-        # Values that others made are inputs, and come first.
+        # `old` values, made by others, are inputs and come first; `new` ones are made here; `local`
+        # is the number of a record among the chosen ones.
         tables, types, known = self.tables, self.table.row_types, self.values
         local = np.full(self.site.size, -1)
         local[chosen] = np.arange(chosen.size)
@@ -264,7 +267,7 @@ class Planner:
     # Calls that cells run.
 
     def _cell_runs(self, sites: Sequence[Site]) -> tuple[list["_Forest"], np.ndarray]:
-        """Find the calls that cells run, in order; also the phase of all other records."""
+        """Find the calls that cells run, in order; also the phase of each record: n after run n."""
         phase, forests = np.zeros(self.site.size, dtype=np.int64), list["_Forest"]()
         if not sites:
             return forests, phase
@@ -349,7 +352,7 @@ class Planner:
                 values.row[numbers[picked]] = first + np.arange(picked.size)
                 values.num_rows[kind] += picked.size
                 every = picked.size == numbers.size
-                kept.append((part, kind, torch.from_numpy(picked[: 0 if every else None])))
+                kept.append((part, kind, torch.from_numpy(picked[:0] if every else picked)))
         input_kind = int(values.kind[read[0]]) if read.size else None
         return CellRun(path, schedule, inputs, input_kind, tuple(kept))
 

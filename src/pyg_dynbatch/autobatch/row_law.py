@@ -36,7 +36,7 @@ class Examined(NamedTuple):
     """How a call is run on many rows at once.
 
     Args:
-        form: Takes the stacked rows, returns the flat list of results.
+        form: Takes the stacked rows; returns the result of the call, with a batch axis.
         way: ``"fast"``, ``"direct"``, ``"expanded"`` (parameters repeated) or ``"vmap"``.
         leaves: For each leaf of the result its tensor type, or the object itself.
         spec: Structure of the result.

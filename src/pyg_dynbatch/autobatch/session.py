@@ -384,7 +384,7 @@ class Session:
         if value._number not in self.content:
             if not self.values.has_row(value._number):
                 if not self.can_run:
-                    what = "autobatch.trace: the example reads a value"
+                    what = "autobatch: an example that is recorded ahead reads a value"
                     wanted = "calls that do not depend on values"
                     hint = "call the model on the example itself; traces hold no values"
                     raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)

@@ -1,4 +1,10 @@
-"""Everything that calls with one signature have in common, and how they are run on many rows."""
+"""Everything that calls with one signature have in common, and how they are run on many rows.
+
+A *key* is what a session builds from a call, with row types as numbers of its table. A
+:class:`Spec` is the same with row types written out, so that it can be pickled. A :class:`Site` is
+a spec in a table, with the number that records use and the types of its results; rows from outside
+have a site without a spec. Its ``Signature`` is what the engine calls.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +70,7 @@ class Site:
     """One signature in a table: its number, and what its calls return."""
 
     number: int
-    kinds: tuple[int, ...]  # row type of each result
+    kinds: tuple[int, ...]  # row type of each result, as a number of the table
     spec: Spec | None = None  # None for rows from outside
     signature: Signature | None = None
     where: str = ""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.autobatch.plan import Part, run_plan
@@ -41,7 +41,7 @@ class Trace:
         sites: Signature of each site; a row type for rows from outside.
         outside: Rows from outside, by row type.
         leaves: Leaves of the result; values by their number.
-        structure: Structure of the result.
+        structure: The result, with the number of each leaf in its place.
         emitted: Name and value of what the example emitted.
     """
 
@@ -77,7 +77,8 @@ def trace_of(session: Session, result: Any) -> Trace:
         for site in map(table.sites.__getitem__, used.tolist())
     )
     outside = _plain(session)
-    return Trace(code, starts, session.count, sites, outside, leaves, structure, emitted)
+    numbered = tree_unflatten(range(len(leaves)), structure)
+    return Trace(code, starts, session.count, sites, outside, leaves, numbered, emitted)
 
 
 def _plain(session: Session) -> dict[TensorType, Tensor]:
@@ -110,7 +111,7 @@ def replay(session: Session, trace: Trace) -> Any:
     for name, number in trace.emitted:
         session.emit(name, value(number))
     leaves = [value(leaf.number) if isinstance(leaf, _Value) else leaf for leaf in trace.leaves]
-    return tree_unflatten(leaves, trace.structure)
+    return tree_map(leaves.__getitem__, trace.structure)
 
 
 Rows = tuple[int, Tensor]
@@ -126,7 +127,7 @@ class TracedBatch(MovablePlan):
         specs: Signature of each operation of the schedules.
         outside: Rows from outside, by row type.
         columns: For each leaf of the result the rows of all examples, or a list of other objects.
-        structure: Structure of the result.
+        structure: The result, with the number of each leaf in its place.
         emitted: The rows of each name, and the example of each.
         num_examples: Number of examples.
     """
@@ -188,7 +189,7 @@ def schedule_batch(
         tuple(site.spec for site in session.table.sites if site.spec is not None),
         outside,
         [rows_of(column) if isinstance(column, tuple) else column for column in columns],
-        structure,
+        tree_unflatten(range(len(columns)), structure),
         {name: (rows_of(found), torch.tensor(of)) for name, (found, of) in emitted.items()},
         num_examples,
     )
@@ -210,7 +211,7 @@ def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[A
     found = iter(run.read(wanted) if wanted else ())
     leaves = [next(found)[0] if isinstance(c, tuple) else c for c in batch.columns]
     emitted = {name: (next(found)[0], example) for name, (_, example) in batch.emitted.items()}
-    return tree_unflatten(leaves, batch.structure), emitted
+    return tree_map(leaves.__getitem__, batch.structure), emitted
 
 
 def _kinds(trace: Trace, kinds_of_site: list[tuple[int, ...]]) -> dict[int, int]:
