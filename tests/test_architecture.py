@@ -35,18 +35,18 @@ NAMESPACES = (
 MAX_FILES = 120
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 2_600,
+    "autobatch": 3_060,
     "blocks": 5_700,
-    "core": 4_500,
+    "core": 4_520,
     "molecules": 7_150,
-    "nn": 4_200,
+    "nn": 4_240,
     "training": 2_050,
     "trees": 4_200,
     "other files": 1_800,
     "installed": 29_450,
-    "benchmarks": 4_960,
+    "benchmarks": 5_020,
 }
-MAX_CODE = 18_600
+MAX_CODE = 18_650
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active, is_instance
+from pyg_dynbatch.autobatch.row_law import ReadsValue
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table
 from pyg_dynbatch.autobatch.tracing import (
@@ -33,6 +34,9 @@ from pyg_dynbatch.autobatch.tracing import (
 )
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
+
+# A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
+_MOST_SITES, _MOST_MODES = 4096, 16
 
 
 class Emitted(NamedTuple):
@@ -109,6 +113,12 @@ class AutoBatch(nn.Module):
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
+        try:
+            return self._recorded(session, examples), session
+        finally:
+            session.close()
+
+    def _recorded(self, session: Session, examples: list[Any]) -> Any:
         with _recording(session, self.plain):
             columns, structure = self._columns(session, examples)
             emitted = _emitted(session)
@@ -120,8 +130,7 @@ class AutoBatch(nn.Module):
             name: (next(rows), torch.tensor(numbers, device=session.device))
             for name, (_, numbers) in emitted.items()
         }
-        session.close()
-        return self._finish(tree_unflatten(leaves, structure), found), session
+        return self._finish(tree_unflatten(leaves, structure), found)
 
     def _columns(self, session: Session, examples: list[Any]) -> tuple[list[Column], Any]:
         return _collect(session, run_examples(session, partial(self._record, session), examples))
@@ -198,7 +207,9 @@ class AutoBatch(nn.Module):
         )  # fmt: skip
         tables: Any = vars(self._local)
         table = tables.get(mode)
-        if table is None:
+        if table is None or len(table.sites) > _MOST_SITES:
+            if len(tables) > _MOST_MODES:
+                tables.clear()
             table = tables[mode] = Table(self.plain)
         return Session(self.plain, table, tensors, self.policy)
 
@@ -291,6 +302,8 @@ def emit(name: str, value: Any) -> None:
         (tensor([3., 5., 5.]), tensor([0, 0, 1]))
     """
     session = active()
+    if getattr(ACTIVE, "examining", False):
+        raise ReadsValue("it emits values")  # so that each of its calls is recorded
     if not isinstance(value, Tensor | Lazy):
         what = f"autobatch.emit: {name!r} is not a tensor"
         where = session.where() if session else ""
@@ -359,11 +372,11 @@ def recurse(function: Callable[[Any], Any], argument: Any) -> Any:
 
 @contextmanager
 def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
-    ACTIVE.eager = collected, number
+    outer, ACTIVE.eager = getattr(ACTIVE, "eager", None), (collected, number)
     try:
         yield
     finally:
-        ACTIVE.eager = None
+        ACTIVE.eager = outer
 
 
 @contextmanager
@@ -371,9 +384,10 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
     """Record all calls of modules on this thread."""
     kinds = {k for part in root.modules() for k in type(part).__mro__ if "__call__" in vars(k)}
     kinds.discard(object)
-    _intercept(kinds)
-    ACTIVE.session = session
+    intercepted: list[type] = []
     try:
+        _intercept(kinds, intercepted)
+        ACTIVE.session = session
         yield
     except RecursionError as error:
         what = "autobatch: the model calls itself too deeply for Python"
@@ -389,7 +403,7 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         raise
     finally:
         ACTIVE.session = None
-        _release(kinds)
+        _release(intercepted)
 
 
 def _line_of(error: Exception) -> str:
@@ -428,8 +442,8 @@ _INTERCEPTED: dict[type, tuple[int, Any]] = {}
 _ISINSTANCE, _LOCK = builtins.isinstance, Lock()
 
 
-def _intercept(kinds: Iterable[type]) -> None:
-    """Let calls of modules be recorded on threads with a session."""
+def _intercept(kinds: Iterable[type], done: list[type]) -> None:
+    """Let calls of modules be recorded on threads with a session; list what was done."""
     with _LOCK:
         builtins.isinstance = is_instance
         for kind in kinds:
@@ -437,6 +451,7 @@ def _intercept(kinds: Iterable[type]) -> None:
             if not users:
                 kind.__call__ = _recorded(original)  # type: ignore[method-assign]
             _INTERCEPTED[kind] = users + 1, original
+            done.append(kind)
 
 
 def _release(kinds: Iterable[type]) -> None:

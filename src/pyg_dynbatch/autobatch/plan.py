@@ -95,7 +95,9 @@ class Records(NamedTuple):
             latest = np.unique(found[(found >= 0) & ~chosen[found]])
         # Calls that can run now join calls of the same kind.
         blocked = np.zeros(chosen.size, dtype=bool)
-        blocked[np.repeat(np.arange(chosen.size), self.lengths)[owner[self.read] >= 0]] = True
+        made = owner[self.read]
+        waits = (made >= 0) & (table.arrays()["signature"][self.site[made]] >= 0)
+        blocked[np.repeat(np.arange(chosen.size), self.lengths)[waits]] = True
         chosen |= ~blocked & np.isin(self.site, self.site[chosen])
         return self.take(chosen), self.take(~chosen)
 
@@ -318,7 +320,13 @@ class Planner:
             parents = node[calls].repeat(len(form.slots))
             edges.append(np.stack([node[made].reshape(-1), parents, slots]))
         joined = np.concatenate(edges, 1)
-        return _Forest(sites[0], records, inputs, joined) if joined.size else None
+        called = [site for site in sites if (self.site == site.number).any()]
+        types = {site.kinds for site in called}  # under autocast they may differ
+        if not joined.size or len(types) > 1:
+            return None
+        if np.unique(self.values.kind[inputs[inputs >= 0]]).size > 1:
+            return None
+        return _Forest(called[0], records, inputs, joined)
 
     def _run_of(self, forest: "_Forest", wanted: Sequence[int] | None) -> CellRun:
         """Schedule the calls of a cell, and give their states rows."""

@@ -163,12 +163,13 @@ def _record(
     ragged: Sequence[tuple[Sequence[Lazy], int]],
 ) -> Lazy:
     kinds = [value._kind for value in fixed] + [kind for _, kind in ragged]
-    key = (target, *kinds)
+    no_grad = torch.is_grad_enabled() is not session.grad
+    key = (target, no_grad, *kinds)
     site = session.table.by_key.get(key)
     if site is None:
         types = [session.table.row_types[kind] for kind in kinds]
         inputs = (*types[: len(fixed)], *map(Ragged, types[len(fixed) :]))
-        spec = Spec((target, *inputs), target, (), inputs, False)
+        spec = Spec((target, no_grad, *inputs), target, (), inputs, no_grad)
         site = session.table.by_key[key] = session.table.site_of(spec, session.device, _where())
     reads = [value._number for value in fixed]
     together = zip(*(values for values, _ in ragged), strict=True)

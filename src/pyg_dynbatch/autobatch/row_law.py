@@ -52,8 +52,11 @@ class Examined(NamedTuple):
 
 _READS = {
     getattr(Tensor, name)
-    for name in ("__bool__", "item", "tolist", "__int__", "__float__", "__index__", "numpy")
-}
+    for name in (
+        "__bool__", "item", "tolist", "__int__", "__float__", "__complex__", "__index__", "numpy",
+        "__array__", "__contains__", "__format__", "equal", "allclose", "is_nonzero",
+    )
+} | {torch.equal, torch.allclose, torch.is_nonzero}  # fmt: skip
 
 
 class _NoReads(TorchFunctionMode):
@@ -140,27 +143,48 @@ def _first_form(
     name: str,
     where: str,
 ) -> tuple[str, Form]:
-    def mapped(*rows: Tensor) -> Any:
+    def by_vmap(*rows: Tensor) -> Any:
         return torch.vmap(call, randomness="different")(*rows)
 
-    forms = {"fast": call.fast, "direct": call, "expanded": call.expanded, "vmap": mapped}
-    stacked = [
-        torch.stack(column) if isinstance(column[0], Tensor) else column[0]
-        for column in zip(*expected, strict=True)
-    ]
+    forms = {"fast": call.fast, "direct": call, "expanded": call.expanded, "vmap": by_vmap}
     reason: Exception | None = None
     for way, form in forms.items():
         try:
-            found = tree_flatten(form(*rows))[0]
+            agrees = _agrees(form, rows, expected, draws)
+            # Draws of the other two are independent by their nature.
+            if agrees and draws and way in ("direct", "expanded"):
+                agrees = _is_independent(form, rows)
         except Exception as error:  # noqa: BLE001 - the next form may do
             reason = error
             continue
-        if _equal([found], [stacked], values=not draws):
+        if agrees:
             return way, form
     what = f"autobatch: {name} cannot be run on several rows at once"
     got = f"torch.vmap: {reason}" if reason else "results that differ from row by row"
     hint = "autobatch.open(module) records what is inside" if is_module else ""
     raise mismatch(ValueError, what, "a form that equals row by row", got, where=where, hint=hint)
+
+
+def _agrees(form: Form, rows: Sequence[Tensor], expected: list[list[Any]], draws: bool) -> bool:
+    for size in (NUM_ROWS, NUM_ROWS - 1):  # with one size alone, an axis may have it by chance
+        stacked = [
+            torch.stack(column) if isinstance(column[0], Tensor) else column[0]
+            for column in zip(*expected[:size], strict=True)
+        ]
+        found = tree_flatten(form(*(row[:size] for row in rows)))[0]
+        if not _equal([found], [stacked], values=not draws):
+            return False
+    return True
+
+
+def _is_independent(form: Form, rows: Sequence[Tensor]) -> bool:
+    """Return whether, with the same random numbers, a row does not depend on the first one."""
+    results = []
+    for given in (rows, [torch.cat([row[1:2], row[1:]]) for row in rows]):
+        torch.manual_seed(0)
+        leaves = tree_flatten(form(*given))[0]
+        results.append([leaf[1:] for leaf in leaves if isinstance(leaf, Tensor)])
+    return _equal(results[:1], results[1:])
 
 
 def _equal(ours: list[list[Any]], theirs: list[list[Any]], values: bool = True) -> bool:

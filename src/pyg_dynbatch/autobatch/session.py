@@ -63,6 +63,8 @@ class Session:
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
         self.grad = torch.is_grad_enabled()
         self.autocast = torch._C._is_any_autocast_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.failed = False  # in a flush: rows are missing
         self.example: int | None = None
         self.code: list[int] = []
         self.starts: list[int] = []  # of each record
@@ -185,7 +187,8 @@ class Session:
                 reads.append(value._number)
         elif kind in _STATIC or isinstance(argument, np.generic):
             # 0.0 and -0.0 are equal, but their quotients are not.
-            key.append((kind, argument if argument or kind is not float else str(argument)))
+            is_zero = isinstance(argument, float) and not argument
+            key.append((kind, str(argument) if is_zero else argument))
         elif kind is slice:
             start, stop, step = argument.start, argument.stop, argument.step
             if type(start) in _INDEX and type(stop) in _INDEX and type(step) in _INDEX:
@@ -210,6 +213,8 @@ class Session:
         base = tensor._base
         # Gradients do not flow from a view that was made under no_grad to its parameter.
         if base is None or id(base) not in self.shared or base.dtype != tensor.dtype:
+            return None
+        if tensor.is_conj() or tensor.is_neg():
             return None
         if base.requires_grad and self.grad and tensor.grad_fn is None:
             return None
@@ -304,8 +309,8 @@ class Session:
         facts = (what, "values of this call", f"{value!r} of an earlier call")
         return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
 
-    def _switched(self) -> RuntimeError:
-        what = "autobatch: autocast is switched inside the model"
+    def _switched(self, mode: str = "autocast") -> RuntimeError:
+        what = f"autobatch: {mode} is switched inside the model"
         hint = "switch it around the call of the model, or in the forward() of a submodule"
         facts = (what, "one mode for all calls", "a call in a different mode")
         return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
@@ -325,7 +330,7 @@ class Session:
         if not self.starts and not self.pending.site.size:
             return
         # What fails from here on belongs to all examples.
-        example, self.example = self.example, None
+        example, self.example, self.failed = self.example, None, True
         self.table.engine.to(self.device)
         outside, parts = self.outside_tensors(), self.plan(needed, wanted)
         for tensor, version in self.unread:
@@ -338,7 +343,7 @@ class Session:
                 run_plan(moved, self.run, self.table.modules, outside)
         finally:
             ACTIVE.session = recording
-        self.example, self.outside = example, {}
+        self.example, self.outside, self.failed = example, {}, False
         self.parts += parts
         self.flushes += 1
 
@@ -379,8 +384,13 @@ class Session:
         """Return the content of a value on the host, after a flush if there must be one."""
         if value._session is not self or active() is not self:
             raise self.stale(value)
+        if self.failed:
+            what = "autobatch: a value is read after an error of the batch"
+            raise mismatch(RuntimeError, what, hint="let the error leave the model")
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             raise self._switched()
+        if torch.is_inference_mode_enabled() is not self.inference:
+            raise self._switched("inference mode")
         if value._number not in self.content:
             if not self.values.has_row(value._number):
                 if not self.can_run:

@@ -122,22 +122,23 @@ class Table:
         module = self.modules[spec.target] if isinstance(spec.target, str) else None
         name = spec.target or name_of(module) if module is not None else name_of(spec.target)
         recording, ACTIVE.session = active(), None
+        ACTIVE.examining = True
         try:
             examined = self._examine(spec, module, device, name, where)
-        except ReadsValue:
+        except ReadsValue as error:
             if module is None:
                 what = f"autobatch: {name} reads a value of its argument"
                 hint = "item() or tolist() of the argument, which suspend the example"
                 wanted = "a function whose result has one shape and dtype"
                 raise mismatch(TypeError, what, wanted, where=where, hint=hint) from None
-            self.opened[module] = (where, "it reads a value")
+            self.opened[module] = (where, str(error) or "it reads a value")
             return OPEN
         except Exception as error:
             if not isinstance(error.args[0] if error.args else "", Mismatch):
                 error.add_note(f"{NOTE}{name}, {where}")
             raise
         finally:
-            ACTIVE.session = recording
+            ACTIVE.session, ACTIVE.examining = recording, False
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
         operations, number, unique = self.engine.operations, 1, name.replace(".", "/")
         while unique in operations:
@@ -156,7 +157,8 @@ class Table:
     ) -> Examined:
         if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
             leaves = [row_type_of(spec.inputs[-1])]
-            return Examined(spec.target, "ragged", leaves, tree_flatten(0)[1], False)
+            form = torch.no_grad()(spec.target) if spec.no_grad else spec.target
+            return Examined(form, "ragged", leaves, tree_flatten(0)[1], False)
         call = _Call(spec, module, self.tensors)
         return examine(call, module, spec.inputs, device, name, where, spec.target in RANDOM)
 

@@ -142,7 +142,7 @@ class RecursiveCell(nn.Module, ABC):
     def is_recordable(self) -> bool:
         """Whether :meth:`run_recorded` computes what calls do: no hooks, no different forward."""
         hooks = self._forward_hooks, self._forward_pre_hooks, self._backward_hooks
-        own = type(self).forward is RecursiveCell.forward
+        own = type(self).forward is RecursiveCell.forward and "forward" not in vars(self)
         return own and not any((*hooks, self._backward_pre_hooks))
 
     def run_recorded(self, schedule: Schedule, inputs: Tensor) -> States:

@@ -13,6 +13,9 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 
+# Where the mathematics is that the fused functions repeat.
+_KNOWN = (__name__, RecursiveCell.__module__)
+
 
 def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
     """Fill weights as slices of one matrix with Glorot's uniform bound."""
@@ -53,8 +56,11 @@ class _TreeLSTMCell(RecursiveCell):
         level_order: bool = False,
     ) -> States | None:
         """Run a whole schedule in one autograd function; autocast applies to its products only."""
-        if not schedule.steps:
-            return None
+        mathematics = (
+            getattr(type(self), name) for name in ("step", "project", "leaf", "no_input")
+        )
+        if not schedule.steps or any(each.__module__ not in _KNOWN for each in mathematics):
+            return None  # a subclass with other mathematics runs level by level
         mask = precision = None
         if not self.shares_leaves:
             mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
