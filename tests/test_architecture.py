@@ -43,7 +43,7 @@ MAX_LINES = {
     "training": 2_050,
     "trees": 4_200,
     "other files": 1_800,
-    "installed": 29_450,
+    "installed": 29_550,
     "benchmarks": 5_020,
 }
 MAX_CODE = 18_650
