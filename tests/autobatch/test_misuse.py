@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from pyg_dynbatch.autobatch import AutoBatch, autobatch, emit
+from pyg_dynbatch.autobatch import AutoBatch, attend, autobatch, emit, rows
 from tests.autobatch.test_autobatch import Wrap, check
 
 ROWS = [*torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double()]
@@ -85,6 +85,18 @@ def test_works_as_in_the_plain_module(name: str) -> None:
         torch.testing.assert_close(*gradients, equal_nan=True)
 
 
+def attends_to_other_widths(m: Any, x: Any) -> Any:
+    return attend(m.part(x)[:2], [m.part(x)])
+
+
+def attends_to_numbers(m: Any, x: Any) -> Any:
+    return attend(m.part(x)[:1], [m.part(x)])
+
+
+def rows_elsewhere(_: Any, x: Any) -> Any:
+    return rows(torch.empty(2, 3, device="meta"))[0] + x
+
+
 def assigned(m: Any, x: Any) -> Any:
     rows = torch.zeros(2, 3).double()
     rows[0] = m.part(x)
@@ -116,6 +128,9 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "backward": (AttributeError, "return the value", lambda m, x: m.part(x).sum().backward()),
     "requires_grad_": (TypeError, "in place", lambda m, x: m.part(x).requires_grad_()),
     "assignment": (TypeError, "torch.stack", assigned),
+    "attend to other widths": (TypeError, "vectors of one width", attends_to_other_widths),
+    "attend with a number": (TypeError, "vectors of one width", attends_to_numbers),
+    "rows elsewhere": (ValueError, "the device of the model", rows_elsewhere),
     "outside +=": (TypeError, "in place", lambda m, x: torch.zeros(3).double().add_(m.part(x))),
     "relu_": (TypeError, "in place", lambda m, x: torch.relu_(m.part(x))),
     "F.relu": (TypeError, "inplace=False", lambda m, x: F.relu(m.part(x), inplace=True)),
@@ -287,8 +302,8 @@ def test_iterators_of_examples() -> None:
     model, given = model_of(lambda m, x: m.part(x)), iter(ROWS)
     torch.testing.assert_close(model(given), model(ROWS, batch=False))
     several: list[Iterable[Any]] = [tuple(ROWS), torch.stack(ROWS), map(torch.clone, ROWS)]
-    for rows in several:
-        torch.testing.assert_close(model(rows), model(ROWS))
+    for each in several:
+        torch.testing.assert_close(model(each), model(ROWS))
 
 
 def test_model_stays_usable_after_an_interruption() -> None:

@@ -41,7 +41,7 @@ class Explanation:
         steps: Number of batched calls.
         calls: Number of calls that were recorded.
         lower_bound: Fewest steps with one operation per step, summed over flushes.
-        flushes: Number of times that recorded calls were run.
+        flushes: Number of times that recorded calls were run: those that reads need, at last all.
         reads: Lines at which values were read, and how often.
         operations: The operations, most steps first.
         remarks: What did not batch, and why.

@@ -17,7 +17,7 @@ except ImportError:  # every read then flushes at once
 def run_examples(
     session: Session, function: Callable[[Any], Any], examples: Sequence[Any]
 ) -> list[Any]:
-    """Record all examples; whenever each has finished or waits for a value, flush and go on."""
+    """Record all examples; whenever each has finished or waits, run what is needed and go on."""
     if greenlet is None or len(examples) == 1:
         results = []
         for number, example in enumerate(examples):

@@ -74,8 +74,12 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
     if session is None or not _has_lazy((query, keys, values)):
         weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
         return torch.tensordot(weights, torch.stack(list(values)), 1)
-    ragged = [_lazy(session, "attend", found) for found in (keys, values)]
-    return _record(session, _attended, (_as_lazy(session, query),), ragged)
+    ragged, asking = [_lazy(session, "attend", v) for v in (keys, values)], _as_lazy(session, query)
+    wanted, got = (session.table.row_types[kind] for kind in (asking._kind, ragged[0][1]))
+    if wanted.shape != got.shape or len(got.shape or ()) != 1:
+        what = "autobatch.attend: query and keys are not vectors of one width"
+        raise mismatch(TypeError, what, str(wanted), str(got), where=_where())
+    return _record(session, _attended, (asking,), ragged)
 
 
 def _summed(values: RaggedRows) -> Tensor:

@@ -232,11 +232,7 @@ class Session:
         elif (found := self.known.get(id(tensor))) is not None:
             self._check_version(tensor, found[2])
             return found[0]
-        if tensor.device != self.device:
-            what = "autobatch: a tensor is on a different device"
-            hint = "move the examples to the device of the model"
-            facts = (what, self.device, tensor.device)
-            raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
+        self._check_device(tensor)
         # Nothing counts the changes of a tensor of inference mode: each use is a new row.
         counted = not tensor.is_inference()
         row_type = TensorType(tuple(tensor.shape), tensor.dtype)
@@ -251,6 +247,13 @@ class Session:
             self.unread.append((tensor, tensor._version))
         return row
 
+    def _check_device(self, tensor: Tensor) -> None:
+        if tensor.device != self.device:
+            what = "autobatch: a tensor is on a different device"
+            hint = "move the examples to the device of the model"
+            facts = (what, self.device, tensor.device)
+            raise mismatch(ValueError, *facts, where=self.where(), hint=hint)
+
     def _check_version(self, tensor: Tensor, version: int) -> None:
         if tensor._version != version:
             what = "autobatch: a tensor was changed in place after the model had used it"
@@ -260,7 +263,10 @@ class Session:
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Return the values of all rows of a tensor that the model did not compute."""
+        self._check_device(rows)
         row_type = TensorType(tuple(rows.shape[1:]), rows.dtype)
+        if not rows.is_inference():
+            self.unread.append((rows, rows._version))
         if len(rows):
             self.outside.setdefault(row_type, []).append(Block(rows))
         return [self.record(self.table.outside_of(row_type), ()) for _ in range(len(rows))]
