@@ -55,7 +55,7 @@ def draw(rng: random.Random, lexicon: dict[tuple, int]) -> tuple[list, list, lis
     return [*map(torch.tensor, text)], words, [lexicon[w] % CLASSES for w in drawn for _ in w]
 
 
-def main(batches: int = 35, test: int = 100, width: int = 24) -> None:
+def main(batches: int = 20, test: int = 100, width: int = 24) -> None:
     """Train with the lexicon and without; print the share of right tags."""
     rng = random.Random(0)
     lexicon = {tuple(rng.choices(range(LETTERS), k=rng.randrange(2, 5))): n for n in range(WORDS)}

@@ -52,7 +52,7 @@ def fit(model: nn.Module, inputs: list, labels: Tensor, parts: list, rate: float
     return [hit.float().mean().item() for hit in hits]
 
 
-def main(files: int = 60, classes: int = 12, width: int = 32, epochs: int = 4) -> None:
+def main(files: int = 60, classes: int = 12, width: int = 32, epochs: int = 3) -> None:
     """Train on trees and on bags of the same words, with the rate that is best in validation."""
     torch.manual_seed(0)
     found = functions(files)

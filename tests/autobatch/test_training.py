@@ -70,6 +70,7 @@ def run_rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
     mp.spawn(run_rank, (str(tmp_path),), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
