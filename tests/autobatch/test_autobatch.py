@@ -4,7 +4,6 @@ import copy
 import gc
 import multiprocessing
 import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -240,22 +239,6 @@ def test_traces_of_a_spawned_worker() -> None:
     traces = pickle.loads(queue.get(timeout=120))
     worker.join()
     torch.testing.assert_close(model(traces), model(trees()))
-
-
-def test_two_threads_do_not_disturb_each_other() -> None:
-    model, found = autobatch(ShiftReduce()), dict[int, Tensor]()
-    expected = [model(sentences(seed=n)) for n in range(4)]
-
-    def run(number: int) -> None:
-        for _ in range(3):
-            found[number] = copy.deepcopy(model)(sentences(seed=number))
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.testing.assert_close([found[n] for n in range(4)], expected)
 
 
 def test_permuted_examples_give_permuted_results() -> None:

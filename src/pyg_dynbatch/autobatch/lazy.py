@@ -9,14 +9,16 @@ import torch
 
 from pyg_dynbatch.core.errors import mismatch
 
-ACTIVE = threading.local()
-"""``ACTIVE.session`` is the session that records on this thread, or ``None``."""
-ACTIVE.session = None
+
+class _Active(threading.local):
+    """What happens on this thread."""
+
+    session: Any = None  # records
+    examining = False  # a call is compared with single rows
+    eager: Any = None  # where an example that runs alone emits: lists by name, and its number
 
 
-def active() -> Any:
-    """Return the session that records on this thread, or ``None``."""
-    return getattr(ACTIVE, "session", None)
+ACTIVE = _Active()
 
 
 class Lazy:
@@ -37,7 +39,7 @@ class Lazy:
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record a call of a torch function."""
-        session = getattr(ACTIVE, "session", None) or _session_of(func)
+        session = ACTIVE.session or _no_session(func)
         return session.call(func, args, kwargs)
 
     # What the row type knows.
@@ -191,19 +193,16 @@ def _in_place(value: Lazy, name: str) -> Exception:
     return _refused(value, what, hint=hint)
 
 
-def _session_of(func: Callable[..., Any]) -> Any:
-    session = active()
-    if session is None:
-        what = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
-        wanted = "lazy values used only while the model is called"
-        hint = "return the value from the model, or autobatch.emit it"
-        raise mismatch(RuntimeError, what, wanted, "a value of an earlier call", hint=hint)
-    return session
+def _no_session(func: Callable[..., Any]) -> NoReturn:
+    what = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
+    wanted = "lazy values used only while the model is called"
+    hint = "return the value from the model, or autobatch.emit it"
+    raise mismatch(RuntimeError, what, wanted, "a value of an earlier call", hint=hint)
 
 
 def _method(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        session = getattr(ACTIVE, "session", None) or _session_of(func)
+        session = ACTIVE.session or _no_session(func)
         return session.call(func, (self, *args), kwargs)
 
     method.__name__ = name

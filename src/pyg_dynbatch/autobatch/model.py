@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active, is_instance
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, is_instance
 from pyg_dynbatch.autobatch.row_law import ReadsValue
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table
@@ -301,8 +301,8 @@ def emit(name: str, value: Any) -> None:
         >>> model.emitted["length"].rows, model.emitted["length"].example
         (tensor([3., 5., 5.]), tensor([0, 0, 1]))
     """
-    session = active()
-    if getattr(ACTIVE, "examining", False):
+    session = ACTIVE.session
+    if ACTIVE.examining:
         raise ReadsValue("it emits values")  # so that each of its calls is recorded
     if not isinstance(value, Tensor | Lazy):
         what = f"autobatch.emit: {name!r} is not a tensor"
@@ -310,7 +310,7 @@ def emit(name: str, value: Any) -> None:
         raise mismatch(TypeError, what, "a tensor", describe_value(value), where=where)
     if session is not None:
         session.emit(name, value)
-    elif (eager := getattr(ACTIVE, "eager", None)) is not None:
+    elif (eager := ACTIVE.eager) is not None:
         collected, number = eager
         values, examples = collected.setdefault(name, ([], []))
         values.append(value)
@@ -372,7 +372,7 @@ def recurse(function: Callable[[Any], Any], argument: Any) -> Any:
 
 @contextmanager
 def _emitting(collected: dict[str, Any], number: int) -> Iterator[None]:
-    outer, ACTIVE.eager = getattr(ACTIVE, "eager", None), (collected, number)
+    outer, ACTIVE.eager = ACTIVE.eager, (collected, number)
     try:
         yield
     finally:
@@ -414,7 +414,7 @@ def _line_of(error: Exception) -> str:
 
 def _checked(examples: Any, untraced: bool = False) -> list[Any]:
     """List the examples of a call."""
-    if (session := active()) is not None:
+    if (session := ACTIVE.session) is not None:
         what = "autobatch: a batched model is called inside a batched model"
         hint = "call the plain module there: its calls are batched with the others"
         facts = (what, "a plain module", "autobatch(...)")
@@ -468,7 +468,7 @@ def _release(kinds: Iterable[type]) -> None:
 
 def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        session = getattr(ACTIVE, "session", None)
+        session = ACTIVE.session
         if session is not None and module is not session.root:
             result = session.call(module, args, kwargs)
             if result is not NotImplemented:

@@ -36,7 +36,7 @@ RANDOM = set(
         "rrelu gumbel_softmax multinomial poisson normal"
     )
 )
-"""Functions that draw random numbers; their results are compared by shape alone."""
+"""Functions that draw random numbers; only shapes, and that rows are independent, are checked."""
 
 _FORMS: dict[Any, Callable[..., Form | None]] = {}
 

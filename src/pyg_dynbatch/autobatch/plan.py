@@ -172,11 +172,11 @@ class Planner:
         table: The sites.
         records: The calls.
         values: Where values are; those of the calls get rows.
-        outside: Types of the rows from outside.
+        outside: Sites of the rows from outside.
     """
 
     def __init__(
-        self, table: Table, records: Records, values: Values, outside: Sequence[TensorType]
+        self, table: Table, records: Records, values: Values, outside: Sequence[Site]
     ) -> None:
         self.table, self.values, self.outside = table, values, outside
         self.tables = table.arrays()
@@ -242,8 +242,7 @@ class Planner:
         kind, place = known.kind[new], np.where(is_call, call_number, 0)[owner]
         num_inputs = [*known.num_rows, *[0] * (len(types) - len(known.num_rows))]
         first = np.cumsum(width) - width
-        for row_type in self.outside:
-            source = self.table.outside[row_type]
+        for source in self.outside:
             rows, of_type = np.flatnonzero(site == source.number), source.kinds[0]
             place[first[rows]] = num_inputs[of_type] + np.arange(rows.size)
             num_inputs[of_type] += rows.size

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.lazy import Lazy, active
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Spec
 from pyg_dynbatch.core.errors import mismatch
@@ -36,7 +36,7 @@ def total(values: Any, *, like: Any = None) -> Any:
         tensor([2., 2.])
     """
     values = _checked("total", values, like)
-    session = active()
+    session = ACTIVE.session
     if session is None or not _has_lazy((values, like)):
         return torch.stack(list(values)).sum(0) if len(values) else torch.zeros_like(like)
     rows, kind = _lazy(session, "total", values, like)
@@ -70,7 +70,7 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
     if len(keys) != len(values):
         what = "autobatch.attend: not one value per key"
         raise mismatch(ValueError, what, len(keys), len(values), where=_where())
-    session = active()
+    session = ACTIVE.session
     if session is None or not _has_lazy((query, keys, values)):
         weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
         return torch.tensordot(weights, torch.stack(list(values)), 1)
@@ -111,14 +111,14 @@ def rows(tensor: Any) -> list[Any]:
         >>> rows(torch.eye(2))
         [tensor([1., 0.]), tensor([0., 1.])]
     """
-    session = active()
+    session = ACTIVE.session
     if session is None or isinstance(tensor, Lazy) or not isinstance(tensor, Tensor):
         return list(tensor)
     return session.outside_rows(tensor)
 
 
 def _where() -> str:
-    session = active()
+    session = ACTIVE.session
     return "" if session is None else session.where()
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch import lazy
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import NO_RECORDS, Part, Planner, Records, Values, run_plan
 from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, mapped, name_of
@@ -69,7 +69,7 @@ class Session:
         self.code: list[int] = []
         self.starts: list[int] = []  # of each record
         self.count = 0  # values made
-        self.outside: dict[TensorType, list[Any]] = {}
+        self.outside: dict[Site, list[Any]] = {}
         # Rows from outside that were met before, by identity, and numbers by their value.
         self.known: dict[int, tuple[Lazy, Tensor, int]] = {}
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
@@ -235,10 +235,10 @@ class Session:
         self._check_device(tensor)
         # Nothing counts the changes of a tensor of inference mode: each use is a new row.
         counted = not tensor.is_inference()
-        row_type = TensorType(tuple(tensor.shape), tensor.dtype)
-        rows = self.outside.setdefault(row_type, [])
+        site = self.table.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
+        rows = self.outside.setdefault(site, [])
         rows.append((tensor if counted else tensor.clone()) if number is None else number)
-        row = self.record(self.table.outside_of(row_type), ())
+        row = self.record(site, ())
         if numbers is not None and number is not None:
             numbers[number] = row
         elif counted:
@@ -264,12 +264,12 @@ class Session:
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Return the values of all rows of a tensor that the model did not compute."""
         self._check_device(rows)
-        row_type = TensorType(tuple(rows.shape[1:]), rows.dtype)
+        site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
         if not rows.is_inference():
             self.unread.append((rows, rows._version))
         if len(rows):
-            self.outside.setdefault(row_type, []).append(Block(rows))
-        return [self.record(self.table.outside_of(row_type), ()) for _ in range(len(rows))]
+            self.outside.setdefault(site, []).append(Block(rows))
+        return [self.record(site, ()) for _ in range(len(rows))]
 
     def _unrecorded(self, target: Any, argument: Any) -> Any:
         """Leave a module open that takes a Python object; raise for a function."""
@@ -342,7 +342,7 @@ class Session:
         for tensor, version in self.unread:
             self._check_version(tensor, version)
         self.unread.clear()
-        recording, ACTIVE.session = active(), None
+        recording, ACTIVE.session = ACTIVE.session, None
         try:
             with torch.set_grad_enabled(self.grad):
                 moved = [part.to(self.device) for part in parts]
@@ -371,7 +371,8 @@ class Session:
     def outside_tensors(self) -> dict[TensorType, Tensor]:
         """Stack the rows from outside that were recorded since the last flush."""
         stacked = {}
-        for row_type, found in self.outside.items():
+        for site, found in self.outside.items():
+            row_type = self.table.row_types[site.kinds[0]]
             facts: Any = {"dtype": row_type.dtype, "device": self.device}
             kinds = set(map(type, found))
             if kinds <= {int, float, bool, complex}:
@@ -388,7 +389,7 @@ class Session:
 
     def value_of(self, value: Lazy) -> Tensor:
         """Return the content of a value on the host, after a flush if there must be one."""
-        if value._session is not self or active() is not self:
+        if value._session is not self or ACTIVE.session is not self:
             raise self.stale(value)
         if self.failed:
             what = "autobatch: a value is read after an error of the batch"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, active
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import RANDOM, ROW, fast_form
 from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
 from pyg_dynbatch.core.engine import Engine
@@ -121,7 +121,7 @@ class Table:
     def _add(self, spec: Spec, device: torch.device, where: str) -> Site:
         module = self.modules[spec.target] if isinstance(spec.target, str) else None
         name = spec.target or name_of(module) if module is not None else name_of(spec.target)
-        recording, ACTIVE.session = active(), None
+        recording, ACTIVE.session = ACTIVE.session, None
         ACTIVE.examining = True
         try:
             examined = self._examine(spec, module, device, name, where)

@@ -102,7 +102,8 @@ def replay(session: Session, trace: Trace) -> Any:
     session.code += code.tolist()
     first, session.count = session.count, session.count + trace.count
     for row_type, rows in trace.outside.items():
-        session.outside.setdefault(row_type, []).append(Block(rows.to(session.device)))
+        source = table.outside_of(row_type)
+        session.outside.setdefault(source, []).append(Block(rows.to(session.device)))
     kinds = _kinds(trace, [table.sites[number].kinds for number in local.tolist()])
 
     def value(number: int) -> Lazy:
