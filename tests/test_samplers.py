@@ -129,7 +129,7 @@ def test_resumes_at_the_next_batch():
     list(sampler)
     rest = iter(sampler)
     taken = [next(rest) for _ in range(5)]
-    assert sampler.state_dict() == {"epoch": 1, "position": 5}
+    assert where(sampler) == (1, 5)
     resumed = NodeBudgetBatchSampler(None, sizes, 60, seed=3)
     resumed.load_state_dict(sampler.state_dict())
     left = list(resumed)
@@ -143,7 +143,7 @@ def test_state_of_a_finished_and_of_a_different_epoch():
     sizes = list(range(1, 50))
     sampler = NodeBudgetBatchSampler(None, sizes, 60)
     sampler.load_state_dict({"epoch": 4, "position": len(sampler)})
-    assert sampler.state_dict() == {"epoch": 5, "position": 0}
+    assert where(sampler) == (5, 0)
     sampler.load_state_dict({"epoch": 4, "position": 2})
     sampler.set_epoch(4)  # as Lightning does after loading
     assert len(list(sampler)) == len(sampler) - 2
@@ -205,6 +205,7 @@ def test_sampler_pickles_and_has_a_repr():
         ({"sizes": []}, "there are no examples"),
         ({"sizes": [1, -2]}, "a size is negative"),
         ({"max_nodes": 0}, "max_nodes must be at least 1"),
+        ({"virtual_ranks": 0}, "virtual_ranks must be at least 1"),
         ({"seed": -1}, "seed is negative"),
         ({"oversize": "cut"}, "unknown value of oversize"),
         ({"sampler": SequentialSampler(range(5))}, "sizes belong to a different data set"),
@@ -249,3 +250,133 @@ def test_node_counts_come_without_loading(monkeypatch):
     assert node_counts(dataset) == [1, 4, 2]
     assert node_counts(dataset[[2, 1]]) == [2, 4]
     assert node_counts(Subset(dataset, [1])) == [4]
+
+
+def where(sampler):
+    """The epoch and the step at which a sampler stands."""
+    state = sampler.state_dict()
+    return state["epoch"], state["position"]
+
+
+def virtual(sizes, ranks, planned, state=None, **options):
+    """The batches of every step, gathered from the ranks, from a state on."""
+    plans = []
+    for rank in range(ranks):
+        inner = DistributedSampler(range(len(sizes)), num_replicas=ranks, rank=rank)
+        sampler = NodeBudgetBatchSampler(inner, sizes, virtual_ranks=planned, **options)
+        if state is not None:
+            sampler.load_state_dict(state)
+        each = sampler.batches_per_step
+        batches = list(sampler)
+        plans.append([batches[start : start + each] for start in range(0, len(batches), each)])
+    # Part k of a step on rank r is the batch of virtual rank k * ranks + r.
+    steps = zip(*plans, strict=True)
+    return [[batch for part in zip(*step, strict=True) for batch in part] for step in steps]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=12, max_size=40),
+    planned=st.sampled_from([1, 2, 4, 6, 12]),
+    position=st.integers(0, 5),
+    shuffle=st.booleans(),
+)
+def test_any_number_of_ranks_takes_the_same_steps(sizes, planned, position, shuffle):
+    options = {"max_nodes": 25, "shuffle": shuffle}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*examples are fewer than")
+        expected = virtual(sizes, planned, None, **options)
+        assert virtual(sizes, planned, planned, **options) == expected
+        stopped = NodeBudgetBatchSampler(None, sizes, virtual_ranks=planned, **options)
+        running = iter(stopped)
+        taken = [next(running) for _ in range(min(position, len(expected)) * planned)]
+        state = stopped.state_dict()
+        assert state["position"] == len(taken) // planned
+        for ranks in range(1, planned + 1):
+            if planned % ranks:
+                with pytest.raises(ValueError, match="not a multiple of the number of ranks"):
+                    virtual(sizes, ranks, planned, **options)
+            else:
+                assert virtual(sizes, ranks, planned, **options) == expected
+                if state["position"] < len(expected):
+                    # The resumed sampler takes over the number of virtual ranks.
+                    left = virtual(sizes, ranks, None, state, **options)
+                    assert left == expected[state["position"] :]
+
+
+def test_a_step_that_was_begun_is_repeated():
+    sampler = NodeBudgetBatchSampler(None, list(range(1, 50)), 60, virtual_ranks=4)
+    batches = iter(sampler)
+    for _ in range(7):
+        next(batches)
+    assert where(sampler) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("planned", "budget"), [(2, 975), (8, 975), (2, 4000), (8, 4000), (8, 9750)]
+)
+def test_virtual_ranks_get_nearly_equal_batches_in_every_step(planned, budget):
+    # Odd sizes up to 103, as those of binary parse trees.
+    sizes = (2 * np.random.default_rng(0).integers(1, 37, 8544) + 1).tolist()
+    sampler = NodeBudgetBatchSampler(None, sizes, budget, virtual_ranks=planned)
+    shares = sampler.step_sizes()
+    assert shares.max() <= budget
+    assert (shares.max(1) / shares.mean(1)).max() < 1.02
+    first = list(sampler)
+    assert sorted(flat(first)) == list(range(8544))
+    companions = [set(next(b for b in plan if 0 in b)) for plan in (first, list(sampler))]
+    assert len(set.intersection(*companions)) < len(companions[0]) / 2, "epochs must differ"
+
+
+SIZES = list(range(1, 50))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"virtual_ranks": 2}, r"virtual_ranks differs[\s\S]*expected: 4\s+got: +2"),
+        ({"seed": 1}, "seed differs"),
+        ({"sizes": [*SIZES, 1]}, r"examples differs[\s\S]*expected: 49\s+got: +50"),
+        ({"sizes": SIZES[::-1]}, r"sizes differs[\s\S]*the same order"),
+        ({"max_nodes": 70}, r"max_nodes differs[\s\S]*at the end of an epoch"),
+        ({"drop_last": True}, "drop_last differs"),
+    ],
+)
+def test_a_state_of_another_plan_is_refused(options, message):
+    given = {"sizes": SIZES, "max_nodes": 60, "virtual_ranks": 4}
+    sampler = NodeBudgetBatchSampler(None, **given)
+    at_start = sampler.state_dict()
+    batches = iter(sampler)
+    for _ in range(4):
+        next(batches)
+    other = NodeBudgetBatchSampler(None, **{**given, **options})
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(sampler.state_dict())
+    if {"max_nodes", "drop_last"} & options.keys():
+        other.load_state_dict(at_start)
+    else:
+        with pytest.raises(ValueError, match=message):
+            other.load_state_dict(at_start)
+
+
+def _other_data(rank, folder, plans):
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        list(NodeBudgetBatchSampler(None, [3, 4, 5, 6 + rank], 9))
+    except ValueError as error:
+        plans.put((rank, str(error)))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_with_different_data_are_refused(tmp_path):
+    context = torch.multiprocessing.get_context("fork")
+    found = context.SimpleQueue()
+    ranks = [context.Process(target=_other_data, args=(r, tmp_path, found)) for r in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    messages = dict(found.get() for _ in ranks)
+    assert messages.keys() == {0, 1}
+    for message in messages.values():
+        assert "ranks have different plans" in message and "where:    rank 1" in message

@@ -18,7 +18,7 @@ from torch_geometric.loader.dataloader import Collater as PyGCollater
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.structure import concatenated_ranges
-from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler
+from pyg_dynbatch.samplers import EpochSampler, NodeBudgetBatchSampler, check_plan
 
 
 class Segments:
@@ -405,24 +405,33 @@ class ResumableLoader(PyGDataLoader):
         budget = isinstance(self.batch_sampler, NodeBudgetBatchSampler)
         if start and budget:
             self.batch_sampler.load_state_dict({"epoch": epoch, "position": start})
+        each = getattr(source, "batches_per_step", 1)
         self._taken = {"epoch": epoch, "position": start}
-        for number, batch in enumerate(super().__iter__(), start if budget else 0):
+        for number, batch in enumerate(super().__iter__(), start * each if budget else 0):
             # Other samplers start from the beginning: skip what was taken before the stop.
-            if number < start:
+            if number < start * each:
                 continue
-            self._taken["position"] = number + 1
+            self._taken["position"] = (number + 1) // each
             yield batch
 
-    def state_dict(self) -> dict[str, int | None]:
-        """Return the epoch and the number of its batches taken so far."""
-        return dict(self._taken)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan, the epoch, and the number of its steps whose batches were all taken."""
+        source = self._epoch_source()
+        if not isinstance(source, NodeBudgetBatchSampler | EpochSampler):
+            return dict(self._taken)
+        return {**source.plan(), "batches_per_step": source.batches_per_step, **self._taken}
 
-    def load_state_dict(self, state: dict[str, int | None]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass continue where the state was taken."""
+        source = self._epoch_source()
         epoch, position = state["epoch"], state["position"] or 0
-        if position >= len(self):
+        if isinstance(source, NodeBudgetBatchSampler):
+            source.load_state_dict(state)
+        elif isinstance(source, EpochSampler):
+            check_plan(source.plan(), state, type(self).__name__)
+        if position >= len(self) // getattr(source, "batches_per_step", 1):
             epoch, position = None if epoch is None else epoch + 1, 0
-        if epoch is not None and (source := self._epoch_source()) is not None:
+        if epoch is not None and source is not None:
             source.set_epoch(epoch)
         self._resume = epoch, position
 

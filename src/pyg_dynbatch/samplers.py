@@ -1,10 +1,12 @@
 """Batches limited by nodes or pairs, equally many per rank, in a reproducible order."""
 
+import hashlib
 import math
 import warnings
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
+from heapq import heapreplace
 from itertools import accumulate
 from typing import Any
 
@@ -71,6 +73,11 @@ def pair_counts(dataset: Any) -> list[int]:
     return [count * (count + 1) // 2 for count in node_counts(dataset)]
 
 
+def digest_of_sizes(sizes: Sequence[int]) -> str:
+    """Hash the sizes of all examples, in order."""
+    return hashlib.sha256(np.asarray(sizes, np.int64).tobytes()).hexdigest()[:16]
+
+
 def pack_in_order(order: Iterable[int], sizes: Sequence[int], budget: int) -> list[Batch]:
     """Fill batch after batch without changing the order of the examples."""
     batches: list[Batch] = []
@@ -98,6 +105,22 @@ def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> lis
         room, batch = rooms.pop(fullest)
         batches[batch].append(example)
         insort(rooms, (room - size, batch))
+    return batches
+
+
+def pack_evenly(order: Sequence[int], sizes: Sequence[int], count: int) -> list[Batch]:
+    """Put each example into the smallest of ``count`` batches, the last fifth by decreasing size.
+
+    The first four fifths keep the batches random, the others make their sizes nearly equal.
+    """
+    shuffled = len(order) * 4 // 5
+    last = sorted(order[shuffled:], key=lambda example: -sizes[example])
+    batches: list[Batch] = [[] for _ in range(count)]
+    smallest = [(0, number) for number in range(count)]  # a heap of sizes and batches
+    for example in (*order[:shuffled], *last):
+        size, number = smallest[0]
+        batches[number].append(example)
+        heapreplace(smallest, (size + sizes[example], number))
     return batches
 
 
@@ -157,6 +180,15 @@ class EpochSampler(RandomSampler):
         self.seed = seed = torch.initial_seed() % 2**32 if seed is None else checked_seed(seed)
         self.epoch = 0
 
+    @property
+    def batches_per_step(self) -> int:
+        """Batches between two steps of the optimiser, as in :class:`NodeBudgetBatchSampler`."""
+        return 1
+
+    def plan(self) -> dict[str, Any]:
+        """Return what decides the order of the examples, for a checkpoint."""
+        return {"virtual_ranks": 1, "seed": self.seed, "examples": len(self.data_source)}
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order comes next."""
         self.epoch = epoch
@@ -176,6 +208,28 @@ def checked_seed(seed: int) -> int:
     return seed
 
 
+_ALWAYS = {
+    "virtual_ranks": "the number of ranks at the start of the run, if not given",
+    "seed": "use the seed the run was started with",
+    "examples": "use the data set the run was started with",
+    "sizes": "use the data set the run was started with, with the examples in the same order",
+}
+_WITHIN_AN_EPOCH = ("max_nodes", "shuffle", "drop_last")
+
+
+def check_plan(own: Mapping[str, Any], state: Mapping[str, Any], name: str) -> None:
+    """Raise an error if a state was saved under a plan with other batches.
+
+    In the middle of an epoch, the options of the sampler must be the same as well.
+    """
+    compared = (*_ALWAYS, *(_WITHIN_AN_EPOCH if state["position"] else ()))
+    for key in compared:
+        if key in state and key in own and state[key] != own[key]:
+            what = f"{name}: cannot resume, {key} differs from that of the checkpoint"
+            hint = _ALWAYS.get(key, "resume at the end of an epoch to change it")
+            raise mismatch(ValueError, what, state[key], own[key], hint=hint)
+
+
 _TRIES = 8  # shuffles to try for few enough batches before packing by decreasing size
 
 
@@ -183,9 +237,14 @@ class NodeBudgetBatchSampler(BatchSampler):
     """Build batches of at most ``max_nodes`` nodes instead of a number of examples.
 
     One epoch is planned for all ranks together, from ``seed`` and the epoch: the examples are
-    packed under the budget, the largest batches are split until their number is a multiple of the
-    number of ranks, and batches of about equal size form a step. So every example is used exactly
-    once per epoch, and all ranks get the same number of batches, in every epoch.
+    packed under the budget into a multiple of the number of ranks, and batches of about equal size
+    form a step. So every example is used exactly once per epoch, and all ranks get the same number
+    of batches, in every epoch.
+
+    With ``virtual_ranks``, the epoch is planned for that many ranks, whatever their real number:
+    each rank gets ``batches_per_step`` batches per step, whose gradients are to be accumulated, so
+    a run can continue on a different number of ranks with the same batches in the same order. Its
+    state counts whole steps, and is refused by a sampler with a different plan.
 
     Rank and epoch are those of ``sampler`` if it is a ``DistributedSampler``, which Lightning
     inserts; otherwise the rank is that of ``torch.distributed``. Lightning calls ``set_epoch``; a
@@ -201,17 +260,23 @@ class NodeBudgetBatchSampler(BatchSampler):
         seed: Non-negative, the same on all ranks.
         oversize: What to do with an example above the budget: ``"raise"``, put it in a batch
             ``"alone"``, or ``"skip"`` it with a warning.
+        virtual_ranks: Number of ranks to plan for, a multiple of the real number; None for the
+            real number.
         batch_size: A sampler to copy all options from except ``drop_last``, as Lightning does when
             it rebuilds a sampler that was not created inside a ``*_dataloader`` hook.
 
     Raises:
-        ValueError: If an example exceeds the budget, or an option is out of range.
+        ValueError: If an example exceeds the budget, an option is out of range, or, at the first
+            batch, the number of ranks does not divide ``virtual_ranks`` or ranks have other plans.
         TypeError: If ``sampler`` selects examples itself.
 
     Example:
         >>> sampler = NodeBudgetBatchSampler(None, [3, 4, 2, 7], max_nodes=7, shuffle=False)
         >>> len(sampler), list(sampler)
         (3, [[0, 1], [2], [3]])
+        >>> sampler = NodeBudgetBatchSampler(None, [1] * 8, max_nodes=2, virtual_ranks=4)
+        >>> len(sampler), sampler.batches_per_step
+        (4, 4)
     """
 
     def __init__(
@@ -223,11 +288,13 @@ class NodeBudgetBatchSampler(BatchSampler):
         drop_last: bool = False,
         seed: int = 0,
         oversize: str = "raise",
+        virtual_ranks: int | None = None,
         batch_size: "NodeBudgetBatchSampler | None" = None,
     ) -> None:
         if batch_size is not None:
             sizes, max_nodes = batch_size.sizes, batch_size.max_nodes
             shuffle, seed, oversize = batch_size.shuffle, batch_size.seed, batch_size.oversize
+            virtual_ranks = batch_size.virtual_ranks
         name = type(self).__name__
         if sizes is None or max_nodes is None:
             what = f"{name}: {'sizes' if sizes is None else 'max_nodes'} is missing"
@@ -242,6 +309,11 @@ class NodeBudgetBatchSampler(BatchSampler):
         if max_nodes < 1:
             raise mismatch(ValueError, f"{name}: max_nodes must be at least 1", got=max_nodes)
         checked_choice(f"{name}: unknown value of oversize", oversize, ("raise", "alone", "skip"))
+        if virtual_ranks is not None and virtual_ranks < 1:
+            raise mismatch(
+                ValueError, f"{name}: virtual_ranks must be at least 1", got=virtual_ranks
+            )
+        self.virtual_ranks: int | None = virtual_ranks
         self.max_nodes: int = int(max_nodes)
         self.shuffle: bool = shuffle
         self.drop_last = drop_last
@@ -251,6 +323,14 @@ class NodeBudgetBatchSampler(BatchSampler):
         self._examples = self._admit()
         self._position = 0
         self._resume_at = 0
+        self._compared = False
+        self._planned: tuple[int, int, list[list[Batch]]] = (-1, 0, [])
+
+    @property
+    def batches_per_step(self) -> int:
+        """Batches of a rank in a step: it accumulates their gradients."""
+        virtual, ranks, _ = self.layout()
+        return virtual // ranks
 
     @property
     def batch_size(self) -> "NodeBudgetBatchSampler":  # type: ignore[override]
@@ -273,39 +353,99 @@ class NodeBudgetBatchSampler(BatchSampler):
             self._resume_at = self._position = 0
         self._epochs.set_epoch(epoch)
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of its batches returned so far.
+    def plan(self) -> dict[str, Any]:
+        """Return what decides the batches of every epoch, for a checkpoint."""
+        options = {
+            "max_nodes": self.max_nodes,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+        }
+        plan = {"virtual_ranks": self.layout()[0], "seed": self.seed if self.shuffle else None}
+        return {**plan, "examples": len(self.sizes), "sizes": self._digest, **options}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan, the epoch, and the number of its steps whose batches were returned.
 
         Workers ask for batches ahead of their use: ``DataLoader.state_dict`` counts those received.
         """
-        return {"epoch": self.epoch, "position": self._position}
+        return {"epoch": self.epoch, "position": self._position, **self.plan()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume at a state, which may be from any rank."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume at a state, which may be from any rank, and any number of them."""
+        if self.virtual_ranks is None:
+            self.virtual_ranks = state.get("virtual_ranks")
+        check_plan(self.plan(), state, type(self).__name__)
         epoch, position = state["epoch"], state["position"]
-        if position >= len(self):
+        if position >= len(self) // self.batches_per_step:
             epoch, position = epoch + 1, 0
         self._epochs.set_epoch(epoch)
         self._resume_at = self._position = position
 
     def __len__(self) -> int:
-        return self._num_steps(self._ranks()[0])
+        return self._num_steps(self.layout()[0]) * self.batches_per_step
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = self.epoch, self._resume_at
-        ranks, rank = self._ranks()
-        steps = self._steps(epoch, ranks)
+        virtual, ranks, rank = self.layout()
+        if not self._compared:
+            _compare_ranks(self.plan(), type(self).__name__)
+            self._compared = True
+        steps = self._steps(epoch, virtual)
         self._resume_at = 0
         for position in range(start, len(steps)):
-            self._position = position + 1
-            yield list(steps[position][rank])
+            for number in range(rank, virtual, ranks):
+                if number + ranks >= virtual:
+                    self._position = position + 1
+                yield list(steps[position][number])
         if not isinstance(self._epochs, DistributedSampler) and self.epoch == epoch:
             self.set_epoch(epoch + 1)
+
+    def step_sizes(self, sizes: Sequence[int] | None = None) -> np.ndarray:
+        """Return the size of every batch of the current epoch, on all ranks.
+
+        Args:
+            sizes: Size of every example, by default those that the budget limits.
+
+        Returns:
+            Sums of sizes, of shape ``[step, virtual rank]``.
+
+        Example:
+            >>> sampler = NodeBudgetBatchSampler(None, [3, 4, 2, 7], 7, False, virtual_ranks=2)
+            >>> sampler.step_sizes().tolist()
+            [[2, 3], [7, 4]]
+        """
+        each = np.asarray(self.sizes if sizes is None else sizes)
+        steps = self._steps(self.epoch, self.layout()[0])
+        return np.array([[each[batch].sum() for batch in step] for step in steps])
 
     def __repr__(self) -> str:
         options = f"shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch}"
         size = f"{len(self._examples)} examples, max_nodes={self.max_nodes}"
         return f"{type(self).__name__}({size}, {options})"
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of_sizes(self.sizes)
+
+    def layout(self) -> tuple[int, int, int]:
+        """Return the number of virtual ranks, the number of ranks, and this rank.
+
+        Raises:
+            ValueError: If the number of ranks does not divide that of virtual ranks.
+
+        Example:
+            >>> NodeBudgetBatchSampler(None, [1, 2], 3, virtual_ranks=2).layout()
+            (2, 1, 0)
+        """
+        ranks, rank = self._ranks()
+        virtual = ranks if self.virtual_ranks is None else self.virtual_ranks
+        if virtual % ranks:
+            what = "NodeBudgetBatchSampler: virtual_ranks is not a multiple of the number of ranks"
+            divisors = ", ".join(str(n) for n in range(1, virtual + 1) if virtual % n == 0)
+            expected = f"{divisors} ranks for {virtual} virtual ranks"
+            hint = "virtual_ranks is fixed at the start of a run, by default as its number of ranks"
+            raise mismatch(ValueError, what, expected, f"{ranks} ranks", hint=hint)
+        return virtual, ranks, rank
 
     def _ranks(self) -> tuple[int, int]:
         if isinstance(self._epochs, DistributedSampler):
@@ -359,6 +499,12 @@ class NodeBudgetBatchSampler(BatchSampler):
         return steps
 
     def _steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
+        """Return the batches of an epoch, by step and virtual rank; the last plan is kept."""
+        if self._planned[:2] != (epoch, ranks):
+            self._planned = epoch, ranks, self._plan_steps(epoch, ranks)
+        return self._planned[2]
+
+    def _plan_steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
         count = self._num_steps(ranks) * ranks
         if count > len(self._examples):
             twice = count - len(self._examples)
@@ -368,12 +514,40 @@ class NodeBudgetBatchSampler(BatchSampler):
         batches = next(batches for batches in tries if len(batches) <= self._enough)
         if ranks == 1 and not self.shuffle:
             return [[batch] for batch in batches]
+        if ranks > 1 and self.shuffle:
+            batches = self._evenly(epoch, count) or batches
         steps = assign_to_ranks(make_exactly(batches, self.sizes, count), ranks)
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
         # In the order of decreasing size the steps would be a curriculum.
         generator = np.random.default_rng([self.seed, epoch, _TRIES + 1])
         return [steps[i] for i in generator.permutation(len(steps))]
+
+    def _evenly(self, epoch: int, count: int) -> list[Batch] | None:
+        """Pack an epoch evenly; return None if a batch is empty or exceeds the budget."""
+        generator = np.random.default_rng([self.seed, epoch, _TRIES + 2])
+        batches = pack_evenly(generator.permutation(self._examples).tolist(), self.sizes, count)
+        sizes = (sum(self.sizes[example] for example in batch) for batch in batches)
+        fits = (
+            len(batch) == 1 or (batch and size <= self.max_nodes)
+            for batch, size in zip(batches, sizes, strict=True)
+        )
+        return batches if all(fits) else None
+
+
+def _compare_ranks(plan: dict[str, Any], name: str) -> None:
+    """Raise an error, on all ranks, if they have different plans."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    plans: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(plans, plan)
+    for rank, other in enumerate(plans):
+        for key in plan:
+            if other[key] != plans[0][key]:
+                what = f"{name}: ranks have different plans, and so different batches"
+                expected, got = f"{key} {plans[0][key]}, as on rank 0", f"{key} {other[key]}"
+                hint = "the same data, in the same order, and the same seed on all ranks"
+                raise mismatch(ValueError, what, expected, got, where=f"rank {rank}", hint=hint)
 
 
 def _epoch_counter(sampler: Any, num_examples: int) -> DistributedSampler | EpochSampler:

@@ -124,7 +124,7 @@ def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(
     alone = task.scaled_loss(losses.sum(), terms.sum(), whole, reduction)
     total = torch.tensor({"mean": 5.0, "per_tree": 4.0}.get(reduction, torch.nan))
     strategy = SimpleNamespace(reduce=lambda count, reduce_op: total)
-    task.trainer = SimpleNamespace(strategy=strategy)
+    task.trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=1)
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
     ranks = [

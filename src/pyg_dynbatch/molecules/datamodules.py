@@ -55,10 +55,13 @@ class MoleculeDataModule(SplitDataModule):
             `pairs` selects among them. A larger molecule is a separate batch.
         num_workers: Loader processes; 0 loads in the training process.
         predict_split: The split that ``predict`` runs over.
+        virtual_ranks: As in :class:`~pyg_dynbatch.tasks.TreeDataModule`.
 
     Raises:
         ValueError: If the set of pairs is unknown, or an option is out of range.
     """
+
+    size_name = "pairs"
 
     kind: PropertyKind
     classes: int = 2  # of a multiclass property
@@ -77,8 +80,9 @@ class MoleculeDataModule(SplitDataModule):
         max_pairs: int | None = None,
         num_workers: int = 0,
         predict_split: SplitName = "test",
+        virtual_ranks: int | None = None,
     ) -> None:
-        super().__init__(batch_size, max_pairs, num_workers, predict_split)
+        super().__init__(batch_size, max_pairs, num_workers, predict_split, virtual_ranks)
         check_pair_set(pairs)  # now, as the first batch may be hours away
         self.max_pairs = max_pairs
         self.split = split
@@ -243,7 +247,8 @@ class MoleculeDataModule(SplitDataModule):
         """Return the split, so that a checkpoint is never tested on its training molecules."""
         options = {**asdict(self.split), "seed": self.parts.seed}
         del options["leakage"]
-        return {"split": self.parts.as_dict(), "split_options": options}
+        split = {"split": self.parts.as_dict(), "split_options": options}
+        return {**super().state_dict(), **split}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the split of a checkpoint if only the order of the rows has changed."""
@@ -254,6 +259,7 @@ class MoleculeDataModule(SplitDataModule):
         noted = Split.from_dict(state_dict["split"])
         mapped = noted.for_molecules(self.molecules.texts(), self._where)
         if mapped == self.parts:
+            super().load_state_dict(state_dict)
             return
         own = self.state_dict()["split_options"]
         changed = {k: value for k, value in state_dict["split_options"].items() if own[k] != value}
@@ -268,6 +274,7 @@ class MoleculeDataModule(SplitDataModule):
             raise self._error(what, repr(mapped), repr(self.parts), self._where, hint)
         rank_zero_info("split: the rows are in a different order; molecules stay in their splits")
         self.parts, self._restored = mapped, True
+        super().load_state_dict(state_dict)
 
 
 def _constant(targets: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ class RandomState(Callback):
     """Save torch's random state in every checkpoint and restore it when a run is resumed.
 
     Otherwise a resumed run would draw different numbers for dropout. The states of all ranks are
-    saved, and restored if the number of ranks is the same. Exact at the end of an epoch.
+    saved, and restored if the number of ranks is the same.
 
     Example:
         >>> RandomState().state_key
@@ -55,7 +55,9 @@ class RandomState(Callback):
         """Keep the states until training starts."""
         self._waiting = checkpoint.get("random_state")
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Restore the states just before the first resumed batch."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or len(waiting["cpu"]) != trainer.world_size:

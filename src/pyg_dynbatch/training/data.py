@@ -3,15 +3,17 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.samplers import NodeBudgetBatchSampler
+from pyg_dynbatch.samplers import NodeBudgetBatchSampler, digest_of_sizes
+from pyg_dynbatch.training.elastic import accumulate
 
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
@@ -29,10 +31,21 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             a larger example becomes a separate batch, with a warning.
         num_workers: Loader processes; 0 loads in the training process.
         predict_split: The split that ``predict`` runs over.
+        virtual_ranks: Batches of a training step on all ranks together; each rank accumulates the
+            gradients of its share, so the number of ranks can be any divisor, and change when the
+            run is resumed. By default the number of ranks of the first run.
     """
 
+    size_name: ClassVar[str] = "nodes"
+    """What :meth:`sizes` counts, for logs."""
+
     def __init__(
-        self, batch_size: int, budget: int | None, num_workers: int, predict_split: SplitName
+        self,
+        batch_size: int,
+        budget: int | None,
+        num_workers: int,
+        predict_split: SplitName,
+        virtual_ranks: int | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -42,6 +55,12 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         self.budget = budget
         self.num_workers = num_workers
         self.predict_split = predict_split
+        if virtual_ranks is not None and virtual_ranks < 1:
+            what = f"{type(self).__name__}: virtual_ranks is out of range"
+            raise mismatch(ValueError, what, "at least 1", virtual_ranks)
+        self.virtual_ranks = virtual_ranks
+        self.resumed_ranks: int | None = None
+        """Virtual ranks of the checkpoint that the run continues."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the trainer, as Lightning's modules do."""
@@ -76,11 +95,16 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split in every epoch."""
-        if self.budget is not None:
-            return self._budgeted("train", shuffle=True)
-        seed = self._seed()
-        options = {"shuffle": True, "seed": seed, **self._loader_options(seed)}
-        return self.make_loader(self.dataset("train"), self.batch_size, **options)
+        world = 1 if self.trainer is None else self.trainer.world_size
+        virtual = self.virtual_ranks or self.resumed_ranks or world
+        if self.budget is None and virtual == world == 1:
+            seed = self._seed()
+            options = {"shuffle": True, "seed": seed, **self._loader_options(seed)}
+            return self.make_loader(self.dataset("train"), self.batch_size, **options)
+        loader = self._budgeted("train", shuffle=True, virtual_ranks=virtual)
+        if self.trainer is not None:
+            accumulate(self.trainer, loader.batch_sampler.batches_per_step)
+        return loader
 
     def val_dataloader(self) -> Any:
         """Return a loader of the validation split, in order."""
@@ -94,7 +118,9 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         """Return a loader of the split to predict, in order."""
         return self._budgeted(self.predict_split)
 
-    def _budgeted(self, split: SplitName, shuffle: bool = False) -> Any:
+    def _budgeted(
+        self, split: SplitName, shuffle: bool = False, virtual_ranks: int | None = None
+    ) -> Any:
         dataset = self.dataset(split)
         # Without a budget of sizes, one of examples: the sampler assigns batches to ranks without
         # repeating an example; Lightning's own repeats some to make the shares equal.
@@ -108,9 +134,31 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             )
         seed = self._seed()
         sampler = NodeBudgetBatchSampler(
-            None, sizes, budget, shuffle=shuffle, seed=seed, oversize="alone"
+            None,
+            sizes,
+            budget,
+            shuffle=shuffle,
+            seed=seed,
+            oversize="alone",
+            virtual_ranks=virtual_ranks,
         )
         return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a hash of the sizes of the training split."""
+        return {"train_sizes": digest_of_sizes(self.sizes("train"))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise an error if training would continue with different data."""
+        if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        sizes = self.sizes("train")
+        own = digest_of_sizes(sizes)
+        if (noted := state_dict.get("train_sizes", own)) != own:
+            what = f"{type(self).__name__}: cannot resume, the training data have changed"
+            expected, got = f"sizes with hash {noted}", f"{own} ({len(sizes):,} examples)"
+            hint = "the data the run was started with, in the same order"
+            raise mismatch(ValueError, what, expected, got, hint=hint)
 
     def _seed(self) -> int:
         """Return one seed for all ranks, so that they plan the same epochs."""

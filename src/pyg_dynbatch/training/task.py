@@ -17,6 +17,7 @@ from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
+from pyg_dynbatch.training.elastic import continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions,
     RateOptions,
@@ -104,6 +105,9 @@ class Task(pl.LightningModule, ABC):
         self.data_options: dict[str, Any] = {}
         """Options of the data module on the command line, for the checkpoint."""
         self._rates_changed = False
+        self._terms: Tensor | None = None  # of the batches whose gradients are accumulated
+        self._resumed: tuple[Any, Any] = None, {}  # state of the loader, counts of metrics
+        self._shares: tuple[int, Any] | None = None  # epoch, and sizes of its batches
 
     def setup(self, stage: str) -> None:
         """Let the trainer read checkpoints without running code from them."""
@@ -216,6 +220,9 @@ class Task(pl.LightningModule, ABC):
     ) -> Float[Tensor, ""]:
         """Reduce a summed loss so that the gradients do not depend on how ranks share a batch.
 
+        Nor do they depend on the number of batches whose gradients are accumulated: those are
+        divided together, before the step of the optimiser.
+
         Args:
             loss: Sum of the losses of this rank.
             terms: Number of summed losses.
@@ -223,15 +230,47 @@ class Task(pl.LightningModule, ABC):
             reduction: Divisor: none (``sum``), the terms (``mean``) or the examples (``per_tree``).
         """
         world = distributed.get_world_size() if distributed.is_initialized() else 1
+        # Lightning divides by the number of batches, and DDP by the number of ranks.
+        batches = 1 if self._trainer is None else self.trainer.accumulate_grad_batches
         if reduction == "sum":
-            return loss * world
+            return loss * (world * batches)
         if reduction == "per_tree":
             # Filled on the device: copying a number from the host would wait for it.
             terms = torch.full_like(terms, batch.num_graphs)
+        if batches > 1:
+            self._terms = terms if self._terms is None else self._terms + terms
+            return loss * (world * batches)
         divisor = terms.to(loss.dtype)
         if world > 1:
             divisor = self.trainer.strategy.reduce(divisor, reduce_op="sum")
         return loss * world / divisor.clamp(min=1)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Divide accumulated gradients by the number of their terms, on all ranks."""
+        if self._terms is None:
+            return
+        terms, self._terms = self._terms.to(self.dtype), None
+        if self.trainer.world_size > 1:
+            terms = self.trainer.strategy.reduce(terms, reduce_op="sum")
+        for weight in self.parameters():
+            if weight.grad is not None:
+                weight.grad /= terms.clamp(min=1).to(weight.grad.dtype)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """With several virtual ranks, seed the batch, and log how even the ranks' shares are."""
+        if (sampler := sampler_of(self.trainer)) is None:
+            return
+        seed_batch(sampler, self.current_epoch, batch_idx)
+        step, part = divmod(batch_idx, sampler.batches_per_step)
+        if part == 0:
+            data: Any = getattr(self.trainer, "datamodule", None)
+            if self._shares is None or self._shares[0] != self.current_epoch:
+                sizes = sampler.sizes if data is None else data.sizes("train")
+                self._shares = self.current_epoch, sampler.step_sizes(sizes)
+            share = self._shares[1][step]
+            name = f"train/{getattr(data, 'size_name', 'nodes')}"
+            found = {name: share.mean(), "train/imbalance": share.max() / share.mean()}
+            self.log_dict(found, on_step=True, on_epoch=False, batch_size=1)
 
     def log_loss(self, stage: str, loss: Tensor, terms: Tensor, batch: Batch) -> None:
         """Log the mean loss per labelled row over the epoch, whatever the reduction in training."""
@@ -255,6 +294,12 @@ class Task(pl.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the name of the task and the options of its data to the checkpoint."""
         checkpoint["pyg_dynbatch_task"] = type(self).__name__
+        if self._trainer is not None and self.trainer.training:
+            checkpoint["pyg_dynbatch_counted"] = {
+                name: [self.trainer.strategy.reduce(part, reduce_op="sum").cpu() for part in state]
+                for name, metric in self._train_ratios().items()
+                for state in [(metric.total.clone(), metric.count.clone())]
+            }
         if self.data_options:
             checkpoint["pyg_dynbatch_data"] = self.data_options
 
@@ -276,9 +321,26 @@ class Task(pl.LightningModule, ABC):
             theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
         )
         share_split(checkpoint, getattr(self._trainer, "datamodule", None))
+        if self._trainer is not None:
+            counted = checkpoint.get("pyg_dynbatch_counted", {})
+            self._resumed = continue_plan(checkpoint, self.trainer), counted
+
+    def _train_ratios(self) -> dict[str, RatioMetric]:
+        found = {name: metric for name, metric in self.named_modules() if ".train_" in name}
+        return {name: metric for name, metric in found.items() if isinstance(metric, RatioMetric)}
 
     def on_train_start(self) -> None:
-        """Replace learning rates restored from a checkpoint if the options differ."""
+        """Continue the epoch of a checkpoint, and apply options that were changed."""
+        (state, counted), self._resumed = self._resumed, (None, {})
+        # Lightning does not restore a loader that the schedule of the learning rate has asked for.
+        if state is not None:
+            loader: Any = self.trainer.train_dataloader
+            loader.load_state_dict(state)
+        ended = self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        for name, metric in self._train_ratios().items():
+            if name in counted and self.trainer.is_global_zero and not ended:
+                metric.total += counted[name][0].to(metric.total)
+                metric.count += counted[name][1].to(metric.count)
         if self._rates_changed:
             schedulers: Any = self.lr_schedulers() or []
             found = schedulers if isinstance(schedulers, list) else [schedulers]

@@ -45,6 +45,8 @@ class TreeDataModule(SplitDataModule):
         arity: Child slots of the cell's schedule; left out, that of the model.
         predict_split: Which split ``predict`` runs over.
         vectors: Options of the word vectors.
+        virtual_ranks: Batches of a training step on all ranks together, so that a run can continue
+            on any number of ranks that divides it; by default the number of ranks of the first run.
     """
 
     num_classes: int
@@ -57,8 +59,9 @@ class TreeDataModule(SplitDataModule):
         arity: int | None = None,
         predict_split: SplitName = "test",
         vectors: VectorOptions = VectorOptions(),  # noqa: B008 - frozen
+        virtual_ranks: int | None = None,
     ) -> None:
-        super().__init__(batch_size, max_nodes, num_workers, predict_split)
+        super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
         self.max_nodes = max_nodes
         self.arity = arity
         self.vectors = vectors
@@ -145,7 +148,8 @@ class TreeDataModule(SplitDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the vocabulary, so that a checkpoint is never used with a different one."""
-        return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
+        words = {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
+        return {**super().state_dict(), **words}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if the embedding of the checkpoint was trained for other words."""
@@ -154,6 +158,7 @@ class TreeDataModule(SplitDataModule):
             what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
             hint = "use the data files and options the checkpoint was made with"
             raise mismatch(ValueError, what, f"{own} ({self.num_tokens} words)", found, hint=hint)
+        super().load_state_dict(state_dict)
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
         """Choose the first few test trees that fit into a picture.

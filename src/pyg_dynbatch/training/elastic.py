@@ -1,0 +1,71 @@
+"""Train for a fixed number of virtual ranks on any number of ranks that divides it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.trainer.states import TrainerFn
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.samplers import NodeBudgetBatchSampler
+
+
+def accumulate(trainer: pl.Trainer, batches: int) -> None:
+    """Let a step of the trainer consist of several batches, and its options count steps."""
+    callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+    if batches > 1 and any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
+        what = "Trainer: a GradientAccumulationScheduler would replace the batches of virtual ranks"
+        hint = "Trainer(accumulate_grad_batches=N), or one rank per virtual rank"
+        raise mismatch(ValueError, what, "no such callback", f"{batches} batches", hint=hint)
+    names = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")
+    # Kept at the trainer: its options are those of the user in the first call only.
+    given = trainer.__dict__.setdefault("options_in_steps", {n: getattr(trainer, n) for n in names})
+    for name, value in given.items():
+        # A fraction is one of the epoch, however many batches that has.
+        setattr(trainer, name, value * batches if isinstance(value, int) else value)
+
+
+def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping[str, Any] | None:
+    """Take over the virtual ranks of a checkpoint, and count batches as this run does.
+
+    Returns the state of the loader, if the checkpoint has one with a plan.
+    """
+    loops = checkpoint.get("loops", {}).get("fit_loop", {})
+    states = loops.get("state_dict", {}).get("combined_loader") or [{}]
+    virtual = states[0].get("virtual_ranks")
+    if trainer.state.fn != TrainerFn.FITTING or virtual is None:
+        return None
+    data: Any = getattr(trainer, "datamodule", None)
+    if getattr(data, "virtual_ranks", None) not in (None, virtual):
+        what = f"{type(data).__name__}: the checkpoint is of a run with other virtual ranks"
+        hint = f"virtual_ranks={virtual}, or none to take over those of the checkpoint"
+        raise mismatch(ValueError, what, virtual, data.virtual_ranks, hint=hint)
+    if data is not None:
+        data.resumed_ranks = virtual
+    # If the number of ranks does not fit, the sampler raises an error.
+    before, now = states[0]["batches_per_step"], max(1, virtual // trainer.world_size)
+    for counts in loops["epoch_loop.batch_progress"].values():
+        if isinstance(counts, dict):
+            # Of a step that was not finished, the gradients are lost: it is repeated.
+            shift = counts["ready"] // before * now - counts["ready"]
+            counts.update({name: count + shift for name, count in counts.items()})
+    state: Mapping[str, Any] = states[0]
+    return state
+
+
+def sampler_of(trainer: pl.Trainer) -> NodeBudgetBatchSampler | None:
+    """Return the sampler of the training batches if it plans for several ranks."""
+    sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
+    several = isinstance(sampler, NodeBudgetBatchSampler) and sampler.layout()[0] > 1
+    return sampler if several else None
+
+
+def seed_batch(sampler: NodeBudgetBatchSampler, epoch: int, number: int) -> None:
+    """Seed torch for a batch of this rank, such that the number of ranks makes no difference."""
+    virtual, ranks, rank = sampler.layout()
+    step, part = divmod(number, virtual // ranks)
+    sequence = np.random.SeedSequence([sampler.seed, epoch, step, part * ranks + rank])
+    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
