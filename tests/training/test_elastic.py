@@ -121,7 +121,8 @@ def test_by_default_the_first_run_decides(tmp_path: Path) -> None:
     alone = run(tmp_path, 1, trees(tmp_path, virtual_ranks=None), whole[2] / f"step={last}.ckpt")
     assert_equal_runs(whole, alone)
     with pytest.raises(
-        ValueError, match=r"not a multiple[\s\S]*expected: 1, 2 ranks[\s\S]*4 ranks"
+        torch.multiprocessing.ProcessRaisedException,
+        match=r"not a multiple[\s\S]*expected: 1, 2 ranks[\s\S]*4 ranks",
     ):
         run(tmp_path, 4, trees(tmp_path, virtual_ranks=None), whole[2] / f"step={last}.ckpt")
 
