@@ -9,11 +9,11 @@ import torch
 
 from pyg_dynbatch.tasks import TreeFileData
 from pyg_dynbatch.training import (
+    LastCheckpoint,
     OptimizerOptions,
     PredictionTable,
     RandomState,
     RunReport,
-    last_checkpoint,
 )
 from pyg_dynbatch.training.report import closing_lines
 from tests.console import rows_of
@@ -48,7 +48,7 @@ def test_every_rank_resumes_with_its_own_random_numbers(tmp_path: Path) -> None:
         folder.mkdir()
         torch.manual_seed(0)
         data = tree_files(tmp_path, batch_size=4)
-        callbacks = [*state, checkpointing(), last_checkpoint(), Draws(folder)]
+        callbacks = [*state, checkpointing(), LastCheckpoint(), Draws(folder)]
         trained = trainer(folder, epochs=epochs, callbacks=callbacks, **RANKS)
         trained.fit(task(data, output_dropout=0.5), datamodule=data, ckpt_path=resume)
         return last_of(trained)
@@ -89,7 +89,7 @@ def test_spawned_ranks_with_every_callback(tmp_path: Path) -> None:
     data = tree_files(tmp_path, batch_size=4, num_workers=1)
     module = task(data, optimizer=OptimizerOptions("adagrad", embedding="sgd", embedding_lr=0.1))
     table = PredictionTable()
-    callbacks = [RandomState(), checkpointing(), last_checkpoint(), table, RunReport()]
+    callbacks = [RandomState(), checkpointing(), LastCheckpoint(), table, RunReport()]
     run = trainer(tmp_path, callbacks=callbacks, devices=2, strategy="ddp_spawn")
     run.fit(module, datamodule=data)
     run.test(module, datamodule=data, verbose=False)

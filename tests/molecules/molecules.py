@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from pyg_dynbatch.data import MoleculeFeaturizer, RDKitDescriptors
 from pyg_dynbatch.datasets import FeaturizeOptions
 from pyg_dynbatch.tasks import MoleculeFileData, MoleculeProperty, SplitOptions
-from pyg_dynbatch.training import OptimizerOptions, RandomState, last_checkpoint
+from pyg_dynbatch.training import LastCheckpoint, OptimizerOptions, RandomState
 from tests.training.helpers import trainer
 
 SMILES = ["C" * n + end for n in range(1, 9) for end in ("O", "C1CC1", "c1ccccc1", "[NH3+]")]
@@ -62,7 +62,7 @@ def property_task(data: MoleculeFileData, **options: Any) -> MoleculeProperty:
 
 def molecule_trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
     """A trainer that keeps the last checkpoint."""
-    callbacks = [RandomState(), last_checkpoint(), *options.pop("callbacks", [])]
+    callbacks = [RandomState(), LastCheckpoint(), *options.pop("callbacks", [])]
     return trainer(folder, epochs, callbacks=callbacks, **options)
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.datasets import ListOpsRecipe
 from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeFileData
-from pyg_dynbatch.training import OptimizerOptions, RandomState, last_checkpoint
+from pyg_dynbatch.training import LastCheckpoint, OptimizerOptions, RandomState
 
 # Lightning 2.6 rebuilds modules through a name that jsonargparse has since replaced.
 OLD_NAME = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
@@ -66,7 +66,7 @@ def trainer(folder: Path, epochs: int = 1, **options: Any) -> pl.Trainer:
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "log_every_n_steps": 1,
-        "callbacks": [RandomState(), checkpointing(), last_checkpoint()],
+        "callbacks": [RandomState(), checkpointing(), LastCheckpoint()],
     }
     run = pl.Trainer(**{**defaults, **options})
     if run.logger is not None:

@@ -2,7 +2,7 @@
 # fmt: off
 # isort: skip_file
 
-from pyg_dynbatch.training.checkpoints import RandomState, last_checkpoint
+from pyg_dynbatch.training.checkpoints import LastCheckpoint, RandomState
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.ensemble import AveragedNetwork, ensemble_of
 from pyg_dynbatch.training.optimizers import (
@@ -13,7 +13,7 @@ from pyg_dynbatch.training.report import RunReport
 from pyg_dynbatch.training.task import Task
 
 __all__ = [
-    "AveragedNetwork", "OptimizerOptions", "PredictionTable", "RandomState", "RateOptions",
-    "RunReport", "SplitDataModule", "SplitOptimizer", "Task", "VectorOptions", "build_optimizer",
-    "ensemble_of", "last_checkpoint",
+    "AveragedNetwork", "LastCheckpoint", "OptimizerOptions", "PredictionTable", "RandomState",
+    "RateOptions", "RunReport", "SplitDataModule", "SplitOptimizer", "Task", "VectorOptions",
+    "build_optimizer", "ensemble_of",
 ]

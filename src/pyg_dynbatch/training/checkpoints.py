@@ -86,23 +86,43 @@ class RunCheckpoint(ModelCheckpoint):
         super().load_state_dict(state)
 
 
-def last_checkpoint() -> ModelCheckpoint:
-    """Return the callback that writes ``last.ckpt`` at the end of every epoch.
+class LastCheckpoint(RunCheckpoint):
+    """Write ``last.ckpt`` at the end of every epoch, and within epochs if requested.
 
     ``ModelCheckpoint(monitor=..., save_last=True)`` updates ``last.ckpt`` only when there is a new
     best one, so a run resumed from it would repeat epochs.
 
+    Args:
+        every_n_train_steps: Steps of the optimiser after which it is also written; None for never.
+
+    Raises:
+        ValueError: If the number of steps is less than 1.
+
     Example:
-        >>> last_checkpoint().monitor is None
+        >>> LastCheckpoint(every_n_train_steps=100).monitor is None
         True
     """
-    return RunCheckpoint(
-        filename="last",
-        monitor=None,
-        save_top_k=1,
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
+
+    def __init__(self, every_n_train_steps: int | None = None) -> None:
+        super().__init__(
+            filename="last", save_on_train_epoch_end=True, enable_version_counter=False
+        )
+        if every_n_train_steps is not None and every_n_train_steps < 1:
+            what = "LastCheckpoint: every_n_train_steps is out of range"
+            raise mismatch(ValueError, what, "at least 1, or none", every_n_train_steps)
+        # Lightning's own argument would replace the checkpoints at the end of the epochs.
+        self._every_n_train_steps = every_n_train_steps or 0
+
+    @property
+    def state_key(self) -> str:
+        """The name of its state, which does not depend on the number of steps."""
+        return type(self).__name__
+
+
+def best_checkpoint(trainer: pl.Trainer) -> Any:
+    """Return the callback that keeps the best checkpoint; the first one if none has a metric."""
+    monitored = (each for each in trainer.checkpoint_callbacks if getattr(each, "monitor", None))
+    return next(monitored, trainer.checkpoint_callback)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -318,8 +338,10 @@ def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, An
     trainer.loggers = [own if isinstance(each, CSVLogger) else each for each in trainer.loggers]
     if trainer.is_global_zero and (folder / METRICS).is_file():
         _drop_after(folder / METRICS, int(contents["global_step"]))
+    progress = contents["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    place = "after" if progress["is_last_batch"] else f"after step {contents['global_step']:,}, in"
     epoch = int(contents["epoch"]) + 1
-    rank_zero_info(f"continuing in {folder} after epoch {epoch} ({checkpoint.name})")
+    rank_zero_info(f"continuing in {folder} {place} epoch {epoch} ({checkpoint.name})")
 
 
 def _drop_after(table: Path, step: int) -> None:

@@ -25,14 +25,15 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
     CONFIG,
+    LastCheckpoint,
     RandomState,
     RunCheckpoint,
     append_metrics,
+    best_checkpoint,
     check_options,
     check_run_folder,
     continue_in,
     find_checkpoint,
-    last_checkpoint,
     naming_file,
     plain_options,
     read_checkpoint,
@@ -198,7 +199,7 @@ class TaskCLI(LightningCLI):
             auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={
-                "callbacks": [RandomState(), last_checkpoint()],
+                "callbacks": [RandomState()],
                 "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
             },
         )
@@ -211,6 +212,7 @@ class TaskCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks that can be configured, and what the model takes from the data."""
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(LastCheckpoint, "last")
         parser.add_lightning_class_args(PredictionTable, "predictions")
         parser.add_lightning_class_args(RunReport, "report")
         best = {"monitor": _DEFAULT_MONITOR, "mode": "max", "filename": "best"}
@@ -318,7 +320,7 @@ class TaskCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Test and predict with the best checkpoint, and print where the results are."""
-        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "") or None
+        best = getattr(best_checkpoint(self.trainer), "best_model_path", "") or None
         # After a fit it would restore and test the weights that are not averaged.
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [each for each in callbacks if not isinstance(each, WeightAveraging)]
@@ -401,6 +403,9 @@ def run_lightning(argv: list[str]) -> int:
     sys.argv[1:] = with_run(argv)
     _prepare_process()
     TaskCLI()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # Lightning does not: at exit, the threads of gloo may abort the process.
+        torch.distributed.destroy_process_group()
     return 0
 
 
@@ -470,6 +475,6 @@ def _trained_members(count: int, options: list[str]) -> tuple[list[str], list[st
             split = getattr(run.datamodule, "used_split_seed", None)
             if split is not None:
                 common += ["--data.init_args.split.seed", str(split)]
-        kept: Any = run.trainer.checkpoint_callback
+        kept: Any = best_checkpoint(run.trainer)
         checkpoints.append(kept.best_model_path)
     return checkpoints, common

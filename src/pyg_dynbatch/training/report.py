@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from pyg_dynbatch.training.checkpoints import METRICS
+from pyg_dynbatch.training.checkpoints import METRICS, best_checkpoint
 from pyg_dynbatch.training.predictions import PredictionTable, folder_of
 from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
 
@@ -72,7 +72,7 @@ class RunReport(Callback):
         if not trainer.is_global_zero or metrics is None or not places:
             return
         metric = getattr(pl_module, "main_metric", "accuracy")
-        keeper: Any = trainer.checkpoint_callback
+        keeper: Any = best_checkpoint(trainer)
         epochs, values = read_curve(metrics, getattr(keeper, "monitor", None) or "")
         figure, axes = new_figure(1, 2, 5.0, 3.5)
         for panel, name in zip(axes, ("loss", metric), strict=True):
@@ -118,7 +118,7 @@ def read_curve(metrics: Path, name: str) -> Curve:
 
 def closing_lines(trainer: pl.Trainer) -> list[str]:
     """List the files that a run has written."""
-    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    best = getattr(best_checkpoint(trainer), "best_model_path", "")
     written: dict[str, Any] = {"checkpoint": trainer.ckpt_path or best}
     written["metrics"] = metrics_file(trainer)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor, distributed, nn
 from torch_geometric.data import Batch
 from torchmetrics import Metric
@@ -110,7 +111,9 @@ class Task(pl.LightningModule, ABC):
         self._shares: tuple[int, Any] | None = None  # epoch, and sizes of its batches
 
     def setup(self, stage: str) -> None:
-        """Let the trainer read checkpoints without running code from them."""
+        """Let the trainer read checkpoints without running code from them, and as precisely."""
+        if isinstance(self.trainer.precision_plugin, DoublePrecision):
+            self.double()  # Lightning does so after it has restored the weights
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
 
@@ -295,6 +298,8 @@ class Task(pl.LightningModule, ABC):
         """Add the name of the task and the options of its data to the checkpoint."""
         checkpoint["pyg_dynbatch_task"] = type(self).__name__
         if self._trainer is not None and self.trainer.training:
+            for logger in self.trainer.loggers:
+                logger.save()  # or a killed run loses what was logged before the checkpoint
             checkpoint["pyg_dynbatch_counted"] = {
                 name: [self.trainer.strategy.reduce(part, reduce_op="sum").cpu() for part in state]
                 for name, metric in self._train_ratios().items()
