@@ -525,14 +525,14 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     def _evenly(self, epoch: int, count: int) -> list[Batch] | None:
         """Pack an epoch evenly; return None if a batch is empty or exceeds the budget."""
-        generator = np.random.default_rng([self.seed, epoch, _TRIES + 2])
-        batches = pack_evenly(generator.permutation(self._examples).tolist(), self.sizes, count)
-        sizes = (sum(self.sizes[example] for example in batch) for batch in batches)
-        fits = (
-            len(batch) == 1 or (batch and size <= self.max_nodes)
-            for batch, size in zip(batches, sizes, strict=True)
-        )
-        return batches if all(fits) else None
+        for attempt in range(_TRIES):
+            generator = np.random.default_rng([self.seed, epoch, attempt, count])
+            batches = pack_evenly(generator.permutation(self._examples).tolist(), self.sizes, count)
+            sizes = [sum(self.sizes[example] for example in batch) for batch in batches]
+            pairs = zip(batches, sizes, strict=True)
+            if all(len(batch) == 1 or (batch and size <= self.max_nodes) for batch, size in pairs):
+                return batches
+        return None
 
 
 def _compare_ranks(plan: dict[str, Any], name: str) -> None:

@@ -59,8 +59,8 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             what = f"{type(self).__name__}: virtual_ranks is out of range"
             raise mismatch(ValueError, what, "at least 1", virtual_ranks)
         self.virtual_ranks = virtual_ranks
-        self.resumed_ranks: int | None = None
-        """Virtual ranks of the checkpoint that the run continues."""
+        self.resumed: Mapping[str, Any] = {}
+        """Plan of the run that is continued: its ``virtual_ranks`` and ``seed``."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the trainer, as Lightning's modules do."""
@@ -96,7 +96,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split in every epoch."""
         world = 1 if self.trainer is None else self.trainer.world_size
-        virtual = self.virtual_ranks or self.resumed_ranks or world
+        virtual = self.virtual_ranks or self.resumed.get("virtual_ranks", world)
         if self.budget is None and virtual == world == 1:
             seed = self._seed()
             options = {"shuffle": True, "seed": seed, **self._loader_options(seed)}
@@ -165,6 +165,8 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         common = os.environ.get("PL_GLOBAL_SEED")
         if common is not None:
             return int(common)
+        if self.resumed.get("seed") is not None:
+            return int(self.resumed["seed"])
         if self.trainer is None:
             return 0
         # All ranks build their loaders in the same order, so each of them calls this.

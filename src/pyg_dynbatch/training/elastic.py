@@ -29,7 +29,7 @@ def accumulate(trainer: pl.Trainer, batches: int) -> None:
 
 
 def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping[str, Any] | None:
-    """Take over the virtual ranks of a checkpoint, and count batches as this run does.
+    """Take over the plan of a checkpoint, and count batches as this run does.
 
     Returns the state of the loader, if the checkpoint has one with a plan.
     """
@@ -44,7 +44,7 @@ def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping
         hint = f"virtual_ranks={virtual}, or none to take over those of the checkpoint"
         raise mismatch(ValueError, what, virtual, data.virtual_ranks, hint=hint)
     if data is not None:
-        data.resumed_ranks = virtual
+        data.resumed = states[0]
     # If the number of ranks does not fit, the sampler raises an error.
     before, now = states[0]["batches_per_step"], max(1, virtual // trainer.world_size)
     for counts in loops["epoch_loop.batch_progress"].values():
