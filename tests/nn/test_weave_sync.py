@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing import start_processes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_dynbatch.nn import CountedBatchNorm, Pairs, WeaveConv
 from tests.nn.plain_weave import Molecules, gradients, molecules, shaken
@@ -108,6 +109,19 @@ def test_weave_conv(shares: list[Molecules], coded: bool, residual: bool) -> Non
     assert_one_rank(work(whole), on_ranks(work, shares))
 
 
+class Reads(TorchDispatchMode):
+    """Notes when the value of a tensor is read, which would wait for a GPU."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.calls.append("read")
+        return func(*args, **(kwargs or {}))
+
+
 def test_one_exchange_per_norm_and_pass_and_none_in_evaluation() -> None:
     conv = WeaveConv(3, 2, 4, 4, norm="batch")
     CountedBatchNorm.synchronise(conv)
@@ -119,9 +133,10 @@ def test_one_exchange_per_norm_and_pass_and_none_in_evaluation() -> None:
         for name in ("all_gather", "all_reduce", "all_gather_into_tensor", "broadcast"):
             given = getattr(dist, name)
             setattr(dist, name, lambda *a, f=given, n=name: (calls.append(n), f(*a)))
-        for result in conv.train(training)(x, pair, pairs):
-            result.square().sum().backward(retain_graph=True)
-            calls.append("end")
+        with Reads(calls):
+            for result in conv.train(training)(x, pair, pairs):
+                result.square().sum().backward(retain_graph=True)
+                calls.append("end")
         return calls
 
     training, _ = on_ranks(work, [True, True])
