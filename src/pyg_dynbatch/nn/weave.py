@@ -115,8 +115,8 @@ class CountedBatchNorm(nn.Module):
                 total = int(counts.sum(dtype=torch.float64))
             share = counts.to(rows.dtype) / max(total, 1)
             given = rows, share, self.weight, self.bias, self.eps, total if parallel else None
-            normalised, *moments = _Normalise.apply(*given)
-        self._observe(*moments, *([] if parallel else [total]))
+            normalised, mean, var, *total_of_ranks = _Normalise.apply(*given)
+        self._observe(mean, var, *(total_of_ranks or [total]))
         return normalised.to(result_dtype)
 
     def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class CountedBatchNorm(nn.Module):
         rest = (total - 1).clamp(min=1) if isinstance(total, Tensor) else max(total - 1, 1)
         for name, seen in (("running_mean", mean), ("running_var", var * (total / rest))):
             buffer = self.get_buffer(name)
-            if isinstance(total, Tensor):  # perhaps no rank has a row
+            if isinstance(total, Tensor):  # of all ranks; there may be no row
                 seen = torch.where(total > 0, seen, buffer)
             buffer.lerp_(seen.to(buffer.dtype), self.momentum)
 
@@ -197,7 +197,7 @@ class _Normalise(Function):
         eps: float,
         total: int | None,
     ) -> tuple[Tensor, ...]:
-        """Return also mean and variance, with ``total`` those and the number of all ranks."""
+        """Return also mean and variance; given ``total``, those of all ranks and their number."""
         mean = share @ rows
         centred = rows - mean
         var = share @ centred.square()
