@@ -42,7 +42,7 @@ def add_options(parser: bench.Options) -> None:
     parser.count("--units", 300)
     for name, default, unit in (("--latency", 1e-5, "s"), ("--bandwidth", 12.5e9, "bytes/s")):
         parser.add_argument(name, type=float, default=default, metavar=unit, help="of the network")
-    parser.common(batches=6, seed=0, repeats=3)
+    parser.common(batches=6, seed=0, repeats=9)
 
 
 def run(options: Namespace, device: torch.device) -> list[bench.Record]:
