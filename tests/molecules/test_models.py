@@ -178,6 +178,8 @@ def test_batches_without_the_descriptors_are_refused() -> None:
 def test_wrong_options_and_batches_are_refused() -> None:
     with pytest.raises(ValueError, match=r"(?s)pair_table or atom_norm.*a table \[0\]"):
         WeaveNet(4, 2, [])
+    with pytest.raises(ValueError, match=r"(?s)WeaveNet: there are no batch statistics"):
+        small(norm="layer", atom_norm=None, sync=True)
     with pytest.raises(ValueError, match=r"(?s)readout 'nothing' cannot be used.*'histogram'"):
         small(readout="nothing")
     with pytest.raises(ValueError, match=r"(?s)readout 'quantile' cannot be used"):

@@ -82,6 +82,8 @@ def test_counted_norm_takes_one_row_and_none() -> None:
     assert norm(torch.ones(0, 2)).shape == (0, 2)
     assert torch.isfinite(norm.running_var).all()
     norm.reset_parameters()
+    norm(torch.ones(3, 2), torch.zeros(3), 0)  # a table of codes in a batch without pairs
+    assert norm.running_var.eq(1).all()
     assert norm.running_mean.eq(0).all()
     assert "2" in repr(norm)
 

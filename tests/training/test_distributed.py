@@ -1,4 +1,4 @@
-"""Two processes train, measure and predict what one does, unless batches are normalized."""
+"""Two processes train, measure and predict what one does."""
 
 import csv
 import pickle
@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch.multiprocessing import ProcessRaisedException
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.datasets import ListOpsRecipe
@@ -119,28 +120,57 @@ def test_weights_and_metrics_are_those_of_one_process(
     assert_same(alone, both, start.state_dict())
 
 
-def molecule_weights(folder: Path, ranks: int, kind: str, norm: str | None) -> list[Any]:
-    """Return the weights before and after one step of plain descent over 16 molecules."""
+class InDouble(pl.Callback):
+    """Converts the features of atoms, which Lightning does not find in a batch."""
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        batch.x = batch.x.double()
+
+
+def molecule_weights(
+    folder: Path, ranks: int, kind: str, norm: str | None, lightning: bool = False, **network: Any
+) -> list[Any]:
+    """Return the state of the network before and after a step of plain descent, 16 molecules."""
     data = molecule_data(folder, kind, batch_size=16 // ranks)
     torch.manual_seed(3)
-    task = property_task(data, optimizer=OptimizerOptions("sgd", lr=0.5), norm=norm, atom_norm=norm)
-    before = {name: weight.clone() for name, weight in task.network.named_parameters()}
-    run = bare_trainer(folder, ranks, limit_val_batches=0, callbacks=[WholeSteps(16, 1)])
+    sgd = OptimizerOptions("sgd", lr=0.5)
+    task = property_task(data, optimizer=sgd, norm=norm, atom_norm=norm, **network).double()
+    before = {name: value.clone() for name, value in task.network.state_dict().items()}
+    options: Any = {"precision": "64-true", "sync_batchnorm": lightning, "limit_val_batches": 0}
+    run = bare_trainer(folder, ranks, callbacks=[WholeSteps(16, 1), InDouble()], **options)
     run.fit(task, datamodule=data)
-    return [before, dict(task.network.named_parameters())]
+    return [before, dict(task.network.state_dict())]
 
 
-@pytest.mark.parametrize(("kind", "norm"), [("regression", None), ("binary", "layer")])
+@pytest.mark.parametrize(
+    ("kind", "norm", "sync"),
+    [
+        *(("regression", None, {}), ("binary", "layer", {})),
+        *(("binary", "batch", {"sync": True}), ("regression", "batch", {"lightning": True})),
+    ],
+)
 def test_molecules_move_the_weights_as_in_one_process(
-    tmp_path: Path, kind: str, norm: str | None
+    tmp_path: Path, kind: str, norm: str | None, sync: dict[str, bool]
 ) -> None:
     # Every fifth target is unknown, so that the processes differ in the number of their terms.
     before, alone = molecule_weights(tmp_path, 1, kind, norm)
-    _, both = molecule_weights(tmp_path, 2, kind, norm)
-    steps = {name: (weight - before[name]).detach() for name, weight in alone.items()}
-    for name, step in steps.items():
-        torch.testing.assert_close(both[name] - before[name], step, rtol=1e-4, atol=1e-6)
-    assert max(float(step.abs().max()) for step in steps.values()) > 1e-3, "big enough to differ"
+    _, both = molecule_weights(tmp_path, 2, kind, norm, **sync)
+    torch.testing.assert_close(both, alone, rtol=1e-10, atol=1e-10)
+    moved = max(float((value - before[name]).abs().max()) for name, value in alone.items())
+    assert moved > 1e-3, "big enough to differ"
+
+
+def test_without_sync_every_process_has_its_own_batch_statistics(tmp_path: Path) -> None:
+    _, alone = molecule_weights(tmp_path, 1, "binary", "batch")
+    _, both = molecule_weights(tmp_path, 2, "binary", "batch")
+    assert not torch.allclose(both["norm_atom.running_mean"], alone["norm_atom.running_mean"])
+
+
+def test_synchronising_no_batch_statistics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProcessRaisedException, match=r"(?s)no batch stat.*sync_batchnorm"):
+        molecule_weights(tmp_path, 2, "binary", "layer", lightning=True)
 
 
 @pytest.mark.parametrize("loading", [{"batch_size": 2}, {"max_nodes": 60}], ids=["trees", "nodes"])

@@ -42,6 +42,8 @@ class WeaveNet(nn.Module):
         dropout: Dropout probability in the head.
         norm: ``"batch"``, ``"layer"`` or ``None``, within the weave modules.
         atom_norm: Normalisation of the rows before the readout; the histogram needs ``"batch"``.
+        sync: Whether all batch normalisations use the statistics of all ranks while training; see
+            :class:`~pyg_dynbatch.nn.CountedBatchNorm`.
         residual: Whether weave modules add rows to their updates.
         weave_dropout: Dropout probability of the atom rows between weave modules.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
@@ -55,7 +57,8 @@ class WeaveNet(nn.Module):
         - returns: ``[molecule, num_outputs]``
 
     Raises:
-        ValueError: If an option is unknown, or a batch does not fit.
+        ValueError: If an option is unknown, a batch does not fit, or there are no batch statistics
+            to synchronise.
 
     Reference:
         Kearnes et al. (2016), arXiv:1603.00856. Differs: no batch normalisation in the modules by
@@ -83,6 +86,7 @@ class WeaveNet(nn.Module):
         dropout: float = 0.0,
         norm: str | None = None,
         atom_norm: str | None = "batch",
+        sync: bool = False,
         residual: bool = False,
         weave_dropout: float = 0.0,
         pair_block: int | None = None,
@@ -118,6 +122,8 @@ class WeaveNet(nn.Module):
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
         self.head = nn.Sequential(*layers, nn.Linear(widths[-1], num_outputs))
+        if sync:
+            CountedBatchNorm.synchronise(self)
 
     def reset_parameters(self) -> None:
         """Reset all learnable parameters."""

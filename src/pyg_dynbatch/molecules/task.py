@@ -17,6 +17,7 @@ from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, repor
 from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import SAME_CONFIGURATION, Task
@@ -287,6 +288,8 @@ class MoleculeProperty(Task):
         A checkpoint is restored after this, so on resuming its numbers are used.
         """
         super().setup(stage)
+        if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
+            CountedBatchNorm.synchronise(self.network)  # Lightning knows torch's classes only
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "targets"):
             self.fit_targets(data.targets("train"))

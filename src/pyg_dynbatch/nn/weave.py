@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.inits import reset
@@ -43,6 +44,9 @@ class CountedBatchNorm(nn.Module):
         width: Number of columns.
         eps: Added to the variance.
         momentum: Weight of the newest mini-batch in the running statistics.
+        sync: Whether training uses the statistics of the rows of all ranks of the default process
+            group, as ``SyncBatchNorm`` does. All ranks must call their normalisations in the same
+            order; a rank may have no rows.
 
     Shape:
         - rows: ``[row, width]``, counts: ``[row]``; returns ``[row, width]``
@@ -57,13 +61,26 @@ class CountedBatchNorm(nn.Module):
         [-0.707, 1.414]
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self, width: int, eps: float = 1e-5, momentum: float = 0.1, sync: bool = False
+    ) -> None:
         super().__init__()
-        self.width, self.eps, self.momentum = width, eps, momentum
+        self.width, self.eps, self.momentum, self.sync = width, eps, momentum, sync
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
+
+    @staticmethod
+    def synchronise(module: nn.Module) -> None:
+        """Set ``sync`` of all such normalisations in a module; raise an error if it has none."""
+        norms = [part for part in module.modules() if isinstance(part, CountedBatchNorm)]
+        if not norms:
+            what = f"{type(module).__name__}: there are no batch statistics to synchronise"
+            hint = "norm='batch' or atom_norm='batch', or train without sync and sync_batchnorm"
+            raise mismatch(ValueError, what, "batch normalisation", "none", hint=hint)
+        for norm in norms:
+            norm.sync = True
 
     def reset_parameters(self) -> None:
         """Reset the parameters and the running statistics."""
@@ -85,7 +102,8 @@ class CountedBatchNorm(nn.Module):
             counts: How many times each row counts; once by default.
             total: The sum of the counts, if known.
         """
-        if not self.training or not rows.size(0):
+        parallel = self._parallel()
+        if not self.training or (0 in (rows.size(0), total) and not parallel):
             scale, shift = self.scale_and_shift(None)
             return torch.addcmul(shift, rows, scale)
         result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
@@ -96,31 +114,74 @@ class CountedBatchNorm(nn.Module):
             elif total is None:
                 total = int(counts.sum(dtype=torch.float64))
             share = counts.to(rows.dtype) / max(total, 1)
-            normalised, mean, var = _Normalise.apply(rows, share, self.weight, self.bias, self.eps)
-        self._observe(mean, var, total)
+            given = rows, share, self.weight, self.bias, self.eps, total if parallel else None
+            normalised, mean, var, *total_of_ranks = _Normalise.apply(*given)
+        self._observe(mean, var, *(total_of_ranks or [total]))
         return normalised.to(result_dtype)
 
     def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
         """Compute every column's factor and summand; moments update the running statistics."""
+        if moments is not None and self._parallel():
+            moments = _OverRanks.apply(*moments)
+        elif moments is not None and moments[2] == 0:
+            moments = None
         if moments is None:
             mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
         else:
-            mean, var, total = moments
-            self._observe(mean, var, total)
+            mean, var, _ = moments
+            self._observe(*moments)
         scale = self.weight * torch.rsqrt(var + self.eps)
         shift = self.bias - mean * scale
         return scale.to(self.weight.dtype), shift.to(self.weight.dtype)
 
+    def _parallel(self) -> bool:
+        return self.sync and distributed.is_initialized() and distributed.get_world_size() > 1
+
     @torch.no_grad()
-    def _observe(self, mean: Tensor, var: Tensor, total: int) -> None:
-        unbiased = var * (total / (total - 1)) if total > 1 else var
-        for name, seen in (("running_mean", mean), ("running_var", unbiased)):
+    def _observe(self, mean: Tensor, var: Tensor, total: int | Tensor) -> None:
+        rest = (total - 1).clamp(min=1) if isinstance(total, Tensor) else max(total - 1, 1)
+        for name, seen in (("running_mean", mean), ("running_var", var * (total / rest))):
             buffer = self.get_buffer(name)
+            if isinstance(total, Tensor):  # of all ranks; there may be no row
+                seen = torch.where(total > 0, seen, buffer)
             buffer.lerp_(seen.to(buffer.dtype), self.momentum)
 
     def extra_repr(self) -> str:
-        """Show the widths."""
-        return str(self.width)
+        """Show the width and whether ranks are synchronised."""
+        return f"{self.width}, sync=True" if self.sync else str(self.width)
+
+
+def _over_ranks(mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
+    """Return mean, variance and number of the rows of all ranks, and the share of this rank."""
+    # Variances plus squared distances of the means (Chan, Golub, LeVeque 1983), added in the same
+    # order on all ranks; sums of squares would lose digits.
+    own = torch.cat([mean, var, mean.new_full((1,), total)])
+    parts = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, own)
+    means, variances, totals = torch.stack(parts).split([len(mean), len(var), 1], 1)
+    shares = totals / totals.sum().clamp(min=1)
+    mean = (shares * means).sum(0)
+    var = (shares * (variances + (means - mean).square())).sum(0)
+    return mean, var, totals.sum(), shares[distributed.get_rank()]
+
+
+class _OverRanks(Function):
+    """Combine the moments of all ranks; each pass communicates once."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, var: Tensor, total: int) -> tuple[Tensor, ...]:
+        *moments, share = _over_ranks(mean, var, total)
+        ctx.save_for_backward(mean - moments[0], share)
+        ctx.mark_non_differentiable(moments[2])
+        return tuple(moments)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Any) -> Any:
+        both = torch.stack([grad_mean, grad_var])
+        distributed.all_reduce(both)
+        centred, share = ctx.saved_tensors
+        return share * (both[0] + 2 * centred * both[1]), share * both[1], None
 
 
 class _Normalise(Function):
@@ -128,16 +189,29 @@ class _Normalise(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, share: Tensor, weight: Tensor, bias: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any,
+        rows: Tensor,
+        share: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        total: int | None,
+    ) -> tuple[Tensor, ...]:
+        """Return also mean and variance; given ``total``, those of all ranks and their number."""
         mean = share @ rows
         centred = rows - mean
         var = share @ centred.square()
-        scale = torch.rsqrt(var + eps)
+        moments = [mean, var]
+        ctx.parallel = total is not None
+        if total is not None:
+            *moments, part = _over_ranks(mean, var, total)
+            centred += mean - moments[0]
+            share = share * part
+        scale = torch.rsqrt(moments[1] + eps)
         centred *= scale
         ctx.save_for_backward(centred, share, scale * weight)
-        ctx.mark_non_differentiable(mean, var)
-        return torch.addcmul(bias, centred, weight), mean, var
+        ctx.mark_non_differentiable(*moments)
+        return torch.addcmul(bias, centred, weight), *moments
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
@@ -148,12 +222,16 @@ class _Normalise(Function):
         normalised, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)
         grad_weight = (gradient * normalised).sum(0)
+        sums: Any = grad_bias, grad_weight
+        if ctx.parallel:
+            sums = torch.stack(sums)
+            distributed.all_reduce(sums)
         # g - c / n (sum of g + y times sum of g y), then the scale
-        grad_rows = torch.addcmul(grad_bias, normalised, grad_weight)
+        grad_rows = torch.addcmul(sums[0], normalised, sums[1])
         grad_rows *= share[:, None]
         torch.sub(gradient, grad_rows, out=grad_rows)
         grad_rows *= scale
-        return grad_rows, None, grad_weight, grad_bias, None
+        return grad_rows, None, grad_weight, grad_bias, None, None
 
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
@@ -288,9 +366,8 @@ class WeaveConv(nn.Module):
         if self.norm != "batch":
             return parts
         norm: CountedBatchNorm = self.norms["ap"]  # type: ignore[assignment]
-        seen = self.training and pairs.num_entries
         # Normalising a sum of two is scaling both and shifting one.
-        scale, shift = norm.scale_and_shift(order_moments(parts, pairs) if seen else None)
+        scale, shift = norm.scale_and_shift(order_moments(parts, pairs) if self.training else None)
         shift = torch.cat([torch.zeros_like(shift), shift])
         return torch.addcmul(shift, parts, torch.cat([scale, scale]))
 
