@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 
 from pyg_dynbatch.tasks import ListOpsData
-from pyg_dynbatch.training import OptimizerOptions, RateOptions
+from pyg_dynbatch.training import OptimizerOptions, RandomState, RateOptions
 from tests.molecules.molecules import molecule_data, property_task
 from tests.training.helpers import FORKS, bare_trainer, listops, task
 
@@ -79,7 +79,7 @@ def run(
     module, data = make
     every = ModelCheckpoint(here, "{step}", every_n_train_steps=1, save_top_k=-1, monitor=None)
     given: dict[str, Any] = {"max_epochs": 2, "precision": "64-true", **options}
-    given |= {"callbacks": [every, Seen(here)], "enable_checkpointing": True}
+    given |= {"callbacks": [RandomState(), every, Seen(here)], "enable_checkpointing": True}
     trainer = bare_trainer(folder, ranks, **given)
     trainer.fit(module, datamodule=data, ckpt_path=resume)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -113,6 +113,15 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_any_number_of_ranks(
         )
         assert steps_of(rest[2]) == {step: b for step, b in steps.items() if step >= middle}
         assert_equal_runs(whole, rest)
+
+
+def test_one_rank_resumes_within_an_epoch(tmp_path: Path) -> None:
+    whole = run(tmp_path, 1, trees(tmp_path, virtual_ranks=None))
+    step = 3 * len(steps_of(whole[2])) // 4
+    rest = run(tmp_path, 1, trees(tmp_path, virtual_ranks=None), whole[2] / f"step={step}.ckpt")
+    for name, weight in whole[0].items():
+        assert torch.equal(rest[0][name], weight), name
+    assert rest[1] == whole[1]
 
 
 def test_by_default_the_first_run_decides(tmp_path: Path) -> None:
@@ -179,3 +188,11 @@ def test_a_schedule_of_accumulation_is_refused(tmp_path: Path) -> None:
     trainer = bare_trainer(tmp_path, callbacks=[GradientAccumulationScheduler({0: 2})])
     with pytest.raises(ValueError, match="would replace the batches of virtual ranks"):
         trainer.fit(module, datamodule=data)
+
+
+def test_synchronised_statistics_of_a_part_of_a_step_are_refused(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path, "regression", batch_size=3, virtual_ranks=2)
+    with pytest.raises(ValueError, match=r"a part of each step[\s\S]*expected: 2 ranks"):
+        bare_trainer(tmp_path).fit(
+            property_task(data, sync=True, atom_norm="batch"), datamodule=data
+        )

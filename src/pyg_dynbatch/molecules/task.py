@@ -19,6 +19,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.training.checkpoints import differences
+from pyg_dynbatch.training.elastic import sampler_of
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import SAME_CONFIGURATION, Task
 
@@ -297,6 +298,18 @@ class MoleculeProperty(Task):
                 check_both_classes(data.targets("val"), self.schema.task_names)
             if self.schema.descriptor_names:
                 self.fit_descriptors(data.descriptors("train"))
+
+    def on_train_start(self) -> None:
+        """Check that statistics are not synchronised over a part of the virtual ranks only."""
+        super().on_train_start()
+        sampler = sampler_of(self.trainer)
+        parts = 1 if sampler is None else sampler.batches_per_step
+        norms = (each for each in self.modules() if isinstance(each, CountedBatchNorm))
+        if parts > 1 and any(norm.sync for norm in norms):
+            what = "MoleculeProperty: sync would use the statistics of a part of each step"
+            expected = f"{parts * self.trainer.world_size} ranks, as many as virtual ranks"
+            hint = "norm='layer', atom_norm=None, or no sync"
+            raise mismatch(ValueError, what, expected, self.trainer.world_size, hint=hint)
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
         """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
