@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.utils.data import SequentialSampler, get_worker_info
+from torch.utils.data import DistributedSampler, SequentialSampler, get_worker_info
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core.schedule import Schedule
@@ -136,6 +136,37 @@ def test_state_at_the_end_of_an_epoch_begins_the_next(kind):
     list(loader)
     other.load_state_dict(loader.state_dict())
     assert numbers(other) == numbers(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_of_virtual_ranks_counts_steps(workers):
+    def make(planned, ranks=1):
+        inner = DistributedSampler(DATA, ranks, 0)
+        sampler = NodeBudgetBatchSampler(inner, node_counts(DATA), 30, virtual_ranks=planned)
+        return DataLoader(DATA, batch_sampler=sampler, num_workers=workers)
+
+    loader = make(4)
+    running = iter(loader)
+    for _ in range(9):
+        next(running)
+    state = loader.state_dict()
+    assert (state["position"], state["batches_per_step"]) == (2, 4), "the third step is unfinished"
+    whole = numbers(make(4))
+    alone, first_of_two = make(None), make(4, ranks=2)
+    for other in (alone, first_of_two):
+        other.load_state_dict(state)
+    assert numbers(alone) == whole[8:]
+    assert numbers(first_of_two) == whole[8::2]
+    with pytest.raises(ValueError, match="virtual_ranks differs"):
+        make(2).load_state_dict(state)
+
+
+def test_a_state_of_a_different_shuffle_is_refused():
+    state = loader_of("shuffled").state_dict()
+    with pytest.raises(ValueError, match="DataLoader: cannot resume, seed differs"):
+        DataLoader(DATA, 3, shuffle=True, seed=2).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"examples differs[\s\S]*expected: 24\s+got: +23"):
+        DataLoader(DATA[1:], 3, shuffle=True, seed=1).load_state_dict(state)
 
 
 def test_a_different_epoch_set_after_loading_starts_from_its_beginning():
