@@ -352,7 +352,10 @@ def test_a_state_of_another_plan_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(sampler.state_dict())
     if {"max_nodes", "drop_last"} & options.keys():
+        list(batches)
         other.load_state_dict(at_start)
+        other.load_state_dict({**at_start, "position": at_start["steps"]})
+        assert where(other) == (1, 0)
     else:
         with pytest.raises(ValueError, match=message):
             other.load_state_dict(at_start)

@@ -429,7 +429,7 @@ class ResumableLoader(PyGDataLoader):
             source.load_state_dict(state)
         elif isinstance(source, EpochSampler):
             check_plan(source.plan(), state, type(self).__name__)
-        if position >= len(self) // getattr(source, "batches_per_step", 1):
+        if position >= state.get("steps", len(self) // getattr(source, "batches_per_step", 1)):
             epoch, position = None if epoch is None else epoch + 1, 0
         if epoch is not None and source is not None:
             source.set_epoch(epoch)

@@ -222,7 +222,8 @@ def check_plan(own: Mapping[str, Any], state: Mapping[str, Any], name: str) -> N
 
     In the middle of an epoch, the options of the sampler must be the same as well.
     """
-    compared = (*_ALWAYS, *(_WITHIN_AN_EPOCH if state["position"] else ()))
+    within = 0 < state["position"] < state.get("steps", math.inf)
+    compared = (*_ALWAYS, *(_WITHIN_AN_EPOCH if within else ()))
     for key in compared:
         if key in state and key in own and state[key] != own[key]:
             what = f"{name}: cannot resume, {key} differs from that of the checkpoint"
@@ -355,13 +356,17 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     def plan(self) -> dict[str, Any]:
         """Return what decides the batches of every epoch, for a checkpoint."""
-        options = {
+        virtual = self.layout()[0]
+        return {
+            "virtual_ranks": virtual,
+            "seed": self.seed if self.shuffle else None,
+            "examples": len(self.sizes),
+            "sizes": self._digest,
             "max_nodes": self.max_nodes,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
+            "steps": self._num_steps(virtual),
         }
-        plan = {"virtual_ranks": self.layout()[0], "seed": self.seed if self.shuffle else None}
-        return {**plan, "examples": len(self.sizes), "sizes": self._digest, **options}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the epoch, and the number of its steps whose batches were returned.
@@ -376,7 +381,7 @@ class NodeBudgetBatchSampler(BatchSampler):
             self.virtual_ranks = state.get("virtual_ranks")
         check_plan(self.plan(), state, type(self).__name__)
         epoch, position = state["epoch"], state["position"]
-        if position >= len(self) // self.batches_per_step:
+        if position >= state.get("steps", self._num_steps(self.layout()[0])):
             epoch, position = epoch + 1, 0
         self._epochs.set_epoch(epoch)
         self._resume_at = self._position = position

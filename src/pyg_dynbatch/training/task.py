@@ -12,12 +12,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.plugins.precision import DoublePrecision
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
 from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
+from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.elastic import continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions,
@@ -268,7 +271,8 @@ class Task(pl.LightningModule, ABC):
         if part == 0:
             data: Any = getattr(self.trainer, "datamodule", None)
             if self._shares is None or self._shares[0] != self.current_epoch:
-                sizes = sampler.sizes if data is None else data.sizes("train")
+                ours = isinstance(data, SplitDataModule)
+                sizes = data.sizes("train") if ours else sampler.sizes
                 self._shares = self.current_epoch, sampler.step_sizes(sizes)
             share = self._shares[1][step]
             name = f"train/{getattr(data, 'size_name', 'nodes')}"
@@ -297,7 +301,7 @@ class Task(pl.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the name of the task and the options of its data to the checkpoint."""
         checkpoint["pyg_dynbatch_task"] = type(self).__name__
-        if self._trainer is not None and self.trainer.training:
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             for logger in self.trainer.loggers:
                 logger.save()  # or a killed run loses what was logged before the checkpoint
             checkpoint["pyg_dynbatch_counted"] = {
@@ -326,9 +330,8 @@ class Task(pl.LightningModule, ABC):
             theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
         )
         share_split(checkpoint, getattr(self._trainer, "datamodule", None))
-        if self._trainer is not None:
-            counted = checkpoint.get("pyg_dynbatch_counted", {})
-            self._resumed = continue_plan(checkpoint, self.trainer), counted
+        state = None if self._trainer is None else continue_plan(checkpoint, self.trainer)
+        self._resumed = state, checkpoint.get("pyg_dynbatch_counted", {})
 
     def _train_ratios(self) -> dict[str, RatioMetric]:
         found = {name: metric for name, metric in self.named_modules() if ".train_" in name}
@@ -337,15 +340,16 @@ class Task(pl.LightningModule, ABC):
     def on_train_start(self) -> None:
         """Continue the epoch of a checkpoint, and apply options that were changed."""
         (state, counted), self._resumed = self._resumed, (None, {})
-        # Lightning does not restore a loader that the schedule of the learning rate has asked for.
         if state is not None:
-            loader: Any = self.trainer.train_dataloader
-            loader.load_state_dict(state)
-        ended = self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        for name, metric in self._train_ratios().items():
-            if name in counted and self.trainer.is_global_zero and not ended:
-                metric.total += counted[name][0].to(metric.total)
-                metric.count += counted[name][1].to(metric.count)
+            loader = self.trainer.train_dataloader
+            if isinstance(loader, ResumableLoader):
+                # Lightning does not if the schedule of the learning rate has asked for the loader.
+                loader.load_state_dict(dict(state))
+            ended = self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            for name, metric in self._train_ratios().items():
+                if name in counted and self.trainer.is_global_zero and not ended:
+                    metric.total += counted[name][0].to(metric.total)
+                    metric.count += counted[name][1].to(metric.count)
         if self._rates_changed:
             schedulers: Any = self.lr_schedulers() or []
             found = schedulers if isinstance(schedulers, list) else [schedulers]
