@@ -57,7 +57,7 @@ def trees(folder: Path, **options: Any) -> Any:
     return task(data, cell="nary", arity=5, output_dropout=0.3, **steps).double(), data
 
 
-def molecules(folder: Path, **options: Any) -> Any:
+def molecules(folder: Path, norm: str = "layer", **options: Any) -> Any:
     data = molecule_data(folder, "regression", **{"batch_size": 3, "virtual_ranks": 4, **options})
     torch.manual_seed(7)
     move = data.transfer_batch_to_device
@@ -67,7 +67,8 @@ def molecules(folder: Path, **options: Any) -> Any:
         return move(batch, *args)
 
     data.transfer_batch_to_device = in_double  # type: ignore[method-assign]
-    return property_task(data, dropout=0.3, norm="layer", atom_norm=None).double(), data
+    norms: Any = {"norm": norm, "atom_norm": norm, "optimizer": OptimizerOptions("sgd", lr=0.05)}
+    return property_task(data, dropout=0.3, readout="sum", **norms).double(), data
 
 
 def run(
@@ -113,6 +114,18 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_any_number_of_ranks(
         )
         assert steps_of(rest[2]) == {step: b for step, b in steps.items() if step >= middle}
         assert_equal_runs(whole, rest)
+
+
+@pytest.mark.long
+def test_batch_statistics_are_those_of_a_virtual_rank(tmp_path: Path) -> None:
+    whole, alone = (run(tmp_path, ranks, molecules(tmp_path, "batch")) for ranks in (4, 1))
+    assert alone[1]["train/loss"] == pytest.approx(whole[1]["train/loss"], rel=1e-6)
+    different = {
+        name.rpartition(".")[2]
+        for name, weight in whole[0].items()
+        if not torch.allclose(alone[0][name], weight, rtol=1e-10, atol=1e-10)
+    }
+    assert different == {"running_mean", "running_var"}
 
 
 def test_one_rank_resumes_within_an_epoch(tmp_path: Path) -> None:
