@@ -503,6 +503,8 @@ def _join_tables(
 ) -> None:
     for name in manifests[0]["files"]:
         tables = [path / name for path in paths]
+        for left in folder.glob(f".{name}.*.tmp"):  # by a merge that was killed
+            left.unlink()
         if name.endswith(".npy"):
             write_atomically(folder / name, partial(store.write_npy, _rows(tables, manifests)))
             continue
