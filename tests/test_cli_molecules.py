@@ -199,7 +199,7 @@ def test_processes_change_no_row(folder: Path, checkpoint: str) -> None:
         argv = ["predict", "--checkpoint", checkpoint, *given, "--output", f"{workers}.csv"]
         assert run(*argv) == 0
         given = ["--input", "regression.csv", "--workers", workers, "--targets", "first"]
-        assert run("featurize", *given, "--shard-size", "8", "--output", f"packed{workers}") == 0
+        assert run("featurize", *given, "--block-size", "8", "--output", f"packed{workers}") == 0
     assert Path("0.csv").read_bytes() == Path("2.csv").read_bytes()
     contents = [
         {path.name: path.read_bytes() for path in Path(f"packed{workers}").iterdir()}
@@ -226,7 +226,7 @@ def test_fit_from_a_packed_folder_alone(folder: Path, capsys) -> None:
 
 
 def test_featurize_and_go_on(folder: Path, capsys) -> None:
-    argv = ["featurize", "--input", "regression.csv", "--output", "packed", "--shard-size", "8"]
+    argv = ["featurize", "--input", "regression.csv", "--output", "packed", "--block-size", "8"]
     assert run(*argv, "--targets", "first") == 0
     said = capsys.readouterr().out
     assert re.search(r"^32 molecules, 0 bad rows, \d+ bytes each$", said, re.MULTILINE)
@@ -238,6 +238,30 @@ def test_featurize_and_go_on(folder: Path, capsys) -> None:
     assert PackedMolecules("packed").task_names == ("first",)
     assert run("featurize", "--input", "some.csv", "--output", "some") == 0
     assert "bad rows: some/errors.csv" in capsys.readouterr().out
+
+
+def test_shards_are_merged(folder: Path, checkpoint: str, capsys) -> None:
+    given = ["--input", "regression.csv", "--block-size", "8", "--targets", "first"]
+    for number in (1, 0):
+        argv = ["featurize", *given, "--output", "packed", "--shard", f"{number}/2"]
+        assert run(*argv) == 0
+        assert capsys.readouterr().out == f"packed molecules: packed/shard-000{number}-of-0002\n"
+    assert run("merge", "packed") == 0
+    assert run("featurize", *given, "--output", "one") == 0
+    contents = [
+        {path.name: path.read_bytes() for path in Path(name).iterdir() if path.is_file()}
+        for name in ("packed", "one")
+    ]
+    assert contents[0] == contents[1] and len(contents[0]) == 12
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "some.csv", "--output"]
+    for number in (1, 0):
+        assert run(*argv, "out", "--shard", f"{number}/2", "--fingerprints", "p.npy") == 0
+    capsys.readouterr()
+    assert run("merge", "out") == 0
+    assert "merge: 2 of 3 records predicted" in capsys.readouterr().err
+    assert run(*argv, "one.csv", "--fingerprints", "p.npy") == 0
+    for merged, whole in (("out/predictions.csv", "one.csv"), ("out/p.npy", "p.npy")):
+        assert Path(merged).read_bytes() == Path(whole).read_bytes()
 
 
 def test_explain_leaves_pictures_tables_and_one_page(folder: Path, checkpoint: str, capsys) -> None:
@@ -374,6 +398,12 @@ FEATURIZE = "featurize --output o --input"
     ("argv", "said"),
     [
         (f"{PREDICT} none.csv", "none.csv"),
+        (f"{PREDICT} some.csv --shard 0/2", "--shard: expected a folder as --output"),
+        (f"{PREDICT} some.csv --shard 0/2 --output o --block-size 100", "a multiple of 128"),
+        (f"{PREDICT} - --shard 0/2 --output o", "standard input cannot be sharded"),
+        (f"{FEATURIZE} some.csv --shard 2/2", "out of range. expected: i/n with i from 0 to n-1"),
+        (f"{FEATURIZE} some.csv --shard x", "the shard cannot be read. expected: i/n"),
+        ("merge none", "merge: the folder has no shards"),
         (f"{PREDICT} no_smiles.csv", "smiles"),
         (f"{PREDICT} empty.csv", "the file contains no molecules"),
         (f"{PREDICT} some.xyz", "the format is unknown"),
