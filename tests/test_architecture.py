@@ -20,6 +20,7 @@ NAMESPACES = (
     *(
         "autobatch",
         "blocks",
+        "bulk",
         "core",
         "data",
         "datasets",

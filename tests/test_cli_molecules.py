@@ -199,7 +199,7 @@ def test_processes_change_no_row(folder: Path, checkpoint: str) -> None:
         argv = ["predict", "--checkpoint", checkpoint, *given, "--output", f"{workers}.csv"]
         assert run(*argv) == 0
         given = ["--input", "regression.csv", "--workers", workers, "--targets", "first"]
-        assert run("featurize", *given, "--shard-size", "8", "--output", f"packed{workers}") == 0
+        assert run("featurize", *given, "--block-size", "8", "--output", f"packed{workers}") == 0
     assert Path("0.csv").read_bytes() == Path("2.csv").read_bytes()
     contents = [
         {path.name: path.read_bytes() for path in Path(f"packed{workers}").iterdir()}
@@ -226,7 +226,7 @@ def test_fit_from_a_packed_folder_alone(folder: Path, capsys) -> None:
 
 
 def test_featurize_and_go_on(folder: Path, capsys) -> None:
-    argv = ["featurize", "--input", "regression.csv", "--output", "packed", "--shard-size", "8"]
+    argv = ["featurize", "--input", "regression.csv", "--output", "packed", "--block-size", "8"]
     assert run(*argv, "--targets", "first") == 0
     said = capsys.readouterr().out
     assert re.search(r"^32 molecules, 0 bad rows, \d+ bytes each$", said, re.MULTILINE)

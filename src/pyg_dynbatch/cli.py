@@ -16,6 +16,7 @@ _COMMANDS = {
     "predict": "write predictions to a table, of a split or of a file of molecules or trees",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
+    "merge": "join the shards of featurize --shard or predict --shard",
     "explain": "attribute predictions to atoms and pairs of atoms, with pictures",
     "inspect": "show the schedule of a data set or of a file of trees, with a picture",
 }
@@ -133,10 +134,11 @@ def _dispatch(argv: list[str]) -> int:
         from pyg_dynbatch.trees.inspection import run_inspect
 
         return run_inspect(options)
-    if command in ("featurize", "explain"):
-        from pyg_dynbatch.molecules.commands import run_explain, run_featurize
+    if command in ("featurize", "merge", "explain"):
+        from pyg_dynbatch.molecules.commands import run_explain, run_featurize, run_merge
 
-        return run_featurize(options) if command == "featurize" else run_explain(options)
+        run = {"featurize": run_featurize, "merge": run_merge, "explain": run_explain}[command]
+        return run(options)
     if command == "predict" and {"--checkpoint", "--input"} & {w.split("=")[0] for w in options}:
         return _predict_file(options)
     if command != "ensemble" and options[:1] in (["-h"], ["--help"]):

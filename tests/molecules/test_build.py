@@ -24,7 +24,7 @@ COUNT, BAD = 50, (5, 33)
 
 
 def options(**changes) -> FeaturizeOptions:
-    return FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
+    return FeaturizeOptions(**({"block_size": 20, "progress": False} | changes))
 
 
 def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMolecules:
@@ -301,8 +301,8 @@ def test_many_parts_need_few_open_files(tmp_path, request):
     soft, hard = resource.getrlimit(limit)
     request.addfinalizer(lambda: resource.setrlimit(limit, (soft, hard)))
     resource.setrlimit(limit, (len(list(Path("/dev/fd").iterdir())) + 60, hard))
-    interrupted(tmp_path, shard_size=2)
-    build(tmp_path, shard_size=2)
+    interrupted(tmp_path, block_size=2)
+    build(tmp_path, block_size=2)
 
 
 def test_a_part_is_hashed_in_little_memory():

@@ -140,8 +140,8 @@ def test_options_are_checked():
     with pytest.raises(ValueError, match="num_workers is out of range") as caught:
         FeaturizeOptions(num_workers=-1)
     assert "at least 0\n  got:      -1" in str(caught.value)
-    with pytest.raises(ValueError, match="shard_size is out of range"):
-        FeaturizeOptions(shard_size=0)
+    with pytest.raises(ValueError, match="block_size is out of range"):
+        FeaturizeOptions(block_size=0)
 
 
 def test_a_mol_block():

@@ -17,7 +17,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.store import FORMAT, HEADER, AtomPacking, write_store
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
-OPTIONS = FeaturizeOptions(shard_size=20, progress=False)
+OPTIONS = FeaturizeOptions(block_size=20, progress=False)
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def opened(root, featurizer=None, key="a", **changes):
         yield from records(50, [5])
 
     calls = []
-    options = FeaturizeOptions(**({"shard_size": 20, "progress": False} | changes))
+    options = FeaturizeOptions(**({"block_size": 20, "progress": False} | changes))
     given = {"task_names": TASKS, "options": options}
     found = open_or_build(root, "Mine", {"file": key}, read(), featurizer or Letters(), **given)
     return found, len(calls)

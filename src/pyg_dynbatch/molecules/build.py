@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -32,6 +32,7 @@ from pyg_dynbatch.molecules.store import (
     PARTS,
     Arrays,
     AtomPacking,
+    ColumnReader,
     Featurizer,
     MappedColumns,
     PackedMolecules,
@@ -58,7 +59,8 @@ class FeaturizeOptions:
         bad: Policy for rows that are not molecules: ``"raise"``, ``"skip"``, or ``"blank"``: keep
             the row, as a molecule without atoms and targets.
         num_workers: Number of processes; scripts need ``if __name__ == "__main__":``. 0 for none.
-        shard_size: Rows saved together: an interruption loses at most this many.
+        block_size: Records saved, and dealt to shards, together: an interruption loses at most this
+            many.
         progress: Whether to show the progress: a bar on a terminal, lines elsewhere.
         force: Whether to rebuild everything.
 
@@ -72,7 +74,7 @@ class FeaturizeOptions:
 
     bad: str = "skip"
     num_workers: int = 0
-    shard_size: int = 16_384
+    block_size: int = 4_096
     progress: bool = True
     force: bool = False
 
@@ -81,7 +83,7 @@ class FeaturizeOptions:
         if self.bad not in POLICIES:
             what, known = "the policy for bad rows is unknown", ", ".join(map(repr, POLICIES))
             raise mismatch(ValueError, f"FeaturizeOptions: {what}", known, repr(self.bad))
-        for name, lowest in (("num_workers", 0), ("shard_size", 1)):
+        for name, lowest in (("num_workers", 0), ("block_size", 1)):
             if (given := getattr(self, name)) < lowest:
                 what = f"FeaturizeOptions: {name} is out of range"
                 raise mismatch(ValueError, what, f"at least {lowest}", given)
@@ -314,23 +316,12 @@ def build_store(
         (2, [2, 1])
     """
     with nullcontext() if folder is None else locked_folder(folder, wait):
-        builder = _Builder(folder, featurizer, tuple(task_names), options, name)
-        with (
-            Progress(f"{name}: featurizing", "molecules", shown=options.progress) as done,
-            Workers(featurizer, builder.packing, options.bad, options.num_workers) as workers,
-        ):
-            results: list[Featurized] = []
-            for (digest, last), result in workers.run(builder.chunks(records, done)):
-                if result.errors and options.bad == "raise":
-                    raise ValueError(result.errors[0].complaint(name))
-                results.append(result)
-                if last:
-                    builder.save(digest, results)
-                    results = []
+        builder = StoreBuilder(folder, featurizer, tuple(task_names), options, name)
+        builder.build(records)
         return builder.finish()
 
 
-def _valid_store(folder: Path, wanted: Featurizer | None = None) -> PackedMolecules | None:
+def valid_store(folder: Path, wanted: Featurizer | None = None) -> PackedMolecules | None:
     """Open a store if it is finished and unchanged; it must not be of a different featurizer."""
     try:
         header = read_header(folder)
@@ -347,7 +338,7 @@ def _valid_store(folder: Path, wanted: Featurizer | None = None) -> PackedMolecu
     return None
 
 
-class _Builder:
+class StoreBuilder:
     """Collects the parts of a store; builds those that are not in the folder yet.
 
     An unfinished part is a store of its own, in a folder within the folder.
@@ -364,8 +355,8 @@ class _Builder:
         self.folder = None if folder is None else Path(folder)
         self.options = options
         self.name = name
+        self.featurizer = featurizer
         self.packing = packing_of(featurizer, len(task_names))
-        self._names = list(self.packing.pack([]))
         self._header = {
             "format": FORMAT,
             "featurizer": featurizer.spec,
@@ -378,13 +369,13 @@ class _Builder:
             "bad": options.bad,
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }
-        self._records = 0
+        self.total = self.bad = 0  # records, and bad ones among them
         self._digests: list[str] = []  # of the parts, in order
         self._earlier: PackedMolecules | None = None
         stores = []
         if self.folder is not None and not options.force:
-            self._earlier = _valid_store(self.folder, featurizer)
-            stores = [self._earlier, *map(_valid_store, self.folder.glob(PARTS))]
+            self._earlier = valid_store(self.folder, featurizer)
+            stores = [self._earlier, *map(valid_store, self.folder.glob(PARTS))]
         # The valid parts by their digest: the store that holds each, and its number there.
         self._parts: dict[str, tuple[PackedMolecules, int]] = {
             part["digest"]: (store, number)
@@ -394,7 +385,23 @@ class _Builder:
             if part["bad"] == options.bad or not part["errors"]
         }
 
-    def chunks(
+    def build(self, records: Iterable[RawMolecule]) -> None:
+        """Read the records and build all parts that are missing."""
+        options = self.options
+        with (
+            Progress(f"{self.name}: featurizing", "molecules", shown=options.progress) as done,
+            Workers(self.featurizer, self.packing, options.bad, options.num_workers) as workers,
+        ):
+            results: list[Featurized] = []
+            for (digest, last), result in workers.run(self._chunks(records, done)):
+                if result.errors and options.bad == "raise":
+                    raise ValueError(result.errors[0].complaint(self.name))
+                results.append(result)
+                if last:
+                    self._save(digest, results)
+                    results = []
+
+    def _chunks(
         self, records: Iterable[RawMolecule], done: Progress
     ) -> Iterator[tuple[tuple[str, bool], list[RawMolecule]]]:
         """Read the records; yield chunks of the parts to be built.
@@ -403,8 +410,8 @@ class _Builder:
         """
         # A part depends on these and on its records; and on the policy if any of them is bad.
         key = json.dumps([self._header[k] for k in ("format", "featurizer_digest", "task_names")])
-        for block in in_chunks(records, self.options.shard_size):
-            self._records += len(block)
+        for block in in_chunks(records, self.options.block_size):
+            self.total += len(block)
             hashed = hashlib.sha256(key.encode())
             for record in block:
                 facts = (record.row, record.smiles, record.block, record.targets)
@@ -418,9 +425,10 @@ class _Builder:
                 yield (digest, chunk[-1] is block[-1]), chunk
                 done.update(len(chunk))
 
-    def save(self, digest: str, results: Sequence[Featurized]) -> None:
+    def _save(self, digest: str, results: Sequence[Featurized]) -> None:
         """Save a part that is complete."""
-        arrays = join_packs([result.arrays.__getitem__ for result in results], self._names)
+        packs = [result.arrays.__getitem__ for result in results]
+        arrays = join_packs(packs, results[0].arrays)
         part = {
             "digest": digest,
             "molecules": len(arrays["row"]),
@@ -432,39 +440,58 @@ class _Builder:
             store = PackedMolecules((header, arrays))
         else:
             folder = self.folder / f"part-{digest[:16]}"
-            write_store(folder, [arrays.__getitem__], self._names, header)
+            write_store(folder, [arrays.__getitem__], arrays, header)
             store = PackedMolecules(folder)
         self._parts[digest] = store, 0
 
-    def finish(self) -> PackedMolecules:
+    def finish(self, may_be_empty: bool = False) -> PackedMolecules:
         """Join the parts; write the columns, the header and the report of bad rows."""
-        packs, parts = [], []
+        parts: list[dict[str, Any]] = []
+        packs: list[ColumnReader] = []
         for store, number in map(self._parts.__getitem__, self._digests):
             packs.append(partial(store.part, number))
             parts.append(store.parts[number])
-        errors = [BadMolecule(**error) for part in parts for error in part["errors"]]
-        if not self._records or len(errors) == self._records:
-            got = summary_of(errors, self._records) if errors else "no records"
-            raise mismatch(ValueError, f"{self.name}: no molecules", "at least one", got)
-        if errors:
-            print(f"{self.name}: {summary_of(errors, self._records)}", file=sys.stderr)
+        names = self.packing.pack([])
         header = {**self._header, "parts": parts}
+        self.bad = check_parts(self.name, parts, self.total, may_be_empty)
         if self.folder is None:
-            return PackedMolecules((header, join_packs(packs, self._names)))
-        if self._earlier is None or self._earlier.header.get("build") != digest_of(header):
-            write_store(self.folder, packs, self._names, header)
-        write_error_report(self.folder / ERRORS, errors)
-        self._remove_leftovers(self.folder)
-        return PackedMolecules(self.folder)
+            return PackedMolecules((header, join_packs(packs, names)))
+        return finish_store(self.folder, packs or [names.__getitem__], names, header, self._earlier)
 
-    def _remove_leftovers(self, folder: Path) -> None:
-        """Remove the parts, unfinished files, and columns of other builds than the finished one."""
-        used = {HEADER, ERRORS, *(file for file, _, _ in read_header(folder)["columns"].values())}
-        for path in folder.glob(PARTS):
-            rmtree(path, ignore_errors=True)
-        for name in (HEADER, ERRORS, OLD_PARTS, *(f"{name}-????????.npy" for name in self._names)):
-            for path in (*folder.glob(name), *folder.glob(f".{name}.*.tmp")):
-                if path.name not in used and path.is_file():
-                    # Windows keeps files that a process has mapped; the next build removes them.
-                    with suppress(PermissionError):
-                        path.unlink()
+
+def check_parts(
+    name: str, parts: Iterable[Mapping[str, Any]], total: int, may_be_empty: bool = False
+) -> int:
+    """Report and count the bad rows of a store; raise an error if there is no molecule."""
+    errors = [BadMolecule(**error) for part in parts for error in part["errors"]]
+    if len(errors) == total and not may_be_empty:
+        got = summary_of(errors, total) if errors else "no records"
+        raise mismatch(ValueError, f"{name}: no molecules", "at least one", got)
+    if errors:
+        print(f"{name}: {summary_of(errors, total)}", file=sys.stderr)
+    return len(errors)
+
+
+def finish_store(
+    folder: Path,
+    packs: Sequence[ColumnReader],
+    names: Iterable[str],
+    header: Mapping[str, Any],
+    earlier: PackedMolecules | None = None,
+) -> PackedMolecules:
+    """Write a store and the report of its bad rows, unless `earlier` is the same; clean up."""
+    if earlier is None or earlier.header.get("build") != digest_of(header):
+        write_store(folder, packs, names, header)
+    found = (error for part in header["parts"] for error in part["errors"])
+    write_error_report(folder / ERRORS, (BadMolecule(**error) for error in found))
+    # Remove the parts, unfinished files, and columns of other builds than the finished one.
+    used = {HEADER, ERRORS, *(file for file, _, _ in read_header(folder)["columns"].values())}
+    for path in folder.glob(PARTS):
+        rmtree(path, ignore_errors=True)
+    for name in (HEADER, ERRORS, OLD_PARTS, *(f"{name}-????????.npy" for name in names)):
+        for path in (*folder.glob(name), *folder.glob(f".{name}.*.tmp")):
+            if path.name not in used and path.is_file():
+                # Windows keeps files that a process has mapped; the next build removes them.
+                with suppress(PermissionError):
+                    path.unlink()
+    return PackedMolecules(folder)

@@ -6,6 +6,7 @@ import html
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from string import Template
@@ -16,17 +17,18 @@ from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import atomic_file, sha256_of
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
+from pyg_dynbatch.molecules.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
 from pyg_dynbatch.molecules.explain import Explanation, explain
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import FORMATS, RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files import FORMATS, MoleculeRecords, RawMolecule, read_molecules
 from pyg_dynbatch.molecules.predict import (
-    Columns,
     MoleculePredictor,
     PredictionFiles,
     column_names,
     named_columns,
+    open_columns,
     predict_stream,
 )
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_mol_block
@@ -46,7 +48,7 @@ def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 def read_input(
     options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
-) -> Iterator[RawMolecule]:
+) -> MoleculeRecords:
     """Open the records that the options name."""
     kind = options.format or ("smi" if options.input == "-" else None)
     return read_molecules(
@@ -58,6 +60,14 @@ def read_input(
         missing=getattr(options, "missing", ()),
         keep_source=keep_source,
     )
+
+
+def _add_shard(parser: argparse.ArgumentParser) -> None:
+    """Add the options for one of several shards of a file."""
+    add = parser.add_argument
+    add("--shard", metavar="I/N", help="do one of N shards, numbered from 0, in the folder OUTPUT")
+    text = "records saved, and dealt to shards, together (default: 4096)"
+    add("--block-size", type=int, default=4_096, metavar="N", help=text)
 
 
 def _check_numbers(
@@ -89,6 +99,7 @@ def _predict_parser() -> argparse.ArgumentParser:
     add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
     add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    _add_shard(parser)
     return parser
 
 
@@ -97,13 +108,16 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     parser = _predict_parser()
     options = parser.parse_args(argv)
     _check_numbers(parser, options, workers=0, dropout=0, max_pairs=1)
+    if options.shard is not None:
+        return _predict_shard(parser, options)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
     check_outputs("predict", written, [options.input, *paths])
     first = MoleculeProperty.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
     predictor = MoleculePredictor(
         [first, *paths[1:]], options.device, options.dropout, options.max_pairs, options.max_atoms
     )
-    columns, records = _with_columns(options, column_names(predictor))
+    read, names = partial(read_input, options), column_names(predictor)
+    columns, records = open_columns(read, names, options.narrow, options.input)
     files = PredictionFiles(*written, identity=_identity(options))
     if files.rows:
         print(f"continuing after {files.rows:,} records", file=sys.stderr)
@@ -125,27 +139,17 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     return 0
 
 
-def _with_columns(
-    options: argparse.Namespace, predicted: list[str]
-) -> tuple[Columns, Iterator[RawMolecule]]:
-    """Open the records, and report under which names their columns are written."""
-    records = read_input(options, keep_source=not options.narrow)
-    first = next(records)
-    kept = tuple(first.source[0])
-    if first.smiles is None and not options.narrow:
-        if options.input == "-":
-            what = "predict: the fields of an SDF are known only at its end"
-            expected, hint = "a file, which can be read twice", "--narrow, which omits the fields"
-            raise mismatch(ValueError, what, expected, "standard input", hint=hint)
-        every = read_input(options, keep_source=True)
-        kept = tuple(dict.fromkeys(name for record in every for name in record.source[0]))
-    columns = Columns(predicted, kept)
-    if kept and first.smiles is not None:  # its name and SMILES are among the kept columns
-        columns = columns._replace(own=("row", "status"))
-    for name, shown in zip(kept, columns.shown, strict=True):
-        if name != shown:
-            print(f"the column {name!r} of the input is written as {shown!r}", file=sys.stderr)
-    return columns, chain([first], records)
+def _predict_shard(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.output == "-":
+        parser.error("argument --shard: expected a folder as --output, got standard output")
+    names = ["smiles_column", "name_column", "format", "narrow", "dropout", "max_pairs"]
+    names += ["max_atoms", "device", "fingerprints", "block_size"]
+    given = {name: getattr(options, name) for name in names}
+    job = PredictJob(
+        options.input, options.output, options.checkpoint, num_workers=options.workers, **given
+    )
+    print(f"written: {job.run(Shard.parse(options.shard))}", file=sys.stderr)
+    return 0
 
 
 def _identity(options: argparse.Namespace) -> dict[str, str] | None:
@@ -179,7 +183,7 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
     add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
     add("--workers", type=int, default=0, metavar="N", help="processes")
-    add("--shard-size", type=int, default=16_384, metavar="N", help="records saved at a time")
+    _add_shard(parser)
     add("--force", action="store_true", help="featurize everything again")
     return parser
 
@@ -197,13 +201,28 @@ def run_featurize(argv: list[str]) -> int:
         max_atoms=options.max_atoms,
         descriptors=options.descriptors,
     )
-    given = (options.bad, options.workers, options.shard_size)
+    numbers = (options.bad, options.workers, options.block_size)
+    given = FeaturizeOptions(*numbers, force=options.force)
+    if options.shard is not None:
+        job = FeaturizeJob(
+            options.input,
+            options.output,
+            featurizer=featurizer,
+            targets=options.targets,
+            missing=options.missing,
+            options=given,
+            smiles_column=options.smiles_column,
+            name_column=options.name_column,
+            format=options.format,
+        )
+        print(f"packed molecules: {job.run(Shard.parse(options.shard))}")
+        return 0
     store = build_store(
         options.output,
         read_input(options, options.targets),
         featurizer,
         task_names=options.targets,
-        options=FeaturizeOptions(*given, force=options.force),
+        options=given,
     )
     folder = Path(options.output)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
@@ -213,6 +232,18 @@ def run_featurize(argv: list[str]) -> int:
     print(f"packed molecules: {folder}")
     if store.errors:
         print(f"bad rows: {folder / ERRORS}")
+    return 0
+
+
+def run_merge(argv: list[str]) -> int:
+    """Run ``merge``."""
+    parser = OneLineArguments(
+        "pyg-dynbatch merge",
+        "Join the finished shards of featurize --shard or predict --shard to what one process "
+        "would have written, after checking that all are there, unchanged, and of the same work.",
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="the --output of the shards")
+    merge(parser.parse_args(argv).folder)
     return 0
 
 

@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -59,6 +59,21 @@ class RawMolecule:
     source: tuple[Sequence[str], Sequence[str]] = ((), ())
 
 
+Wanted = Callable[[int], bool]  # whether a row is wanted
+
+
+class MoleculeRecords(Iterator[RawMolecule]):
+    """Stream of the records of a file; of rows that are not wanted, little is read."""
+
+    def __init__(self, read: Callable[["MoleculeRecords"], Iterator[RawMolecule]]) -> None:
+        self.wanted: Wanted = lambda row: True
+        self.total = 0  # records in the file so far, wanted or not
+        self._records = read(self)
+
+    def __next__(self) -> RawMolecule:
+        return next(self._records)
+
+
 def read_molecules(
     path: str | Path,
     *,
@@ -69,7 +84,7 @@ def read_molecules(
     missing: Collection[str] = (),
     first_of_repeated: bool = False,
     keep_source: bool = False,
-) -> Iterator[RawMolecule]:
+) -> MoleculeRecords:
     r"""Read a file of molecules as a stream: a million records need no more memory than one.
 
     - ``csv``, ``tsv``: a line of column names, then one record per line; quoted cells may hold
@@ -126,29 +141,31 @@ def read_molecules(
     labels = frozenset(targets)
     empty = frozenset((*MISSING, *(token.strip().lower() for token in missing)))
 
-    def read() -> Iterator[RawMolecule]:
+    def read(stream: MoleculeRecords) -> Iterator[RawMolecule]:
         with open_lines(path) as lines:
             if kind == "smi":
-                records = _read_smi(lines)
+                records = _read_smi(lines, stream.wanted)
             elif kind == "sdf":
-                records = _read_sdf(lines, targets)
+                records = _read_sdf(lines, targets, stream.wanted)
             else:
                 names = (smiles_column, targets, name_column, first_of_repeated)
-                records = _read_table(lines, _DELIMITERS[kind], *names)
-            raw = None
+                records = _read_table(lines, _DELIMITERS[kind], *names, stream.wanted)
             for raw in records:
+                stream.total += 1
+                if raw is None:
+                    continue
                 yield replace(
                     raw,
                     targets=tuple(_label(raw, name, empty) for name in targets),
                     extra={name: raw.extra[name] for name in raw.extra if name not in labels},
                     source=raw.source if keep_source else ((), ()),
                 )
-            if raw is None:
+            if not stream.total:
                 what = f"{lines.name}: the file contains no molecules"
                 got = f"{lines.number} lines"
                 raise mismatch(ValueError, what, f"at least one {kind} record", got, where=path)
 
-    return read()
+    return MoleculeRecords(read)
 
 
 def _label(raw: RawMolecule, name: str, missing: Collection[str]) -> float | None:
@@ -186,7 +203,8 @@ def _read_table(
     targets: Sequence[str],
     name: str | None,
     first_of_repeated: bool,
-) -> Iterator[RawMolecule]:
+    wanted: Wanted,
+) -> Iterator[RawMolecule | None]:
     records = _cells(lines, delimiter)
     _, header = next(records, (0, []))
     header = [each.strip() for each in header]
@@ -196,15 +214,18 @@ def _read_table(
     named = None if name is None else header.index(name)
     others_at = {each: header.index(each) for each in header if each not in hidden}
     for row, (start, cells) in enumerate(records):
-        where = f"{lines.path}:{start}"
         if len(cells) != len(header):
+            where = f"{lines.path}:{start}"
             what = f"{lines.name}: the number of cells is not that of the columns"
             expected = f"{len(header)}: {', '.join(header)}"
             got, hint = f"{len(cells)}: {', '.join(cells)[:200]}", "quotes around separators"
             raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+        if not wanted(row):
+            yield None
+            continue
         yield RawMolecule(
             row,
-            where,
+            f"{lines.path}:{start}",
             smiles=cells[column].strip(),
             name=None if named is None else cells[named].strip(),
             extra={each: cells[index] for each, index in others_at.items()},
@@ -256,7 +277,7 @@ def _find_smiles(
     return header.index(found[0])
 
 
-def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
+def _read_smi(lines: Lines, wanted: Wanted) -> Iterator[RawMolecule | None]:
     row, header = 0, False
     for line in lines:
         text = line.strip()
@@ -265,16 +286,19 @@ def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
         if not (row or header) and text[:6].lower() == "smiles" and not text[6:7].strip():
             header = True
             continue
+        row += 1
+        if not wanted(row - 1):
+            yield None
+            continue
         smiles, _, rest = text.replace("\t", " ").partition(" ")
         rest = rest.strip()
         if rest.startswith("|") and "|" in rest[1:]:  # the extension of CXSMILES
             end = rest.index("|", 1) + 1
             smiles, rest = f"{smiles} {rest[:end]}", rest[end:].strip()
-        yield RawMolecule(row, f"{lines.path}:{lines.number}", smiles=smiles, name=rest or None)
-        row += 1
+        yield RawMolecule(row - 1, f"{lines.path}:{lines.number}", smiles=smiles, name=rest or None)
 
 
-def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
+def _read_sdf(lines: Lines, targets: Sequence[str], wanted: Wanted) -> Iterator[RawMolecule | None]:
     # Not with RDKit's suppliers, which read no streams and give molecules without block and line.
     seen: dict[str, None] = {}
     record: list[str] = []
@@ -284,16 +308,21 @@ def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
             record.append(line.rstrip("\r\n"))
             continue
         if any(text.strip() for text in record):
-            fields = _fields(record)
+            is_wanted = wanted(row)
+            fields = _fields(record) if is_wanted or targets else {}
             seen |= dict.fromkeys(fields)
             ends = (index for index, text in enumerate(record) if text.startswith("M  END"))
-            yield RawMolecule(
-                row,
-                f"{lines.path}:{start}",
-                block="\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n",
-                name=record[0].strip() or None,
-                extra=fields,
-                source=(tuple(fields), tuple(fields.values())),
+            yield (
+                None
+                if not is_wanted
+                else RawMolecule(
+                    row,
+                    f"{lines.path}:{start}",
+                    block="\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n",
+                    name=record[0].strip() or None,
+                    extra=fields,
+                    source=(tuple(fields), tuple(fields.values())),
+                )
             )
             row += 1
         record, start = [], lines.number + 1

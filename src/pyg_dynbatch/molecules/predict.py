@@ -5,9 +5,10 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import RawMolecule
+from pyg_dynbatch.molecules.files import MoleculeRecords, RawMolecule
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty, property_columns
 from pyg_dynbatch.samplers import pack_in_order
@@ -272,6 +273,29 @@ class Columns(NamedTuple):
         return [*kept, *(own[name] for name in self.own), *row.cells]
 
 
+def open_columns(
+    read: Callable[..., MoleculeRecords], predicted: list[str], narrow: bool, where: str
+) -> tuple[Columns, Iterator[RawMolecule]]:
+    """Open records with `read`, and report under which names their columns are written."""
+    records = read(keep_source=not narrow)
+    first = next(records)
+    kept = tuple(first.source[0])
+    if first.smiles is None and not narrow:
+        if where == "-":
+            what = "predict: the fields of an SDF are known only at its end"
+            expected, hint = "a file, which can be read twice", "--narrow, which omits the fields"
+            raise mismatch(ValueError, what, expected, "standard input", hint=hint)
+        every = read(keep_source=True)
+        kept = tuple(dict.fromkeys(name for record in every for name in record.source[0]))
+    columns = Columns(predicted, kept)
+    if kept and first.smiles is not None:  # its name and SMILES are among the kept columns
+        columns = columns._replace(own=("row", "status"))
+    for name, shown in zip(kept, columns.shown, strict=True):
+        if name != shown:
+            print(f"the column {name!r} of the input is written as {shown!r}", file=sys.stderr)
+    return columns, chain([first], records)
+
+
 class PredictionFiles:
     """The table of a stream of predictions, and the file of its fingerprints.
 
@@ -280,7 +304,7 @@ class PredictionFiles:
     """
 
     def __init__(
-        self, table: str, fingerprints: str | None = None, identity: Mapping[str, str] | None = None
+        self, table: str, fingerprints: str | None = None, identity: Mapping[str, Any] | None = None
     ) -> None:
         if fingerprints is not None and Path(fingerprints).suffix not in (".npy", ".csv"):
             what = "fingerprints: unknown kind of file"
@@ -327,7 +351,7 @@ class PredictionFiles:
             for row in rows:
                 writer.writerow(columns.cells(row))
                 if prints is not None and row.fingerprint is not None:
-                    prints.write(self._print(row.fingerprint))
+                    prints.write(self._print(row.record.row, row.fingerprint))
                 self.rows += 1
                 progress.update()
                 if row.status != "ok":
@@ -348,11 +372,11 @@ class PredictionFiles:
             header = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, width)}
             np.lib.format.write_array_header_1_0(prints, header)
 
-    def _print(self, row: Float[np.ndarray, " number"]) -> bytes:
+    def _print(self, row: int, found: Float[np.ndarray, " number"]) -> bytes:
         if not self._is_text:
-            return np.ascontiguousarray(row, dtype="<f4").tobytes()
-        cells = ("" if value != value else f"{value:.6g}" for value in row.tolist())
-        return f"{self.rows},{','.join(cells)}\n".encode()
+            return np.ascontiguousarray(found, dtype="<f4").tobytes()
+        cells = ("" if value != value else f"{value:.6g}" for value in found.tolist())
+        return f"{row},{','.join(cells)}\n".encode()
 
     def _write_note(self, *files: Any) -> None:
         if self.identity is None:

@@ -167,7 +167,7 @@ def write_store(
     build = digest_of(header)
     columns = {}
     for name in names:
-        write = partial(_write_npy, _pieces_of(packs, name))
+        write = partial(write_npy, _pieces_of(packs, name))
         path = write_atomically(folder / f"{name}-{build[:8]}.npy", write)
         columns[name] = [path.name, path.stat().st_size, _checksum(path)]
     header = {**header, "build": build, "columns": columns}
@@ -175,7 +175,8 @@ def write_store(
     write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _write_npy(pieces: Iterator[np.ndarray], path: Path) -> None:
+def write_npy(pieces: Iterable[np.ndarray], path: Path) -> None:
+    """Write the concatenation of arrays to a file."""
     rows = 0
     with path.open("wb") as file:
         for piece in pieces:
@@ -190,7 +191,12 @@ def _write_npy(pieces: Iterator[np.ndarray], path: Path) -> None:
 
 
 def _checksum(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, np.uint8, "r").data)
+    # Piece by piece: a mapped file would count as memory of the process.
+    checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
 
 
 class MappedColumns(dict[str, np.ndarray]):
@@ -334,6 +340,10 @@ class PackedMolecules(Dataset[MoleculeData]):
         found = (error for part in self.parts for error in part["errors"])
         return tuple(BadMolecule(**error) for error in found)
 
+    @cached_property
+    def _part_starts(self) -> Int64[np.ndarray, " start"]:
+        return Segments([part["molecules"] for part in self.parts]).starts
+
     def texts(self) -> list[str]:
         """Return the SMILES of all molecules, much faster than one by one."""
         return _texts(self.arrays, np.arange(len(self)))
@@ -349,8 +359,7 @@ class PackedMolecules(Dataset[MoleculeData]):
 
     def part(self, number: int, name: str) -> np.ndarray:
         """Return the rows of one column that belong to one part; leave no file open."""
-        sizes = [part["molecules"] for part in self.parts]
-        first, last = sum(sizes[:number]), sum(sizes[: number + 1])
+        first, last = self._part_starts[number : number + 2].tolist()
         column = self.arrays[name]
         if name in _STARTS.values():
             rows = column[first : last + 1] - column[first]

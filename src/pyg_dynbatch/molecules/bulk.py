@@ -1,0 +1,595 @@
+"""Featurize and predict a large file in shards, on any machines in any order, and merge them."""
+
+import json
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+import pyg_dynbatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.files import (
+    atomic_file,
+    check_sha256,
+    existing,
+    locked_folder,
+    sha256_of,
+    write_atomically,
+)
+from pyg_dynbatch.molecules.build import (
+    CHUNK,
+    ERRORS,
+    FeaturizeOptions,
+    StoreBuilder,
+    check_parts,
+    finish_store,
+    valid_store,
+)
+from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.files import read_molecules
+from pyg_dynbatch.molecules.rdkit_access import rdkit_version
+from pyg_dynbatch.molecules.store import (
+    HEADER,
+    Featurizer,
+    PackedMolecules,
+    check_featurizer,
+    digest_of,
+    read_header,
+    write_npy,
+)
+
+MANIFEST = "manifest.json"
+PREDICTIONS = "predictions.csv"
+FORMAT = "pyg_dynbatch.shard.1"
+_FOLDERS = re.compile(r"shard-(\d+)-of-(\d+)")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several equal shares of the blocks of a file.
+
+    Args:
+        number: Number of the shard, from 0.
+        count: Number of shards.
+
+    Raises:
+        ValueError: If the number is not less than the count.
+
+    Example:
+        >>> shard = Shard.parse("1/3")
+        >>> shard.folder, [row for row in range(12) if shard.has(row, block_size=2)]
+        ('shard-0001-of-0003', [2, 3, 8, 9])
+    """
+
+    number: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the number."""
+        if not 0 <= self.number < self.count:
+            wanted = f"i/n with i from 0 to n-1, such as 0/{max(1, self.count)}"
+            hint = f"sbatch --array=0-{max(1, self.count) - 1}, and i = $SLURM_ARRAY_TASK_ID"
+            raise mismatch(ValueError, "the shard is out of range", wanted, self, hint=hint)
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Read ``"i/n"``."""
+        if not (found := re.fullmatch(r"(-?\d+)/(\d+)", text)):
+            wanted = "i/n, such as 0/8 for the first of 8"
+            raise mismatch(ValueError, "the shard cannot be read", wanted, repr(text))
+        return cls(*map(int, found.groups()))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of the shard."""
+        return f"shard-{self.number:04d}-of-{self.count:04d}"
+
+    def has(self, row: int, block_size: int) -> bool:
+        """Return whether the shard has a row of the file: its blocks are dealt like cards."""
+        return row // block_size % self.count == self.number
+
+
+@dataclass(frozen=True)
+class _Job(ABC):
+    """Description of work on a file, which can be sent to any process."""
+
+    input: str | Path
+    folder: str | Path
+    _: KW_ONLY
+    smiles_column: str | None = None
+    name_column: str | None = None
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the input."""
+        if str(self.input) == "-":
+            what, hint = "shards: standard input cannot be sharded", "save it to a file first"
+            raise mismatch(ValueError, what, "a file, which can be read again", "-", hint=hint)
+
+    def identity(self) -> dict[str, Any]:
+        """Return plain values on which the results depend; all shards of a job have the same."""
+        columns = (self.smiles_column, self.name_column, self.format)
+        return {
+            "work": type(self).__name__,
+            "input": sha256_of(existing(self.input, "a file of molecules")),
+            "columns and format": list(columns),
+            "pyg_dynbatch": pyg_dynbatch.__version__,
+            "rdkit": rdkit_version(),
+        }
+
+    def run(self, shard: Shard) -> Path:
+        """Do the work of a shard, unless it is done; return its folder."""
+        return self.prepare()(shard)
+
+    def prepare(self) -> Callable[[Shard], Path]:
+        """Return a function like :meth:`run` that loads what shards share only once."""
+        return partial(self._run, self.identity(), self._fill())
+
+    @abstractmethod
+    def _fill(self) -> "_Fill":
+        """Return a function that writes the files of a shard and counts its records."""
+
+    def _run(self, identity: dict[str, Any], fill: "_Fill", shard: Shard) -> Path:
+        folder, what = Path(self.folder, shard.folder), f"shard {shard}"
+        forced = isinstance(self, FeaturizeJob) and self.options.force
+        with locked_folder(folder):
+            manifest = None if forced else _read_manifest(folder)
+            if manifest is not None:
+                _check_same(f"{what}: its folder is for different work", identity, manifest, folder)
+                if manifest["files"]:
+                    print(f"{what}: finished before, nothing to do", file=sys.stderr)
+                    return folder
+            # It has no files yet: the folder is for this work, and not finished.
+            _write_manifest(folder, {"identity": identity, "files": {}})
+            counts = fill(folder, shard, identity)
+            if counts.bad == counts.shard:
+                found = (
+                    f"{counts.shard:,} of the {counts.file:,} records, {counts.bad:,} of them bad"
+                )
+                print(f"{what}: no molecules ({found}); see --block-size", file=sys.stderr)
+            names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
+            files = {name: _facts_of(folder / name) for name in names if name != MANIFEST}
+            facts = {"identity": identity, "records": counts._asdict(), "files": files}
+            _write_manifest(folder, facts)
+        return folder
+
+
+class _Counts(NamedTuple):
+    """Numbers of records: in the file, in the shard, and bad ones in the shard."""
+
+    file: int
+    shard: int
+    bad: int
+
+
+_Fill = Callable[[Path, Shard, dict[str, Any]], _Counts]
+
+
+@dataclass(frozen=True)
+class FeaturizeJob(_Job):
+    r"""The work of ``featurize`` on a file, of which any process can do any shard.
+
+    Args:
+        input: File of molecules.
+        folder: Folder of the job, which gets a folder per shard.
+        featurizer: Converts one molecule; the default is ``MoleculeFeaturizer()``.
+        targets: Columns of labels to keep.
+        missing: Texts that are missing labels.
+        options: Policy for bad rows, number of processes, size of the blocks.
+        smiles_column: Column of the SMILES, as in ``read_molecules``.
+        name_column: Column of the names.
+        format: Format of the file; None to infer it from the suffix.
+
+    Raises:
+        ValueError: If the input is standard input.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> size = (folder / "mine.smi").write_text("CO\nC\nCCO\n")
+        >>> options = FeaturizeOptions(block_size=2, progress=False)
+        >>> job = FeaturizeJob(folder / "mine.smi", folder / "packed", options=options)
+        >>> [PackedMolecules(job.run(Shard(i, 2))).texts() for i in (1, 0)]
+        [['CCO'], ['CO', 'C']]
+        >>> PackedMolecules(merge(folder / "packed")).texts()
+        ['CO', 'C', 'CCO']
+    """
+
+    _: KW_ONLY
+    featurizer: Featurizer = field(default_factory=MoleculeFeaturizer)
+    targets: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    options: FeaturizeOptions = FeaturizeOptions()
+
+    def identity(self) -> dict[str, Any]:
+        """Return plain values on which the results depend; all shards of a job have the same."""
+        return super().identity() | {
+            "block size": self.options.block_size,
+            "featurizer": self.featurizer.digest,
+            "targets": list(self.targets),
+            "missing": list(self.missing),
+            "bad": self.options.bad,
+        }
+
+    def _fill(self) -> _Fill:
+        names = tuple(self.targets)
+
+        def fill(folder: Path, shard: Shard, identity: object) -> _Counts:
+            if (folder.parent / HEADER).is_file() and not self.options.force:
+                check_featurizer(read_header(folder.parent), self.featurizer, folder.parent)
+            records = read_molecules(
+                self.input,
+                smiles_column=self.smiles_column,
+                target_columns=names,
+                name_column=self.name_column,
+                format=self.format,
+                missing=self.missing,
+            )
+            records.wanted = partial(shard.has, block_size=self.options.block_size)
+            name = f"featurize {shard}"
+            builder = StoreBuilder(folder, self.featurizer, names, self.options, name)
+            builder.build(records)
+            builder.finish(may_be_empty=True)
+            return _Counts(records.total, builder.total, builder.bad)
+
+        return fill
+
+
+@dataclass(frozen=True)
+class PredictJob(_Job):
+    """The work of ``predict`` on a file of molecules, of which any process can do any shard.
+
+    Args:
+        input: File of molecules.
+        folder: Folder of the job, which gets a folder per shard.
+        checkpoints: Paths of checkpoints; several are averaged.
+        narrow: Whether to omit the columns of the input.
+        dropout: Passes with dropout; 0 for one pass without.
+        max_pairs: Most pairs of atoms per batch.
+        max_atoms: Most atoms of a molecule; as in training by default.
+        device: Where to compute.
+        fingerprints: Name of a file of fingerprints, ``.npy`` or ``.csv``; None for none.
+        num_workers: Number of processes that read molecules.
+        block_size: Records dealt to shards together, a multiple of 128.
+        smiles_column: Column of the SMILES, as in ``read_molecules``.
+        name_column: Column of the names.
+        format: Format of the file; None to infer it from the suffix.
+
+    Raises:
+        ValueError: If the input is standard input, or an option is out of range.
+
+    Example:
+        >>> PredictJob("mine.csv", "out", ["best.ckpt"], fingerprints="prints.npy").block_size
+        4096
+    """
+
+    checkpoints: Sequence[str | Path] = field(kw_only=False)
+    _: KW_ONLY
+    narrow: bool = False
+    dropout: int = 0
+    max_pairs: int = 200_000
+    max_atoms: int | None = None
+    device: str = "cpu"
+    fingerprints: str | None = None
+    num_workers: int = 0
+    block_size: int = 4_096
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        if self.block_size < 1 or self.block_size % CHUNK:
+            what = "PredictJob: the block size is out of range"
+            wanted = f"a multiple of {CHUNK}, the records that are read at a time"
+            raise mismatch(ValueError, what, wanted, self.block_size, hint="--block-size 4096")
+        name = self.fingerprints
+        if name is not None and (Path(name).name != name or name in (PREDICTIONS, ERRORS)):
+            what = "PredictJob: the fingerprints of a shard go to its folder"
+            raise mismatch(ValueError, what, "the name of a file, such as prints.npy", name)
+
+    def identity(self) -> dict[str, Any]:
+        """Return plain values on which the results depend; all shards of a job have the same."""
+        names = ("narrow", "dropout", "max_pairs", "max_atoms", "fingerprints", "block_size")
+        return super().identity() | {
+            "checkpoints": [sha256_of(existing(path, "a checkpoint")) for path in self.checkpoints],
+            "device": self.device.partition(":")[0],
+            **{name.replace("_", " "): getattr(self, name) for name in names},
+        }
+
+    def _fill(self) -> _Fill:
+        from pyg_dynbatch.molecules import predict as using  # needs Lightning
+
+        given = (self.device, self.dropout, self.max_pairs, self.max_atoms)
+        load = cache(lambda: using.MoleculePredictor(self.checkpoints, *given))
+        read = partial(
+            read_molecules,
+            self.input,
+            smiles_column=self.smiles_column,
+            name_column=self.name_column,
+            format=self.format,
+        )
+
+        def fill(folder: Path, shard: Shard, identity: dict[str, Any]) -> _Counts:
+            predictor = load()
+            names = using.column_names(predictor)
+            columns, _ = using.open_columns(read, names, self.narrow, str(self.input))
+            prints = None if self.fingerprints is None else str(folder / self.fingerprints)
+            files = using.PredictionFiles(str(folder / PREDICTIONS), prints, identity)
+            if files.rows:
+                print(f"shard {shard}: continuing after {files.rows:,} records", file=sys.stderr)
+            records = read(keep_source=not self.narrow)
+            records.wanted = partial(shard.has, block_size=self.block_size)
+            left = islice(records, files.rows, None)
+            rows = using.predict_stream(left, predictor, self.num_workers, prints is not None)
+            network: Any = predictor.tasks[0].network
+            files.write(rows, columns, network.fingerprint_channels)
+            return _Counts(records.total, files.rows, files.bad)
+
+        return fill
+
+
+def _facts_of(path: Path) -> list[Any]:
+    return [path.stat().st_size, sha256_of(path)]
+
+
+def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    manifest = {"format": FORMAT, **facts}
+    text = json.dumps({"manifest": manifest, "sha256": digest_of(manifest)}, indent=1)
+    write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Read the manifest of a shard; its ``files`` are empty until the shard is finished."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        manifest = content["manifest"]
+        if content["sha256"] != digest_of(manifest) or manifest["format"] != FORMAT:
+            raise ValueError("its content does not match its checksum")
+    except (ValueError, KeyError, TypeError) as error:
+        what, wanted = f"{MANIFEST} cannot be used", f"an unchanged manifest of format {FORMAT}"
+        got, hint = f"{type(error).__name__}: {error}", f"delete {folder} and run the shard again"
+        raise mismatch(ValueError, what, wanted, got, where=path, hint=hint) from error
+    return dict(manifest)
+
+
+def _check_same(
+    what: str, wanted: Mapping[str, Any], manifest: Mapping[str, Any], where: Path
+) -> None:
+    """Raise an error that names all values in which a shard differs."""
+    found = manifest["identity"]
+    names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if names:
+        expected, got = (
+            "; ".join(f"{name}: {json.dumps(values.get(name))}" for name in names)
+            for values in (wanted, found)
+        )
+        hint = f"another folder; or delete {where}; or, to featurize it again, --force"
+        raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+
+
+def featurize(
+    input: str | Path, folder: str | Path, *, shards: int = 1, client: Any = None, **options: Any
+) -> PackedMolecules:
+    r"""Featurize a file in shards, and merge them.
+
+    Args:
+        input: File of molecules.
+        folder: Where the packed molecules go.
+        shards: Number of shards.
+        client: Who does the work; None for this process, shard by shard.
+        **options: Those of :class:`FeaturizeJob`.
+
+    Raises:
+        OSError: If a folder cannot be written.
+        ValueError: If the input cannot be used, or no record is a molecule.
+
+    Example:
+        >>> import tempfile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> size = (root / "mine.smi").write_text("CO\nC\n")
+        >>> options = FeaturizeOptions(block_size=1, progress=False)
+        >>> featurize(root / "mine.smi", root / "packed", shards=2, options=options).texts()
+        ['CO', 'C']
+    """
+    return PackedMolecules(_run_all(FeaturizeJob(input, folder, **options), shards, client))
+
+
+def predict(
+    input: str | Path,
+    folder: str | Path,
+    checkpoints: Sequence[str | Path],
+    *,
+    shards: int = 1,
+    client: Any = None,
+    **options: Any,
+) -> Path:
+    """Predict a file of molecules in shards, merge them, and return the path of the table.
+
+    Args:
+        input: File of molecules.
+        folder: Where ``predictions.csv`` goes.
+        checkpoints: Paths of checkpoints; several are averaged.
+        shards: Number of shards.
+        client: Who does the work; None for this process, shard by shard.
+        **options: Those of :class:`PredictJob`.
+
+    Raises:
+        OSError: If a folder cannot be written.
+        ValueError: If the input or a checkpoint cannot be used, or no record is a molecule.
+
+    Example:
+        >>> import tempfile
+        >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
+        >>> predict("mine.csv", "out", ["best.ckpt"], shards=0)
+        Traceback (most recent call last):
+        ValueError: shards is too small.
+          expected: 1 or more
+          got:      0
+    """
+    job = PredictJob(input, folder, checkpoints, **options)
+    return _run_all(job, shards, client) / PREDICTIONS
+
+
+def _run_all(job: _Job, shards: int, client: Any) -> Path:
+    """Run all shards of a job, in this process or by a client, and merge them."""
+    every = [Shard(number, shards) for number in range(checked_count("shards", shards))]
+    if client is not None:
+        raise mismatch(TypeError, "client: unknown kind", "None", type(client).__name__)
+    run = job.prepare()
+    for shard in every:
+        run(shard)
+    return merge(job.folder)
+
+
+def merge(folder: str | Path) -> Path:
+    """Join the finished shards of a folder to what one process would have written.
+
+    The packed molecules, or ``predictions.csv``, go to the folder itself. All shards are checked
+    before: they must be complete, unchanged, and of the same work. They can be deleted afterwards.
+
+    Args:
+        folder: Folder of the job, which is returned.
+
+    Raises:
+        OSError: If the folder does not exist or cannot be written.
+        ValueError: If shards are missing, changed or of different work, or no record is a molecule.
+
+    Example:
+        >>> merge("docs")
+        Traceback (most recent call last):
+        ValueError: merge: the folder has no shards.
+          expected: folders such as shard-0000-of-0008
+          where:    docs
+          try:      pyg-dynbatch featurize --shard 0/8
+    """
+    folder = Path(folder)
+    found: dict[int, int] = {}
+    for path in folder.iterdir():
+        if match := _FOLDERS.fullmatch(path.name):
+            found[int(match.group(2))] = found.get(int(match.group(2)), 0) + 1
+    if len(found) != 1:
+        what, wanted = "merge: the folder has no shards", "folders such as shard-0000-of-0008"
+        got, hint = "", "pyg-dynbatch featurize --shard 0/8"
+        if found:
+            what, wanted = "merge: the folder has shards of different counts", "one count"
+            got = "; ".join(f"{number} of n = {n}" for n, number in sorted(found.items()))
+            hint = "delete the shards of all counts but one"
+        raise mismatch(ValueError, what, wanted, got, where=folder, hint=hint)
+    shards = [Shard(number, *found) for number in range(*found)]
+    with locked_folder(folder):
+        manifests = _finished(folder, shards)
+        join = _join_tables if "checkpoints" in manifests[0]["identity"] else _join_stores
+        join(folder, [folder / shard.folder for shard in shards], manifests)
+    print(f"merged: {folder}; its shard-* folders can be deleted", file=sys.stderr)
+    return folder
+
+
+def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
+    """Read the manifests of all shards; check that they are complete, unchanged, of one job."""
+    read = [_read_manifest(folder / shard.folder) for shard in shards]
+    manifests = [manifest for manifest in read if manifest is not None and manifest["files"]]
+    if len(manifests) < len(shards):
+        missing = [i for i, manifest in enumerate(read) if not (manifest and manifest["files"])]
+        listed = _ranges(missing)
+        what, got = f"merge: {len(missing):,} of {len(shards):,} shards are missing", f"no {listed}"
+        hint = f"the same command with --shard i/{len(shards)}, i = {listed} "
+        hint += f"(sbatch --array={listed})"
+        raise mismatch(ValueError, what, "all of them, finished", got, where=folder, hint=hint)
+    first = manifests[0]
+    total = first["records"]["file"]
+    for shard, manifest in zip(shards, manifests, strict=True):
+        path = folder / shard.folder
+        wanted = {**first["identity"], "records in the file": total}
+        facts = {**manifest["identity"], "records in the file": manifest["records"]["file"]}
+        what = f"merge: shard {shard} is of different work than shard {shards[0]}"
+        _check_same(what, wanted, {"identity": facts}, path)
+        for name, (_, sha256) in manifest["files"].items():
+            hint = f"delete {path} and run the shard again"
+            existing(path / name, f"a file of shard {shard}")
+            check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
+    return manifests
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write increasing numbers as in ``1,4-6``."""
+    starts = [n for n in numbers if n - 1 not in (known := set(numbers))]
+    ends = [n for n in numbers if n + 1 not in known]
+    spans = zip(starts, ends, strict=True)
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
+    """Yield the shard of each block of the file, its number there, and its records."""
+    total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block size"]
+    for block in range(-(-total // size)):
+        number, shard = divmod(block, len(manifests))
+        yield shard, number, min(size, total - block * size)
+
+
+def _join_stores(
+    folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
+) -> None:
+    stores = [PackedMolecules(path) for path in paths]
+    blocks = [(stores[shard], number) for shard, number, _ in _blocks(manifests)]
+    parts = [store.parts[number] for store, number in blocks]
+    check_parts("merge", parts, manifests[0]["records"]["file"])
+    header = {**stores[0].header, "parts": parts}
+    names = header.pop("columns")
+    del header["build"]
+    packs = [partial(store.part, number) for store, number in blocks]
+    finish_store(folder, packs, names, header, valid_store(folder))
+
+
+def _join_tables(
+    folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
+) -> None:
+    for name in manifests[0]["files"]:
+        files = [path / name for path in paths]
+        if name.endswith(".npy"):
+            write_atomically(folder / name, partial(write_npy, _rows(files, manifests)))
+            continue
+        with atomic_file(folder / name, "wb") as joined:
+            ends = [
+                _copy_records(path, 0, 1, joined if i == 0 else None)
+                for i, path in enumerate(files)
+            ]
+            for shard, _, count in _blocks(manifests):
+                ends[shard] = _copy_records(files[shard], ends[shard], count, joined)
+    total, bad = (sum(one["records"][key] for one in manifests) for key in ("shard", "bad"))
+    print(f"merge: {total - bad:,} of {total:,} records predicted", file=sys.stderr)
+    if bad == total:
+        what, got = "merge: no record is a molecule", f"{bad:,} bad records"
+        raise mismatch(ValueError, what, "at least one", got, where=folder / PREDICTIONS)
+
+
+def _rows(files: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
+    """Yield the fingerprints of each block."""
+    size = manifests[0]["identity"]["block size"]
+    for shard, number, count in _blocks(manifests):
+        yield np.load(files[shard], mmap_mode="r")[number * size : number * size + count]
+
+
+def _copy_records(source: Path, start: int, count: int, target: IO[bytes] | None) -> int:
+    """Copy records of a CSV file, whose quoted cells may hold line ends; return where they end."""
+    with source.open("rb") as file:
+        file.seek(start)
+        quotes = 0
+        while count:
+            line = file.readline()
+            if target is not None:
+                target.write(line)
+            quotes += line.count(b'"')
+            count -= quotes % 2 == 0
+        return file.tell()
