@@ -372,14 +372,16 @@ class StoreBuilder:
         self.total = self.bad = 0  # records, and bad ones among them
         self._digests: list[str] = []  # of the parts, in order
         self._earlier: PackedMolecules | None = None
-        stores = []
+        stores: list[tuple[PackedMolecules | Path, PackedMolecules | None]] = []
         if self.folder is not None and not options.force:
             self._earlier = valid_store(self.folder, featurizer)
-            stores = [self._earlier, *map(valid_store, self.folder.glob(PARTS))]
-        # The valid parts by their digest: the store that holds each, and its number there.
-        self._parts: dict[str, tuple[PackedMolecules, int]] = {
-            part["digest"]: (store, number)
-            for store in stores
+            stores = [(path, valid_store(path)) for path in self.folder.glob(PARTS)]
+            stores += [] if self._earlier is None else [(self._earlier, self._earlier)]
+        # The valid parts by their digest: the store that holds each, and its number there. Of an
+        # unfinished part only the path is kept, as open stores need memory.
+        self._parts: dict[str, tuple[PackedMolecules | Path, int]] = {
+            part["digest"]: (source, number)
+            for source, store in stores
             if store is not None
             for number, part in enumerate(store.parts)
             if part["bad"] == options.bad or not part["errors"]
@@ -437,26 +439,33 @@ class StoreBuilder:
         }
         header = {**self._header, "parts": [part]}
         if self.folder is None:
-            store = PackedMolecules((header, arrays))
+            self._parts[digest] = PackedMolecules((header, arrays)), 0
         else:
             folder = self.folder / f"part-{digest[:16]}"
             write_store(folder, [arrays.__getitem__], arrays, header)
-            store = PackedMolecules(folder)
-        self._parts[digest] = store, 0
+            self._parts[digest] = folder, 0
 
     def finish(self, may_be_empty: bool = False) -> PackedMolecules:
         """Join the parts; write the columns, the header and the report of bad rows."""
         parts: list[dict[str, Any]] = []
         packs: list[ColumnReader] = []
-        for store, number in map(self._parts.__getitem__, self._digests):
-            packs.append(partial(store.part, number))
-            parts.append(store.parts[number])
+        for source, number in map(self._parts.__getitem__, self._digests):
+            packs.append(partial(_read_part, source, number))
+            parts.append(_opened(source).parts[number])
         names = self.packing.pack([])
         header = {**self._header, "parts": parts}
         self.bad = check_parts(self.name, parts, self.total, may_be_empty)
         if self.folder is None:
             return PackedMolecules((header, join_packs(packs, names)))
         return finish_store(self.folder, packs or [names.__getitem__], names, header, self._earlier)
+
+
+def _opened(source: PackedMolecules | Path) -> PackedMolecules:
+    return PackedMolecules(source) if isinstance(source, Path) else source
+
+
+def _read_part(source: PackedMolecules | Path, number: int, name: str) -> np.ndarray:
+    return _opened(source).part(number, name)
 
 
 def check_parts(

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 import pyg_dynbatch
+from pyg_dynbatch.core.command_line import check_outputs
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.files import (
     atomic_file,
@@ -50,6 +51,7 @@ from pyg_dynbatch.molecules.store import (
 MANIFEST = "manifest.json"
 PREDICTIONS = "predictions.csv"
 FORMAT = "pyg_dynbatch.shard.1"
+_TABLES = (PREDICTIONS, ERRORS)
 _FOLDERS = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
@@ -108,9 +110,7 @@ class _Job(ABC):
     input: str | Path
     folder: str | Path
     _: KW_ONLY
-    smiles_column: str | None = None
-    name_column: str | None = None
-    format: str | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the input."""
@@ -120,14 +120,15 @@ class _Job(ABC):
 
     def identity(self) -> dict[str, Any]:
         """Return plain values on which the results depend; all shards of a job have the same."""
-        columns = (self.smiles_column, self.name_column, self.format)
-        return {
+        facts = {
             "work": type(self).__name__,
             "input": sha256_of(existing(self.input, "a file of molecules")),
-            "columns and format": list(columns),
+            "reading": {name: value for name, value in self.reading.items() if value},
             "pyg_dynbatch": pyg_dynbatch.__version__,
             "rdkit": rdkit_version(),
         }
+        plain: dict[str, Any] = json.loads(json.dumps(facts | self._facts()))
+        return plain
 
     def run(self, shard: Shard) -> Path:
         """Do the work of a shard, unless it is done; return its folder."""
@@ -137,28 +138,41 @@ class _Job(ABC):
         """Return a function like :meth:`run` that loads what shards share only once."""
         return partial(self._run, self.identity(), self._fill())
 
+    @property
+    def _force(self) -> bool:
+        return False  # whether a finished shard is replaced
+
+    @abstractmethod
+    def _facts(self) -> dict[str, Any]:
+        """Return the part of the identity that not all jobs have."""
+
     @abstractmethod
     def _fill(self) -> "_Fill":
         """Return a function that writes the files of a shard and counts its records."""
 
     def _run(self, identity: dict[str, Any], fill: "_Fill", shard: Shard) -> Path:
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
-        forced = isinstance(self, FeaturizeJob) and self.options.force
+        for parent in (folder.parent, folder):
+            check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
         with locked_folder(folder):
-            manifest = None if forced else _read_manifest(folder)
+            manifest = None if self._force else _read_manifest(folder)
             if manifest is not None:
                 _check_same(f"{what}: its folder is for different work", identity, manifest, folder)
                 if manifest["files"]:
                     print(f"{what}: finished before, nothing to do", file=sys.stderr)
                     return folder
-            # It has no files yet: the folder is for this work, and not finished.
+            # Without files, it says that the folder is for this work, which is not finished.
             _write_manifest(folder, {"identity": identity, "files": {}})
-            counts = fill(folder, shard, identity)
+            try:
+                counts = fill(folder, shard, identity)
+            except (
+                Exception
+            ):  # a run that was killed can continue; one that failed would fail again
+                (folder / MANIFEST).unlink()
+                raise
             if counts.bad == counts.shard:
-                found = (
-                    f"{counts.shard:,} of the {counts.file:,} records, {counts.bad:,} of them bad"
-                )
-                print(f"{what}: no molecules ({found}); see --block-size", file=sys.stderr)
+                text = f"it has {counts.shard:,} of {counts.file:,} records, {counts.bad:,} bad"
+                print(f"{what}: no molecules: {text}; see --block-size", file=sys.stderr)
             names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
             files = {name: _facts_of(folder / name) for name in names if name != MANIFEST}
             facts = {"identity": identity, "records": counts._asdict(), "files": files}
@@ -184,13 +198,9 @@ class FeaturizeJob(_Job):
     Args:
         input: File of molecules.
         folder: Folder of the job, which gets a folder per shard.
+        reading: Options of ``read_molecules``, such as ``{"target_columns": ["logP"]}``.
         featurizer: Converts one molecule; the default is ``MoleculeFeaturizer()``.
-        targets: Columns of labels to keep.
-        missing: Texts that are missing labels.
         options: Policy for bad rows, number of processes, size of the blocks.
-        smiles_column: Column of the SMILES, as in ``read_molecules``.
-        name_column: Column of the names.
-        format: Format of the file; None to infer it from the suffix.
 
     Raises:
         ValueError: If the input is standard input.
@@ -209,37 +219,26 @@ class FeaturizeJob(_Job):
 
     _: KW_ONLY
     featurizer: Featurizer = field(default_factory=MoleculeFeaturizer)
-    targets: Sequence[str] = ()
-    missing: Sequence[str] = ()
     options: FeaturizeOptions = FeaturizeOptions()
 
-    def identity(self) -> dict[str, Any]:
-        """Return plain values on which the results depend; all shards of a job have the same."""
-        return super().identity() | {
-            "block size": self.options.block_size,
-            "featurizer": self.featurizer.digest,
-            "targets": list(self.targets),
-            "missing": list(self.missing),
-            "bad": self.options.bad,
-        }
+    @property
+    def _force(self) -> bool:
+        return self.options.force
+
+    def _facts(self) -> dict[str, Any]:
+        options = {"block size": self.options.block_size, "bad": self.options.bad}
+        return {**options, "featurizer": self.featurizer.digest}
 
     def _fill(self) -> _Fill:
-        names = tuple(self.targets)
+        targets = tuple(self.reading.get("target_columns") or ())
 
         def fill(folder: Path, shard: Shard, identity: object) -> _Counts:
-            if (folder.parent / HEADER).is_file() and not self.options.force:
+            if (folder.parent / HEADER).is_file() and not self._force:
                 check_featurizer(read_header(folder.parent), self.featurizer, folder.parent)
-            records = read_molecules(
-                self.input,
-                smiles_column=self.smiles_column,
-                target_columns=names,
-                name_column=self.name_column,
-                format=self.format,
-                missing=self.missing,
-            )
+            records = read_molecules(self.input, **self.reading)
             records.wanted = partial(shard.has, block_size=self.options.block_size)
             name = f"featurize {shard}"
-            builder = StoreBuilder(folder, self.featurizer, names, self.options, name)
+            builder = StoreBuilder(folder, self.featurizer, targets, self.options, name)
             builder.build(records)
             builder.finish(may_be_empty=True)
             return _Counts(records.total, builder.total, builder.bad)
@@ -255,6 +254,7 @@ class PredictJob(_Job):
         input: File of molecules.
         folder: Folder of the job, which gets a folder per shard.
         checkpoints: Paths of checkpoints; several are averaged.
+        reading: Options of ``read_molecules``, such as ``{"smiles_column": "structure"}``.
         narrow: Whether to omit the columns of the input.
         dropout: Passes with dropout; 0 for one pass without.
         max_pairs: Most pairs of atoms per batch.
@@ -263,9 +263,6 @@ class PredictJob(_Job):
         fingerprints: Name of a file of fingerprints, ``.npy`` or ``.csv``; None for none.
         num_workers: Number of processes that read molecules.
         block_size: Records dealt to shards together, a multiple of 128.
-        smiles_column: Column of the SMILES, as in ``read_molecules``.
-        name_column: Column of the names.
-        format: Format of the file; None to infer it from the suffix.
 
     Raises:
         ValueError: If the input is standard input, or an option is out of range.
@@ -294,17 +291,16 @@ class PredictJob(_Job):
             wanted = f"a multiple of {CHUNK}, the records that are read at a time"
             raise mismatch(ValueError, what, wanted, self.block_size, hint="--block-size 4096")
         name = self.fingerprints
-        if name is not None and (Path(name).name != name or name in (PREDICTIONS, ERRORS)):
+        if name is not None and (Path(name).name != name or name in _TABLES):
             what = "PredictJob: the fingerprints of a shard go to its folder"
             raise mismatch(ValueError, what, "the name of a file, such as prints.npy", name)
 
-    def identity(self) -> dict[str, Any]:
-        """Return plain values on which the results depend; all shards of a job have the same."""
+    def _facts(self) -> dict[str, Any]:
         names = ("narrow", "dropout", "max_pairs", "max_atoms", "fingerprints", "block_size")
-        return super().identity() | {
+        return {
+            **{name.replace("_", " "): getattr(self, name) for name in names},
             "checkpoints": [sha256_of(existing(path, "a checkpoint")) for path in self.checkpoints],
             "device": self.device.partition(":")[0],
-            **{name.replace("_", " "): getattr(self, name) for name in names},
         }
 
     def _fill(self) -> _Fill:
@@ -312,20 +308,15 @@ class PredictJob(_Job):
 
         given = (self.device, self.dropout, self.max_pairs, self.max_atoms)
         load = cache(lambda: using.MoleculePredictor(self.checkpoints, *given))
-        read = partial(
-            read_molecules,
-            self.input,
-            smiles_column=self.smiles_column,
-            name_column=self.name_column,
-            format=self.format,
-        )
+        read = partial(read_molecules, self.input, **self.reading)
 
         def fill(folder: Path, shard: Shard, identity: dict[str, Any]) -> _Counts:
             predictor = load()
             names = using.column_names(predictor)
             columns, _ = using.open_columns(read, names, self.narrow, str(self.input))
+            table, errors = str(folder / PREDICTIONS), str(folder / ERRORS)
             prints = None if self.fingerprints is None else str(folder / self.fingerprints)
-            files = using.PredictionFiles(str(folder / PREDICTIONS), prints, identity)
+            files = using.PredictionFiles(table, prints, identity, errors)
             if files.rows:
                 print(f"shard {shard}: continuing after {files.rows:,} records", file=sys.stderr)
             records = read(keep_source=not self.narrow)
@@ -557,18 +548,18 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
-    """Yield the shard of each block of the file, its number there, and its records."""
+    """Yield the shard, the first row and the number of rows of each block of the file."""
     total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block size"]
-    for block in range(-(-total // size)):
-        number, shard = divmod(block, len(manifests))
-        yield shard, number, min(size, total - block * size)
+    for block, row in enumerate(range(0, total, size)):
+        yield block % len(manifests), row, min(size, total - row)
 
 
 def _join_stores(
     folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
 ) -> None:
     stores = [PackedMolecules(path) for path in paths]
-    blocks = [(stores[shard], number) for shard, number, _ in _blocks(manifests)]
+    shards = [shard for shard, _, _ in _blocks(manifests)]
+    blocks = [(stores[shard], k // len(paths)) for k, shard in enumerate(shards)]
     parts = [store.parts[number] for store, number in blocks]
     check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
@@ -587,12 +578,11 @@ def _join_tables(
             write_atomically(folder / name, partial(write_npy, _rows(files, manifests)))
             continue
         with atomic_file(folder / name, "wb") as joined:
-            ends = [
-                _copy_records(path, 0, 1, joined if i == 0 else None)
-                for i, path in enumerate(files)
-            ]
-            for shard, _, count in _blocks(manifests):
-                ends[shard] = _copy_records(files[shard], ends[shard], count, joined)
+            # The names of the columns, of the first shard.
+            ends = [_copy(path, 0, 1, None if i else joined) for i, path in enumerate(files)]
+            for shard, block, count in _blocks(manifests):
+                end = block + count if name == ERRORS else None
+                ends[shard] = _copy(files[shard], ends[shard], count, joined, end)
     total, bad = (sum(one["records"][key] for one in manifests) for key in ("shard", "bad"))
     print(f"merge: {total - bad:,} of {total:,} records predicted", file=sys.stderr)
     if bad == total:
@@ -602,20 +592,32 @@ def _join_tables(
 
 def _rows(files: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
     """Yield the fingerprints of each block."""
-    size = manifests[0]["identity"]["block size"]
-    for shard, number, count in _blocks(manifests):
-        yield np.load(files[shard], mmap_mode="r")[number * size : number * size + count]
+    starts = [0] * len(files)
+    for shard, _, count in _blocks(manifests):
+        rows = np.load(files[shard], mmap_mode="r")
+        yield rows[starts[shard] : starts[shard] + count]
+        starts[shard] += count
 
 
-def _copy_records(source: Path, start: int, count: int, target: IO[bytes] | None) -> int:
-    """Copy records of a CSV file, whose quoted cells may hold line ends; return where they end."""
-    with source.open("rb") as file:
+def _copy(
+    path: Path, start: int, count: int, target: IO[bytes] | None, end: int | None = None
+) -> int:
+    """Copy records of a CSV file from a position on, and return the position after them.
+
+    Copied are `count` of them; or, if `end` is given, those whose first cell is a row before it.
+    """
+    with path.open("rb") as file:
         file.seek(start)
-        quotes = 0
         while count:
             line = file.readline()
+            if end is not None and (not line or int(line.partition(b",")[0]) >= end):
+                break
+            record = [line]
+            # Quotes come in pairs, also those within a cell; a quoted cell may hold line ends.
+            while record[-1] and sum(each.count(b'"') for each in record) % 2:
+                record.append(file.readline())
+            start += sum(map(len, record))
             if target is not None:
-                target.write(line)
-            quotes += line.count(b'"')
-            count -= quotes % 2 == 0
-        return file.tell()
+                target.writelines(record)
+            count -= 1
+    return start

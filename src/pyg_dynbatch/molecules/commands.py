@@ -50,16 +50,17 @@ def read_input(
     options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
 ) -> MoleculeRecords:
     """Open the records that the options name."""
-    kind = options.format or ("smi" if options.input == "-" else None)
-    return read_molecules(
-        options.input,
-        smiles_column=options.smiles_column,
-        target_columns=targets,
-        name_column=options.name_column,
-        format=kind,
-        missing=getattr(options, "missing", ()),
-        keep_source=keep_source,
-    )
+    return read_molecules(options.input, **_reading(options, targets), keep_source=keep_source)
+
+
+def _reading(options: argparse.Namespace, targets: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "smiles_column": options.smiles_column,
+        "target_columns": targets,
+        "name_column": options.name_column,
+        "format": options.format or ("smi" if options.input == "-" else None),
+        "missing": getattr(options, "missing", ()),
+    }
 
 
 def _add_shard(parser: argparse.ArgumentParser) -> None:
@@ -142,12 +143,10 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
 def _predict_shard(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.output == "-":
         parser.error("argument --shard: expected a folder as --output, got standard output")
-    names = ["smiles_column", "name_column", "format", "narrow", "dropout", "max_pairs"]
-    names += ["max_atoms", "device", "fingerprints", "block_size"]
+    names = ("narrow", "dropout", "max_pairs", "max_atoms", "device", "fingerprints", "block_size")
     given = {name: getattr(options, name) for name in names}
-    job = PredictJob(
-        options.input, options.output, options.checkpoint, num_workers=options.workers, **given
-    )
+    given |= {"reading": _reading(options), "num_workers": options.workers}
+    job = PredictJob(options.input, options.output, options.checkpoint, **given)
     print(f"written: {job.run(Shard.parse(options.shard))}", file=sys.stderr)
     return 0
 
@@ -204,17 +203,8 @@ def run_featurize(argv: list[str]) -> int:
     numbers = (options.bad, options.workers, options.block_size)
     given = FeaturizeOptions(*numbers, force=options.force)
     if options.shard is not None:
-        job = FeaturizeJob(
-            options.input,
-            options.output,
-            featurizer=featurizer,
-            targets=options.targets,
-            missing=options.missing,
-            options=given,
-            smiles_column=options.smiles_column,
-            name_column=options.name_column,
-            format=options.format,
-        )
+        paths, reading = (options.input, options.output), _reading(options, options.targets)
+        job = FeaturizeJob(*paths, reading=reading, featurizer=featurizer, options=given)
         print(f"packed molecules: {job.run(Shard.parse(options.shard))}")
         return 0
     store = build_store(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
+from typing import IO
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import Lines, atomic_file, existing, open_lines
@@ -401,11 +402,17 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
         ['row,where,smiles,reason,atom', '3,mine.csv:5,C(,an open bracket,']
     """
     with atomic_file(path, newline="", encoding="utf-8") as file:
-        columns = [field.name for field in fields(BadMolecule)]
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(error) for error in errors)
+        write_errors(file, errors)
     return Path(path)
+
+
+def write_errors(file: IO[str], errors: Iterable[BadMolecule] = (), *, header: bool = True) -> None:
+    """Write bad rows to an open CSV file."""
+    columns = [field.name for field in fields(BadMolecule)]
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(asdict(error) for error in errors)
 
 
 def summary_of(errors: Sequence[BadMolecule], total: int) -> str:

@@ -23,7 +23,7 @@ from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import MoleculeRecords, RawMolecule
+from pyg_dynbatch.molecules.files import BadMolecule, MoleculeRecords, RawMolecule, write_errors
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty, property_columns
 from pyg_dynbatch.samplers import pack_in_order
@@ -167,12 +167,20 @@ def _dropout_layers(task: MoleculeProperty) -> list[nn.Module]:
 
 
 class StreamRow(NamedTuple):
-    """One record and its prediction; the status is ``ok`` or an error."""
+    """One record and its prediction, or what is wrong with it."""
 
     record: RawMolecule
-    status: str
+    error: BadMolecule | None
     cells: Sequence[str]
     fingerprint: Float[np.ndarray, " number"] | None
+
+    @property
+    def status(self) -> str:
+        """``ok`` or the reason of the error."""
+        if self.error is None:
+            return "ok"
+        atom = "" if self.error.atom is None else f" (atom {self.error.atom})"
+        return f"{self.error.reason}{atom}"
 
 
 def predict_stream(
@@ -200,10 +208,7 @@ def predict_stream(
 
     blank = [""] * len(column_names(predictor))
     for piece in featurize_stream(seen(), featurizer, bad="blank", num_workers=num_workers):
-        reasons = {
-            error.row: error.reason if error.atom is None else f"{error.reason} (atom {error.atom})"
-            for error in piece.errors
-        }
+        errors = {error.row: error for error in piece.errors}
         molecules = packing.unpack(piece.arrays, np.arange(len(piece.arrays["row"])))
         found = predictor.predict(molecules, fingerprints)
         texts = (
@@ -213,13 +218,12 @@ def predict_stream(
         for number, cells in enumerate(zip(*texts, strict=True)):
             record = waiting.popleft()
             mark = None if found.fingerprint is None else found.fingerprint[number]
-            status = reasons.get(record.row, "ok")
-            if status != "ok":
-                yield StreamRow(record, status, blank, None if mark is None else mark * np.nan)
+            if (error := errors.get(record.row)) is not None:
+                yield StreamRow(record, error, blank, None if mark is None else mark * np.nan)
                 continue
             if record.smiles is None:  # a record of an SDF; the featurizer has written it
                 record = replace(record, smiles=molecules.fields["smiles"][number])
-            yield StreamRow(record, status, cells, mark)
+            yield StreamRow(record, None, cells, mark)
 
 
 def named_columns(found: Predicted, schema: MoleculeSchema) -> dict[str, list[Any]]:
@@ -297,24 +301,29 @@ def open_columns(
 
 
 class PredictionFiles:
-    """The table of a stream of predictions, and the file of its fingerprints.
+    """The table of a stream of predictions, and the files of its fingerprints and bad records.
 
     Until they are complete the files are named ``FILE.part``. If the run has an identity, a note
     next to the table counts the rows in them, so that the same run can continue if it is killed.
     """
 
     def __init__(
-        self, table: str, fingerprints: str | None = None, identity: Mapping[str, Any] | None = None
+        self,
+        table: str,
+        fingerprints: str | None = None,
+        identity: Mapping[str, Any] | None = None,
+        errors: str | None = None,
     ) -> None:
         if fingerprints is not None and Path(fingerprints).suffix not in (".npy", ".csv"):
             what = "fingerprints: unknown kind of file"
             raise mismatch(ValueError, what, ".npy or .csv", fingerprints)
-        self.table, self.fingerprints, self.identity = table, fingerprints, identity
+        self.table, self.fingerprints, self.errors = table, fingerprints, errors
+        self.identity = identity
         self.rows, self.bad, self.reason = 0, 0, ""  # the reason of the first bad row
         self.note = Path(f"{part_of(table)}.json")
         self._is_text = str(fingerprints).endswith(".csv")
-        self._sizes: Sequence[int | None] = (None, None) if identity is None else (0, 0)
-        parts = [part_of(path) for path in (table, fingerprints) if path is not None]
+        self._sizes: Sequence[int | None] = [None if identity is None else 0] * 3
+        parts = [part_of(path) for path in (table, fingerprints, errors) if path is not None]
         if identity is None or not all(path.is_file() for path in (self.note, *parts)):
             return
         noted = json.loads(self.note.read_text(encoding="utf-8"))
@@ -334,7 +343,7 @@ class PredictionFiles:
                 if not self.rows:
                     # It is about files that are overwritten now.
                     self.note.unlink(missing_ok=True)
-            size, print_size = self._sizes
+            size, print_size, error_size = self._sizes
             opened = atomic_file(self.table, resume_at=size, newline="", encoding="utf-8")
             file = stack.enter_context(nullcontext(sys.stdout) if self.table == "-" else opened)
             writer = csv.writer(file, lineterminator="\n")
@@ -342,9 +351,16 @@ class PredictionFiles:
             if self.fingerprints is not None:
                 opened = atomic_file(self.fingerprints, "wb", resume_at=print_size)
                 prints = stack.enter_context(opened)
+            errors = None
+            if self.errors is not None:
+                text = {"newline": "", "encoding": "utf-8"}
+                opened = atomic_file(self.errors, resume_at=error_size, **text)
+                errors = stack.enter_context(opened)
             if not self.rows:
                 writer.writerow([*columns.shown, *columns.own, *columns.predicted])
                 self._write_header(prints, width)
+                if errors is not None:
+                    write_errors(errors)
             # A bar among the rows would spoil them.
             visible = self.table != "-" or not sys.stdout.isatty()
             progress = stack.enter_context(Progress("predicting", "records", shown=visible))
@@ -354,11 +370,13 @@ class PredictionFiles:
                     prints.write(self._print(row.record.row, row.fingerprint))
                 self.rows += 1
                 progress.update()
-                if row.status != "ok":
+                if row.error is not None:
                     self.bad += 1
                     self.reason = self.reason or f"row {row.record.row}: {row.status}"
+                    if errors is not None:
+                        write_errors(errors, [row.error], header=False)
                 if self.rows % CHUNK == 0:
-                    self._write_note(file, prints)
+                    self._write_note(file, prints, errors)
             file.flush()
             if prints is not None and not self._is_text:
                 prints.seek(0)
@@ -381,12 +399,13 @@ class PredictionFiles:
     def _write_note(self, *files: Any) -> None:
         if self.identity is None:
             return
-        opened = [file for file in files if file is not None]
-        for file in opened:
-            file.flush()
-        sizes = [os.fstat(file.fileno()).st_size for file in opened] + [0]
+        sizes = [0] * len(files)
+        for number, file in enumerate(files):
+            if file is not None:
+                file.flush()
+                sizes[number] = os.fstat(file.fileno()).st_size
         counts = (self.rows, self.bad, self.reason)
-        content = {"identity": self.identity, "counts": counts, "sizes": sizes[:2]}
+        content = {"identity": self.identity, "counts": counts, "sizes": sizes}
         new = self.note.with_suffix(".new")
         new.write_text(json.dumps(content), encoding="utf-8")
         new.replace(self.note)
