@@ -107,14 +107,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def smiles(tmp_path: Path) -> Path:
-    """Write molecules of 5 to about 40 atoms, of which every 100th is bad."""
+def molecule_file(path: Path, bad: slice) -> Path:
+    """Write molecules of 5 to about 40 atoms, of which some are bad."""
     texts = ["CCO" * (row % 11) + "C" + SMILES[row % 32] for row in range(3_000)]
-    texts[7::100] = ["C1CC"] * 30
-    path = tmp_path / "molecules.smi"
+    texts[bad] = ["C1CC"] * len(texts[bad])
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def smiles(tmp_path: Path) -> Path:
+    return molecule_file(tmp_path / "molecules.smi", bad=slice(7, None, 100))
 
 
 def merged(folder: Path) -> dict[str, bytes]:
@@ -141,48 +144,45 @@ class Killer(Thread):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "killed"])
 def test_featurizing_gives_the_files_of_one_process(
-    client: Any, smiles: Path, tmp_path: Path, killed: bool
+    client: Any, smiles: Path, tmp_path: Path
 ) -> None:
-    killer = (
-        Killer(tmp_path / "many" / "shard-0001-of-0003", "part-*/store.json") if killed else None
-    )
+    killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
     many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
     assert len(many) == 2_970
+    assert killer.files == {}  # the shard was not finished when its process was killed
     featurize(smiles, tmp_path / "one", options=SMALL_BLOCKS)
     assert merged(tmp_path / "many") == merged(tmp_path / "one")
-    # It had not finished.
-    assert killer is None or killer.files == {}
 
 
 @OLD_NAME
 @pytest.mark.long
-@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "killed"])
-def test_predicting_gives_the_file_of_one_process(
-    client: Any, smiles: Path, tmp_path: Path, one_thread: None, killed: bool
+def test_predicting_gives_the_files_of_one_process(
+    client: Any, smiles: Path, tmp_path: Path, one_thread: None
 ) -> None:
+    many, one = tmp_path / "many", tmp_path / "one"
     checkpoint = trained(tmp_path / "trained")
     options = {"fingerprints": "prints.npy", "block_size": 128}
-    folder = tmp_path / "many"
-    note = "predictions.csv.part.json"
-    killer = Killer(folder / "shard-0001-of-0003", note) if killed else None
-    path = predict(smiles, folder, [checkpoint], shards=3, client=client, **options)
+    killer = Killer(many / "shard-0001-of-0003", saved="predictions.csv.part.json")
+    path = predict(smiles, many, [checkpoint], shards=3, client=client, **options)
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3_001
-    predict(smiles, tmp_path / "one", [checkpoint], **options)
-    assert merged(folder) == merged(tmp_path / "one")
-    assert killer is None or killer.files == {}
+    assert killer.files == {}
+    predict(smiles, one, [checkpoint], **options)
+    assert merged(many) == merged(one)
+    assert {"predictions.csv", "prints.npy"} <= merged(one).keys()
 
 
 @pytest.mark.long
-def test_an_error_names_row_and_shard(client: Any, smiles: Path, tmp_path: Path) -> None:
+def test_an_error_names_row_and_shard(client: Any, tmp_path: Path) -> None:
+    file, folder = molecule_file(tmp_path / "few.smi", bad=slice(200, 201)), tmp_path / "packed"
     options = FeaturizeOptions("raise", block_size=128, progress=False)
-    with pytest.raises(ValueError, match="molecules.smi:8") as raised:
-        featurize(smiles, tmp_path / "packed", shards=2, client=client, options=options)
-    assert raised.value.__notes__[-1].startswith("shard 0/2 on ")
-    # A client that has seen an error goes on.
-    packed = featurize(smiles, tmp_path / "skip", shards=2, client=client, options=SMALL_BLOCKS)
-    assert len(packed) == 2_970
+    with pytest.raises(ValueError, match="few.smi:201") as raised:
+        featurize(file, folder, shards=2, client=client, options=options)
+    assert raised.value.__notes__[-1].startswith("shard 1/2 on ")
+    # The cluster can still be used.
+    molecule_file(file, bad=slice(0))
+    packed = featurize(file, tmp_path / "mended", shards=2, client=client, options=options)
+    assert len(packed) == 3_000
 
 
 @pytest.mark.parametrize("client", ["ray", 3, object()], ids=repr)
