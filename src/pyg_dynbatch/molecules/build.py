@@ -451,7 +451,8 @@ class StoreBuilder:
         packs: list[ColumnReader] = []
         for source, number in map(self._parts.__getitem__, self._digests):
             packs.append(partial(_read_part, source, number))
-            parts.append(_opened(source).parts[number])
+            # A part without bad rows may have been made under a different policy.
+            parts.append({**_opened(source).parts[number], "bad": self.options.bad})
         names = self.packing.pack([])
         header = {**self._header, "parts": parts}
         self.bad = check_parts(self.name, parts, self.total, may_be_empty)

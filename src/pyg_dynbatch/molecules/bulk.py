@@ -4,12 +4,13 @@ import json
 import re
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -165,16 +166,14 @@ class _Job(ABC):
             _write_manifest(folder, {"identity": identity, "files": {}})
             try:
                 counts = fill(folder, shard, identity)
-            except (
-                Exception
-            ):  # a run that was killed can continue; one that failed would fail again
-                (folder / MANIFEST).unlink()
+            except Exception:  # not if it is killed: then the same command continues
+                (folder / MANIFEST).unlink(missing_ok=True)
                 raise
             if counts.bad == counts.shard:
                 text = f"it has {counts.shard:,} of {counts.file:,} records, {counts.bad:,} bad"
                 print(f"{what}: no molecules: {text}; see --block-size", file=sys.stderr)
             names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
-            files = {name: _facts_of(folder / name) for name in names if name != MANIFEST}
+            files = {name: sha256_of(folder / name) for name in names if name != MANIFEST}
             facts = {"identity": identity, "records": counts._asdict(), "files": files}
             _write_manifest(folder, facts)
         return folder
@@ -328,10 +327,6 @@ class PredictJob(_Job):
             return _Counts(records.total, files.rows, files.bad)
 
         return fill
-
-
-def _facts_of(path: Path) -> list[Any]:
-    return [path.stat().st_size, sha256_of(path)]
 
 
 def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -492,10 +487,8 @@ def merge(folder: str | Path) -> Path:
           try:      pyg-dynbatch featurize --shard 0/8
     """
     folder = Path(folder)
-    found: dict[int, int] = {}
-    for path in folder.iterdir():
-        if match := _FOLDERS.fullmatch(path.name):
-            found[int(match.group(2))] = found.get(int(match.group(2)), 0) + 1
+    names = (_FOLDERS.fullmatch(path.name) for path in folder.glob("shard-*"))
+    found = Counter(int(name.group(2)) for name in names if name)
     if len(found) != 1:
         what, wanted = "merge: the folder has no shards", "folders such as shard-0000-of-0008"
         got, hint = "", "pyg-dynbatch featurize --shard 0/8"
@@ -516,9 +509,8 @@ def merge(folder: str | Path) -> Path:
 def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
     """Read the manifests of all shards; check that they are complete, unchanged, of one job."""
     read = [_read_manifest(folder / shard.folder) for shard in shards]
-    manifests = [manifest for manifest in read if manifest is not None and manifest["files"]]
-    if len(manifests) < len(shards):
-        missing = [i for i, manifest in enumerate(read) if not (manifest and manifest["files"])]
+    manifests = [manifest for manifest in read if manifest and manifest["files"]]
+    if missing := [i for i, manifest in enumerate(read) if manifest not in manifests]:
         listed = _ranges(missing)
         what, got = f"merge: {len(missing):,} of {len(shards):,} shards are missing", f"no {listed}"
         hint = f"the same command with --shard i/{len(shards)}, i = {listed} "
@@ -532,7 +524,7 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
         facts = {**manifest["identity"], "records in the file": manifest["records"]["file"]}
         what = f"merge: shard {shard} is of different work than shard {shards[0]}"
         _check_same(what, wanted, {"identity": facts}, path)
-        for name, (_, sha256) in manifest["files"].items():
+        for name, sha256 in manifest["files"].items():
             hint = f"delete {path} and run the shard again"
             existing(path / name, f"a file of shard {shard}")
             check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
@@ -599,9 +591,7 @@ def _rows(files: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Iter
         starts[shard] += count
 
 
-def _copy(
-    path: Path, start: int, count: int, target: IO[bytes] | None, end: int | None = None
-) -> int:
+def _copy(path: Path, start: int, count: int, target: Any, end: int | None = None) -> int:
     """Copy records of a CSV file from a position on, and return the position after them.
 
     Copied are `count` of them; or, if `end` is given, those whose first cell is a row before it.

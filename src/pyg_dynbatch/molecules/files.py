@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import Lines, atomic_file, existing, open_lines
@@ -406,7 +406,7 @@ def write_error_report(path: str | Path, errors: Iterable[BadMolecule]) -> Path:
     return Path(path)
 
 
-def write_errors(file: IO[str], errors: Iterable[BadMolecule] = (), *, header: bool = True) -> None:
+def write_errors(file: Any, errors: Iterable[BadMolecule] = (), *, header: bool = True) -> None:
     """Write bad rows to an open CSV file."""
     columns = [field.name for field in fields(BadMolecule)]
     writer = csv.DictWriter(file, columns, lineterminator="\n")

@@ -52,6 +52,9 @@ def predict_trees(
 def run_tree_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     """Run ``predict`` on a file of bracketed trees."""
     options = _parser().parse_args(argv)
+    if options.shard is not None:
+        what, hint = "predict: trees cannot be predicted in shards", "split -n l/8 FILE first"
+        raise mismatch(ValueError, what, "no --shard", options.shard, hint=hint)
     paths = options.checkpoint
     check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
     device = predictions.checked_device(options.device)
@@ -87,4 +90,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", metavar="FILE", help="also write a CSV file with one row per node")
     add("--batch-size", type=int, default=100, metavar="N", help="trees in a batch (default: 100)")
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    add("--shard", metavar="I/N", help="molecules only")
     return parser
