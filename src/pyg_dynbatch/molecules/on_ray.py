@@ -10,11 +10,11 @@ from pyg_dynbatch.core.errors import mismatch
 
 
 class _Worker:
-    def __init__(self, job: Any) -> None:
-        self.prepare = cache(job.prepare)
+    def __init__(self, job: Any, shards: Sequence[Any]) -> None:
+        self.prepare, self.shards = cache(job.prepare), shards
 
     def __call__(self, batch: Any) -> dict[str, list[Exception]]:
-        (shard,) = batch["item"]
+        shard = self.shards[batch["item"].item()]
         try:
             self.prepare()(shard)  # prepared here, since Ray wraps errors of __init__
         except Exception as error:
@@ -31,10 +31,10 @@ def run_on_ray(job: Any, shards: Sequence[Any], ray: Any) -> None:
         what, hint = "Ray Data cannot be imported", 'pip install "pyg_dynbatch[ray]"'
         raise mismatch(ImportError, what, "an installed ray[data]", error, hint=hint) from error
     # Blocks in memory, one per shard: tasks that read them would wait for the CPUs of the actors.
-    items = from_items(list(shards), override_num_blocks=len(shards))
+    items = from_items(list(range(len(shards))), override_num_blocks=len(shards))
     gpus = int("cuda" in getattr(job, "device", "cpu"))
     size = min(len(shards), int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)))
     pool = ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1)
-    given: dict[str, Any] = {"compute": pool, "fn_constructor_args": [job], "num_gpus": gpus}
-    for row in items.map_batches(_Worker, batch_size=1, **given).iter_rows():
+    given: dict[str, Any] = {"fn_constructor_args": [job, shards], "num_gpus": gpus}
+    for row in items.map_batches(_Worker, batch_size=1, compute=pool, **given).iter_rows():
         raise row["error"]
