@@ -37,6 +37,7 @@ examples:
   pyg-dynbatch ensemble --config configs/esol.yaml --members 5
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
+  pyg-dynbatch featurize --input molecules.smi.gz --output packed --shard 0/8
   pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;

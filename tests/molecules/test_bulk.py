@@ -2,11 +2,14 @@
 
 import gzip
 import os
+import pickle
 import random
+import resource
 import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -47,8 +50,8 @@ def content(folder: str | Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
 
 
-def shards(count: int, seed: int = 0) -> list[Shard]:
-    every = [Shard(number, count) for number in range(count)]
+def shards(n: int, seed: int = 0) -> list[Shard]:
+    every = [Shard(number, n) for number in range(n)]
     random.Random(seed).shuffle(every)
     return every
 
@@ -60,10 +63,10 @@ def one_process(job: FeaturizeJob, folder: str = "one") -> dict[str, bytes]:
     return content(folder)
 
 
-def write_molecules(kind: str, count: int, seed: int) -> tuple[str, dict[str, Any]]:
+def write_molecules(kind: str, number: int, seed: int) -> tuple[str, dict[str, Any]]:
     """Write a file in which some records are bad and some cells hold line ends."""
     draw = random.Random(seed)
-    smiles = ["C1CC" if draw.random() < 0.2 else "C" * draw.randint(1, 5) for _ in range(count)]
+    smiles = ["C1CC" if draw.random() < 0.2 else "C" * draw.randint(1, 5) for _ in range(number)]
     path = Path(f"in.{kind}")
     if kind == "smi.gz":
         path.write_bytes(gzip.compress("".join(f"{each} a\n" for each in smiles).encode()))
@@ -212,7 +215,14 @@ def test_a_killed_shard_of_predictions_continues(
     job.run(Shard(1, 2))
     argv = ["--checkpoint", checkpoint, "--input", path, "--fingerprints", "p.npy"]
     assert main(["predict", *argv, "--output", "one.csv"]) == 0
+
+    def stopping_merge() -> None:
+        os.fsync = lambda _: kill()  # type: ignore[assignment]
+        merge("out")
+
+    killed(stopping_merge)
     merge("out")
+    assert set(content("out")) == {"predictions.csv", "errors.csv", "p.npy"}
     assert Path("out/predictions.csv").read_bytes() == Path("one.csv").read_bytes()
     assert np.array_equal(np.load("out/p.npy"), np.load("p.npy"), equal_nan=True)
 
@@ -363,6 +373,36 @@ def test_merging_again_changes_nothing(letters: FeaturizeJob) -> None:
     for path in Path("out").glob("shard-*"):
         shutil.rmtree(path)
     assert len(PackedMolecules("out")) == 28
+
+
+def test_many_shards_need_few_open_files(letters: FeaturizeJob, request: Any) -> None:
+    run = pickle.loads(pickle.dumps(letters)).prepare()
+    for shard in shards(30):
+        run(shard)
+    limit = resource.RLIMIT_NOFILE
+    soft, hard = resource.getrlimit(limit)
+    request.addfinalizer(lambda: resource.setrlimit(limit, (soft, hard)))
+    resource.setrlimit(limit, (len(list(Path("/dev/fd").iterdir())) + 20, hard))
+    merge("out")
+    resource.setrlimit(limit, (soft, hard))
+    assert content("out") == one_process(letters)
+
+
+@pytest.mark.parametrize("after", [1, 6, 11])
+def test_a_killed_merge_is_repeated(letters: FeaturizeJob, after: int) -> None:
+    for shard in shards(2):
+        letters.run(shard)
+
+    def stopping() -> None:
+        written = count(1)
+        os.fsync = lambda _: kill() if next(written) == after else None  # type: ignore[assignment]
+        merge("out")
+
+    killed(stopping)
+    with pytest.raises(FileNotFoundError, match="not a finished store"):
+        PackedMolecules("out")
+    merge("out")
+    assert content("out") == one_process(letters)
 
 
 def test_shards_without_molecules(letters: FeaturizeJob, checkpoint: str, capsys: Any) -> None:

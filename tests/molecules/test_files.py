@@ -339,6 +339,6 @@ def test_complaint_names_all():
 
 
 def test_summary():
-    assert summary_of([BAD] * 2, 3000) == (
+    assert summary_of(BAD, 2, 3000) == (
         "2 of 3,000 rows cannot be used; the first: row 3 (mine.csv:5): an open, bracket"
     )

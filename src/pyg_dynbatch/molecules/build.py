@@ -470,16 +470,17 @@ def _read_part(source: PackedMolecules | Path, number: int, name: str) -> np.nda
 
 
 def check_parts(
-    name: str, parts: Iterable[Mapping[str, Any]], total: int, may_be_empty: bool = False
+    name: str, parts: Sequence[Mapping[str, Any]], total: int, may_be_empty: bool = False
 ) -> int:
     """Report and count the bad rows of a store; raise an error if there is no molecule."""
-    errors = [BadMolecule(**error) for part in parts for error in part["errors"]]
-    if len(errors) == total and not may_be_empty:
-        got = summary_of(errors, total) if errors else "no records"
-        raise mismatch(ValueError, f"{name}: no molecules", "at least one", got)
-    if errors:
-        print(f"{name}: {summary_of(errors, total)}", file=sys.stderr)
-    return len(errors)
+    bad = sum(len(part["errors"]) for part in parts)
+    first = next((BadMolecule(**part["errors"][0]) for part in parts if part["errors"]), None)
+    said = "no records" if first is None else summary_of(first, bad, total)
+    if bad == total and not may_be_empty:
+        raise mismatch(ValueError, f"{name}: no molecules", "at least one", said)
+    if bad:
+        print(f"{name}: {said}", file=sys.stderr)
+    return bad
 
 
 def finish_store(

@@ -10,44 +10,23 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import pyg_dynbatch
+from pyg_dynbatch.core import files
 from pyg_dynbatch.core.command_line import check_outputs
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.core.files import (
-    atomic_file,
-    check_sha256,
-    existing,
-    locked_folder,
-    sha256_of,
-    write_atomically,
-)
-from pyg_dynbatch.molecules.build import (
-    CHUNK,
-    ERRORS,
-    FeaturizeOptions,
-    StoreBuilder,
-    check_parts,
-    finish_store,
-    valid_store,
-)
+from pyg_dynbatch.core.files import existing, locked_folder, sha256_of, write_atomically
+from pyg_dynbatch.molecules import build, store
+from pyg_dynbatch.molecules.build import CHUNK, ERRORS, FeaturizeOptions
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import read_molecules
 from pyg_dynbatch.molecules.on_dask import run_on_dask
 from pyg_dynbatch.molecules.on_ray import run_on_ray
 from pyg_dynbatch.molecules.rdkit_access import rdkit_version
-from pyg_dynbatch.molecules.store import (
-    HEADER,
-    Featurizer,
-    PackedMolecules,
-    check_featurizer,
-    digest_of,
-    read_header,
-    write_npy,
-)
+from pyg_dynbatch.molecules.store import HEADER, Featurizer, PackedMolecules
 
 MANIFEST = "manifest.json"
 PREDICTIONS = "predictions.csv"
@@ -137,26 +116,23 @@ class _Job(ABC):
 
     def prepare(self) -> Callable[[Shard], Path]:
         """Return a function like :meth:`run` that loads what shards share only once."""
-        return partial(self._run, self.identity(), self._fill())
-
-    @property
-    def _force(self) -> bool:
-        return False  # whether a finished shard is replaced
+        return partial(self._run, self.identity(), self._filler())
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Return the part of the identity that not all jobs have."""
 
     @abstractmethod
-    def _fill(self) -> "_Fill":
+    def _filler(self) -> "_Fill":
         """Return a function that writes the files of a shard and counts its records."""
 
     def _run(self, identity: dict[str, Any], fill: "_Fill", shard: Shard) -> Path:
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
+        forced = isinstance(self, FeaturizeJob) and self.options.force
         for parent in (folder.parent, folder):
             check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
         with locked_folder(folder):
-            manifest = None if self._force else _read_manifest(folder)
+            manifest = None if forced else _read_manifest(folder)
             if manifest is not None:
                 _check_same(f"{what}: its folder is for different work", identity, manifest, folder)
                 if manifest["files"]:
@@ -169,25 +145,17 @@ class _Job(ABC):
             except Exception:  # not if it is killed: then the same command continues
                 (folder / MANIFEST).unlink(missing_ok=True)
                 raise
-            if counts.bad == counts.shard:
-                text = f"it has {counts.shard:,} of {counts.file:,} records, {counts.bad:,} bad"
+            if counts["bad"] == counts["shard"]:
+                text = "it has {shard:,} of {file:,} records, {bad:,} bad".format_map(counts)
                 print(f"{what}: no molecules: {text}; see --block-size", file=sys.stderr)
             names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
-            files = {name: sha256_of(folder / name) for name in names if name != MANIFEST}
-            facts = {"identity": identity, "records": counts._asdict(), "files": files}
-            _write_manifest(folder, facts)
+            sums = {name: sha256_of(folder / name) for name in names if name != MANIFEST}
+            _write_manifest(folder, {"identity": identity, "records": counts, "files": sums})
         return folder
 
 
-class _Counts(NamedTuple):
-    """Numbers of records: in the file, in the shard, and bad ones in the shard."""
-
-    file: int
-    shard: int
-    bad: int
-
-
-_Fill = Callable[[Path, Shard, dict[str, Any]], _Counts]
+# Counts the records in the file, those of the shard, and the bad ones among them.
+_Fill = Callable[[Path, Shard, dict[str, Any]], dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -220,29 +188,25 @@ class FeaturizeJob(_Job):
     featurizer: Featurizer = field(default_factory=MoleculeFeaturizer)
     options: FeaturizeOptions = FeaturizeOptions()
 
-    @property
-    def _force(self) -> bool:
-        return self.options.force
-
     def _facts(self) -> dict[str, Any]:
         options = {"block size": self.options.block_size, "bad": self.options.bad}
         return {**options, "featurizer": self.featurizer.digest}
 
-    def _fill(self) -> _Fill:
+    def _filler(self) -> _Fill:
+        return self._fill
+
+    def _fill(self, folder: Path, shard: Shard, _: object) -> dict[str, int]:
+        if (folder.parent / HEADER).is_file() and not self.options.force:
+            header = store.read_header(folder.parent)
+            store.check_featurizer(header, self.featurizer, folder.parent)
+        records = read_molecules(self.input, **self.reading)
+        records.wanted = partial(shard.has, block_size=self.options.block_size)
         targets = tuple(self.reading.get("target_columns") or ())
-
-        def fill(folder: Path, shard: Shard, identity: object) -> _Counts:
-            if (folder.parent / HEADER).is_file() and not self._force:
-                check_featurizer(read_header(folder.parent), self.featurizer, folder.parent)
-            records = read_molecules(self.input, **self.reading)
-            records.wanted = partial(shard.has, block_size=self.options.block_size)
-            name = f"featurize {shard}"
-            builder = StoreBuilder(folder, self.featurizer, targets, self.options, name)
-            builder.build(records)
-            builder.finish(may_be_empty=True)
-            return _Counts(records.total, builder.total, builder.bad)
-
-        return fill
+        given = (targets, self.options, f"featurize {shard}")
+        builder = build.StoreBuilder(folder, self.featurizer, *given)
+        builder.build(records)
+        builder.finish(may_be_empty=True)
+        return {"file": records.total, "shard": builder.total, "bad": builder.bad}
 
 
 @dataclass(frozen=True)
@@ -302,36 +266,36 @@ class PredictJob(_Job):
             "device": self.device.partition(":")[0],
         }
 
-    def _fill(self) -> _Fill:
+    def _filler(self) -> _Fill:
         from pyg_dynbatch.molecules import predict as using  # needs Lightning
 
         given = (self.device, self.dropout, self.max_pairs, self.max_atoms)
         load = cache(lambda: using.MoleculePredictor(self.checkpoints, *given))
         read = partial(read_molecules, self.input, **self.reading)
 
-        def fill(folder: Path, shard: Shard, identity: dict[str, Any]) -> _Counts:
+        def fill(folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
             predictor = load()
             names = using.column_names(predictor)
             columns, _ = using.open_columns(read, names, self.narrow, str(self.input))
-            table, errors = str(folder / PREDICTIONS), str(folder / ERRORS)
             prints = None if self.fingerprints is None else str(folder / self.fingerprints)
-            files = using.PredictionFiles(table, prints, identity, errors)
-            if files.rows:
-                print(f"shard {shard}: continuing after {files.rows:,} records", file=sys.stderr)
+            table, errors = (str(folder / name) for name in _TABLES)
+            written = using.PredictionFiles(table, prints, identity, errors)
+            if written.rows:
+                print(f"shard {shard}: continuing after {written.rows:,} records", file=sys.stderr)
             records = read(keep_source=not self.narrow)
             records.wanted = partial(shard.has, block_size=self.block_size)
-            left = islice(records, files.rows, None)
+            left = islice(records, written.rows, None)
             rows = using.predict_stream(left, predictor, self.num_workers, prints is not None)
             network: Any = predictor.tasks[0].network
-            files.write(rows, columns, network.fingerprint_channels)
-            return _Counts(records.total, files.rows, files.bad)
+            written.write(rows, columns, network.fingerprint_channels)
+            return {"file": records.total, "shard": written.rows, "bad": written.bad}
 
         return fill
 
 
 def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     manifest = {"format": FORMAT, **facts}
-    text = json.dumps({"manifest": manifest, "sha256": digest_of(manifest)}, indent=1)
+    text = json.dumps({"manifest": manifest, "sha256": store.digest_of(manifest)}, indent=1)
     write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -343,7 +307,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         manifest = content["manifest"]
-        if content["sha256"] != digest_of(manifest) or manifest["format"] != FORMAT:
+        if content["sha256"] != store.digest_of(manifest) or manifest["format"] != FORMAT:
             raise ValueError("its content does not match its checksum")
     except (ValueError, KeyError, TypeError) as error:
         what, wanted = f"{MANIFEST} cannot be used", f"an unchanged manifest of format {FORMAT}"
@@ -420,13 +384,12 @@ def predict(
         ValueError: If the input or a checkpoint cannot be used, or no record is a molecule.
 
     Example:
-        >>> import tempfile
-        >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
-        >>> predict("mine.csv", "out", ["best.ckpt"], shards=0)
+        >>> predict("-", "out", ["best.ckpt"], shards=8)
         Traceback (most recent call last):
-        ValueError: shards is too small.
-          expected: 1 or more
-          got:      0
+        ValueError: shards: standard input cannot be sharded.
+          expected: a file, which can be read again
+          got:      -
+          try:      save it to a file first
     """
     job = PredictJob(input, folder, checkpoints, **options)
     return _run_all(job, shards, client) / PREDICTIONS
@@ -466,7 +429,7 @@ def _runner_of(client: Any) -> Callable[[_Job, Sequence[Shard], Any], None]:
 
 
 def merge(folder: str | Path) -> Path:
-    """Join the finished shards of a folder to what one process would have written.
+    r"""Join the finished shards of a folder to what one process would have written.
 
     The packed molecules, or ``predictions.csv``, go to the folder itself. All shards are checked
     before: they must be complete, unchanged, and of the same work. They can be deleted afterwards.
@@ -479,12 +442,12 @@ def merge(folder: str | Path) -> Path:
         ValueError: If shards are missing, changed or of different work, or no record is a molecule.
 
     Example:
-        >>> merge("docs")
-        Traceback (most recent call last):
-        ValueError: merge: the folder has no shards.
-          expected: folders such as shard-0000-of-0008
-          where:    docs
-          try:      pyg-dynbatch featurize --shard 0/8
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> size = (folder / "mine.smi").write_text("CO\nC\n")
+        >>> job = FeaturizeJob(folder / "mine.smi", folder / "packed")
+        >>> PackedMolecules(merge(job.run(Shard(0, 1)).parent)).texts()
+        ['CO', 'C']
     """
     folder = Path(folder)
     names = (_FOLDERS.fullmatch(path.name) for path in folder.glob("shard-*"))
@@ -509,8 +472,8 @@ def merge(folder: str | Path) -> Path:
 def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
     """Read the manifests of all shards; check that they are complete, unchanged, of one job."""
     read = [_read_manifest(folder / shard.folder) for shard in shards]
-    manifests = [manifest for manifest in read if manifest and manifest["files"]]
-    if missing := [i for i, manifest in enumerate(read) if manifest not in manifests]:
+    manifests = [one for one in read if one and one["files"]]
+    if missing := [i for i, one in enumerate(read) if not (one and one["files"])]:
         listed = _ranges(missing)
         what, got = f"merge: {len(missing):,} of {len(shards):,} shards are missing", f"no {listed}"
         hint = f"the same command with --shard i/{len(shards)}, i = {listed} "
@@ -527,15 +490,15 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
         for name, sha256 in manifest["files"].items():
             hint = f"delete {path} and run the shard again"
             existing(path / name, f"a file of shard {shard}")
-            check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
+            files.check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
     return manifests
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Write increasing numbers as in ``1,4-6``."""
-    starts = [n for n in numbers if n - 1 not in (known := set(numbers))]
-    ends = [n for n in numbers if n + 1 not in known]
-    spans = zip(starts, ends, strict=True)
+    known = set(numbers)
+    starts = [n for n in numbers if n - 1 not in known]
+    spans = zip(starts, [n for n in numbers if n + 1 not in known], strict=True)
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 
 
@@ -553,28 +516,30 @@ def _join_stores(
     shards = [shard for shard, _, _ in _blocks(manifests)]
     blocks = [(stores[shard], k // len(paths)) for k, shard in enumerate(shards)]
     parts = [store.parts[number] for store, number in blocks]
-    check_parts("merge", parts, manifests[0]["records"]["file"])
+    build.check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
     names = header.pop("columns")
     del header["build"]
     packs = [partial(store.part, number) for store, number in blocks]
-    finish_store(folder, packs, names, header, valid_store(folder))
+    build.finish_store(folder, packs, names, header, build.valid_store(folder))
 
 
 def _join_tables(
     folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
 ) -> None:
     for name in manifests[0]["files"]:
-        files = [path / name for path in paths]
+        tables = [path / name for path in paths]
+        for left in folder.glob(f".{name}.*.tmp"):  # by a merge that was killed
+            left.unlink()
         if name.endswith(".npy"):
-            write_atomically(folder / name, partial(write_npy, _rows(files, manifests)))
+            write_atomically(folder / name, partial(store.write_npy, _rows(tables, manifests)))
             continue
-        with atomic_file(folder / name, "wb") as joined:
+        with files.atomic_file(folder / name, "wb") as joined:
             # The names of the columns, of the first shard.
-            ends = [_copy(path, 0, 1, None if i else joined) for i, path in enumerate(files)]
+            ends = [_copy(path, 0, 1, None if i else joined) for i, path in enumerate(tables)]
             for shard, block, count in _blocks(manifests):
                 end = block + count if name == ERRORS else None
-                ends[shard] = _copy(files[shard], ends[shard], count, joined, end)
+                ends[shard] = _copy(tables[shard], ends[shard], count, joined, end)
     total, bad = (sum(one["records"][key] for one in manifests) for key in ("shard", "bad"))
     print(f"merge: {total - bad:,} of {total:,} records predicted", file=sys.stderr)
     if bad == total:
@@ -582,11 +547,11 @@ def _join_tables(
         raise mismatch(ValueError, what, "at least one", got, where=folder / PREDICTIONS)
 
 
-def _rows(files: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
+def _rows(tables: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
     """Yield the fingerprints of each block."""
-    starts = [0] * len(files)
+    starts = [0] * len(tables)
     for shard, _, count in _blocks(manifests):
-        rows = np.load(files[shard], mmap_mode="r")
+        rows = np.load(tables[shard], mmap_mode="r")
         yield rows[starts[shard] : starts[shard] + count]
         starts[shard] += count
 

@@ -92,10 +92,12 @@ def _predict_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
     add_input(parser)
-    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
+    text = "CSV file; - for stdout (default); with --shard, a folder"
+    add("--output", default="-", metavar="FILE", help=text)
     add("--narrow", action="store_true", help="of the input, keep only row, name and SMILES")
     add("--dropout", type=int, default=0, metavar="N", help="passes with dropout, for a deviation")
-    add("--fingerprints", metavar="FILE", help="also write fingerprints, .npy or .csv")
+    text = "also write fingerprints, .npy or .csv; with --shard, a name in its folder"
+    add("--fingerprints", metavar="FILE", help=text)
     add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
     add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
     add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")

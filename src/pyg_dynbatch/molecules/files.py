@@ -415,10 +415,9 @@ def write_errors(file: Any, errors: Iterable[BadMolecule] = (), *, header: bool 
     writer.writerows(asdict(error) for error in errors)
 
 
-def summary_of(errors: Sequence[BadMolecule], total: int) -> str:
+def summary_of(first: BadMolecule, bad: int, total: int) -> str:
     """Count bad rows and name the first."""
-    first = errors[0]
     return (
-        f"{len(errors):,} of {total:,} rows cannot be used; the first: row {first.row} "
+        f"{bad:,} of {total:,} rows cannot be used; the first: row {first.row} "
         f"({first.where}): {first.reason}"
     )
