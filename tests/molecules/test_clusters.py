@@ -46,28 +46,32 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+def _folders() -> list[Path]:
+    """Return the folders that Dask and Ray leave behind unless they are told otherwise."""
+    temporary = Path(tempfile.gettempdir())
+    paths = [Path.home() / ".ray", temporary / "ray", temporary / "dask-scratch-space"]
+    return [path for path in paths if path.exists()]
+
+
 @pytest.fixture(scope="module")
 def nothing_left() -> Iterator[None]:
-    before, home = _children(), set(Path.home().iterdir())
+    children, folders = _children(), _folders()
     yield
-    _, alive = psutil.wait_procs(_children() - before, timeout=60)
+    _, alive = psutil.wait_procs(_children() - children, timeout=60)
     assert alive == []
-    assert set(Path.home().iterdir()) == home
+    assert _folders() == folders
 
 
 @pytest.fixture(scope="module")
 def dask(nothing_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     reason = 'Dask is not installed: pip install "pyg_dynbatch[dask]"'
     distributed = pytest.importorskip("dask.distributed", reason=reason)
+    folder = {"temporary-directory": str(tmp_path_factory.mktemp("dask"))}
+    workers = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1"}
+    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
     with (
-        distributed.LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=None,
-            local_directory=str(tmp_path_factory.mktemp("dask")),
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
+        pytest.importorskip("dask").config.set(folder),
+        distributed.LocalCluster(**workers, **quiet) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
@@ -79,7 +83,10 @@ def ray(nothing_left: None) -> Iterator[Any]:
     ray = pytest.importorskip("ray", reason=reason)
     pytest.importorskip("ray.data", reason=reason)
     # The paths of Ray's sockets must be short, so they cannot be in tmp_path.
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as folder:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="shards") as folder,
+    ):
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # otherwise it is saved in ~/.ray
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(
@@ -198,7 +205,7 @@ def test_the_scripts_of_the_guide_run(
     blocks = re.findall(r"^```python\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.M | re.S)
     Path(trained(tmp_path / "trained")).rename(tmp_path / "best.ckpt")
     printed = ""
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+    with tempfile.TemporaryDirectory(prefix="shards") as folder:
         for name in ("DASK_TEMPORARY_DIRECTORY", "RAY_TMPDIR"):
             monkeypatch.setenv(name, folder)
         monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
