@@ -6,7 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,8 @@ from pyg_dynbatch.molecules import build, store
 from pyg_dynbatch.molecules.build import CHUNK, ERRORS, FeaturizeOptions
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import read_molecules
+from pyg_dynbatch.molecules.on_dask import run_on_dask
+from pyg_dynbatch.molecules.on_ray import run_on_ray
 from pyg_dynbatch.molecules.rdkit_access import rdkit_version
 from pyg_dynbatch.molecules.store import HEADER, Featurizer, PackedMolecules
 
@@ -340,7 +342,8 @@ def featurize(
         input: File of molecules.
         folder: Where the packed molecules go.
         shards: Number of shards.
-        client: Who does the work; None for this process, shard by shard.
+        client: A ``dask.distributed.Client``, or the module ``ray``, whose workers can read and
+            write the same paths; None for this process, shard by shard.
         **options: Those of :class:`FeaturizeJob`.
 
     Raises:
@@ -374,7 +377,8 @@ def predict(
         folder: Where ``predictions.csv`` goes.
         checkpoints: Paths of checkpoints; several are averaged.
         shards: Number of shards.
-        client: Who does the work; None for this process, shard by shard.
+        client: A ``dask.distributed.Client``, or the module ``ray``, whose workers can read and
+            write the same paths; None for this process, shard by shard.
         **options: Those of :class:`PredictJob`.
 
     Raises:
@@ -397,11 +401,33 @@ def _run_all(job: _Job, shards: int, client: Any) -> Path:
     """Run all shards of a job, in this process or by a client, and merge them."""
     every = [Shard(number, shards) for number in range(checked_count("shards", shards))]
     if client is not None:
-        raise mismatch(TypeError, "client: unknown kind", "None", type(client).__name__)
+        _runner_of(client)(_with_absolute_paths(job), every, client)
+        return merge(job.folder)
     run = job.prepare()
     for shard in every:
         run(shard)
     return merge(job.folder)
+
+
+def _with_absolute_paths(job: _Job) -> _Job:
+    """Return a job whose files are found from the working folder of any process."""
+    paths: dict[str, Any] = {"input": Path(job.input).absolute()}
+    paths["folder"] = Path(job.folder).absolute()
+    if isinstance(job, PredictJob):
+        paths["checkpoints"] = [Path(path).absolute() for path in job.checkpoints]
+    return replace(job, **paths)
+
+
+def _runner_of(client: Any) -> Callable[[_Job, Sequence[Shard], Any], None]:
+    """Return the function that runs shards by a client, whose package its owner has imported."""
+    distributed, ray = map(sys.modules.get, ("distributed", "ray"))
+    if distributed is not None and isinstance(client, distributed.Client):
+        return run_on_dask
+    if client is ray:
+        return run_on_ray
+    wanted = "None, a dask.distributed.Client, or the module ray"
+    hint = 'pip install "pyg_dynbatch[dask]" or "pyg_dynbatch[ray]"'
+    raise mismatch(TypeError, "the client is unknown", wanted, repr(client), hint=hint)
 
 
 def merge(folder: str | Path) -> Path:

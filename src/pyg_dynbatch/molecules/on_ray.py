@@ -1,0 +1,40 @@
+"""Run the shards of a job on a Ray cluster, in a pool of actors."""
+
+from collections.abc import Sequence
+from functools import cache
+from socket import gethostname
+from traceback import format_exc
+from typing import Any
+
+from pyg_dynbatch.core.errors import mismatch
+
+
+class _Worker:
+    def __init__(self, job: Any, shards: Sequence[Any]) -> None:
+        self.prepare, self.shards = cache(job.prepare), shards
+
+    def __call__(self, batch: Any) -> dict[str, list[Exception]]:
+        shard = self.shards[batch["item"].item()]
+        try:
+            self.prepare()(shard)  # prepared here, since Ray wraps errors of __init__
+        except Exception as error:
+            error.add_note(f"shard {shard} on {gethostname()}:\n{format_exc()}")
+            return {"error": [error]}
+        return {"error": []}
+
+
+def run_on_ray(job: Any, shards: Sequence[Any], ray: Any) -> None:
+    """Run shards in actors that prepare the job once and have a CPU or, if it uses one, a GPU."""
+    try:
+        from ray.data import ActorPoolStrategy, from_items
+    except ImportError as error:
+        what, hint = "Ray Data cannot be imported", 'pip install "pyg_dynbatch[ray]"'
+        raise mismatch(ImportError, what, "an installed ray[data]", error, hint=hint) from error
+    # Blocks in memory, one per shard: tasks that read them would wait for the CPUs of the actors.
+    items = from_items(list(range(len(shards))), override_num_blocks=len(shards))
+    gpus = int("cuda" in getattr(job, "device", "cpu"))
+    size = min(len(shards), int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)))
+    pool = ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1)
+    given: dict[str, Any] = {"fn_constructor_args": [job, shards], "num_gpus": gpus}
+    for row in items.map_batches(_Worker, batch_size=1, compute=pool, **given).iter_rows():
+        raise row["error"]

@@ -1,0 +1,241 @@
+"""Shards on local clusters of Dask and Ray: equal to one process, also if a worker is killed."""
+
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from pyg_dynbatch.bulk import featurize, predict
+from pyg_dynbatch.datasets import FeaturizeOptions
+from tests.molecules.molecules import SMILES, trained
+from tests.training.helpers import OLD_NAME
+
+# Ray Data sets two options that it has deprecated.
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:`use_\w+` is deprecated:DeprecationWarning:ray\.data\.context"
+)
+
+SMALL_BLOCKS = FeaturizeOptions(block_size=128, progress=False)
+
+
+def _children() -> set[psutil.Process]:
+    """Return the processes started by this one, except Python's own, which stays."""
+    every = psutil.Process().children(recursive=True)
+    return {child for child in every if "multiprocessing.resource_tracker" not in _command(child)}
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _folders() -> list[Path]:
+    """Return the folders that Dask and Ray leave behind unless they are told otherwise."""
+    temporary = Path(tempfile.gettempdir())
+    paths = [Path.home() / ".ray", temporary / "ray", temporary / "dask-scratch-space"]
+    return [path for path in paths if path.exists()]
+
+
+@pytest.fixture(scope="module")
+def nothing_left() -> Iterator[None]:
+    children, folders = _children(), _folders()
+    yield
+    _, alive = psutil.wait_procs(_children() - children, timeout=60)
+    assert alive == []
+    assert _folders() == folders
+
+
+@pytest.fixture(scope="module")
+def dask(nothing_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    reason = 'Dask is not installed: pip install "pyg_dynbatch[dask]"'
+    distributed = pytest.importorskip("dask.distributed", reason=reason)
+    folder = {"temporary-directory": str(tmp_path_factory.mktemp("dask"))}
+    workers = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1"}
+    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    with (
+        pytest.importorskip("dask").config.set(folder),
+        distributed.LocalCluster(**workers, **quiet) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ray(nothing_left: None) -> Iterator[Any]:
+    reason = 'Ray is not installed: pip install "pyg_dynbatch[ray]"'
+    ray = pytest.importorskip("ray", reason=reason)
+    pytest.importorskip("ray.data", reason=reason)
+    # The paths of Ray's sockets must be short, so they cannot be in tmp_path.
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="shards") as folder,
+    ):
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # otherwise it is saved in ~/.ray
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=80 * 2**20,
+            logging_level=logging.CRITICAL,
+            log_to_driver=False,
+            _temp_dir=folder,
+        )
+        yield ray
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module", params=["dask", "ray"])
+def client(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute as the workers do, whose sums would else be rounded differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def molecule_file(path: Path, bad: slice) -> Path:
+    """Write molecules of 5 to about 40 atoms, of which some are bad."""
+    texts = ["CCO" * (row % 11) + "C" + SMILES[row % 32] for row in range(3_000)]
+    texts[bad] = ["C1CC"] * len(texts[bad])
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def smiles(tmp_path: Path) -> Path:
+    return molecule_file(tmp_path / "molecules.smi", bad=slice(7, None, 100))
+
+
+def merged(folder: Path) -> dict[str, bytes]:
+    """Read the files of a folder, except those of its shards."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+class Killer(Thread):
+    """Kill the process that writes to a folder as soon as it has saved some of its work."""
+
+    def __init__(self, folder: Path, saved: str) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.saved = folder, saved
+        self.files: object = "nobody was killed"
+        self.start()
+
+    def run(self) -> None:
+        while not list(self.folder.glob(self.saved)):
+            time.sleep(0.002)
+        holder = (self.folder / ".lock").read_text(encoding="utf-8")
+        os.kill(int(holder.split()[1]), signal.SIGKILL)
+        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        self.files = manifest["manifest"]["files"]
+
+
+@pytest.mark.long
+def test_featurizing_gives_the_files_of_one_process(
+    client: Any, smiles: Path, tmp_path: Path
+) -> None:
+    killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
+    many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
+    assert len(many) == 2_970
+    assert killer.files == {}  # the shard was not finished when its process was killed
+    featurize(smiles, tmp_path / "one", options=SMALL_BLOCKS)
+    assert merged(tmp_path / "many") == merged(tmp_path / "one")
+
+
+@OLD_NAME
+@pytest.mark.long
+def test_predicting_gives_the_files_of_one_process(
+    client: Any, smiles: Path, tmp_path: Path, one_thread: None
+) -> None:
+    many, one = tmp_path / "many", tmp_path / "one"
+    checkpoint = trained(tmp_path / "trained")
+    options = {"fingerprints": "prints.npy", "block_size": 128}
+    killer = Killer(many / "shard-0001-of-0003", saved="predictions.csv.part.json")
+    path = predict(smiles, many, [checkpoint], shards=3, client=client, **options)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 3_001
+    assert killer.files == {}
+    predict(smiles, one, [checkpoint], **options)
+    assert merged(many) == merged(one)
+    assert {"predictions.csv", "prints.npy"} <= merged(one).keys()
+
+
+@pytest.mark.long
+def test_an_error_names_row_and_shard(client: Any, tmp_path: Path) -> None:
+    file, folder = molecule_file(tmp_path / "few.smi", bad=slice(200, 201)), tmp_path / "packed"
+    options = FeaturizeOptions("raise", block_size=128, progress=False)
+    with pytest.raises(ValueError, match="few.smi:201") as raised:
+        featurize(file, folder, shards=2, client=client, options=options)
+    assert raised.value.__notes__[-1].startswith("shard 1/2 on ")
+    # The cluster can still be used.
+    molecule_file(file, bad=slice(0))
+    packed = featurize(file, tmp_path / "mended", shards=2, client=client, options=options)
+    assert len(packed) == 3_000
+
+
+@OLD_NAME
+@pytest.mark.long
+def test_the_scripts_of_the_guide_run(
+    nothing_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run all of them; ``tests/test_docs.py`` runs only what is not under ``if __name__``."""
+    for package in ("distributed", "ray"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    guide = Path(__file__).parents[2] / "docs" / "scale.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.M | re.S)
+    Path(trained(tmp_path / "trained")).rename(tmp_path / "best.ckpt")
+    printed = ""
+    with tempfile.TemporaryDirectory(prefix="shards") as folder:
+        for name in ("DASK_TEMPORARY_DIRECTORY", "RAY_TMPDIR"):
+            monkeypatch.setenv(name, folder)
+        monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for number, block in enumerate(blocks):
+            script = tmp_path / f"script{number}.py"
+            script.write_text(block, encoding="utf-8")
+            command = [sys.executable, script.name]
+            printed += subprocess.check_output(command, cwd=tmp_path, text=True)
+    assert {"True", "99 molecules", "99 predictions"} <= set(printed.splitlines())
+
+
+@pytest.mark.parametrize("client", ["ray", 3, object()], ids=repr)
+def test_an_unknown_client_is_refused(client: Any, smiles: Path, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"(?s)the client is unknown.*pyg_dynbatch\[dask\]"):
+        featurize(smiles, tmp_path / "packed", shards=2, client=client)
+    assert not (tmp_path / "packed").exists()
+
+
+def test_ray_without_ray_data_is_refused(
+    smiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    with pytest.raises(ImportError, match=r"(?s)Ray Data.*pyg_dynbatch\[ray\]"):
+        featurize(smiles, tmp_path / "packed", shards=2, client=ray)
+
+
+@pytest.mark.long
+def test_nothing_is_imported_before_it_is_used() -> None:
+    code = "import sys, pyg_dynbatch.bulk; print({'dask', 'distributed', 'ray'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
