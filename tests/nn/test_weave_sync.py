@@ -37,6 +37,7 @@ def on_ranks(work: Callable[[Any], Any], shares: Sequence[Any]) -> list[Any]:
 
 
 def _rank(rank: int, folder: Path, work: Callable[[Any], Any], shares: Sequence[Any]) -> None:
+    torch.set_num_threads(1)  # a forked process has none of the threads of OpenMP
     store = dist.FileStore(str(folder / "store"), len(shares))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(shares))
     torch.save(work(shares[rank]), folder / f"{rank}.pt")
