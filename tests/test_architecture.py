@@ -39,15 +39,15 @@ MAX_LINES = {
     "autobatch": 3_060,
     "blocks": 5_700,
     "core": 4_520,
-    "molecules": 7_150,
-    "nn": 4_240,
-    "training": 2_050,
+    "molecules": 7_950,
+    "nn": 4_310,
+    "training": 2_260,
     "trees": 4_200,
-    "other files": 1_800,
-    "installed": 29_550,
-    "benchmarks": 5_020,
+    "other files": 2_010,
+    "installed": 30_900,
+    "benchmarks": 5_310,
 }
-MAX_CODE = 18_650
+MAX_CODE = 19_560
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
