@@ -402,10 +402,8 @@ class ResumableLoader(PyGDataLoader):
         (resumed, start), self._resume = self._resume, (None, 0)
         if resumed != epoch:
             start = 0
-        budget = isinstance(self.batch_sampler, NodeBudgetBatchSampler)
-        if start and budget:
-            self.batch_sampler.load_state_dict({"epoch": epoch, "position": start})
-        each = getattr(source, "batches_per_step", 1)
+        budget = isinstance(source, NodeBudgetBatchSampler)
+        each = source.batches_per_step if budget else 1
         self._taken = {"epoch": epoch, "position": start}
         for number, batch in enumerate(super().__iter__(), start * each if budget else 0):
             # Other samplers start from the beginning: skip what was taken before the stop.
@@ -416,10 +414,7 @@ class ResumableLoader(PyGDataLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the epoch, and the number of its steps whose batches were all taken."""
-        source = self._epoch_source()
-        if not isinstance(source, NodeBudgetBatchSampler | EpochSampler):
-            return dict(self._taken)
-        return {**source.plan(), "batches_per_step": source.batches_per_step, **self._taken}
+        return {**self._plan(), **self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass continue where the state was taken."""
@@ -427,13 +422,23 @@ class ResumableLoader(PyGDataLoader):
         epoch, position = state["epoch"], state["position"] or 0
         if isinstance(source, NodeBudgetBatchSampler):
             source.load_state_dict(state)
-        elif isinstance(source, EpochSampler):
-            check_plan(source.plan(), state, type(self).__name__)
-        if position >= state.get("steps", len(self) // getattr(source, "batches_per_step", 1)):
+        plan = self._plan()
+        check_plan(plan, state, type(self).__name__)
+        if position >= state.get("steps", plan.get("steps", len(self))):
             epoch, position = None if epoch is None else epoch + 1, 0
         if epoch is not None and source is not None:
             source.set_epoch(epoch)
         self._resume = epoch, position
+
+    def _plan(self) -> dict[str, Any]:
+        """Return what decides the batches, as far as it is known."""
+        source = self._epoch_source()
+        if isinstance(source, NodeBudgetBatchSampler):
+            return {**source.plan(), "batches_per_step": source.batches_per_step}
+        if isinstance(source, EpochSampler):
+            batches = {"batch_size": self.batch_size, "steps": len(self), "batches_per_step": 1}
+            return {**source.plan(), **batches}
+        return {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out worker processes, and copy the state of the generator."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from heapq import heapreplace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -158,6 +158,14 @@ def assign_to_ranks(batches: list[Batch], ranks: int) -> list[list[Batch]]:
     return [step[-turn:] + step[:-turn] for step, turn in turned]
 
 
+class Ranks(NamedTuple):
+    """The number of virtual ranks, which are planned for, the real number, and the own rank."""
+
+    virtual: int
+    real: int
+    own: int
+
+
 class EpochSampler(RandomSampler):
     """Shuffle differently in every epoch, depending only on a seed and the epoch.
 
@@ -179,11 +187,6 @@ class EpochSampler(RandomSampler):
         super().__init__(data_source)
         self.seed = seed = torch.initial_seed() % 2**32 if seed is None else checked_seed(seed)
         self.epoch = 0
-
-    @property
-    def batches_per_step(self) -> int:
-        """Batches between two steps of the optimiser, as in :class:`NodeBudgetBatchSampler`."""
-        return 1
 
     def plan(self) -> dict[str, Any]:
         """Return what decides the order of the examples, for a checkpoint."""
@@ -214,7 +217,7 @@ _ALWAYS = {
     "examples": "use the data set the run was started with",
     "sizes": "use the data set the run was started with, with the examples in the same order",
 }
-_WITHIN_AN_EPOCH = ("max_nodes", "shuffle", "drop_last")
+_WITHIN_AN_EPOCH = ("batch_size", "max_nodes", "shuffle", "drop_last")
 
 
 def check_plan(own: Mapping[str, Any], state: Mapping[str, Any], name: str) -> None:
@@ -245,7 +248,7 @@ class NodeBudgetBatchSampler(BatchSampler):
     With ``virtual_ranks``, the epoch is planned for that many ranks, whatever their real number:
     each rank gets ``batches_per_step`` batches per step, whose gradients are to be accumulated, so
     a run can continue on a different number of ranks with the same batches in the same order. Its
-    state counts whole steps, and is refused by a sampler with a different plan.
+    state counts whole steps, and raises an error in a sampler with a different plan.
 
     Rank and epoch are those of ``sampler`` if it is a ``DistributedSampler``, which Lightning
     inserts; otherwise the rank is that of ``torch.distributed``. Lightning calls ``set_epoch``; a
@@ -329,9 +332,9 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     @property
     def batches_per_step(self) -> int:
-        """Batches of a rank in a step: it accumulates their gradients."""
-        virtual, ranks, _ = self.layout()
-        return virtual // ranks
+        """Number of batches whose gradients each rank accumulates per step of the optimiser."""
+        ranks = self.ranks()
+        return ranks.virtual // ranks.real
 
     @property
     def batch_size(self) -> "NodeBudgetBatchSampler":  # type: ignore[override]
@@ -356,7 +359,7 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     def plan(self) -> dict[str, Any]:
         """Return what decides the batches of every epoch, for a checkpoint."""
-        virtual = self.layout()[0]
+        virtual = self.ranks().virtual
         return {
             "virtual_ranks": virtual,
             "seed": self.seed if self.shuffle else None,
@@ -381,25 +384,25 @@ class NodeBudgetBatchSampler(BatchSampler):
             self.virtual_ranks = state.get("virtual_ranks")
         check_plan(self.plan(), state, type(self).__name__)
         epoch, position = state["epoch"], state["position"]
-        if position >= state.get("steps", self._num_steps(self.layout()[0])):
+        if position >= state.get("steps", self._num_steps(self.ranks().virtual)):
             epoch, position = epoch + 1, 0
         self._epochs.set_epoch(epoch)
         self._resume_at = self._position = position
 
     def __len__(self) -> int:
-        return self._num_steps(self.layout()[0]) * self.batches_per_step
+        return self._num_steps(self.ranks().virtual) * self.batches_per_step
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = self.epoch, self._resume_at
-        virtual, ranks, rank = self.layout()
+        virtual, real, own = self.ranks()
         if not self._compared:
             _compare_ranks(self.plan(), type(self).__name__)
             self._compared = True
         steps = self._steps(epoch, virtual)
         self._resume_at = 0
         for position in range(start, len(steps)):
-            for number in range(rank, virtual, ranks):
-                if number + ranks >= virtual:
+            for number in range(own, virtual, real):
+                if number + real >= virtual:
                     self._position = position + 1
                 yield list(steps[position][number])
         if not isinstance(self._epochs, DistributedSampler) and self.epoch == epoch:
@@ -420,7 +423,7 @@ class NodeBudgetBatchSampler(BatchSampler):
             [[2, 3], [7, 4]]
         """
         each = np.asarray(self.sizes if sizes is None else sizes)
-        steps = self._steps(self.epoch, self.layout()[0])
+        steps = self._steps(self.epoch, self.ranks().virtual)
         return np.array([[each[batch].sum() for batch in step] for step in steps])
 
     def __repr__(self) -> str:
@@ -432,27 +435,27 @@ class NodeBudgetBatchSampler(BatchSampler):
     def _digest(self) -> str:
         return digest_of_sizes(self.sizes)
 
-    def layout(self) -> tuple[int, int, int]:
-        """Return the number of virtual ranks, the number of ranks, and this rank.
+    def ranks(self) -> Ranks:
+        """Return the number of virtual ranks, the real number of ranks, and this rank.
 
         Raises:
             ValueError: If the number of ranks does not divide that of virtual ranks.
 
         Example:
-            >>> NodeBudgetBatchSampler(None, [1, 2], 3, virtual_ranks=2).layout()
-            (2, 1, 0)
+            >>> NodeBudgetBatchSampler(None, [1, 2], 3, virtual_ranks=2).ranks()
+            Ranks(virtual=2, real=1, own=0)
         """
-        ranks, rank = self._ranks()
-        virtual = ranks if self.virtual_ranks is None else self.virtual_ranks
-        if virtual % ranks:
+        real, own = self._real_ranks()
+        virtual = real if self.virtual_ranks is None else self.virtual_ranks
+        if virtual % real:
             what = "NodeBudgetBatchSampler: virtual_ranks is not a multiple of the number of ranks"
             divisors = ", ".join(str(n) for n in range(1, virtual + 1) if virtual % n == 0)
             expected = f"{divisors} ranks for {virtual} virtual ranks"
             hint = "virtual_ranks is fixed at the start of a run, by default as its number of ranks"
-            raise mismatch(ValueError, what, expected, f"{ranks} ranks", hint=hint)
-        return virtual, ranks, rank
+            raise mismatch(ValueError, what, expected, f"{real} ranks", hint=hint)
+        return Ranks(virtual, real, own)
 
-    def _ranks(self) -> tuple[int, int]:
+    def _real_ranks(self) -> tuple[int, int]:
         if isinstance(self._epochs, DistributedSampler):
             return self._epochs.num_replicas, self._epochs.rank
         # Not earlier: the process group may be initialised after this object is made.
@@ -493,35 +496,37 @@ class NodeBudgetBatchSampler(BatchSampler):
         tries = (0, _TRIES) if self.shuffle else (0,)
         return max(len(self._pack(0, attempt)) for attempt in tries)
 
-    def _num_steps(self, ranks: int) -> int:
+    def _num_steps(self, virtual: int) -> int:
         """Return the number of batches per rank, which is the same in every epoch."""
-        steps = self._enough // ranks if self.drop_last else math.ceil(self._enough / ranks)
+        steps = self._enough // virtual if self.drop_last else math.ceil(self._enough / virtual)
         if steps == 0:
             what = "NodeBudgetBatchSampler: there are fewer batches than ranks"
-            expected, got = f"at least {ranks} batches", f"{len(self._examples)} examples"
+            expected, got = f"at least {virtual} batches", f"{len(self._examples)} examples"
             hint = "drop_last=False, a smaller max_nodes, or fewer ranks"
             raise mismatch(ValueError, what, expected, got, hint=hint)
         return steps
 
-    def _steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
+    def _steps(self, epoch: int, virtual: int) -> list[list[Batch]]:
         """Return the batches of an epoch, by step and virtual rank; the last plan is kept."""
-        if self._planned[:2] != (epoch, ranks):
-            self._planned = epoch, ranks, self._plan_steps(epoch, ranks)
+        if self._planned[:2] != (epoch, virtual):
+            self._planned = epoch, virtual, self._plan_steps(epoch, virtual)
         return self._planned[2]
 
-    def _plan_steps(self, epoch: int, ranks: int) -> list[list[Batch]]:
-        count = self._num_steps(ranks) * ranks
+    def _plan_steps(self, epoch: int, virtual: int) -> list[list[Batch]]:
+        count = self._num_steps(virtual) * virtual
         if count > len(self._examples):
             twice = count - len(self._examples)
-            what = f"{len(self._examples)} examples are fewer than {count} batches on {ranks} ranks"
+            what = (
+                f"{len(self._examples)} examples are fewer than {count} batches on {virtual} ranks"
+            )
             warnings.warn(f"NodeBudgetBatchSampler: {what}; {twice} are repeated.", stacklevel=3)
         tries = (self._pack(epoch, attempt) for attempt in range(_TRIES + 1))
         batches = next(batches for batches in tries if len(batches) <= self._enough)
-        if ranks == 1 and not self.shuffle:
+        if virtual == 1 and not self.shuffle:
             return [[batch] for batch in batches]
-        if ranks > 1 and self.shuffle:
+        if virtual > 1 and self.shuffle:
             batches = self._evenly(epoch, count) or batches
-        steps = assign_to_ranks(make_exactly(batches, self.sizes, count), ranks)
+        steps = assign_to_ranks(make_exactly(batches, self.sizes, count), virtual)
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
         # In the order of decreasing size the steps would be a curriculum.

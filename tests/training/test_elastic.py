@@ -137,6 +137,19 @@ def test_one_rank_resumes_within_an_epoch(tmp_path: Path) -> None:
     assert rest[1] == whole[1]
 
 
+def test_another_batch_size_waits_for_the_end_of_an_epoch(tmp_path: Path) -> None:
+    first = run(tmp_path, 1, trees(tmp_path, virtual_ranks=None), max_epochs=1)
+    steps = len(steps_of(first[2]))
+    larger = trees(tmp_path, virtual_ranks=None, batch_size=6)
+    with pytest.raises(ValueError, match=r"batch_size differs[\s\S]*at the end of an epoch"):
+        run(tmp_path, 1, larger, first[2] / f"step={steps // 2}.ckpt")
+    for path in tmp_path.glob(f"1-{first[2].name}/*"):
+        path.unlink()
+    (tmp_path / f"1-{first[2].name}").rmdir()
+    second = run(tmp_path, 1, larger, first[2] / f"step={steps}.ckpt")
+    assert len(steps_of(second[2])) == 10, "all of the 60 trees"
+
+
 def test_by_default_the_first_run_decides(tmp_path: Path) -> None:
     whole = run(tmp_path, 2, trees(tmp_path, virtual_ranks=None))
     last = max(steps_of(whole[2]))
@@ -152,11 +165,9 @@ def test_by_default_the_first_run_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"virtual_ranks": 2},
-            r"other virtual ranks[\s\S]*expected: 4\s+got: +2[\s\S]*virtual_ranks=4",
-        ),
+        ({"virtual_ranks": 2}, r"virtual_ranks differs[\s\S]*expected: 4\s+got: +2"),
         ({"batch_size": 5}, "max_nodes differs"),
+        ({"virtual_ranks": 1}, "virtual_ranks differs"),
     ],
 )
 def test_another_plan_is_refused(tmp_path: Path, options: Any, message: str) -> None:

@@ -217,7 +217,11 @@ _CHANGEABLE = (
     "data.split.*",
 )
 # Options that have no effect on a resumed run: its word vectors come from the checkpoint.
-_WITHOUT_EFFECT = ("data.num_workers", "data.vectors.file", "data.vectors.cache")
+# The loader compares the virtual ranks itself.
+_WITHOUT_EFFECT = (
+    *("data.num_workers", "data.vectors.file", "data.vectors.cache"),
+    "data.virtual_ranks",
+)
 # Options that have no effect on trained weights.
 _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*", "data.recipe.*")
 

@@ -145,7 +145,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a hash of the sizes of the training split."""
+        """Return a hash of the sizes of the training split, which `batch_size` hides from plans."""
         return {"train_sizes": digest_of_sizes(self.sizes("train"))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,11 @@
-"""Train for a fixed number of virtual ranks on any number of ranks that divides it."""
+"""Train for a fixed number of virtual ranks on any number of ranks that divides it.
+
+A run is resumed in this order: ``Task.on_load_checkpoint`` calls ``continue_plan``, which hands
+the plan of the checkpoint to the data module; ``train_dataloader`` of the data module builds the
+sampler and calls ``accumulate``; in ``Task.on_train_start`` the loader and its sampler compare
+their plan with that of the checkpoint and take over the position; before every batch,
+``Task.on_train_batch_start`` calls ``seed_batch``.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +21,7 @@ from pyg_dynbatch.samplers import NodeBudgetBatchSampler
 
 
 def accumulate(trainer: pl.Trainer, batches: int) -> None:
-    """Let a step of the trainer consist of several batches, and its options count steps."""
+    """Accumulate gradients over several batches; let options of the trainer count steps."""
     callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
     if batches > 1 and any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
         what = "Trainer: a GradientAccumulationScheduler would replace the batches of virtual ranks"
@@ -39,13 +46,9 @@ def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping
     if trainer.state.fn != TrainerFn.FITTING or virtual is None:
         return None
     data: Any = getattr(trainer, "datamodule", None)
-    if getattr(data, "virtual_ranks", None) not in (None, virtual):
-        what = f"{type(data).__name__}: the checkpoint is of a run with other virtual ranks"
-        hint = f"virtual_ranks={virtual}, or none to take over those of the checkpoint"
-        raise mismatch(ValueError, what, virtual, data.virtual_ranks, hint=hint)
     if data is not None:
         data.resumed = states[0]
-    # If the number of ranks does not fit, the sampler raises an error.
+    # If the number of ranks does not fit, or the plan is different, the loader raises an error.
     before, now = states[0]["batches_per_step"], max(1, virtual // trainer.world_size)
     for counts in loops["epoch_loop.batch_progress"].values():
         if isinstance(counts, dict):
@@ -59,13 +62,13 @@ def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping
 def sampler_of(trainer: pl.Trainer) -> NodeBudgetBatchSampler | None:
     """Return the sampler of the training batches if it plans for several ranks."""
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
-    several = isinstance(sampler, NodeBudgetBatchSampler) and sampler.layout()[0] > 1
+    several = isinstance(sampler, NodeBudgetBatchSampler) and sampler.ranks().virtual > 1
     return sampler if several else None
 
 
 def seed_batch(sampler: NodeBudgetBatchSampler, epoch: int, number: int) -> None:
     """Seed torch for a batch of this rank, such that the number of ranks makes no difference."""
-    virtual, ranks, rank = sampler.layout()
-    step, part = divmod(number, virtual // ranks)
-    sequence = np.random.SeedSequence([sampler.seed, epoch, step, part * ranks + rank])
+    _, real, own = sampler.ranks()
+    step, part = divmod(number, sampler.batches_per_step)
+    sequence = np.random.SeedSequence([sampler.seed, epoch, step, part * real + own])
     torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -110,11 +111,12 @@ class Task(pl.LightningModule, ABC):
         """Options of the data module on the command line, for the checkpoint."""
         self._rates_changed = False
         self._terms: Tensor | None = None  # of the batches whose gradients are accumulated
-        self._resumed: tuple[Any, Any] = None, {}  # state of the loader, counts of metrics
+        self._loader_state: Any = None  # of the checkpoint that is resumed
+        self._train_counts: dict[str, Any] = {}  # of its metrics, summed over ranks
         self._shares: tuple[int, Any] | None = None  # epoch, and sizes of its batches
 
     def setup(self, stage: str) -> None:
-        """Let the trainer read checkpoints without running code from them, and as precisely."""
+        """Let the trainer read checkpoints without running code, and in double precision if set."""
         if isinstance(self.trainer.precision_plugin, DoublePrecision):
             self.double()  # Lightning does so after it has restored the weights
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
@@ -266,7 +268,7 @@ class Task(pl.LightningModule, ABC):
         """With several virtual ranks, seed the batch, and log how even the ranks' shares are."""
         if (sampler := sampler_of(self.trainer)) is None:
             return
-        seed_batch(sampler, self.current_epoch, batch_idx)
+        seed_batch(sampler, self.current_epoch, batch_idx)  # whatever RandomState has restored
         step, part = divmod(batch_idx, sampler.batches_per_step)
         if part == 0:
             data: Any = getattr(self.trainer, "datamodule", None)
@@ -304,10 +306,10 @@ class Task(pl.LightningModule, ABC):
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             for logger in self.trainer.loggers:
                 logger.save()  # or a killed run loses what was logged before the checkpoint
+            add = partial(self.trainer.strategy.reduce, reduce_op="sum")
             checkpoint["pyg_dynbatch_counted"] = {
-                name: [self.trainer.strategy.reduce(part, reduce_op="sum").cpu() for part in state]
+                name: [add(metric.total.clone()).cpu(), add(metric.count.clone()).cpu()]
                 for name, metric in self._train_ratios().items()
-                for state in [(metric.total.clone(), metric.count.clone())]
             }
         if self.data_options:
             checkpoint["pyg_dynbatch_data"] = self.data_options
@@ -330,8 +332,9 @@ class Task(pl.LightningModule, ABC):
             theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
         )
         share_split(checkpoint, getattr(self._trainer, "datamodule", None))
-        state = None if self._trainer is None else continue_plan(checkpoint, self.trainer)
-        self._resumed = state, checkpoint.get("pyg_dynbatch_counted", {})
+        if self._trainer is not None:
+            self._loader_state = continue_plan(checkpoint, self.trainer)
+        self._train_counts = checkpoint.get("pyg_dynbatch_counted", {})
 
     def _train_ratios(self) -> dict[str, RatioMetric]:
         found = {name: metric for name, metric in self.named_modules() if ".train_" in name}
@@ -339,7 +342,8 @@ class Task(pl.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Continue the epoch of a checkpoint, and apply options that were changed."""
-        (state, counted), self._resumed = self._resumed, (None, {})
+        state, self._loader_state = self._loader_state, None
+        counted, self._train_counts = self._train_counts, {}
         if state is not None:
             loader = self.trainer.train_dataloader
             if isinstance(loader, ResumableLoader):
