@@ -333,6 +333,13 @@ def test_what_cannot_be_merged(letters: FeaturizeJob) -> None:
         merge("out")
     assert "got:      2 of n = 2; 1 of n = 3" in str(caught.value)
     shutil.rmtree("out/shard-0000-of-0003")
+    Path("out/shard-0001-of-0002").rename("kept")
+    shutil.copytree("out/shard-0000-of-0002", "out/shard-0001-of-0002")
+    with pytest.raises(ValueError, match="merge: shard 1/2 is of different work") as caught:
+        merge("out")
+    assert 'got:      shard: "0/2"' in str(caught.value)
+    shutil.rmtree("out/shard-0001-of-0002")
+    Path("kept").rename("out/shard-0001-of-0002")
     merge("out")
     assert content("out") == one_process(letters)
 

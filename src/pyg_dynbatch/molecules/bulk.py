@@ -139,7 +139,8 @@ class _Job(ABC):
                     print(f"{what}: finished before, nothing to do", file=sys.stderr)
                     return folder
             # Without files, it says that the folder is for this work, which is not finished.
-            _write_manifest(folder, {"identity": identity, "files": {}})
+            facts = {"identity": identity, "shard": str(shard)}
+            _write_manifest(folder, {**facts, "files": {}})
             try:
                 counts = fill(folder, shard, identity)
             except Exception:  # not if it is killed: then the same command continues
@@ -148,9 +149,10 @@ class _Job(ABC):
             if counts["bad"] == counts["shard"]:
                 text = "it has {shard:,} of {file:,} records, {bad:,} bad".format_map(counts)
                 print(f"{what}: no molecules: {text}; see --block-size", file=sys.stderr)
-            names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".")
-            sums = {name: sha256_of(folder / name) for name in names if name != MANIFEST}
-            _write_manifest(folder, {"identity": identity, "records": counts, "files": sums})
+            written = (path for path in sorted(folder.iterdir()) if path.is_file())
+            sums = {path.name: sha256_of(path) for path in written if path.name[0] != "."}
+            sums.pop(MANIFEST)
+            _write_manifest(folder, {**facts, "records": counts, "files": sums})
         return folder
 
 
@@ -483,8 +485,9 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
     total = first["records"]["file"]
     for shard, manifest in zip(shards, manifests, strict=True):
         path = folder / shard.folder
-        wanted = {**first["identity"], "records in the file": total}
-        facts = {**manifest["identity"], "records in the file": manifest["records"]["file"]}
+        wanted = {**first["identity"], "records in the file": total, "shard": str(shard)}
+        counted = {"records in the file": manifest["records"]["file"], "shard": manifest["shard"]}
+        facts = {**manifest["identity"], **counted}
         what = f"merge: shard {shard} is of different work than shard {shards[0]}"
         _check_same(what, wanted, {"identity": facts}, path)
         for name, sha256 in manifest["files"].items():

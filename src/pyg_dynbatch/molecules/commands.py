@@ -157,7 +157,7 @@ def _identity(options: argparse.Namespace) -> dict[str, str] | None:
     """Return the facts in which a run must equal the killed one that it continues."""
     if options.output == "-" or not Path(options.input).is_file():
         return None
-    passed = ("workers", "output", "checkpoint", "input")
+    passed = ("workers", "output", "checkpoint", "input", "shard", "block_size")
     given = {name: value for name, value in vars(options).items() if name not in passed}
     identity = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     identity["--input"] = sha256_of(options.input)
