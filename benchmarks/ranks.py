@@ -99,13 +99,16 @@ def planned_steps(sizes: Any, ranks: int, steps: int, seed: int) -> Steps:
     """Plan batches with the smallest budget that needs at most this many steps."""
 
     def sampler(budget: int) -> NodeBudgetBatchSampler:
-        first: Any = DistributedSampler(sizes, ranks, 0, seed=seed)
-        return NodeBudgetBatchSampler(first, sizes, budget, seed=seed, oversize="alone")
+        options: Any = {"seed": seed, "oversize": "alone", "virtual_ranks": ranks}
+        return NodeBudgetBatchSampler(None, sizes, budget, **options)
 
     mean = math.ceil(sum(sizes) / (steps * ranks))
     budgets = range(max(1, mean // 2), 2 * mean + max(sizes))
-    budget = budgets[bisect_left(budgets, True, key=lambda each: len(sampler(each)) <= steps)]
-    return sampler(budget)._steps(0, ranks)  # of all ranks
+    budget = budgets[
+        bisect_left(budgets, True, key=lambda each: len(sampler(each)) <= steps * ranks)
+    ]
+    batches = list(sampler(budget))
+    return [batches[first : first + ranks] for first in range(0, len(batches), ranks)]
 
 
 def simulate(

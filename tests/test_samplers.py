@@ -318,13 +318,28 @@ def test_virtual_ranks_get_nearly_equal_batches_in_every_step(planned, budget):
     # Odd sizes up to 103, as those of binary parse trees.
     sizes = (2 * np.random.default_rng(0).integers(1, 37, 8544) + 1).tolist()
     sampler = NodeBudgetBatchSampler(None, sizes, budget, virtual_ranks=planned)
-    shares = sampler.step_sizes()
+    shares = sampler.step_weights()
     assert shares.max() <= budget
     assert (shares.max(1) / shares.mean(1)).max() < 1.02
     first = list(sampler)
     assert sorted(flat(first)) == list(range(8544))
     companions = [set(next(b for b in plan if 0 in b)) for plan in (first, list(sampler))]
     assert len(set.intersection(*companions)) < len(companions[0]) / 2, "epochs must differ"
+
+
+def test_batches_of_equal_numbers_are_balanced_by_weight():
+    nodes = (2 * np.random.default_rng(0).integers(1, 37, 4000) + 1).tolist()
+    given = {"sizes": [1] * 4000, "max_nodes": 25, "virtual_ranks": 8}
+    balanced = NodeBudgetBatchSampler(None, **given, weights=nodes)
+    shares, epoch = balanced.step_weights(), list(balanced)
+    assert sorted(flat(epoch)) == list(range(4000))
+    assert max(map(len, epoch)) == 25
+    assert (shares.max(1) / shares.mean(1)).mean() < 1.01
+    plain = NodeBudgetBatchSampler(None, **given)
+    totals = np.array([sum(nodes[i] for i in batch) for batch in plain]).reshape(-1, 8)
+    assert (totals.max(1) / totals.mean(1)).mean() > 1.1
+    with pytest.raises(ValueError, match="weights belong to a different data set"):
+        NodeBudgetBatchSampler(None, **given, weights=nodes[1:])
 
 
 SIZES = list(range(1, 50))

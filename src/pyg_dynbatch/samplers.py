@@ -6,7 +6,7 @@ import warnings
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
-from heapq import heapreplace
+from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -108,20 +108,34 @@ def pack_tightly(order: Iterable[int], sizes: Sequence[int], budget: int) -> lis
     return batches
 
 
-def pack_evenly(order: Sequence[int], sizes: Sequence[int], count: int) -> list[Batch]:
-    """Put each example into the smallest of ``count`` batches, the last fifth by decreasing size.
+def pack_evenly(
+    order: Sequence[int], sizes: Sequence[int], weights: Sequence[int], budget: int, count: int
+) -> list[Batch] | None:
+    """Put each example into the batch of least weight that has room, the last fifth by weight.
 
-    The first four fifths keep the batches random, the others make their sizes nearly equal.
+    The first four fifths keep the batches random, the others make their weights nearly equal.
+    Return None if the examples do not fit into ``count`` batches, or leave one empty.
     """
-    shuffled = len(order) * 4 // 5
-    last = sorted(order[shuffled:], key=lambda example: -sizes[example])
-    batches: list[Batch] = [[] for _ in range(count)]
-    smallest = [(0, number) for number in range(count)]  # a heap of sizes and batches
-    for example in (*order[:shuffled], *last):
-        size, number = smallest[0]
+    alone = [[example] for example in order if sizes[example] > budget]
+    fitting = [example for example in order if sizes[example] <= budget]
+    shuffled = len(fitting) * 4 // 5
+    last = sorted(fitting[shuffled:], key=lambda example: -weights[example])
+    batches: list[Batch] = [[] for _ in range(count - len(alone))]
+    rooms, least = [budget] * len(batches), min(sizes)
+    lightest = [(0, number) for number in range(len(batches))]  # a heap of weights and batches
+    for example in (*fitting[:shuffled], *last):
+        full = []
+        while lightest and rooms[lightest[0][1]] < sizes[example]:
+            full.append(heappop(lightest))
+        if not lightest or len(full) > _MOST_FULL:
+            return None
+        weight, number = heappop(lightest)
         batches[number].append(example)
-        heapreplace(smallest, (size + sizes[example], number))
-    return batches
+        rooms[number] -= sizes[example]
+        for entry in (*full, (weight + weights[example], number)):
+            if rooms[entry[1]] >= least:
+                heappush(lightest, entry)
+    return [*alone, *batches] if all(batches) else None
 
 
 def make_exactly(batches: list[Batch], sizes: Sequence[int], count: int) -> list[Batch]:
@@ -234,6 +248,7 @@ def check_plan(own: Mapping[str, Any], state: Mapping[str, Any], name: str) -> N
             raise mismatch(ValueError, what, state[key], own[key], hint=hint)
 
 
+_MOST_FULL = 256  # batches without room to look at before packing less evenly
 _TRIES = 8  # shuffles to try for few enough batches before packing by decreasing size
 
 
@@ -266,6 +281,8 @@ class NodeBudgetBatchSampler(BatchSampler):
             ``"alone"``, or ``"skip"`` it with a warning.
         virtual_ranks: Number of ranks to plan for, a multiple of the real number; None for the
             real number.
+        weights: What the batches of a step should have equally much of, per example; by default
+            the sizes.
         batch_size: A sampler to copy all options from except ``drop_last``, as Lightning does when
             it rebuilds a sampler that was not created inside a ``*_dataloader`` hook.
 
@@ -293,12 +310,13 @@ class NodeBudgetBatchSampler(BatchSampler):
         seed: int = 0,
         oversize: str = "raise",
         virtual_ranks: int | None = None,
+        weights: Sequence[int] | None = None,
         batch_size: "NodeBudgetBatchSampler | None" = None,
     ) -> None:
         if batch_size is not None:
             sizes, max_nodes = batch_size.sizes, batch_size.max_nodes
             shuffle, seed, oversize = batch_size.shuffle, batch_size.seed, batch_size.oversize
-            virtual_ranks = batch_size.virtual_ranks
+            virtual_ranks, weights = batch_size.virtual_ranks, batch_size.weights
         name = type(self).__name__
         if sizes is None or max_nodes is None:
             what = f"{name}: {'sizes' if sizes is None else 'max_nodes'} is missing"
@@ -313,6 +331,10 @@ class NodeBudgetBatchSampler(BatchSampler):
         if max_nodes < 1:
             raise mismatch(ValueError, f"{name}: max_nodes must be at least 1", got=max_nodes)
         checked_choice(f"{name}: unknown value of oversize", oversize, ("raise", "alone", "skip"))
+        self.weights: Sequence[int] = self.sizes if weights is None else weights
+        if len(self.weights) != len(self.sizes):
+            what = f"{name}: weights belong to a different data set"
+            raise mismatch(ValueError, what, f"{len(self.sizes)} weights", len(self.weights))
         if virtual_ranks is not None and virtual_ranks < 1:
             raise mismatch(
                 ValueError, f"{name}: virtual_ranks must be at least 1", got=virtual_ranks
@@ -408,21 +430,18 @@ class NodeBudgetBatchSampler(BatchSampler):
         if not isinstance(self._epochs, DistributedSampler) and self.epoch == epoch:
             self.set_epoch(epoch + 1)
 
-    def step_sizes(self, sizes: Sequence[int] | None = None) -> np.ndarray:
-        """Return the size of every batch of the current epoch, on all ranks.
-
-        Args:
-            sizes: Size of every example, by default those that the budget limits.
+    def step_weights(self) -> np.ndarray:
+        """Return the weight of every batch of the current epoch, on all ranks.
 
         Returns:
-            Sums of sizes, of shape ``[step, virtual rank]``.
+            Sums of weights, of shape ``[step, virtual rank]``.
 
         Example:
             >>> sampler = NodeBudgetBatchSampler(None, [3, 4, 2, 7], 7, False, virtual_ranks=2)
-            >>> sampler.step_sizes().tolist()
+            >>> sampler.step_weights().tolist()
             [[2, 3], [7, 4]]
         """
-        each = np.asarray(self.sizes if sizes is None else sizes)
+        each = np.asarray(self.weights)
         steps = self._steps(self.epoch, self.ranks().virtual)
         return np.array([[each[batch].sum() for batch in step] for step in steps])
 
@@ -433,7 +452,7 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     @cached_property
     def _digest(self) -> str:
-        return digest_of_sizes(self.sizes)
+        return digest_of_sizes([*self.sizes, *self.weights])
 
     def ranks(self) -> Ranks:
         """Return the number of virtual ranks, the real number of ranks, and this rank.
@@ -524,9 +543,11 @@ class NodeBudgetBatchSampler(BatchSampler):
         batches = next(batches for batches in tries if len(batches) <= self._enough)
         if virtual == 1 and not self.shuffle:
             return [[batch] for batch in batches]
-        if virtual > 1 and self.shuffle:
-            batches = self._evenly(epoch, count) or batches
-        steps = assign_to_ranks(make_exactly(batches, self.sizes, count), virtual)
+        even = self._evenly(epoch, count) if virtual > 1 and self.shuffle else None
+        batches = make_exactly(batches, self.sizes, count) if even is None else even
+        if self.weights is not self.sizes or even is not None:
+            batches.sort(key=self._weight, reverse=True)
+        steps = assign_to_ranks(batches, virtual)
         if not self.shuffle:
             return sorted(steps, key=lambda step: min(min(batch) for batch in step))
         # In the order of decreasing size the steps would be a curriculum.
@@ -534,15 +555,17 @@ class NodeBudgetBatchSampler(BatchSampler):
         return [steps[i] for i in generator.permutation(len(steps))]
 
     def _evenly(self, epoch: int, count: int) -> list[Batch] | None:
-        """Pack an epoch evenly; return None if a batch is empty or exceeds the budget."""
+        """Pack an epoch evenly; return None if all tries have failed."""
         for attempt in range(_TRIES):
             generator = np.random.default_rng([self.seed, epoch, attempt, count])
-            batches = pack_evenly(generator.permutation(self._examples).tolist(), self.sizes, count)
-            sizes = [sum(self.sizes[example] for example in batch) for batch in batches]
-            pairs = zip(batches, sizes, strict=True)
-            if all(len(batch) == 1 or (batch and size <= self.max_nodes) for batch, size in pairs):
-                return batches
+            order = generator.permutation(self._examples).tolist()
+            even = pack_evenly(order, self.sizes, self.weights, self.max_nodes, count)
+            if even is not None:
+                return even
         return None
+
+    def _weight(self, batch: Batch) -> int:
+        return sum(self.weights[example] for example in batch)
 
 
 def _compare_ranks(plan: dict[str, Any], name: str) -> None:

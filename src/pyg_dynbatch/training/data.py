@@ -141,6 +141,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             seed=seed,
             oversize="alone",
             virtual_ranks=virtual_ranks,
+            weights=self.sizes(split) if shuffle and self.budget is None else None,
         )
         return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
 

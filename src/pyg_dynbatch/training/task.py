@@ -21,7 +21,6 @@ from torchmetrics import Metric
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
-from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.elastic import continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions,
@@ -271,12 +270,10 @@ class Task(pl.LightningModule, ABC):
         seed_batch(sampler, self.current_epoch, batch_idx)  # whatever RandomState has restored
         step, part = divmod(batch_idx, sampler.batches_per_step)
         if part == 0:
-            data: Any = getattr(self.trainer, "datamodule", None)
             if self._shares is None or self._shares[0] != self.current_epoch:
-                ours = isinstance(data, SplitDataModule)
-                sizes = data.sizes("train") if ours else sampler.sizes
-                self._shares = self.current_epoch, sampler.step_sizes(sizes)
+                self._shares = self.current_epoch, sampler.step_weights()
             share = self._shares[1][step]
+            data = getattr(self.trainer, "datamodule", None)
             name = f"train/{getattr(data, 'size_name', 'nodes')}"
             found = {name: share.mean(), "train/imbalance": share.max() / share.mean()}
             self.log_dict(found, on_step=True, on_epoch=False, batch_size=1)
