@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -271,25 +270,19 @@ class PredictJob(_Job):
     def _filler(self) -> _Fill:
         from pyg_dynbatch.molecules import predict as using  # needs Lightning
 
-        given = (self.device, self.dropout, self.max_pairs, self.max_atoms)
-        load = cache(lambda: using.MoleculePredictor(self.checkpoints, *given))
+        options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
+        load = cache(lambda: using.MoleculePredictor(self.checkpoints, *options))
         read = partial(read_molecules, self.input, **self.reading)
 
         def fill(folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
             predictor = load()
-            names = using.column_names(predictor)
-            columns, _ = using.open_columns(read, names, self.narrow, str(self.input))
             prints = None if self.fingerprints is None else str(folder / self.fingerprints)
             table, errors = (str(folder / name) for name in _TABLES)
             written = using.PredictionFiles(table, prints, identity, errors)
-            if written.rows:
-                print(f"shard {shard}: continuing after {written.rows:,} records", file=sys.stderr)
             records = read(keep_source=not self.narrow)
             records.wanted = partial(shard.has, block_size=self.block_size)
-            left = islice(records, written.rows, None)
-            rows = using.predict_stream(left, predictor, self.num_workers, prints is not None)
-            network: Any = predictor.tasks[0].network
-            written.write(rows, columns, network.fingerprint_channels)
+            given = (str(self.input), self.narrow, self.num_workers)
+            using.predict_file(read, predictor, written, *given, records, f"shard {shard}: ")
             return {"file": records.total, "shard": written.rows, "bad": written.bad}
 
         return fill
