@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +115,18 @@ class _Job(ABC):
 
     def prepare(self) -> Callable[[Shard], Path]:
         """Return a function like :meth:`run` that loads what shards share only once."""
-        return partial(self._run, self.identity(), self._filler())
+        job = replace(self)  # a copy, which keeps what it loads as long as the function is used
+        return partial(job._run, job.identity())
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Return the part of the identity that not all jobs have."""
 
     @abstractmethod
-    def _filler(self) -> "_Fill":
-        """Return a function that writes the files of a shard and counts its records."""
+    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+        """Write the files of a shard; count the records of the file, the shard, and bad ones."""
 
-    def _run(self, identity: dict[str, Any], fill: "_Fill", shard: Shard) -> Path:
+    def _run(self, identity: dict[str, Any], shard: Shard) -> Path:
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
         forced = isinstance(self, FeaturizeJob) and self.options.force
         for parent in (folder.parent, folder):
@@ -141,7 +142,7 @@ class _Job(ABC):
             facts = {"identity": identity, "shard": str(shard)}
             _write_manifest(folder, {**facts, "files": {}})
             try:
-                counts = fill(folder, shard, identity)
+                counts = self._fill(folder, shard, identity)
             except Exception:  # not if it is killed: then the same command continues
                 (folder / MANIFEST).unlink(missing_ok=True)
                 raise
@@ -153,10 +154,6 @@ class _Job(ABC):
             sums.pop(MANIFEST)
             _write_manifest(folder, {**facts, "records": counts, "files": sums})
         return folder
-
-
-# Counts the records in the file, those of the shard, and the bad ones among them.
-_Fill = Callable[[Path, Shard, dict[str, Any]], dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -193,10 +190,7 @@ class FeaturizeJob(_Job):
         options = {"block size": self.options.block_size, "bad": self.options.bad}
         return {**options, "featurizer": self.featurizer.digest}
 
-    def _filler(self) -> _Fill:
-        return self._fill
-
-    def _fill(self, folder: Path, shard: Shard, _: object) -> dict[str, int]:
+    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
         if (folder.parent / HEADER).is_file() and not self.options.force:
             header = store.read_header(folder.parent)
             store.check_featurizer(header, self.featurizer, folder.parent)
@@ -267,25 +261,25 @@ class PredictJob(_Job):
             "device": self.device.partition(":")[0],
         }
 
-    def _filler(self) -> _Fill:
-        from pyg_dynbatch.molecules import predict as using  # needs Lightning
+    @cached_property
+    def _predictor(self) -> Any:
+        from pyg_dynbatch.molecules.predict import MoleculePredictor  # needs Lightning
 
         options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
-        load = cache(lambda: using.MoleculePredictor(self.checkpoints, *options))
+        return MoleculePredictor(self.checkpoints, *options)
+
+    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+        from pyg_dynbatch.molecules.predict import PredictionFiles, predict_file
+
+        prints = None if self.fingerprints is None else str(folder / self.fingerprints)
+        table, errors = (str(folder / name) for name in _TABLES)
+        written = PredictionFiles(table, prints, identity, errors)
         read = partial(read_molecules, self.input, **self.reading)
-
-        def fill(folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
-            predictor = load()
-            prints = None if self.fingerprints is None else str(folder / self.fingerprints)
-            table, errors = (str(folder / name) for name in _TABLES)
-            written = using.PredictionFiles(table, prints, identity, errors)
-            records = read(keep_source=not self.narrow)
-            records.wanted = partial(shard.has, block_size=self.block_size)
-            given = (str(self.input), self.narrow, self.num_workers)
-            using.predict_file(read, predictor, written, *given, records, f"shard {shard}: ")
-            return {"file": records.total, "shard": written.rows, "bad": written.bad}
-
-        return fill
+        records = read(keep_source=not self.narrow)
+        records.wanted = partial(shard.has, block_size=self.block_size)
+        given = (str(self.input), self.narrow, self.num_workers)
+        predict_file(read, self._predictor, written, *given, records, f"shard {shard}: ")
+        return {"file": records.total, "shard": written.rows, "bad": written.bad}
 
 
 def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
