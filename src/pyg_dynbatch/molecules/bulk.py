@@ -139,8 +139,9 @@ class _Job(ABC):
                     print(f"{what}: finished before, nothing to do", file=sys.stderr)
                     return folder
             # Without files, it says that the folder is for this work, which is not finished.
-            facts = {"identity": identity, "shard": str(shard)}
-            _write_manifest(folder, {**facts, "files": {}})
+            facts = {"format": FORMAT, "identity": identity, "shard": str(shard)}
+            write = partial(store.write_checked, folder / MANIFEST, "manifest")
+            write({**facts, "files": {}})
             try:
                 counts = self._fill(folder, shard, identity)
             except Exception:  # not if it is killed: then the same command continues
@@ -152,7 +153,7 @@ class _Job(ABC):
             written = (path for path in sorted(folder.iterdir()) if path.is_file())
             sums = {path.name: sha256_of(path) for path in written if path.name[0] != "."}
             sums.pop(MANIFEST)
-            _write_manifest(folder, {**facts, "records": counts, "files": sums})
+            write({**facts, "records": counts, "files": sums})
         return folder
 
 
@@ -282,27 +283,13 @@ class PredictJob(_Job):
         return {"file": records.total, "shard": written.rows, "bad": written.bad}
 
 
-def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    manifest = {"format": FORMAT, **facts}
-    text = json.dumps({"manifest": manifest, "sha256": store.digest_of(manifest)}, indent=1)
-    write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
-
-
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest of a shard; its ``files`` are empty until the shard is finished."""
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        manifest = content["manifest"]
-        if content["sha256"] != store.digest_of(manifest) or manifest["format"] != FORMAT:
-            raise ValueError("its content does not match its checksum")
-    except (ValueError, KeyError, TypeError) as error:
-        what, wanted = f"{MANIFEST} cannot be used", f"an unchanged manifest of format {FORMAT}"
-        got, hint = f"{type(error).__name__}: {error}", f"delete {folder} and run the shard again"
-        raise mismatch(ValueError, what, wanted, got, where=path, hint=hint) from error
-    return dict(manifest)
+    hint = f"delete {folder} and run the shard again"
+    return store.read_checked(path, "manifest", FORMAT, what="", hint=hint)
 
 
 def _check_same(
