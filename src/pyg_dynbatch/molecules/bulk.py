@@ -118,6 +118,15 @@ class _Job(ABC):
         job = replace(self)  # a copy, which keeps what it loads as long as the function is used
         return partial(job._run, job.identity())
 
+    def absolute(self) -> "_Job":
+        """Return a job whose files are found from the working folder of any process."""
+        return replace(self, input=Path(self.input).absolute(), folder=Path(self.folder).absolute())
+
+    @property
+    def _forced(self) -> bool:
+        """Whether what is in the folder is replaced."""
+        return False
+
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Return the part of the identity that not all jobs have."""
@@ -128,13 +137,13 @@ class _Job(ABC):
 
     def _run(self, identity: dict[str, Any], shard: Shard) -> Path:
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
-        forced = isinstance(self, FeaturizeJob) and self.options.force
         for parent in (folder.parent, folder):
             check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
         with locked_folder(folder):
-            manifest = None if forced else _read_manifest(folder)
+            manifest = None if self._forced else _read_manifest(folder)
             if manifest is not None:
-                _check_same(f"{what}: its folder is for different work", identity, manifest, folder)
+                different = f"{what}: its folder is for different work"
+                _check_same(different, identity, manifest["identity"], folder)
                 if manifest["files"]:
                     print(f"{what}: finished before, nothing to do", file=sys.stderr)
                     return folder
@@ -186,6 +195,10 @@ class FeaturizeJob(_Job):
     _: KW_ONLY
     featurizer: Featurizer = field(default_factory=MoleculeFeaturizer)
     options: FeaturizeOptions = FeaturizeOptions()
+
+    @property
+    def _forced(self) -> bool:
+        return self.options.force
 
     def _facts(self) -> dict[str, Any]:
         options = {"block size": self.options.block_size, "bad": self.options.bad}
@@ -254,6 +267,11 @@ class PredictJob(_Job):
             what = "PredictJob: the fingerprints of a shard go to its folder"
             raise mismatch(ValueError, what, "the name of a file, such as prints.npy", name)
 
+    def absolute(self) -> _Job:
+        """Return a job whose files are found from the working folder of any process."""
+        job = replace(self, checkpoints=[Path(path).absolute() for path in self.checkpoints])
+        return super(PredictJob, job).absolute()
+
     def _facts(self) -> dict[str, Any]:
         names = ("narrow", "dropout", "max_pairs", "max_atoms", "fingerprints", "block_size")
         return {
@@ -293,17 +311,18 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _check_same(
-    what: str, wanted: Mapping[str, Any], manifest: Mapping[str, Any], where: Path
+    what: str, wanted: Mapping[str, Any], found: Mapping[str, Any], where: Path
 ) -> None:
     """Raise an error that names all values in which a shard differs."""
-    found = manifest["identity"]
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if names:
         expected, got = (
             "; ".join(f"{name}: {json.dumps(values.get(name))}" for name in names)
             for values in (wanted, found)
         )
-        hint = f"another folder; or delete {where}; or, to featurize it again, --force"
+        hint = f"another folder; or delete {where}"
+        if wanted["work"] == FeaturizeJob.__name__:
+            hint += "; or, to featurize it again, --force"
         raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
@@ -375,21 +394,12 @@ def _run_all(job: _Job, shards: int, client: Any) -> Path:
     """Run all shards of a job, in this process or by a client, and merge them."""
     every = [Shard(number, shards) for number in range(checked_count("shards", shards))]
     if client is not None:
-        _runner_of(client)(_with_absolute_paths(job), every, client)
+        _runner_of(client)(job.absolute(), every, client)
         return merge(job.folder)
     run = job.prepare()
     for shard in every:
         run(shard)
     return merge(job.folder)
-
-
-def _with_absolute_paths(job: _Job) -> _Job:
-    """Return a job whose files are found from the working folder of any process."""
-    paths: dict[str, Any] = {"input": Path(job.input).absolute()}
-    paths["folder"] = Path(job.folder).absolute()
-    if isinstance(job, PredictJob):
-        paths["checkpoints"] = [Path(path).absolute() for path in job.checkpoints]
-    return replace(job, **paths)
 
 
 def _runner_of(client: Any) -> Callable[[_Job, Sequence[Shard], Any], None]:
@@ -439,7 +449,8 @@ def merge(folder: str | Path) -> Path:
     shards = [Shard(number, *found) for number in range(*found)]
     with locked_folder(folder):
         manifests = _finished(folder, shards)
-        join = _join_tables if "checkpoints" in manifests[0]["identity"] else _join_stores
+        predicted = manifests[0]["identity"]["work"] == PredictJob.__name__
+        join = _join_tables if predicted else _join_stores
         join(folder, [folder / shard.folder for shard in shards], manifests)
     print(f"merged: {folder}; its shard-* folders can be deleted", file=sys.stderr)
     return folder
@@ -455,15 +466,14 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
         hint = f"the same command with --shard i/{len(shards)}, i = {listed} "
         hint += f"(sbatch --array={listed})"
         raise mismatch(ValueError, what, "all of them, finished", got, where=folder, hint=hint)
-    first = manifests[0]
-    total = first["records"]["file"]
-    for shard, manifest in zip(shards, manifests, strict=True):
+    first, *_ = facts = [
+        {**one["identity"], "records in the file": one["records"]["file"], "shard": one["shard"]}
+        for one in manifests
+    ]
+    for shard, manifest, found in zip(shards, manifests, facts, strict=True):
         path = folder / shard.folder
-        wanted = {**first["identity"], "records in the file": total, "shard": str(shard)}
-        counted = {"records in the file": manifest["records"]["file"], "shard": manifest["shard"]}
-        facts = {**manifest["identity"], **counted}
         what = f"merge: shard {shard} is of different work than shard {shards[0]}"
-        _check_same(what, wanted, {"identity": facts}, path)
+        _check_same(what, {**first, "shard": str(shard)}, found, path)
         for name, sha256 in manifest["files"].items():
             hint = f"delete {path} and run the shard again"
             existing(path / name, f"a file of shard {shard}")

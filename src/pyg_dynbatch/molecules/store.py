@@ -415,7 +415,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def write_checked(path: Path, kind: str, content: Mapping[str, Any]) -> None:
-    """Write a header, or another `kind` of JSON, with its checksum."""
+    """Write values as JSON, under the name of their kind and with a checksum."""
     text = json.dumps({kind: content, "sha256": digest_of(content)}, indent=1)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
