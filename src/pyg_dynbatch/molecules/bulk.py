@@ -502,13 +502,13 @@ def _join_stores(
     stores = [PackedMolecules(path) for path in paths]
     shards = [shard for shard, _, _ in _blocks(manifests)]
     blocks = [(stores[shard], k // len(paths)) for k, shard in enumerate(shards)]
-    parts = [store.parts[number] for store, number in blocks]
+    parts = [packed.parts[number] for packed, number in blocks]
     build.check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
     names = header.pop("columns")
     del header["build"]
-    packs = [partial(store.part, number) for store, number in blocks]
-    build.finish_store(folder, packs, names, header, build.valid_store(folder))
+    readers = [partial(packed.part, number) for packed, number in blocks]
+    build.finish_store(folder, readers, names, header, build.valid_store(folder))
 
 
 def _join_tables(
