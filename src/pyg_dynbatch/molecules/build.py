@@ -44,7 +44,7 @@ from pyg_dynbatch.molecules.store import (
 )
 
 POLICIES = ("raise", "skip", "blank")
-CHUNK = 128  # records that are featurized at a time
+CHUNK = 128  # records that are featurized at a time, and among which batches are formed
 
 _NO_PAIRS = torch.zeros(0, dtype=torch.uint8)
 # Chunks queued per process: enough to keep it busy, few enough to need little memory.

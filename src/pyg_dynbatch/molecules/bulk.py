@@ -106,11 +106,12 @@ class _Job(ABC):
             "pyg_dynbatch": pyg_dynbatch.__version__,
             "rdkit": rdkit_version(),
         }
+        # As read from a manifest, in which tuples are lists.
         plain: dict[str, Any] = json.loads(json.dumps(facts | self._facts()))
         return plain
 
     def run(self, shard: Shard) -> Path:
-        """Do the work of a shard, unless it is done; return its folder."""
+        """Process a shard unless it is finished; return its folder."""
         return self.prepare()(shard)
 
     def prepare(self) -> Callable[[Shard], Path]:
@@ -168,7 +169,7 @@ class _Job(ABC):
 
 @dataclass(frozen=True)
 class FeaturizeJob(_Job):
-    r"""The work of ``featurize`` on a file, of which any process can do any shard.
+    r"""The work of ``featurize`` on a file; any process can run any shard.
 
     Args:
         input: File of molecules.
@@ -201,10 +202,11 @@ class FeaturizeJob(_Job):
         return self.options.force
 
     def _facts(self) -> dict[str, Any]:
-        options = {"block size": self.options.block_size, "bad": self.options.bad}
+        options = {"block_size": self.options.block_size, "bad": self.options.bad}
         return {**options, "featurizer": self.featurizer.digest}
 
     def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+        # Merging would not replace the store of a different featurizer: say so before the work.
         if (folder.parent / HEADER).is_file() and not self.options.force:
             header = store.read_header(folder.parent)
             store.check_featurizer(header, self.featurizer, folder.parent)
@@ -220,7 +222,7 @@ class FeaturizeJob(_Job):
 
 @dataclass(frozen=True)
 class PredictJob(_Job):
-    """The work of ``predict`` on a file of molecules, of which any process can do any shard.
+    """The work of ``predict`` on a file of molecules; any process can run any shard.
 
     Args:
         input: File of molecules.
@@ -229,8 +231,8 @@ class PredictJob(_Job):
         reading: Options of ``read_molecules``, such as ``{"smiles_column": "structure"}``.
         narrow: Whether to omit the columns of the input.
         dropout: Passes with dropout; 0 for one pass without.
-        max_pairs: Most pairs of atoms per batch.
-        max_atoms: Most atoms of a molecule; as in training by default.
+        max_pairs: Maximum number of pairs of atoms per batch.
+        max_atoms: Maximum number of atoms of a molecule; as in training by default.
         device: Where to compute.
         fingerprints: Name of a file of fingerprints, ``.npy`` or ``.csv``; None for none.
         num_workers: Number of processes that read molecules.
@@ -258,6 +260,8 @@ class PredictJob(_Job):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
+        # Batches are formed per chunk: with whole chunks, they are the same as in one process,
+        # and so are the predictions, to the bit.
         if self.block_size < 1 or self.block_size % CHUNK:
             what = "PredictJob: the block size is out of range"
             wanted = f"a multiple of {CHUNK}, the records that are read at a time"
@@ -275,7 +279,7 @@ class PredictJob(_Job):
     def _facts(self) -> dict[str, Any]:
         names = ("narrow", "dropout", "max_pairs", "max_atoms", "fingerprints", "block_size")
         return {
-            **{name.replace("_", " "): getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in names},
             "checkpoints": [sha256_of(existing(path, "a checkpoint")) for path in self.checkpoints],
             "device": self.device.partition(":")[0],
         }
@@ -491,7 +495,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
     """Yield the shard, the first row and the number of rows of each block of the file."""
-    total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block size"]
+    total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block_size"]
     for block, row in enumerate(range(0, total, size)):
         yield block % len(manifests), row, min(size, total - row)
 
@@ -500,8 +504,10 @@ def _join_stores(
     folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
 ) -> None:
     stores = [PackedMolecules(path) for path in paths]
-    shards = [shard for shard, _, _ in _blocks(manifests)]
-    blocks = [(stores[shard], k // len(paths)) for k, shard in enumerate(shards)]
+    # The n-th block is the part n // len(paths) of its shard.
+    blocks = [
+        (stores[shard], n // len(paths)) for n, (shard, _, _) in enumerate(_blocks(manifests))
+    ]
     parts = [packed.parts[number] for packed, number in blocks]
     build.check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
@@ -546,7 +552,7 @@ def _rows(tables: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Ite
 def _copy(path: Path, start: int, count: int, target: Any, end: int | None = None) -> int:
     """Copy records of a CSV file from a position on, and return the position after them.
 
-    Copied are `count` of them; or, if `end` is given, those whose first cell is a row before it.
+    At most `count` are copied; if `end` is given, none whose row, its first cell, is `end` or more.
     """
     with path.open("rb") as file:
         file.seek(start)

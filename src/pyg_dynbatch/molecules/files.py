@@ -64,7 +64,10 @@ Wanted = Callable[[int], bool]  # whether a row is wanted
 
 
 class MoleculeRecords(Iterator[RawMolecule]):
-    """Stream of the records of a file; of rows that are not wanted, little is read."""
+    """Stream of the records of a file; of rows that are not wanted, little is read.
+
+    Set ``wanted`` before the first record is read; later it has no effect.
+    """
 
     def __init__(self, read: Callable[["MoleculeRecords"], Iterator[RawMolecule]]) -> None:
         self.wanted: Wanted = lambda row: True
