@@ -125,7 +125,7 @@ class _Job(ABC):
 
     @property
     def _forced(self) -> bool:
-        """Whether what is in the folder is replaced."""
+        """Whether to process a shard even if it is finished."""
         return False
 
     @abstractmethod
