@@ -123,11 +123,6 @@ class _Job(ABC):
         """Return a job whose files are found from the working folder of any process."""
         return replace(self, input=Path(self.input).absolute(), folder=Path(self.folder).absolute())
 
-    @property
-    def _forced(self) -> bool:
-        """Whether to process a shard even if it is finished."""
-        return False
-
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Return the part of the identity that not all jobs have."""
@@ -138,10 +133,11 @@ class _Job(ABC):
 
     def _run(self, identity: dict[str, Any], shard: Shard) -> Path:
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
+        forced = isinstance(self, FeaturizeJob) and self.options.force
         for parent in (folder.parent, folder):
             check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
         with locked_folder(folder):
-            manifest = None if self._forced else _read_manifest(folder)
+            manifest = None if forced else _read_manifest(folder)
             if manifest is not None:
                 different = f"{what}: its folder is for different work"
                 _check_same(different, identity, manifest["identity"], folder)
@@ -196,10 +192,6 @@ class FeaturizeJob(_Job):
     _: KW_ONLY
     featurizer: Featurizer = field(default_factory=MoleculeFeaturizer)
     options: FeaturizeOptions = FeaturizeOptions()
-
-    @property
-    def _forced(self) -> bool:
-        return self.options.force
 
     def _facts(self) -> dict[str, Any]:
         options = {"block_size": self.options.block_size, "bad": self.options.bad}
@@ -260,8 +252,7 @@ class PredictJob(_Job):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
-        # Batches are formed per chunk: with whole chunks, they are the same as in one process,
-        # and so are the predictions, to the bit.
+        # Batches are formed per chunk: with whole chunks, they are those of one process.
         if self.block_size < 1 or self.block_size % CHUNK:
             what = "PredictJob: the block size is out of range"
             wanted = f"a multiple of {CHUNK}, the records that are read at a time"
@@ -311,7 +302,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     hint = f"delete {folder} and run the shard again"
-    return store.read_checked(path, "manifest", FORMAT, what="", hint=hint)
+    return store.read_checked(path, "manifest", FORMAT, "", hint)
 
 
 def _check_same(

@@ -48,8 +48,7 @@ class MoleculePredictor:
         checkpoints: Paths of checkpoints, or models, with the same features and properties.
         device: Where to compute.
         dropout: Passes with dropout; 0 for one pass without.
-        max_pairs: Maximum number of pairs of atoms per batch; a larger molecule is a separate
-            batch.
+        max_pairs: Maximum number of pairs of atoms per batch; a larger molecule has its own.
         max_atoms: Maximum number of atoms of a molecule; as in training by default.
 
     Raises:

@@ -420,29 +420,24 @@ def write_checked(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def read_checked(path: Path, kind: str, format: str, **unusable: str) -> dict[str, Any]:
+def read_checked(path: Path, kind: str, format: str, *said: str) -> dict[str, Any]:
     """Read what :func:`write_checked` has written; raise ``ValueError`` if it has changed."""
     expected = f"an unchanged {kind} of format {format}"
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         content, digest = dict(read[kind]), read["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _unusable(path, expected, f"{type(error).__name__}: {error}", **unusable) from error
+        raise _unusable(path, expected, f"{type(error).__name__}: {error}", *said) from error
     if digest_of(content) != digest:
-        raise _unusable(path, expected, "other content than was written", **unusable)
+        raise _unusable(path, expected, "other content than was written", *said)
     if content.get("format") != format:
-        raise _unusable(path, expected, f"format {content.get('format')}", **unusable)
+        raise _unusable(path, expected, f"format {content.get('format')}", *said)
     return content
 
 
-def _unusable(
-    path: Path,
-    expected: str,
-    got: str,
-    what: str = "packed molecules: ",
-    hint: str = "delete it and build the data set again",
-) -> ValueError:
-    what = f"{what}{path.name} cannot be used"
+def _unusable(path: Path, expected: str, got: str, *said: str) -> ValueError:
+    start, hint = said or ("packed molecules: ", "delete it and build the data set again")
+    what = f"{start}{path.name} cannot be used"
     return mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
