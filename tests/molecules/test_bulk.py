@@ -263,7 +263,7 @@ def test_two_writers_of_a_shard(letters: FeaturizeJob) -> None:
 CHANGES: dict[str, Callable[[FeaturizeJob], FeaturizeJob]] = {
     "featurizer": lambda job: replace(job, featurizer=Letters("changed")),
     "bad": lambda job: replace(job, options=replace(job.options, bad="blank")),
-    "block size": lambda job: replace(job, options=replace(job.options, block_size=5)),
+    "block_size": lambda job: replace(job, options=replace(job.options, block_size=5)),
     "reading": lambda job: replace(job, reading={"format": "smi"}),
     "input": lambda job: replace(job, input=str(shutil.copy("other.smi", "in2.smi"))),
 }

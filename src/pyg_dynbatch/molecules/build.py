@@ -44,7 +44,7 @@ from pyg_dynbatch.molecules.store import (
 )
 
 POLICIES = ("raise", "skip", "blank")
-CHUNK = 128  # records that are featurized at a time
+CHUNK = 128  # records that are featurized at a time, and among which batches are formed
 
 _NO_PAIRS = torch.zeros(0, dtype=torch.uint8)
 # Chunks queued per process: enough to keep it busy, few enough to need little memory.
@@ -268,7 +268,6 @@ def _result(mark: Any, span: str, future: "Future[Featurized]") -> tuple[Any, Fe
 
 
 ERRORS = "errors.csv"
-OLD_PARTS = "part-" + "[0-9]" * 6 + ".npz"  # of a build that an earlier version did not finish
 
 
 def build_store(
@@ -372,16 +371,16 @@ class StoreBuilder:
         self.total = self.bad = 0  # records, and bad ones among them
         self._digests: list[str] = []  # of the parts, in order
         self._earlier: PackedMolecules | None = None
-        stores: list[tuple[PackedMolecules | Path, PackedMolecules | None]] = []
+        stores: list[tuple[PackedMolecules | None, Callable[[int, str], np.ndarray]]] = []
         if self.folder is not None and not options.force:
             self._earlier = valid_store(self.folder, featurizer)
-            stores = [(path, valid_store(path)) for path in self.folder.glob(PARTS)]
-            stores += [] if self._earlier is None else [(self._earlier, self._earlier)]
-        # The valid parts by their digest: the store that holds each, and its number there. Of an
-        # unfinished part only the path is kept, as open stores need memory.
-        self._parts: dict[str, tuple[PackedMolecules | Path, int]] = {
-            part["digest"]: (source, number)
-            for source, store in stores
+            stores = [(valid_store(path), partial(_read, path)) for path in self.folder.glob(PARTS)]
+            if self._earlier is not None:
+                stores.append((self._earlier, self._earlier.part))
+        # The valid parts and the readers of their columns, by the digests of the parts.
+        self._parts: dict[str, tuple[dict[str, Any], ColumnReader]] = {
+            part["digest"]: (part, partial(read, number))
+            for store, read in stores
             if store is not None
             for number, part in enumerate(store.parts)
             if part["bad"] == options.bad or not part["errors"]
@@ -429,44 +428,38 @@ class StoreBuilder:
 
     def _save(self, digest: str, results: Sequence[Featurized]) -> None:
         """Save a part that is complete."""
-        packs = [result.arrays.__getitem__ for result in results]
-        arrays = join_packs(packs, results[0].arrays)
+        readers = [result.arrays.__getitem__ for result in results]
+        arrays = join_packs(readers, results[0].arrays)
         part = {
             "digest": digest,
             "molecules": len(arrays["row"]),
             "errors": [asdict(error) for result in results for error in result.errors],
             "bad": self.options.bad,
         }
-        header = {**self._header, "parts": [part]}
-        if self.folder is None:
-            self._parts[digest] = PackedMolecules((header, arrays)), 0
-        else:
+        read: ColumnReader = arrays.__getitem__
+        if self.folder is not None:
             folder = self.folder / f"part-{digest[:16]}"
-            write_store(folder, [arrays.__getitem__], arrays, header)
-            self._parts[digest] = folder, 0
+            write_store(folder, [read], arrays, {**self._header, "parts": [part]})
+            read = partial(_read, folder, 0)
+        self._parts[digest] = part, read
 
     def finish(self, may_be_empty: bool = False) -> PackedMolecules:
         """Join the parts; write the columns, the header and the report of bad rows."""
-        parts: list[dict[str, Any]] = []
-        packs: list[ColumnReader] = []
-        for source, number in map(self._parts.__getitem__, self._digests):
-            packs.append(partial(_read_part, source, number))
-            # A part without bad rows may have been made under a different policy.
-            parts.append({**_opened(source).parts[number], "bad": self.options.bad})
-        names = self.packing.pack([])
+        found = [self._parts[digest] for digest in self._digests]
+        # A part without bad rows may have been made under a different policy.
+        parts = [{**part, "bad": self.options.bad} for part, _ in found]
+        empty = self.packing.pack([])
+        readers = [read for _, read in found] or [empty.__getitem__]
         header = {**self._header, "parts": parts}
         self.bad = check_parts(self.name, parts, self.total, may_be_empty)
         if self.folder is None:
-            return PackedMolecules((header, join_packs(packs, names)))
-        return finish_store(self.folder, packs or [names.__getitem__], names, header, self._earlier)
+            return PackedMolecules((header, join_packs(readers, empty)))
+        return finish_store(self.folder, readers, empty, header, self._earlier)
 
 
-def _opened(source: PackedMolecules | Path) -> PackedMolecules:
-    return PackedMolecules(source) if isinstance(source, Path) else source
-
-
-def _read_part(source: PackedMolecules | Path, number: int, name: str) -> np.ndarray:
-    return _opened(source).part(number, name)
+def _read(folder: Path, number: int, name: str) -> np.ndarray:
+    """Read a column of a part; keep nothing open, as a large build has thousands of parts."""
+    return PackedMolecules(folder).part(number, name)
 
 
 def check_parts(
@@ -485,21 +478,21 @@ def check_parts(
 
 def finish_store(
     folder: Path,
-    packs: Sequence[ColumnReader],
+    readers: Sequence[ColumnReader],
     names: Iterable[str],
     header: Mapping[str, Any],
     earlier: PackedMolecules | None = None,
 ) -> PackedMolecules:
-    """Write a store and the report of its bad rows, unless `earlier` is the same; clean up."""
+    """Write a store, unless `earlier` is the same, and the report of its bad rows; clean up."""
     if earlier is None or earlier.header.get("build") != digest_of(header):
-        write_store(folder, packs, names, header)
+        write_store(folder, readers, names, header)
     found = (error for part in header["parts"] for error in part["errors"])
     write_error_report(folder / ERRORS, (BadMolecule(**error) for error in found))
     # Remove the parts, unfinished files, and columns of other builds than the finished one.
     used = {HEADER, ERRORS, *(file for file, _, _ in read_header(folder)["columns"].values())}
     for path in folder.glob(PARTS):
         rmtree(path, ignore_errors=True)
-    for name in (HEADER, ERRORS, OLD_PARTS, *(f"{name}-????????.npy" for name in names)):
+    for name in (HEADER, ERRORS, *(f"{name}-????????.npy" for name in names)):
         for path in (*folder.glob(name), *folder.glob(f".{name}.*.tmp")):
             if path.name not in used and path.is_file():
                 # Windows keeps files that a process has mapped; the next build removes them.

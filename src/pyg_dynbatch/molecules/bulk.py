@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cache, partial
-from itertools import islice
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,26 +106,32 @@ class _Job(ABC):
             "pyg_dynbatch": pyg_dynbatch.__version__,
             "rdkit": rdkit_version(),
         }
+        # As read from a manifest, in which tuples are lists.
         plain: dict[str, Any] = json.loads(json.dumps(facts | self._facts()))
         return plain
 
     def run(self, shard: Shard) -> Path:
-        """Do the work of a shard, unless it is done; return its folder."""
+        """Process a shard unless it is finished; return its folder."""
         return self.prepare()(shard)
 
     def prepare(self) -> Callable[[Shard], Path]:
         """Return a function like :meth:`run` that loads what shards share only once."""
-        return partial(self._run, self.identity(), self._filler())
+        job = replace(self)  # a copy, which keeps what it loads as long as the function is used
+        return partial(job._run, job.identity())
+
+    def absolute(self) -> "_Job":
+        """Return a job whose files are found from the working folder of any process."""
+        return replace(self, input=Path(self.input).absolute(), folder=Path(self.folder).absolute())
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Return the part of the identity that not all jobs have."""
 
     @abstractmethod
-    def _filler(self) -> "_Fill":
-        """Return a function that writes the files of a shard and counts its records."""
+    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+        """Write the files of a shard; count the records of the file, the shard, and bad ones."""
 
-    def _run(self, identity: dict[str, Any], fill: "_Fill", shard: Shard) -> Path:
+    def _run(self, identity: dict[str, Any], shard: Shard) -> Path:
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
         forced = isinstance(self, FeaturizeJob) and self.options.force
         for parent in (folder.parent, folder):
@@ -134,15 +139,17 @@ class _Job(ABC):
         with locked_folder(folder):
             manifest = None if forced else _read_manifest(folder)
             if manifest is not None:
-                _check_same(f"{what}: its folder is for different work", identity, manifest, folder)
+                different = f"{what}: its folder is for different work"
+                _check_same(different, identity, manifest["identity"], folder)
                 if manifest["files"]:
                     print(f"{what}: finished before, nothing to do", file=sys.stderr)
                     return folder
             # Without files, it says that the folder is for this work, which is not finished.
-            facts = {"identity": identity, "shard": str(shard)}
-            _write_manifest(folder, {**facts, "files": {}})
+            facts = {"format": FORMAT, "identity": identity, "shard": str(shard)}
+            write = partial(store.write_checked, folder / MANIFEST, "manifest")
+            write({**facts, "files": {}})
             try:
-                counts = fill(folder, shard, identity)
+                counts = self._fill(folder, shard, identity)
             except Exception:  # not if it is killed: then the same command continues
                 (folder / MANIFEST).unlink(missing_ok=True)
                 raise
@@ -152,17 +159,13 @@ class _Job(ABC):
             written = (path for path in sorted(folder.iterdir()) if path.is_file())
             sums = {path.name: sha256_of(path) for path in written if path.name[0] != "."}
             sums.pop(MANIFEST)
-            _write_manifest(folder, {**facts, "records": counts, "files": sums})
+            write({**facts, "records": counts, "files": sums})
         return folder
-
-
-# Counts the records in the file, those of the shard, and the bad ones among them.
-_Fill = Callable[[Path, Shard, dict[str, Any]], dict[str, int]]
 
 
 @dataclass(frozen=True)
 class FeaturizeJob(_Job):
-    r"""The work of ``featurize`` on a file, of which any process can do any shard.
+    r"""The work of ``featurize`` on a file; any process can run any shard.
 
     Args:
         input: File of molecules.
@@ -191,13 +194,11 @@ class FeaturizeJob(_Job):
     options: FeaturizeOptions = FeaturizeOptions()
 
     def _facts(self) -> dict[str, Any]:
-        options = {"block size": self.options.block_size, "bad": self.options.bad}
+        options = {"block_size": self.options.block_size, "bad": self.options.bad}
         return {**options, "featurizer": self.featurizer.digest}
 
-    def _filler(self) -> _Fill:
-        return self._fill
-
-    def _fill(self, folder: Path, shard: Shard, _: object) -> dict[str, int]:
+    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+        # Merging would not replace the store of a different featurizer: say so before the work.
         if (folder.parent / HEADER).is_file() and not self.options.force:
             header = store.read_header(folder.parent)
             store.check_featurizer(header, self.featurizer, folder.parent)
@@ -213,7 +214,7 @@ class FeaturizeJob(_Job):
 
 @dataclass(frozen=True)
 class PredictJob(_Job):
-    """The work of ``predict`` on a file of molecules, of which any process can do any shard.
+    """The work of ``predict`` on a file of molecules; any process can run any shard.
 
     Args:
         input: File of molecules.
@@ -222,8 +223,8 @@ class PredictJob(_Job):
         reading: Options of ``read_molecules``, such as ``{"smiles_column": "structure"}``.
         narrow: Whether to omit the columns of the input.
         dropout: Passes with dropout; 0 for one pass without.
-        max_pairs: Most pairs of atoms per batch.
-        max_atoms: Most atoms of a molecule; as in training by default.
+        max_pairs: Maximum number of pairs of atoms per batch.
+        max_atoms: Maximum number of atoms of a molecule; as in training by default.
         device: Where to compute.
         fingerprints: Name of a file of fingerprints, ``.npy`` or ``.csv``; None for none.
         num_workers: Number of processes that read molecules.
@@ -251,6 +252,7 @@ class PredictJob(_Job):
     def __post_init__(self) -> None:
         """Check the options."""
         super().__post_init__()
+        # Batches are formed per chunk: with whole chunks, they are those of one process.
         if self.block_size < 1 or self.block_size % CHUNK:
             what = "PredictJob: the block size is out of range"
             wanted = f"a multiple of {CHUNK}, the records that are read at a time"
@@ -260,45 +262,38 @@ class PredictJob(_Job):
             what = "PredictJob: the fingerprints of a shard go to its folder"
             raise mismatch(ValueError, what, "the name of a file, such as prints.npy", name)
 
+    def absolute(self) -> _Job:
+        """Return a job whose files are found from the working folder of any process."""
+        job = replace(self, checkpoints=[Path(path).absolute() for path in self.checkpoints])
+        return super(PredictJob, job).absolute()
+
     def _facts(self) -> dict[str, Any]:
         names = ("narrow", "dropout", "max_pairs", "max_atoms", "fingerprints", "block_size")
         return {
-            **{name.replace("_", " "): getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in names},
             "checkpoints": [sha256_of(existing(path, "a checkpoint")) for path in self.checkpoints],
             "device": self.device.partition(":")[0],
         }
 
-    def _filler(self) -> _Fill:
-        from pyg_dynbatch.molecules import predict as using  # needs Lightning
+    @cached_property
+    def _predictor(self) -> Any:
+        from pyg_dynbatch.molecules.predict import MoleculePredictor  # needs Lightning
 
-        given = (self.device, self.dropout, self.max_pairs, self.max_atoms)
-        load = cache(lambda: using.MoleculePredictor(self.checkpoints, *given))
+        options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
+        return MoleculePredictor(self.checkpoints, *options)
+
+    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+        from pyg_dynbatch.molecules.predict import PredictionFiles, predict_file
+
+        prints = None if self.fingerprints is None else str(folder / self.fingerprints)
+        table, errors = (str(folder / name) for name in _TABLES)
+        written = PredictionFiles(table, prints, identity, errors)
         read = partial(read_molecules, self.input, **self.reading)
-
-        def fill(folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
-            predictor = load()
-            names = using.column_names(predictor)
-            columns, _ = using.open_columns(read, names, self.narrow, str(self.input))
-            prints = None if self.fingerprints is None else str(folder / self.fingerprints)
-            table, errors = (str(folder / name) for name in _TABLES)
-            written = using.PredictionFiles(table, prints, identity, errors)
-            if written.rows:
-                print(f"shard {shard}: continuing after {written.rows:,} records", file=sys.stderr)
-            records = read(keep_source=not self.narrow)
-            records.wanted = partial(shard.has, block_size=self.block_size)
-            left = islice(records, written.rows, None)
-            rows = using.predict_stream(left, predictor, self.num_workers, prints is not None)
-            network: Any = predictor.tasks[0].network
-            written.write(rows, columns, network.fingerprint_channels)
-            return {"file": records.total, "shard": written.rows, "bad": written.bad}
-
-        return fill
-
-
-def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    manifest = {"format": FORMAT, **facts}
-    text = json.dumps({"manifest": manifest, "sha256": store.digest_of(manifest)}, indent=1)
-    write_atomically(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+        records = read(keep_source=not self.narrow)
+        records.wanted = partial(shard.has, block_size=self.block_size)
+        given = (str(self.input), self.narrow, self.num_workers)
+        predict_file(read, self._predictor, written, *given, records, f"shard {shard}: ")
+        return {"file": records.total, "shard": written.rows, "bad": written.bad}
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -306,30 +301,23 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        manifest = content["manifest"]
-        if content["sha256"] != store.digest_of(manifest) or manifest["format"] != FORMAT:
-            raise ValueError("its content does not match its checksum")
-    except (ValueError, KeyError, TypeError) as error:
-        what, wanted = f"{MANIFEST} cannot be used", f"an unchanged manifest of format {FORMAT}"
-        got, hint = f"{type(error).__name__}: {error}", f"delete {folder} and run the shard again"
-        raise mismatch(ValueError, what, wanted, got, where=path, hint=hint) from error
-    return dict(manifest)
+    hint = f"delete {folder} and run the shard again"
+    return store.read_checked(path, "manifest", FORMAT, "", hint)
 
 
 def _check_same(
-    what: str, wanted: Mapping[str, Any], manifest: Mapping[str, Any], where: Path
+    what: str, wanted: Mapping[str, Any], found: Mapping[str, Any], where: Path
 ) -> None:
     """Raise an error that names all values in which a shard differs."""
-    found = manifest["identity"]
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if names:
         expected, got = (
             "; ".join(f"{name}: {json.dumps(values.get(name))}" for name in names)
             for values in (wanted, found)
         )
-        hint = f"another folder; or delete {where}; or, to featurize it again, --force"
+        hint = f"another folder; or delete {where}"
+        if wanted["work"] == FeaturizeJob.__name__:
+            hint += "; or, to featurize it again, --force"
         raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
@@ -401,21 +389,12 @@ def _run_all(job: _Job, shards: int, client: Any) -> Path:
     """Run all shards of a job, in this process or by a client, and merge them."""
     every = [Shard(number, shards) for number in range(checked_count("shards", shards))]
     if client is not None:
-        _runner_of(client)(_with_absolute_paths(job), every, client)
+        _runner_of(client)(job.absolute(), every, client)
         return merge(job.folder)
     run = job.prepare()
     for shard in every:
         run(shard)
     return merge(job.folder)
-
-
-def _with_absolute_paths(job: _Job) -> _Job:
-    """Return a job whose files are found from the working folder of any process."""
-    paths: dict[str, Any] = {"input": Path(job.input).absolute()}
-    paths["folder"] = Path(job.folder).absolute()
-    if isinstance(job, PredictJob):
-        paths["checkpoints"] = [Path(path).absolute() for path in job.checkpoints]
-    return replace(job, **paths)
 
 
 def _runner_of(client: Any) -> Callable[[_Job, Sequence[Shard], Any], None]:
@@ -465,7 +444,8 @@ def merge(folder: str | Path) -> Path:
     shards = [Shard(number, *found) for number in range(*found)]
     with locked_folder(folder):
         manifests = _finished(folder, shards)
-        join = _join_tables if "checkpoints" in manifests[0]["identity"] else _join_stores
+        predicted = manifests[0]["identity"]["work"] == PredictJob.__name__
+        join = _join_tables if predicted else _join_stores
         join(folder, [folder / shard.folder for shard in shards], manifests)
     print(f"merged: {folder}; its shard-* folders can be deleted", file=sys.stderr)
     return folder
@@ -481,15 +461,14 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
         hint = f"the same command with --shard i/{len(shards)}, i = {listed} "
         hint += f"(sbatch --array={listed})"
         raise mismatch(ValueError, what, "all of them, finished", got, where=folder, hint=hint)
-    first = manifests[0]
-    total = first["records"]["file"]
-    for shard, manifest in zip(shards, manifests, strict=True):
+    first, *_ = facts = [
+        {**one["identity"], "records in the file": one["records"]["file"], "shard": one["shard"]}
+        for one in manifests
+    ]
+    for shard, manifest, found in zip(shards, manifests, facts, strict=True):
         path = folder / shard.folder
-        wanted = {**first["identity"], "records in the file": total, "shard": str(shard)}
-        counted = {"records in the file": manifest["records"]["file"], "shard": manifest["shard"]}
-        facts = {**manifest["identity"], **counted}
         what = f"merge: shard {shard} is of different work than shard {shards[0]}"
-        _check_same(what, wanted, {"identity": facts}, path)
+        _check_same(what, {**first, "shard": str(shard)}, found, path)
         for name, sha256 in manifest["files"].items():
             hint = f"delete {path} and run the shard again"
             existing(path / name, f"a file of shard {shard}")
@@ -507,7 +486,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
     """Yield the shard, the first row and the number of rows of each block of the file."""
-    total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block size"]
+    total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block_size"]
     for block, row in enumerate(range(0, total, size)):
         yield block % len(manifests), row, min(size, total - row)
 
@@ -516,15 +495,17 @@ def _join_stores(
     folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
 ) -> None:
     stores = [PackedMolecules(path) for path in paths]
-    shards = [shard for shard, _, _ in _blocks(manifests)]
-    blocks = [(stores[shard], k // len(paths)) for k, shard in enumerate(shards)]
-    parts = [store.parts[number] for store, number in blocks]
+    # The n-th block is the part n // len(paths) of its shard.
+    blocks = [
+        (stores[shard], n // len(paths)) for n, (shard, _, _) in enumerate(_blocks(manifests))
+    ]
+    parts = [packed.parts[number] for packed, number in blocks]
     build.check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
     names = header.pop("columns")
     del header["build"]
-    packs = [partial(store.part, number) for store, number in blocks]
-    build.finish_store(folder, packs, names, header, build.valid_store(folder))
+    readers = [partial(packed.part, number) for packed, number in blocks]
+    build.finish_store(folder, readers, names, header, build.valid_store(folder))
 
 
 def _join_tables(
@@ -562,7 +543,7 @@ def _rows(tables: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Ite
 def _copy(path: Path, start: int, count: int, target: Any, end: int | None = None) -> int:
     """Copy records of a CSV file from a position on, and return the position after them.
 
-    Copied are `count` of them; or, if `end` is given, those whose first cell is a row before it.
+    At most `count` are copied; if `end` is given, none whose row, its first cell, is `end` or more.
     """
     with path.open("rb") as file:
         file.seek(start)

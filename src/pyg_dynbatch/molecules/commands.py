@@ -26,10 +26,8 @@ from pyg_dynbatch.molecules.files import FORMATS, MoleculeRecords, RawMolecule, 
 from pyg_dynbatch.molecules.predict import (
     MoleculePredictor,
     PredictionFiles,
-    column_names,
     named_columns,
-    open_columns,
-    predict_stream,
+    predict_file,
 )
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_mol_block
 from pyg_dynbatch.molecules.store import HEADER
@@ -119,16 +117,9 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     predictor = MoleculePredictor(
         [first, *paths[1:]], options.device, options.dropout, options.max_pairs, options.max_atoms
     )
-    read, names = partial(read_input, options), column_names(predictor)
-    columns, records = open_columns(read, names, options.narrow, options.input)
     files = PredictionFiles(*written, identity=_identity(options))
-    if files.rows:
-        print(f"continuing after {files.rows:,} records", file=sys.stderr)
-    rows = predict_stream(
-        islice(records, files.rows, None), predictor, options.workers, bool(options.fingerprints)
-    )
-    network: Any = predictor.tasks[0].network
-    files.write(rows, columns, network.fingerprint_channels)
+    given = (options.input, options.narrow, options.workers)
+    predict_file(partial(read_input, options), predictor, files, *given)
     if files.bad == files.rows:
         got = f"{files.rows:,} bad records, the first {files.reason}"
         what = "predict: no record is a molecule"

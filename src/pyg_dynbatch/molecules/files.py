@@ -67,7 +67,7 @@ class MoleculeRecords(Iterator[RawMolecule]):
     """Stream of the records of a file; of rows that are not wanted, little is read."""
 
     def __init__(self, read: Callable[["MoleculeRecords"], Iterator[RawMolecule]]) -> None:
-        self.wanted: Wanted = lambda row: True
+        self.wanted: Wanted = lambda row: True  # changes have no effect after the first record
         self.total = 0  # records in the file so far, wanted or not
         self._records = read(self)
 

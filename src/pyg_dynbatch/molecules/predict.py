@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,8 +48,8 @@ class MoleculePredictor:
         checkpoints: Paths of checkpoints, or models, with the same features and properties.
         device: Where to compute.
         dropout: Passes with dropout; 0 for one pass without.
-        max_pairs: Most pairs of atoms per batch; a larger molecule is a separate batch.
-        max_atoms: Most atoms of a molecule; as in training by default.
+        max_pairs: Maximum number of pairs of atoms per batch; a larger molecule has its own.
+        max_atoms: Maximum number of atoms of a molecule; as in training by default.
 
     Raises:
         ValueError: If a checkpoint is not one of molecules, two predict different properties, a
@@ -298,6 +298,26 @@ def open_columns(
         if name != shown:
             print(f"the column {name!r} of the input is written as {shown!r}", file=sys.stderr)
     return columns, chain([first], records)
+
+
+def predict_file(
+    read: Callable[..., MoleculeRecords],
+    predictor: MoleculePredictor,
+    files: "PredictionFiles",
+    where: str,
+    narrow: bool,
+    num_workers: int,
+    chosen: MoleculeRecords | None = None,
+    name: str = "",
+) -> None:
+    """Predict the records that `read` opens, or only those chosen, from where `files` end."""
+    columns, records = open_columns(read, column_names(predictor), narrow, where)
+    if files.rows:
+        print(f"{name}continuing after {files.rows:,} records", file=sys.stderr)
+    left = islice(records if chosen is None else chosen, files.rows, None)
+    rows = predict_stream(left, predictor, num_workers, files.fingerprints is not None)
+    network: Any = predictor.tasks[0].network
+    files.write(rows, columns, network.fingerprint_channels)
 
 
 class PredictionFiles:

@@ -171,8 +171,7 @@ def write_store(
         path = write_atomically(folder / f"{name}-{build[:8]}.npy", write)
         columns[name] = [path.name, path.stat().st_size, _checksum(path)]
     header = {**header, "build": build, "columns": columns}
-    text = json.dumps({"header": header, "sha256": digest_of(header)}, indent=1)
-    write_atomically(folder / HEADER, lambda path: path.write_text(text, encoding="utf-8"))
+    write_checked(folder / HEADER, "header", header)
 
 
 def write_npy(pieces: Iterable[np.ndarray], path: Path) -> None:
@@ -412,22 +411,33 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise mismatch(
             FileNotFoundError, what, expected, where=folder, hint="pyg-dynbatch featurize"
         )
-    expected = f"an unchanged header of format {FORMAT}"
+    return read_checked(path, "header", FORMAT)
+
+
+def write_checked(path: Path, kind: str, content: Mapping[str, Any]) -> None:
+    """Write values as JSON, under the name of their kind and with a checksum."""
+    text = json.dumps({kind: content, "sha256": digest_of(content)}, indent=1)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def read_checked(path: Path, kind: str, format: str, *said: str) -> dict[str, Any]:
+    """Read what :func:`write_checked` has written; raise ``ValueError`` if it has changed."""
+    expected = f"an unchanged {kind} of format {format}"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        header, digest = content["header"], content["sha256"]
+        read = json.loads(path.read_text(encoding="utf-8"))
+        content, digest = dict(read[kind]), read["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _unusable(path, expected, f"{type(error).__name__}: {error}") from error
-    if digest_of(header) != digest:
-        raise _unusable(path, expected, "other content than was written")
-    if header.get("format") != FORMAT:
-        raise _unusable(path, expected, f"format {header.get('format')}")
-    return dict(header)
+        raise _unusable(path, expected, f"{type(error).__name__}: {error}", *said) from error
+    if digest_of(content) != digest:
+        raise _unusable(path, expected, "other content than was written", *said)
+    if content.get("format") != format:
+        raise _unusable(path, expected, f"format {content.get('format')}", *said)
+    return content
 
 
-def _unusable(path: Path, expected: str, got: str) -> ValueError:
-    what = f"packed molecules: {path.name} cannot be used"
-    hint = "delete it and build the data set again"
+def _unusable(path: Path, expected: str, got: str, *said: str) -> ValueError:
+    start, hint = said or ("packed molecules: ", "delete it and build the data set again")
+    what = f"{start}{path.name} cannot be used"
     return mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
