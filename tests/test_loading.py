@@ -161,6 +161,22 @@ def test_a_state_of_virtual_ranks_counts_steps(workers):
         make(2).load_state_dict(state)
 
 
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "budget"])
+def test_a_state_before_the_first_batch(kind):
+    loader = loader_of(kind)
+    loader.load_state_dict(loader_of(kind).state_dict())
+    assert numbers(loader) == numbers(loader_of(kind))
+
+
+def test_a_state_of_another_kind_of_batches_is_refused_within_an_epoch():
+    loader = loader_of("shuffled")
+    next(iter(loader))
+    running = iter(loader)
+    next(running)
+    with pytest.raises(ValueError, match="batch_size differs"):
+        loader_of("budget").load_state_dict(loader.state_dict())
+
+
 def test_a_state_of_a_different_shuffle_is_refused():
     state = loader_of("shuffled").state_dict()
     with pytest.raises(ValueError, match="DataLoader: cannot resume, seed differs"):

@@ -327,6 +327,22 @@ def test_virtual_ranks_get_nearly_equal_batches_in_every_step(planned, budget):
     assert len(set.intersection(*companions)) < len(companions[0]) / 2, "epochs must differ"
 
 
+def test_a_position_is_of_one_epoch_only():
+    inner = DistributedSampler(range(49), num_replicas=2, rank=1)
+    sampler = NodeBudgetBatchSampler(inner, SIZES, 60)
+    sampler.load_state_dict({"epoch": 0, "position": 3})
+    inner.set_epoch(1)  # as Lightning does, after an epoch that was cut short
+    assert len(list(sampler)) == len(sampler)
+    batches = iter(NodeBudgetBatchSampler(inner, SIZES, 60, virtual_ranks=4))
+    next(batches)
+    assert where(sampler) == (1, len(sampler))
+
+
+def test_more_lone_examples_than_batches():
+    plans = ranked([50, 60, 70, 2, 3], 2, max_nodes=10, drop_last=True, oversize="alone")
+    assert {len(plan) for plan in plans} == {2}
+
+
 def test_batches_of_equal_numbers_are_balanced_by_weight():
     nodes = (2 * np.random.default_rng(0).integers(1, 37, 4000) + 1).tolist()
     given = {"sizes": [1] * 4000, "max_nodes": 25, "virtual_ranks": 8}
@@ -380,7 +396,7 @@ def _other_data(rank, folder, plans):
     store = torch.distributed.FileStore(f"{folder}/store", 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     try:
-        list(NodeBudgetBatchSampler(None, [3, 4, 5, 6 + rank], 9))
+        NodeBudgetBatchSampler(None, [3, 4, 5, 6 + rank], 9).compare_ranks()
     except ValueError as error:
         plans.put((rank, str(error)))
     torch.distributed.destroy_process_group()

@@ -414,6 +414,9 @@ class ResumableLoader(PyGDataLoader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the epoch, and the number of its steps whose batches were all taken."""
+        source = self._epoch_source()
+        if self._taken["epoch"] is None and source is not None:  # nothing was taken yet
+            return {**self._plan(), "epoch": source.epoch, "position": 0}
         return {**self._plan(), **self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -117,6 +117,8 @@ def pack_evenly(
     Return None if the examples do not fit into ``count`` batches, or leave one empty.
     """
     alone = [[example] for example in order if sizes[example] > budget]
+    if len(alone) > count:
+        return None
     fitting = [example for example in order if sizes[example] <= budget]
     shuffled = len(fitting) * 4 // 5
     last = sorted(fitting[shuffled:], key=lambda example: -weights[example])
@@ -226,7 +228,7 @@ def checked_seed(seed: int) -> int:
 
 
 _ALWAYS = {
-    "virtual_ranks": "the number of ranks at the start of the run, if not given",
+    "virtual_ranks": "by default the number of ranks at the start of the run",
     "seed": "use the seed the run was started with",
     "examples": "use the data set the run was started with",
     "sizes": "use the data set the run was started with, with the examples in the same order",
@@ -239,13 +241,14 @@ def check_plan(own: Mapping[str, Any], state: Mapping[str, Any], name: str) -> N
 
     In the middle of an epoch, the options of the sampler must be the same as well.
     """
-    within = 0 < state["position"] < state.get("steps", math.inf)
-    compared = (*_ALWAYS, *(_WITHIN_AN_EPOCH if within else ()))
+    compared = [key for key in _ALWAYS if key in state and key in own]
+    if "steps" in state and 0 < state["position"] < state["steps"]:
+        compared += _WITHIN_AN_EPOCH
     for key in compared:
-        if key in state and key in own and state[key] != own[key]:
+        if state.get(key) != own.get(key):
             what = f"{name}: cannot resume, {key} differs from that of the checkpoint"
             hint = _ALWAYS.get(key, "resume at the end of an epoch to change it")
-            raise mismatch(ValueError, what, state[key], own[key], hint=hint)
+            raise mismatch(ValueError, what, state.get(key), own.get(key), hint=hint)
 
 
 _MOST_FULL = 256  # batches without room to look at before packing less evenly
@@ -281,14 +284,13 @@ class NodeBudgetBatchSampler(BatchSampler):
             ``"alone"``, or ``"skip"`` it with a warning.
         virtual_ranks: Number of ranks to plan for, a multiple of the real number; None for the
             real number.
-        weights: What the batches of a step should have equally much of, per example; by default
-            the sizes.
+        weights: What to balance between the batches of a step, per example; by default the sizes.
         batch_size: A sampler to copy all options from except ``drop_last``, as Lightning does when
             it rebuilds a sampler that was not created inside a ``*_dataloader`` hook.
 
     Raises:
-        ValueError: If an example exceeds the budget, an option is out of range, or, at the first
-            batch, the number of ranks does not divide ``virtual_ranks`` or ranks have other plans.
+        ValueError: If an example exceeds the budget, an option is out of range, or, later, the
+            number of ranks does not divide ``virtual_ranks``.
         TypeError: If ``sampler`` selects examples itself.
 
     Example:
@@ -348,8 +350,7 @@ class NodeBudgetBatchSampler(BatchSampler):
         self._epochs = _epoch_counter(sampler, len(self.sizes))
         self._examples = self._admit()
         self._position = 0
-        self._resume_at = 0
-        self._compared = False
+        self._resume = (0, 0)  # epoch and position
         self._planned: tuple[int, int, list[list[Batch]]] = (-1, 0, [])
 
     @property
@@ -376,22 +377,51 @@ class NodeBudgetBatchSampler(BatchSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; a position to resume at in a different epoch is discarded."""
         if epoch != self.epoch:
-            self._resume_at = self._position = 0
+            self._resume, self._position = (epoch, 0), 0
         self._epochs.set_epoch(epoch)
 
     def plan(self) -> dict[str, Any]:
         """Return what decides the batches of every epoch, for a checkpoint."""
         virtual = self.ranks().virtual
+        own = {"virtual_ranks": virtual, "steps": self._num_steps(virtual)}
+        return {**self._facts(), **own}
+
+    def _facts(self) -> dict[str, Any]:
         return {
-            "virtual_ranks": virtual,
+            "virtual_ranks": self.virtual_ranks,
             "seed": self.seed if self.shuffle else None,
             "examples": len(self.sizes),
             "sizes": self._digest,
             "max_nodes": self.max_nodes,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
-            "steps": self._num_steps(virtual),
         }
+
+    def compare_ranks(self) -> None:
+        """Check that all ranks of the default process group have the same plan.
+
+        All ranks must call it; data modules do so when they make their loaders.
+
+        Raises:
+            ValueError: On all ranks, if their sizes, order, seeds or options differ.
+
+        Example:
+            >>> NodeBudgetBatchSampler(None, [1, 2], 3).compare_ranks()  # one rank: nothing to do
+        """
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        plans: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(plans, self._facts())
+        for rank, other in enumerate(plans):
+            for key in other:
+                if other[key] != plans[0][key]:
+                    what = (
+                        f"{type(self).__name__}: ranks have different plans, so different batches"
+                    )
+                    expected, got = f"{key} {plans[0][key]}, as on rank 0", f"{key} {other[key]}"
+                    hint = "the same data, in the same order, and the same seed on all ranks"
+                    where = f"rank {rank}"
+                    raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the epoch, and the number of its steps whose batches were returned.
@@ -409,19 +439,18 @@ class NodeBudgetBatchSampler(BatchSampler):
         if position >= state.get("steps", self._num_steps(self.ranks().virtual)):
             epoch, position = epoch + 1, 0
         self._epochs.set_epoch(epoch)
-        self._resume_at = self._position = position
+        self._resume, self._position = (epoch, position), position
 
     def __len__(self) -> int:
         return self._num_steps(self.ranks().virtual) * self.batches_per_step
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, start = self.epoch, self._resume_at
+        epoch = self.epoch
+        # Lightning sets the epoch of the DistributedSampler, not of this sampler.
+        start = self._resume[1] if self._resume[0] == epoch else 0
         virtual, real, own = self.ranks()
-        if not self._compared:
-            _compare_ranks(self.plan(), type(self).__name__)
-            self._compared = True
         steps = self._steps(epoch, virtual)
-        self._resume_at = 0
+        self._resume, self._position = (epoch, 0), start
         for position in range(start, len(steps)):
             for number in range(own, virtual, real):
                 if number + real >= virtual:
@@ -470,7 +499,7 @@ class NodeBudgetBatchSampler(BatchSampler):
             what = "NodeBudgetBatchSampler: virtual_ranks is not a multiple of the number of ranks"
             divisors = ", ".join(str(n) for n in range(1, virtual + 1) if virtual % n == 0)
             expected = f"{divisors} ranks for {virtual} virtual ranks"
-            hint = "virtual_ranks is fixed at the start of a run, by default as its number of ranks"
+            hint = "virtual_ranks is fixed when a run starts, by default its number of ranks"
             raise mismatch(ValueError, what, expected, f"{real} ranks", hint=hint)
         return Ranks(virtual, real, own)
 
@@ -566,21 +595,6 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     def _weight(self, batch: Batch) -> int:
         return sum(self.weights[example] for example in batch)
-
-
-def _compare_ranks(plan: dict[str, Any], name: str) -> None:
-    """Raise an error, on all ranks, if they have different plans."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    plans: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(plans, plan)
-    for rank, other in enumerate(plans):
-        for key in plan:
-            if other[key] != plans[0][key]:
-                what = f"{name}: ranks have different plans, and so different batches"
-                expected, got = f"{key} {plans[0][key]}, as on rank 0", f"{key} {other[key]}"
-                hint = "the same data, in the same order, and the same seed on all ranks"
-                raise mismatch(ValueError, what, expected, got, where=f"rank {rank}", hint=hint)
 
 
 def _epoch_counter(sampler: Any, num_examples: int) -> DistributedSampler | EpochSampler:

@@ -113,6 +113,13 @@ class LastCheckpoint(RunCheckpoint):
         # Lightning's own argument would replace the checkpoints at the end of the epochs.
         self._every_n_train_steps = every_n_train_steps or 0
 
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Save after a whole step, but leave the last one of an epoch to the end of the epoch."""
+        loop = trainer.fit_loop.epoch_loop
+        # A checkpoint of the last batch would lack the validation and the metrics of the epoch.
+        if not loop.batch_progress.is_last_batch and not loop._should_accumulate():
+            super().on_train_batch_end(trainer, *args)
+
     @property
     def state_key(self) -> str:
         """The name of its state, which does not depend on the number of steps."""

@@ -103,7 +103,8 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             return self.make_loader(self.dataset("train"), self.batch_size, **options)
         loader = self._budgeted("train", shuffle=True, virtual_ranks=virtual)
         if self.trainer is not None:
-            accumulate(self.trainer, loader.batch_sampler.batches_per_step)
+            sampler = loader.batch_sampler
+            accumulate(self.trainer, sampler.batches_per_step, sampler.plan()["steps"])
         return loader
 
     def val_dataloader(self) -> Any:
@@ -143,6 +144,7 @@ class SplitDataModule(pl.LightningDataModule, ABC):
             virtual_ranks=virtual_ranks,
             weights=self.sizes(split) if shuffle and self.budget is None else None,
         )
+        sampler.compare_ranks()
         return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,18 +20,21 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.samplers import NodeBudgetBatchSampler
 
 
-def accumulate(trainer: pl.Trainer, batches: int) -> None:
+def accumulate(trainer: pl.Trainer, batches: int, steps: int) -> None:
     """Accumulate gradients over several batches; let options of the trainer count steps."""
     callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
     if batches > 1 and any(isinstance(c, GradientAccumulationScheduler) for c in callbacks):
-        what = "Trainer: a GradientAccumulationScheduler would replace the batches of virtual ranks"
+        what = "Trainer: a GradientAccumulationScheduler would override that over virtual ranks"
         hint = "Trainer(accumulate_grad_batches=N), or one rank per virtual rank"
         raise mismatch(ValueError, what, "no such callback", f"{batches} batches", hint=hint)
     names = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")
     # Kept at the trainer: its options are those of the user in the first call only.
     given = trainer.__dict__.setdefault("options_in_steps", {n: getattr(trainer, n) for n in names})
     for name, value in given.items():
-        # A fraction is one of the epoch, however many batches that has.
+        if isinstance(value, float) and 0 < value < 1:
+            # A fraction of the steps: one of the batches would depend on the number of ranks.
+            value = max(1, int(steps * value))
+            steps = value if name == "limit_train_batches" else steps
         setattr(trainer, name, value * batches if isinstance(value, int) else value)
 
 
@@ -50,12 +53,16 @@ def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping
         data.resumed = states[0]
     # If the number of ranks does not fit, or the plan is different, the loader raises an error.
     before, now = states[0]["batches_per_step"], max(1, virtual // trainer.world_size)
-    for counts in loops["epoch_loop.batch_progress"].values():
-        if isinstance(counts, dict):
-            # Of a step that was not finished, the gradients are lost: it is repeated.
-            shift = counts["ready"] // before * now - counts["ready"]
-            counts.update({name: count + shift for name, count in counts.items()})
-    state: Mapping[str, Any] = states[0]
+    progress, state = loops["epoch_loop.batch_progress"], dict(states[0])
+    # Of a step of the optimiser that was not finished, the gradients are lost: it is repeated.
+    whole = checkpoint.get("pyg_dynbatch_accumulated", before)
+    lost = 0 if progress["is_last_batch"] else progress["current"]["ready"] % whole
+    if lost:
+        state["position"] = (progress["current"]["ready"] - lost) // before
+    for counts in (progress["current"], progress["total"]):
+        shift = (counts["ready"] - lost) // before * now - counts["ready"]
+        counts.update({name: count + shift for name, count in counts.items()})
+    states[0] = state
     return state
 
 
@@ -64,6 +71,19 @@ def sampler_of(trainer: pl.Trainer) -> NodeBudgetBatchSampler | None:
     sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
     several = isinstance(sampler, NodeBudgetBatchSampler) and sampler.ranks().virtual > 1
     return sampler if several else None
+
+
+def check_accumulation(trainer: pl.Trainer) -> None:
+    """Raise an error if the trainer makes a step before all virtual ranks have had their batch."""
+    sampler = sampler_of(trainer)
+    each, found = (
+        1 if sampler is None else sampler.batches_per_step,
+        trainer.accumulate_grad_batches,
+    )
+    if found % each:
+        what = "Trainer: gradients are not accumulated over the virtual ranks"
+        hint = f"Trainer(accumulate_grad_batches={each}), which data modules of ours set"
+        raise mismatch(ValueError, what, f"a multiple of {each} batches per step", found, hint=hint)
 
 
 def seed_batch(sampler: NodeBudgetBatchSampler, epoch: int, number: int) -> None:

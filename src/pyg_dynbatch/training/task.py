@@ -21,7 +21,7 @@ from torchmetrics import Metric
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
-from pyg_dynbatch.training.elastic import continue_plan, sampler_of, seed_batch
+from pyg_dynbatch.training.elastic import check_accumulation, continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions,
     RateOptions,
@@ -256,12 +256,15 @@ class Task(pl.LightningModule, ABC):
         """Divide accumulated gradients by the number of their terms, on all ranks."""
         if self._terms is None:
             return
-        terms, self._terms = self._terms.to(self.dtype), None
+        kind = torch.promote_types(cast("torch.dtype", self.dtype), torch.float32)
+        terms, self._terms = self._terms.to(kind).clamp(min=1), None
         if self.trainer.world_size > 1:
             terms = self.trainer.strategy.reduce(terms, reduce_op="sum")
         for weight in self.parameters():
-            if weight.grad is not None:
-                weight.grad /= terms.clamp(min=1).to(weight.grad.dtype)
+            if weight.grad is not None and weight.grad.dtype == kind:
+                weight.grad /= terms
+            elif weight.grad is not None:  # in half precision, their number may overflow
+                weight.grad.copy_(weight.grad.to(kind) / terms)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """With several virtual ranks, seed the batch, and log how even the ranks' shares are."""
@@ -303,6 +306,7 @@ class Task(pl.LightningModule, ABC):
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             for logger in self.trainer.loggers:
                 logger.save()  # or a killed run loses what was logged before the checkpoint
+            checkpoint["pyg_dynbatch_accumulated"] = self.trainer.accumulate_grad_batches
             add = partial(self.trainer.strategy.reduce, reduce_op="sum")
             checkpoint["pyg_dynbatch_counted"] = {
                 name: [add(metric.total.clone()).cpu(), add(metric.count.clone()).cpu()]
@@ -339,6 +343,8 @@ class Task(pl.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Continue the epoch of a checkpoint, and apply options that were changed."""
+        self._terms = None  # of a fit that was interrupted
+        check_accumulation(self.trainer)
         state, self._loader_state = self._loader_state, None
         counted, self._train_counts = self._train_counts, {}
         if state is not None:
