@@ -103,7 +103,10 @@ def _peaks(argv: Sequence[str]) -> dict[str, int]:
     """Run a command; return its peak resident memory, and its peak without mapped files."""
     peaks = dict.fromkeys(_MEMORY, 0)
     command = [sys.executable, "-m", "pyg_dynbatch", *argv]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log) as process,
+    ):
         status = Path(f"/proc/{process.pid}/status")
         while process.poll() is None:
             lines = dict(line.split(":", 1) for line in status.read_text("utf-8").splitlines())
@@ -111,7 +114,8 @@ def _peaks(argv: Sequence[str]) -> dict[str, int]:
                 # A process that has just ended has no memory.
                 peaks[key] = max(peaks[key], 1024 * int(lines.get(name, "0").split()[0]))
             time.sleep(_SAMPLED)
-        said = process.communicate()[1].decode()
+        log.seek(0)
+        said = log.read().decode()
     if process.returncode:
         raise mismatch(RuntimeError, f"{argv[0]} has failed", "exit code 0", said.strip()[-500:])
     return peaks

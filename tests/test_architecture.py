@@ -41,13 +41,13 @@ MAX_LINES = {
     "core": 4_520,
     "molecules": 7_960,
     "nn": 4_310,
-    "training": 2_260,
+    "training": 2_320,
     "trees": 4_200,
-    "other files": 2_010,
-    "installed": 30_900,
+    "other files": 2_080,
+    "installed": 31_000,
     "benchmarks": 5_310,
 }
-MAX_CODE = 19_560
+MAX_CODE = 19_650
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

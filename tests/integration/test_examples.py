@@ -77,7 +77,14 @@ BOUNDS = {
     "weave_in_pyg_model": [("three SAGEConv: test error", 0.5, ANY)],
     "weave_with_engine": [("", 100, ANY), ("ms, layer", 0, ANY)],
 }
-SLOW = ("blocks_attention", "blocks_sentiment", "molecule_predict_and_draw", "weave_in_pyg_model")
+SLOW = (
+    "autobatch_lattice",
+    "autobatch_syntax",
+    "blocks_attention",
+    "blocks_sentiment",
+    "molecule_predict_and_draw",
+    "weave_in_pyg_model",
+)
 # Lines of the whole file, if more than 80.
 LINES = {"dynamic_batching_in_one_page": 150, "blocks_tree_lstm": 135, "blocks_sentiment": 160}
 

@@ -29,12 +29,13 @@ def run_on_ray(job: Any, shards: Sequence[Any], ray: Any) -> None:
         from ray.data import ActorPoolStrategy, from_items
     except ImportError as error:
         what, hint = "Ray Data cannot be imported", 'pip install "pyg_dynbatch[ray]"'
-        raise mismatch(ImportError, what, "an installed ray[data]", error, hint=hint) from error
+        raise mismatch(ImportError, what, got=error, hint=hint) from error
     # Numbers need no pickling. In memory: tasks that read them would wait for the actors' CPUs.
     items = from_items(list(range(len(shards))), override_num_blocks=len(shards))
     gpus = int("cuda" in getattr(job, "device", "cpu"))
-    size = min(len(shards), int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)))
-    pool = ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1)
+    if not (found := int(ray.cluster_resources().get("GPU" if gpus else "CPU", 0))):
+        raise mismatch(ValueError, "Ray: no GPU in the cluster for this device", got=job.device)
+    pool = ActorPoolStrategy(size=min(len(shards), found), max_tasks_in_flight_per_actor=1)
     given: dict[str, Any] = {"fn_constructor_args": [job, shards], "num_gpus": gpus}
     for row in items.map_batches(_Worker, batch_size=1, compute=pool, **given).iter_rows():
         raise row["error"]  # all rows are errors
