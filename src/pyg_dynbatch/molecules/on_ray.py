@@ -1,6 +1,5 @@
 """Run the shards of a job on a Ray cluster, in a pool of actors."""
 
-from collections.abc import Sequence
 from functools import cache
 from socket import gethostname
 from traceback import format_exc
@@ -10,7 +9,7 @@ from pyg_dynbatch.core.errors import mismatch
 
 
 class _Worker:
-    def __init__(self, job: Any, shards: Sequence[Any]) -> None:
+    def __init__(self, job: Any, shards: Any) -> None:
         self.prepare, self.shards = cache(job.prepare), shards
 
     def __call__(self, batch: Any) -> dict[str, list[Exception]]:
@@ -23,12 +22,12 @@ class _Worker:
         return {"error": []}
 
 
-def run_on_ray(job: Any, shards: Sequence[Any], ray: Any) -> None:
+def run_on_ray(job: Any, shards: Any, ray: Any) -> None:
     """Run shards in actors that prepare the job once and have a CPU or, if it uses one, a GPU."""
     try:
         from ray.data import ActorPoolStrategy, from_items
     except ImportError as error:
-        what, hint = "Ray Data cannot be imported", 'pip install "pyg_dynbatch[ray]"'
+        what, hint = "no Ray Data", 'pip install "pyg_dynbatch[ray]"'
         raise mismatch(ImportError, what, got=error, hint=hint) from error
     # Numbers need no pickling. In memory: tasks that read them would wait for the actors' CPUs.
     items = from_items(list(range(len(shards))), override_num_blocks=len(shards))
