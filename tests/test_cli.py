@@ -346,6 +346,7 @@ def test_resumed_run_leaves_the_files_of_the_straight_one(
             assert (straight / name).read_bytes() == (cut / name).read_bytes(), name
 
 
+@pytest.mark.long
 def test_forked_ranks_keep_one_table_of_metrics(folder: Path) -> None:
     fork = ["--trainer.devices", "2", "--trainer.strategy", "ddp_fork"]
     assert run("fit", "--config", "small.yaml", *fork) == 0
@@ -428,6 +429,7 @@ def test_commands_that_need_a_checkpoint_refuse_to_run_without(fitted: str, caps
     assert "training can only continue in the folder of its run" in said
 
 
+@pytest.mark.long
 def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, caplog) -> None:
     def refused(command: str, *options: str) -> str:
         return complaint(capsys, command, "--run", fitted, *options)

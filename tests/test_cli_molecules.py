@@ -137,6 +137,7 @@ def test_a_metric_is_checked_before_data_is_processed(
     )
 
 
+@pytest.mark.long
 def test_members_share_a_split_and_are_averaged(folder: Path, capsys) -> None:
     argv = ["ensemble", "--config", "small.yaml", "--members", "2", "--seed_everything", "3"]
     assert run(*argv) == 0

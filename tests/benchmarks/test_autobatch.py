@@ -63,6 +63,7 @@ def test_dynet_is_the_base(run: Any) -> None:
     assert set(train.values()) == {DYNET}
 
 
+@pytest.mark.long
 def test_other_models(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     models = ["calls", "spinn", "symbolic", "translation"]
     sizes = ["--expressions", "20", "--loop-examples", "5", "--calls", "50", "--longest", "6"]

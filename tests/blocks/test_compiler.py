@@ -187,6 +187,7 @@ def test_traced_ahead() -> None:
         assert labelled(batch).metric_labels == {"m": labels}
 
 
+@pytest.mark.long
 def test_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     model = td.Compiler.create(sentence())
     check_errors_name_the_example(model)

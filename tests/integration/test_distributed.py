@@ -42,6 +42,7 @@ class Draws(pl.Callback):
         torch.set_rng_state(state)
 
 
+@pytest.mark.long
 def test_every_rank_resumes_with_its_own_random_numbers(tmp_path: Path) -> None:
     def run(name: str, epochs: int, resume: str | None = None, *state: RandomState) -> str:
         folder = tmp_path / name

@@ -78,8 +78,11 @@ BOUNDS = {
     "weave_with_engine": [("", 100, ANY), ("ms, layer", 0, ANY)],
 }
 SLOW = (
+    "any_conv_over_dag",
     "autobatch_lattice",
+    "autobatch_spinn",
     "autobatch_syntax",
+    "autobatch_translation",
     "blocks_attention",
     "blocks_sentiment",
     "molecule_predict_and_draw",

@@ -187,6 +187,7 @@ def test_a_killed_shard_of_a_store_continues(letters: FeaturizeJob, capsys: Any)
     assert content("out") == one_process(letters)
 
 
+@pytest.mark.long
 def test_a_killed_shard_of_predictions_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str, capsys: Any
 ) -> None:
@@ -412,6 +413,7 @@ def test_a_killed_merge_is_repeated(letters: FeaturizeJob, after: int) -> None:
     assert content("out") == one_process(letters)
 
 
+@pytest.mark.long
 def test_shards_without_molecules(letters: FeaturizeJob, checkpoint: str, capsys: Any) -> None:
     Path("bad.smi").write_text("C\n" * 4 + "C1C\n" * 2, encoding="utf-8")
     options = FeaturizeOptions(block_size=2, progress=False)

@@ -412,6 +412,7 @@ def test_wrong_options_are_refused_before_any_molecule_is_read(make, said: str) 
         make()
 
 
+@pytest.mark.long
 def test_real_file(shared_data, tmp_path: Path) -> None:
     folder = str(shared_data("molecules/freesolv.csv").parent)
     data = MoleculeNetData("FreeSolv", str(tmp_path), folder, reading=QUIET)

@@ -128,6 +128,7 @@ def test_a_file_that_was_changed(tmp_path, raw):
     assert "verify=False if the change is intended" in str(caught.value)
 
 
+@pytest.mark.long
 def test_line_ends_do_not_matter(shared_data, tmp_path):
     content = shared_data("molecules/freesolv.csv").read_bytes().replace(b"\r\n", b"\n")
     for name, text in [("plain", content), ("windows", content.replace(b"\n", b"\r\n"))]:

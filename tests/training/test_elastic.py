@@ -152,6 +152,7 @@ def test_another_batch_size_waits_for_the_end_of_an_epoch(tmp_path: Path) -> Non
     assert len(steps_of(second[2])) == 10, "all of the 60 trees"
 
 
+@pytest.mark.long
 def test_by_default_the_first_run_decides(tmp_path: Path) -> None:
     whole = run(tmp_path, 2, trees(tmp_path, virtual_ranks=None))
     last = max(steps_of(whole[2]))
@@ -193,7 +194,8 @@ def test_changed_data_are_refused(tmp_path: Path) -> None:
         run(tmp_path, 1, (module, data), first[2] / "step=2.ckpt")
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_step_that_was_not_finished_is_repeated(tmp_path: Path, ranks: int) -> None:
     class Save(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
@@ -214,7 +216,7 @@ def test_a_step_that_was_not_finished_is_repeated(tmp_path: Path, ranks: int) ->
             torch.testing.assert_close(rest[0][name], weight, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("limit", [0.4, 2])
+@pytest.mark.parametrize("limit", [0.4, pytest.param(2, marks=pytest.mark.long)])
 def test_limits_are_of_steps(tmp_path: Path, limit: float) -> None:
     options: Any = {"limit_train_batches": limit, "val_check_interval": 0.5, "max_epochs": 2}
     whole, alone = (run(tmp_path, ranks, trees(tmp_path), **options) for ranks in (4, 1))
@@ -227,6 +229,7 @@ def test_limits_are_of_steps(tmp_path: Path, limit: float) -> None:
     assert_equal_runs(whole, rest)
 
 
+@pytest.mark.long
 def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:
     class Stop(pl.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -275,6 +278,7 @@ def test_last_checkpoint_of_an_epoch_is_written_at_its_end(tmp_path: Path) -> No
         assert rest.callback_metrics[name] == whole.callback_metrics[name], name
 
 
+@pytest.mark.long
 def test_accumulation_counts_steps_of_all_virtual_ranks(tmp_path: Path) -> None:
     options: Any = {"accumulate_grad_batches": 2, "limit_train_batches": 2, "max_epochs": 3}
     whole = run(tmp_path, 4, trees(tmp_path), **options)
