@@ -92,6 +92,7 @@ def train_on_rank(rank: int, folder: Path) -> None:
         parallel([[1.0] * (rank + 1)]).output.sum().backward()
     found = {tuple(p.shape): p.grad for p in model.parameters() if p.dim() == 2}
     torch.save(found, folder / f"{rank}.pt")
+    del parallel  # freed after the process group, it may wait for the other rank forever
     dist.destroy_process_group()
 
 
