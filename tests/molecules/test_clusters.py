@@ -68,7 +68,7 @@ def dask(nothing_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     distributed = pytest.importorskip("dask.distributed", reason=reason)
     folder = {"temporary-directory": str(tmp_path_factory.mktemp("dask"))}
     workers = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1"}
-    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    quiet = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     with (
         pytest.importorskip("dask").config.set(folder),
         distributed.LocalCluster(**workers, **quiet) as cluster,
