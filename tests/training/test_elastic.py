@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
@@ -49,6 +50,30 @@ def steps_of(folder: Path) -> dict[int, list[Any]]:
     return {step: sorted(batches) for step, batches in steps.items()}
 
 
+def note_losses(module: Any, folder: Path) -> None:
+    """Write down step, summed loss and terms of every training batch, in full precision."""
+    evaluate = module.evaluate
+
+    def noted(batch: Any, stage: str) -> Any:
+        loss, terms = evaluate(batch, stage)
+        if stage == "train":
+            with (folder / f"loss{module.global_rank}").open("a") as file:
+                file.write(json.dumps([module.global_step, loss.item(), terms.item()]) + "\n")
+        return loss, terms
+
+    module.evaluate = noted
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    """The mean loss of every step over all ranks."""
+    sums: dict[int, Any] = {}
+    for path in folder.glob("loss*"):
+        for line in path.read_text().splitlines():
+            step, *found = json.loads(line)
+            sums[step] = np.add(sums.get(step, 0), found)
+    return {step: loss / max(1, terms) for step, (loss, terms) in sums.items()}
+
+
 def trees(folder: Path, **options: Any) -> Any:
     data = listops(folder / "data", **{"batch_size": 4, "virtual_ranks": 4, **options})
     torch.manual_seed(7)
@@ -80,6 +105,7 @@ def run(
     here = folder / f"{ranks}-{resume.parent.name if resume else 'all'}"
     here.mkdir()
     module, data = make
+    note_losses(module, here)
     every = ModelCheckpoint(here, "{step}", every_n_train_steps=1, save_top_k=-1, monitor=None)
     given: dict[str, Any] = {"max_epochs": 2, "precision": "64-true", **options}
     given |= {"callbacks": [RandomState(), every, Seen(here)], "enable_checkpointing": True}
@@ -92,6 +118,10 @@ def run(
 def assert_equal_runs(one: Any, other: Any) -> None:
     for name, weight in one[0].items():
         torch.testing.assert_close(other[0][name], weight, rtol=1e-10, atol=1e-10)
+    losses = losses_of(other[2])
+    expected = {step: loss for step, loss in losses_of(one[2]).items() if step in losses}
+    assert losses == pytest.approx(expected, rel=1e-10, abs=0)
+    assert losses.keys() == steps_of(other[2]).keys()
     shared = one[1].keys() & other[1].keys()
     assert {"train/loss", "val/loss", "train/imbalance"} <= shared
     for name in shared:
@@ -128,6 +158,24 @@ def test_batch_statistics_are_those_of_a_virtual_rank(tmp_path: Path) -> None:
         if not torch.allclose(alone[0][name], weight, rtol=1e-10, atol=1e-10)
     }
     assert different == {"running_mean", "running_var"}
+
+
+@pytest.mark.long
+def test_a_rank_may_have_no_labelled_rows(tmp_path: Path) -> None:
+    def make() -> Any:
+        module, data = trees(tmp_path)
+        evaluate = module.evaluate
+
+        def in_some_batches(batch: Any, stage: str) -> Any:
+            loss, terms = evaluate(batch, stage)
+            labelled = batch.token.sum() % 4 == 0
+            return loss * labelled, terms * labelled
+
+        module.evaluate = in_some_batches
+        return module, data
+
+    one, two = (run(tmp_path, ranks, make(), max_epochs=1) for ranks in (1, 2))
+    assert_equal_runs(one, two)
 
 
 def test_one_rank_resumes_within_an_epoch(tmp_path: Path) -> None:

@@ -76,10 +76,8 @@ def sampler_of(trainer: pl.Trainer) -> NodeBudgetBatchSampler | None:
 def check_accumulation(trainer: pl.Trainer) -> None:
     """Raise an error if the trainer makes a step before all virtual ranks have had their batch."""
     sampler = sampler_of(trainer)
-    each, found = (
-        1 if sampler is None else sampler.batches_per_step,
-        trainer.accumulate_grad_batches,
-    )
+    each = 1 if sampler is None else sampler.batches_per_step
+    found = trainer.accumulate_grad_batches
     if found % each:
         what = "Trainer: gradients are not accumulated over the virtual ranks"
         hint = f"Trainer(accumulate_grad_batches={each}), which data modules of ours set"

@@ -257,9 +257,10 @@ class Task(pl.LightningModule, ABC):
         if self._terms is None:
             return
         kind = torch.promote_types(cast("torch.dtype", self.dtype), torch.float32)
-        terms, self._terms = self._terms.to(kind).clamp(min=1), None
+        terms, self._terms = self._terms.to(kind), None
         if self.trainer.world_size > 1:
             terms = self.trainer.strategy.reduce(terms, reduce_op="sum")
+        terms = terms.clamp(min=1)  # only now: a single rank may have none
         for weight in self.parameters():
             if weight.grad is not None and weight.grad.dtype == kind:
                 weight.grad /= terms
