@@ -176,7 +176,7 @@ def test_a_corrupt_column_is_rebuilt(tmp_path, name, damage):
     whole = content(tmp_path)
     path = column(tmp_path, name)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=f"packed molecules: {path.name} cannot be used") as caught:
+    with pytest.raises(ValueError, match=f"{path.name} cannot be used") as caught:
         PackedMolecules(tmp_path)[3]
     assert str(path) in str(caught.value) and "build the data set again" in str(caught.value)
     build(tmp_path)

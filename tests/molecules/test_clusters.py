@@ -142,6 +142,11 @@ class Killer(Thread):
         self.files: object = "nobody was killed"
         self.start()
 
+    def killed(self) -> object:
+        """The files that the shard had finished when its process was killed."""
+        self.join(60)
+        return self.files
+
     def run(self) -> None:
         while not list(self.folder.glob(self.saved)):
             time.sleep(0.002)
@@ -158,7 +163,7 @@ def test_featurizing_gives_the_files_of_one_process(
     killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
     many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
     assert len(many) == 2_970
-    assert killer.files == {}  # the shard was not finished when its process was killed
+    assert killer.killed() == {}  # the shard was not finished when its process was killed
     featurize(smiles, tmp_path / "one", options=SMALL_BLOCKS)
     assert merged(tmp_path / "many") == merged(tmp_path / "one")
 
@@ -175,7 +180,7 @@ def test_predicting_gives_the_files_of_one_process(
     killer = Killer(Path("many", "shard-0001-of-0003"), saved="predictions.csv.part.json")
     path = predict(smiles.name, "many", [checkpoint], shards=3, client=client, **options)
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3_001
-    assert killer.files == {}
+    assert killer.killed() == {}
     predict(smiles, "one", [checkpoint], **options)  # errors.csv has absolute paths
     assert merged(Path("many")) == merged(Path("one"))
     assert {"predictions.csv", "prints.npy"} <= merged(Path("one")).keys()

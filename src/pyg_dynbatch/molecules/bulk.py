@@ -302,7 +302,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     hint = f"delete {folder} and run the shard again"
-    return store.read_checked(path, "manifest", FORMAT, "", hint)
+    return store.read_checked(path, "manifest", FORMAT, hint)
 
 
 def _check_same(

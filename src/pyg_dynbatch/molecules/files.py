@@ -312,19 +312,8 @@ def _read_sdf(lines: Lines, targets: Sequence[str], wanted: Wanted) -> Iterator[
             is_wanted = wanted(row)
             fields = _fields(record) if is_wanted or targets else {}
             seen |= dict.fromkeys(fields)
-            ends = (index for index, text in enumerate(record) if text.startswith("M  END"))
-            yield (
-                None
-                if not is_wanted
-                else RawMolecule(
-                    row,
-                    f"{lines.path}:{start}",
-                    block="\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n",
-                    name=record[0].strip() or None,
-                    extra=fields,
-                    source=(tuple(fields), tuple(fields.values())),
-                )
-            )
+            where = f"{lines.path}:{start}"
+            yield _sdf_molecule(record, row, where, fields) if is_wanted else None
             row += 1
         record, start = [], lines.number + 1
     never = [name for name in targets if name not in seen]
@@ -332,6 +321,18 @@ def _read_sdf(lines: Lines, targets: Sequence[str], wanted: Wanted) -> Iterator[
         what = f"read_molecules: no record has the field {', '.join(map(repr, never))}"
         expected = f"some of: {', '.join(map(repr, seen)) or 'no fields'}"
         raise mismatch(ValueError, what, expected, ", ".join(targets), where=lines.path)
+
+
+def _sdf_molecule(record: list[str], row: int, where: str, fields: dict[str, str]) -> RawMolecule:
+    ends = (index for index, text in enumerate(record) if text.startswith("M  END"))
+    return RawMolecule(
+        row,
+        where,
+        block="\n".join(record[: next(ends, len(record) - 1) + 1]) + "\n",
+        name=record[0].strip() or None,
+        extra=fields,
+        source=(tuple(fields), tuple(fields.values())),
+    )
 
 
 def _fields(record: list[str]) -> dict[str, str]:

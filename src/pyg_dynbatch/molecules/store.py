@@ -26,6 +26,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 
 FORMAT = "pyg_dynbatch.molecules.3"
 HEADER = "store.json"
+BUILD_AGAIN = "delete it and build the data set again"
 PARTS = "part-" + "[0-9a-f]" * 16  # folders of a build that is not finished
 
 Transform = Callable[[MoleculeData], Any]
@@ -411,7 +412,7 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise mismatch(
             FileNotFoundError, what, expected, where=folder, hint="pyg-dynbatch featurize"
         )
-    return read_checked(path, "header", FORMAT)
+    return read_checked(path, "header", FORMAT, BUILD_AGAIN)
 
 
 def write_checked(path: Path, kind: str, content: Mapping[str, Any]) -> None:
@@ -420,24 +421,23 @@ def write_checked(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def read_checked(path: Path, kind: str, format: str, *said: str) -> dict[str, Any]:
+def read_checked(path: Path, kind: str, format: str, hint: str) -> dict[str, Any]:
     """Read what :func:`write_checked` has written; raise ``ValueError`` if it has changed."""
     expected = f"an unchanged {kind} of format {format}"
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         content, digest = dict(read[kind]), read["sha256"]
     except (ValueError, KeyError, TypeError) as error:
-        raise _unusable(path, expected, f"{type(error).__name__}: {error}", *said) from error
+        raise _unusable(path, expected, f"{type(error).__name__}: {error}", hint) from error
     if digest_of(content) != digest:
-        raise _unusable(path, expected, "other content than was written", *said)
+        raise _unusable(path, expected, "other content than was written", hint)
     if content.get("format") != format:
-        raise _unusable(path, expected, f"format {content.get('format')}", *said)
+        raise _unusable(path, expected, f"format {content.get('format')}", hint)
     return content
 
 
-def _unusable(path: Path, expected: str, got: str, *said: str) -> ValueError:
-    start, hint = said or ("packed molecules: ", "delete it and build the data set again")
-    what = f"{start}{path.name} cannot be used"
+def _unusable(path: Path, expected: str, got: str, hint: str = BUILD_AGAIN) -> ValueError:
+    what = f"{path.name} cannot be used"
     return mismatch(ValueError, what, expected, got, where=path, hint=hint)
 
 
