@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
-from pyg_dynbatch.nn import native_gates as native_levels
-from pyg_dynbatch.nn.native_gates import NativeGates, gates_library, multiply_address
+from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm, native_levels
+from pyg_dynbatch.nn.native_gates import gates_library
+from pyg_dynbatch.nn.native_levels import multiply_address
 from tests.nn.fused import assert_near, everything, layers
 from tests.nn.test_native_gates import MUST_BUILD
 
@@ -34,7 +34,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the methods that run all levels, as they are called."""
+    """The names of the functions that run a whole schedule, as they are called."""
     found: list[str] = []
 
     def spied(name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -44,8 +44,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("forward_levels", "backward_levels"):
-        monkeypatch.setattr(NativeGates, name, spied(name, getattr(NativeGates, name)))
+    for name in ("forward_run", "backward_run"):
+        monkeypatch.setattr(fused_tree_lstm, name, spied(name, getattr(native_levels, name)))
     return found
 
 
@@ -62,9 +62,9 @@ def plain_edges(trees: int, layer: RecursiveLayer) -> Tensor:
     return torch.tensor(edges).t()
 
 
-# Levels of 1 to 7 nodes are multiplied by our own C where rows have 8 columns or more.
+# Few rows are multiplied by our own C where they have 16 columns or more (8 without AVX-512).
 @pytest.mark.parametrize("trees", (1, 2, 3, 4, 5, 6, 7, 8, 11))
-@pytest.mark.parametrize("width", (1, 5, 9, 19, 100))
+@pytest.mark.parametrize("width", (1, 5, 9, 19, 33, 100))
 @pytest.mark.usefixtures("threads")
 def test_levels_of_every_size(trees: int, width: int, calls: list[str]) -> None:
     for layer in layers(width):
@@ -72,7 +72,7 @@ def test_levels_of_every_size(trees: int, width: int, calls: list[str]) -> None:
         inputs = torch.randn(schedule.num_nodes, 3)
         found = everything(layer, schedule, inputs)
         assert_near(found, everything(layer.double(), schedule, inputs))
-    assert calls == ["forward_levels", "backward_levels"] * 4
+    assert calls == ["forward_run", "backward_run"] * 4
 
 
 def test_the_same_at_every_run_and_as_block_by_block(
@@ -96,7 +96,7 @@ def test_gates_that_are_not_kept(calls: list[str]) -> None:
         wanted = layer(inputs, schedule=schedule)
         with torch.inference_mode():
             assert torch.equal(layer(inputs, schedule=schedule), wanted)
-    assert calls == ["forward_levels"] * 8
+    assert calls == ["forward_run"] * 8
 
 
 def test_weights_that_are_not_contiguous() -> None:

@@ -5,12 +5,10 @@ split into blocks. Per block, products with the weights become gates, and gates 
 :class:`TorchGates`, which ``native_gates.py`` (C) and ``triton_gates.py`` override.
 """
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +36,7 @@ _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
 
 
 class Block(NamedTuple):
-    """Consecutive nodes of one level, in level order; C reads the same numbers."""
+    """Consecutive nodes of one level, in level order."""
 
     first: int  # first node, counted among the leaves or among the inner nodes
     size: int
@@ -74,13 +72,13 @@ class FusedPlan:
     ) -> None:
         self.schedule, self.dropout_mask, self.leaf_inverse = schedule, dropout_mask, leaf_inverse
         self.level_order, self.precision = level_order, precision
-        # Set by the forward pass: whether a backward pass may follow, and whether C runs all levels
-        # in one call.
+        # Whether a backward pass may follow, and whether C runs the whole schedule in one call.
         self.with_backward = self.at_once = False
         steps = schedule.steps
         self.arity, self.ragged = schedule.arity or 0, schedule.arity is None
         self.nodes = schedule.num_nodes
-        self.leaves = steps[0].size
+        self.sizes = [step.size for step in steps]
+        self.leaves = self.sizes[0]
         self.inner = self.nodes - self.leaves
         # Leaves that share an input row are computed once, those without an input one by one.
         self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
@@ -103,7 +101,11 @@ class FusedPlan:
         if self.ragged:
             self.segment_ids = schedule.index.narrow(0, children.segment_ids, self.slots)
             self.child_start = schedule.child_start[self.leaves :]
-        self.blocks = list(self._blocks())
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks of all levels above the leaves."""
+        return list(self._blocks())
 
     def _blocks(self) -> Iterator[Block]:
         first = seen = edge = 0
@@ -128,12 +130,6 @@ class FusedPlan:
         # Only CPUs have more than one block per level, so there is no device to wait for.
         found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
         return [*(each - found[0] for each in found), step.arguments[1].length]
-
-    @cached_property
-    def table(self) -> "ctypes.Array[ctypes.c_int64]":
-        """The blocks of all levels, as C reads them."""
-        numbers = list(chain.from_iterable(self.blocks))
-        return (ctypes.c_int64 * len(numbers))(*numbers)
 
     @cached_property
     def numbers(self) -> Tensor:
@@ -210,6 +206,29 @@ class Gates(NamedTuple):
         if self.forget is not None:
             return self.forget
         return self.rows[:, 3 * width :].view(self.rows.size(0), -1, width)
+
+
+class Kept(NamedTuple):
+    """What the backward pass reads."""
+
+    gathered: Tensor  # h of the children
+    sums: Tensor | None  # sums of h of the children
+    memory: Tensor  # c of all nodes, after a row for missing children
+    activated: Tensor  # tanh(c) of all nodes
+    leaf_activated: Tensor  # tanh(c) of the computed leaves
+    leaf_gates: Sequence[Tensor]  # one tensor per block, or of all leaves
+    gates: Sequence[Gates]
+
+    def tensors(self) -> list[Tensor | None]:
+        """List all tensors."""
+        rows, forget = [each.rows for each in self.gates], [each.forget for each in self.gates]
+        return [*self[:5], *self.leaf_gates, *rows, *forget]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any], leaf_blocks: int, blocks: int) -> "Kept":
+        """Convert the list back, given how many blocks there are."""
+        leaf_gates, rest = tensors[5 : 5 + leaf_blocks], tensors[5 + leaf_blocks :]
+        return cls(*tensors[:5], leaf_gates, [*map(Gates, rest[:blocks], rest[blocks:])])
 
 
 @dataclass

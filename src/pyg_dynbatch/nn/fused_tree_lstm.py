@@ -24,6 +24,7 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_gates import (
     FusedPlan,
     Gates,
+    Kept,
     RowProduct,
     StateGradients,
     TorchGates,
@@ -32,7 +33,8 @@ from pyg_dynbatch.nn.fused_gates import (
     sum_segments,
     weight_gradient,
 )
-from pyg_dynbatch.nn.native_gates import NativeGates, gates_library, multiply_address
+from pyg_dynbatch.nn.native_gates import NativeGates, gates_library
+from pyg_dynbatch.nn.native_levels import backward_run, forward_run, multiply_address
 
 
 def fused_tree_lstm(
@@ -44,36 +46,25 @@ def fused_tree_lstm(
     ``weight_hidden`` and ``bias``, and ``options`` those of :class:`FusedPlan`.
     """
     plan = FusedPlan(schedule, inputs, **options)
+    inputs = inputs.contiguous()
     plan.with_backward = torch.is_grad_enabled() and any(
         each.requires_grad for each in (inputs, *weights)
     )
-    return _FusedTreeLSTM.apply(plan, inputs, *weights)
+    plan.at_once = _runs_at_once(plan, inputs, weights)
+    if plan.with_backward:
+        found: tuple[Tensor, Tensor] = _FusedTreeLSTM.apply(plan, inputs, *weights)
+        return found
+    return _forward(plan, inputs, weights)[0]
 
 
 class _FusedTreeLSTM(Function):
     @staticmethod
     def forward(ctx: Any, plan: FusedPlan, inputs: Tensor, *weights: Tensor) -> Any:
-        weight_input, weight_hidden, bias = weights
-        with torch.autocast(inputs.device.type, enabled=False):
-            width, inputs = bias.size(0) // 4, inputs.contiguous()
-            # h, c and tanh(c) of all nodes in level order, after a row for missing children.
-            states = [bias.new_empty(plan.nodes + 1, width) for _ in range(3)]
-            states[0][0], states[1][0] = 0, 0
-            leaf_gates, leaf_activated = _forward_leaves(
-                plan, inputs, weight_input[: 3 * width], bias[: 3 * width], states
-            )
-            # Zeros, as products read a few rows beyond those that are already filled.
-            gathered = states[0].new_zeros(plan.slots, width)
-            sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
-            kernels = choose_gates(gathered)(plan, states, gathered, sums, inner=True)
-            gates = _forward_levels(kernels, inputs, weight_input, weight_hidden, bias)
-            ctx.plan, ctx.counts = plan, (len(leaf_gates), len(gates))
-            ctx.save_for_backward(
-                inputs, weight_input, weight_hidden, gathered, sums, states[1], states[2],
-                leaf_activated, *leaf_gates, *(g.rows for g in gates), *(g.forget for g in gates),
-            )  # fmt: skip
-            ctx.set_materialize_grads(False)
-            return plan.in_order(states[0]), plan.in_order(states[1])
+        states, kept = _forward(plan, inputs, weights)
+        ctx.plan, ctx.counts = plan, (len(kept.leaf_gates), len(kept.gates))
+        ctx.save_for_backward(inputs, *weights[:2], *kept.tensors())
+        ctx.set_materialize_grads(False)
+        return states
 
     @staticmethod
     def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
@@ -83,42 +74,61 @@ class _FusedTreeLSTM(Function):
         saved: list[Any] = [
             each if each is None else each.contiguous() for each in ctx.saved_tensors
         ]
-        inputs, weight_input, weight_hidden, gathered, sums, *states, leaf_activated = saved[:8]
-        num_leaves, num_levels = ctx.counts
-        leaf_gates, rest = saved[8 : 8 + num_leaves], saved[8 + num_leaves :]
-        gates = [*map(Gates, rest[:num_levels], rest[num_levels:])]
+        inputs, weight_input, weight_hidden = saved[:3]
+        kept = Kept.of(saved[3:], *ctx.counts)
         with torch.autocast(inputs.device.type, enabled=False):
-            given = StateGradients.of_results(plan, grad_h, grad_c, states[0])
-            kind = NativeGates if plan.at_once else choose_gates(states[0])
-            kernels = kind(plan, (states[0], *states), inner=True)  # h is not read
-            grads = _backward_levels(kernels, weight_hidden, gates, given)
-            grad_inputs = torch.empty_like(inputs) if ctx.needs_input_grad[1] else None
-            grad_weight, leaf_bias = _backward_leaves(
-                plan, leaf_gates, leaf_activated, given, inputs, weight_input, grad_inputs
+            given = StateGradients.of_results(plan, grad_h, grad_c, kept.memory)
+            backward = backward_run if plan.at_once else _backward_blocks
+            grads, of_leaves = backward(plan, kept, weight_hidden, given)
+            needed = ctx.needs_input_grad
+            grad_inputs = torch.empty_like(inputs) if needed[1] else None
+            grad_weight, grad_bias = _input_gradients(
+                plan, grads, of_leaves, inputs, weight_input, grad_inputs
             )
-            width = states[0].size(1)
-            if grads.forget is None:
-                grad_bias = _fold_forget(sum_rows(grads.rows)[None], width)[0]
-            else:
-                grad_bias = torch.cat([sum_rows(grads.rows), sum_rows(grads.forget)])
-            grad_bias[: 3 * width] += leaf_bias
-            if inputs.size(0) > plan.leaf_inputs:
-                own = _input_product_gradients(plan, grads, width)
-                if grad_inputs is not None:
-                    of_inner = grad_inputs[plan.leaf_inputs :]
-                    _write_input_gradients(plan, own, weight_input, of_inner)
-                grad_weight += weight_gradient(own, inputs[plan.leaf_inputs :], plan.precision)
             grad_hidden = None
-            if ctx.needs_input_grad[3]:
-                operand = _operand(plan, gathered, sums)
+            if needed[3]:
+                operand = _operand(plan, kept.gathered, kept.sums)
                 grad_hidden = weight_gradient(grads.rows, operand, plan.precision)
                 if grads.forget is not None:
-                    of_forget = weight_gradient(grads.forget, gathered, plan.precision)
+                    of_forget = weight_gradient(grads.forget, kept.gathered, plan.precision)
                     grad_hidden = torch.cat([grad_hidden, of_forget])
             return None, grad_inputs, grad_weight, grad_hidden, grad_bias
 
 
 # Forward.
+
+
+def _forward(
+    plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]
+) -> tuple[tuple[Tensor, Tensor], Kept]:
+    """Return h and c in the requested order, and what the backward pass reads."""
+    if plan.at_once:
+        hidden, kept = forward_run(plan, inputs, weights)
+    else:
+        with torch.autocast(inputs.device.type, enabled=False):
+            hidden, kept = _forward_blocks(plan, inputs, weights)
+    return (plan.in_order(hidden), plan.in_order(kept.memory)), kept
+
+
+def _forward_blocks(
+    plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]
+) -> tuple[Tensor, Kept]:
+    """Compute all nodes, block by block; return what :func:`forward_run` does."""
+    weight_input, weight_hidden, bias = weights
+    width = bias.size(0) // 4
+    # h, c and tanh(c) of all nodes in level order, after a row for missing children.
+    states = [bias.new_empty(plan.nodes + 1, width) for _ in range(3)]
+    states[0][0], states[1][0] = 0, 0
+    leaf_gates, leaf_activated = _forward_leaves(
+        plan, inputs, weight_input[: 3 * width], bias[: 3 * width], states
+    )
+    # Zeros, as products read a few rows beyond those that are already filled.
+    gathered = states[0].new_zeros(plan.slots, width)
+    sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
+    kernels = choose_gates(gathered)(plan, states, gathered, sums, inner=True)
+    gates = _forward_levels(kernels, inputs, weight_input, weight_hidden, bias)
+    hidden, memory, activated = states
+    return hidden, Kept(gathered, sums, memory, activated, leaf_activated, leaf_gates, gates)
 
 
 def _forward_leaves(
@@ -159,12 +169,8 @@ def _forward_levels(
         # All children of a node share the bias of the forget gate.
         bias = torch.cat([bias[: 3 * width], *[bias[3 * width :]] * plan.arity])
     filled = inputs[plan.leaf_inputs :]
-    count, own = filled.size(0), None
+    count = filled.size(0)
     input_product = RowProduct(weight_input, precision=precision, rows=count) if count else None
-    if isinstance(kernels, NativeGates) and _runs_at_once(plan, weight_hidden):
-        plan.at_once = True
-        own = None if input_product is None else input_product(filled, 0, count)
-        return [kernels.forward_levels(weight_hidden, bias, own)]
     product = RowProduct(weight_hidden[:columns], bias[:columns], precision, plan.inner)
     forget_product = None
     if plan.ragged:
@@ -193,6 +199,16 @@ def _operand(plan: FusedPlan, gathered: Tensor, sums: Tensor | None) -> Tensor:
 # Backward.
 
 
+def _backward_blocks(
+    plan: FusedPlan, kept: Kept, weight_hidden: Tensor, given: StateGradients
+) -> tuple[Gates, Tensor]:
+    """Return the gradients of the products of inner nodes and of computed leaves."""
+    states = kept.memory, kept.memory, kept.activated  # h is not read
+    kernels = choose_gates(kept.memory)(plan, states, inner=True)
+    grads = _backward_levels(kernels, weight_hidden, kept.gates, given)
+    return grads, _backward_leaves(plan, kept, given)
+
+
 def _backward_levels(
     kernels: TorchGates, weight: Tensor, gates: Sequence[Gates], given: StateGradients
 ) -> Gates:
@@ -203,9 +219,6 @@ def _backward_levels(
         weight.new_empty(plan.inner, columns),
         weight.new_empty(plan.slots, width) if plan.ragged else None,
     )
-    if isinstance(kernels, NativeGates) and plan.at_once:
-        kernels.backward_levels(weight, gates[0], grads, given)
-        return grads
     incoming = given.of_nodes(plan.leaves, plan.inner)
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
     if plan.ragged:
@@ -226,31 +239,46 @@ def _backward_levels(
     return grads
 
 
-def _backward_leaves(
-    plan: FusedPlan,
-    gates: Sequence[Tensor],
-    activated: Tensor,
-    given: StateGradients,
-    inputs: Tensor,
-    weight: Tensor,
-    grad_inputs: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of the weight and bias from the leaves, and of their inputs."""
-    own = slice(0, 3 * activated.size(1))
-    grads = activated.new_empty(plan.leaf_cells, own.stop)
+def _backward_leaves(plan: FusedPlan, kept: Kept, given: StateGradients) -> Tensor:
+    """Return the gradients before activation of all computed leaves."""
+    activated = kept.leaf_activated
+    grads = activated.new_empty(plan.leaf_cells, 3 * activated.size(1))
     kernels = choose_gates(activated)(plan, [activated] * 3)  # h and c are not read
     given = given.of_nodes(0, plan.leaves)
     if plan.leaf_inverse is not None:
         given = kernels.sum_equal(given, plan.spread_leaves(), plan.leaf_cells)
-    for block, rows in zip(plan.leaf_blocks(), gates, strict=True):
+    for block, rows in zip(plan.leaf_blocks(), kept.leaf_gates, strict=True):
         kernels.backward(block, Gates(rows), given, Gates(grads[block.nodes]))
-    if grad_inputs is not None:
-        _write_input_gradients(plan, grads, weight[own], grad_inputs[: plan.leaf_inputs])
-    grad_weight, read = torch.empty_like(weight), slice(0, plan.leaf_inputs)
+    return grads
+
+
+def _input_gradients(
+    plan: FusedPlan,
+    grads: Gates,
+    of_leaves: Tensor,
+    inputs: Tensor,
+    weight: Tensor,
+    grad_inputs: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of the inputs' weight and the bias, and write those of the inputs."""
+    own, read = slice(0, of_leaves.size(1)), slice(0, plan.leaf_inputs)
+    width, grad_weight = own.stop // 3, torch.empty_like(weight)
     # Leaves have no forget gates.
     grad_weight[own.stop :] = 0
-    weight_gradient(grads[read], inputs[read], plan.precision, grad_weight[own])
-    return grad_weight, sum_rows(grads)
+    weight_gradient(of_leaves[read], inputs[read], plan.precision, grad_weight[own])
+    if grad_inputs is not None:
+        _write_input_gradients(plan, of_leaves, weight[own], grad_inputs[read])
+    if inputs.size(0) > plan.leaf_inputs:
+        of_inner = _input_product_gradients(plan, grads, width)
+        if grad_inputs is not None:
+            _write_input_gradients(plan, of_inner, weight, grad_inputs[plan.leaf_inputs :])
+        grad_weight += weight_gradient(of_inner, inputs[plan.leaf_inputs :], plan.precision)
+    if grads.forget is None:
+        grad_bias = _fold_forget(sum_rows(grads.rows)[None], width)[0]
+    else:
+        grad_bias = torch.cat([sum_rows(grads.rows), sum_rows(grads.forget)])
+    grad_bias[own] += sum_rows(of_leaves)
+    return grad_weight, grad_bias
 
 
 def _write_input_gradients(plan: FusedPlan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -298,11 +326,12 @@ def choose_gates(like: Tensor) -> type[TorchGates]:
     return NativeGates if _chooses_native(like) and gates_library() else TorchGates
 
 
-def _runs_at_once(plan: FusedPlan, weight: Tensor) -> bool:
-    """Choose whether C runs all levels of a schedule in one call."""
-    if plan.precision is not None or not plan.single_parent or packs(weight, plan.inner):
+def _runs_at_once(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) -> bool:
+    """Choose whether C runs a whole schedule in one call."""
+    if plan.precision is not None or not plan.single_parent or choose_gates(inputs) != NativeGates:
         return False
-    return multiply_address() is not None
+    packed = packs(weights[0], plan.leaf_inputs) or packs(weights[1], plan.inner)
+    return not packed and multiply_address() is not None
 
 
 def _chooses_native(like: Tensor) -> bool:

@@ -1,56 +1,77 @@
-/* Products of one to seven rows with a matrix, float32.
+/* Products of a few rows with a matrix, float32.
 
-   A BLAS is made for more; a level near the roots of a batch has no more.
-   Sums stay in registers: three rows times four rows of the matrix, or four stretches of one. */
+   A BLAS is made for many rows; a level near the roots of a batch has few.
+   Sums stay in registers: some rows times some rows of the matrix, or some stretches of one. */
 
 #include <stdint.h>
 #include <string.h>
 
-#define NARROW 7 /* Rows at most; with more a BLAS is faster. */
-#define TOGETHER 3 /* Rows whose sums fit the registers. */
+/* Lanes of a vector, and how many rows times rows or stretches of the matrix fit the registers. */
+#ifdef __AVX512F__
+#define LANES 16
+#define ROWS 4
+#define COLUMNS 6
+#else
 #define LANES 8
-#define TILE 4
+#define ROWS 3
+#define COLUMNS 4
+#endif
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 4")
+#define UNROLL _Pragma("GCC unroll 8")
 /* Columns times rows of the matrix from which more threads than one are worth waking. */
 #define LARGE 65536
 
-/* Whether the functions below can multiply `count` rows of so many columns. */
-#define IS_NARROW(count, inner) ((count) <= NARROW && (inner) >= LANES)
-
 /* Aligned like floats: rows begin anywhere. */
 typedef float lanes_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef float eight_t __attribute__((vector_size(32)));
+typedef int32_t order_t __attribute__((vector_size(32)));
+typedef float four_t __attribute__((vector_size(16), aligned(4), may_alias));
 
 INLINE lanes_t lanes(const float *from)
 {
     return *(const lanes_t *)from;
 }
 
-INLINE float total(lanes_t sum)
-{
-    float s[LANES];
-    memcpy(s, &sum, sizeof s);
-    return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
-
-typedef int32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-/* Bits of the lanes that count when the first ones do not: read from the end of the zeros on. */
-static const int32_t counting[2 * LANES] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1};
+static const int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 /* Not by a product: infinity times 0 is no number. */
 INLINE lanes_t without_first(lanes_t all, int64_t count)
 {
-    return (lanes_t)((bits_t)all & *(const bits_t *)(counting + LANES - count));
+    return (lanes_t)((bits_t)all & (*(const bits_t *)numbers >= (int32_t)count));
 }
 
-typedef lanes_t sums_t[TOGETHER][TILE];
+INLINE eight_t folded(lanes_t sum)
+{
+    eight_t half[LANES / 8];
+    memcpy(half, &sum, sizeof sum);
+#if LANES == 16
+    half[0] += half[1];
+#endif
+    return half[0];
+}
+
+/* The sums of four vectors. */
+INLINE four_t totals(lanes_t a, lanes_t b, lanes_t c, lanes_t d)
+{
+    const order_t even = {0, 8, 1, 9, 4, 12, 5, 13}, odd = {2, 10, 3, 11, 6, 14, 7, 15};
+    const order_t left = {0, 1, 8, 9, 4, 5, 12, 13}, right = {2, 3, 10, 11, 6, 7, 14, 15};
+    eight_t one = folded(a), two = folded(b), three = folded(c), four = folded(d);
+    one = __builtin_shuffle(one, two, even) + __builtin_shuffle(one, two, odd);
+    three = __builtin_shuffle(three, four, even) + __builtin_shuffle(three, four, odd);
+    one = __builtin_shuffle(one, three, left) + __builtin_shuffle(one, three, right);
+    four_t half[2];
+    memcpy(half, &one, sizeof one);
+    return half[0] + half[1];
+}
+
+typedef lanes_t sums_t[ROWS][COLUMNS + 2]; /* The last two are zeros, for `totals`. */
 
 /* Adds the products of the lanes from k on, of which the first `early` count already. */
 INLINE void add_products(int rows_count, int count, const float *rows, int64_t inner,
                          const float *weight, int64_t k, int64_t early, sums_t sums)
 {
-    lanes_t given[TOGETHER] = {0};
+    lanes_t given[ROWS] = {0};
     UNROLL for (int m = 0; m < rows_count; m++) {
         given[m] = lanes(rows + m * inner + k);
         if (early)
@@ -77,36 +98,42 @@ INLINE void dot_products(int rows_count, int count, const float *rows, int64_t i
     if (k < inner)
         add_products(rows_count, count, rows, inner, weight, last, k - last, sums);
     UNROLL for (int m = 0; m < rows_count; m++) {
-        UNROLL for (int c = 0; c < count; c++)
-            out[m * columns + c] = total(sums[m][c]) + bias[c];
+        UNROLL for (int c = 0; c < count; c += 4) {
+            const four_t found =
+                totals(sums[m][c], sums[m][c + 1], sums[m][c + 2], sums[m][c + 3]);
+            UNROLL for (int each = 0; each < 4 && c + each < count; each++)
+                out[m * columns + c + each] = found[each] + bias[c + each];
+        }
     }
 }
+
+/* Calls `function` for some rows at once, with their number as a constant. */
+#define FOR_ROWS(function, rows_count, m, ...)                                                     \
+    for (int64_t m = 0, left; (left = (rows_count) - m) > 0; m += ROWS)                            \
+        left >= ROWS ? function(ROWS, __VA_ARGS__)                                                 \
+        : left == 3  ? function(3, __VA_ARGS__)                                                    \
+        : left == 2  ? function(2, __VA_ARGS__)                                                    \
+                     : function(1, __VA_ARGS__)
 
 /* Some columns of all rows: what is read of the matrix stays in the cache. */
 INLINE void columns_of(int count, const float *rows, int64_t rows_count, int64_t inner,
                        const float *weight, const float *bias, float *out, int64_t columns)
 {
-    int64_t m = 0;
-    for (; m + TOGETHER <= rows_count; m += TOGETHER)
-        dot_products(TOGETHER, count, rows + m * inner, inner, weight, bias, out + m * columns,
-                     columns);
-    if (rows_count - m == 2)
-        dot_products(2, count, rows + m * inner, inner, weight, bias, out + m * columns, columns);
-    else if (rows_count - m == 1)
-        dot_products(1, count, rows + m * inner, inner, weight, bias, out + m * columns, columns);
+    FOR_ROWS(dot_products, rows_count, m, count, rows + m * inner, inner, weight, bias,
+             out + m * columns, columns);
 }
 
 /* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight. */
 static void narrow_product(const float *rows, int64_t count, int64_t inner, const float *weight,
                            const float *bias, int64_t columns, float *out, int threads)
 {
-    const int64_t tiles = columns / TILE;
+    const int64_t tiles = columns / COLUMNS;
     #pragma omp parallel for num_threads(threads) if (threads > 1 && columns * inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t c = tile * TILE;
-        columns_of(TILE, rows, count, inner, weight + c * inner, bias + c, out + c, columns);
+        const int64_t c = tile * COLUMNS;
+        columns_of(COLUMNS, rows, count, inner, weight + c * inner, bias + c, out + c, columns);
     }
-    for (int64_t c = tiles * TILE; c < columns; c++)
+    for (int64_t c = tiles * COLUMNS; c < columns; c++)
         columns_of(1, rows, count, inner, weight + c * inner, bias + c, out + c, columns);
 }
 
@@ -114,7 +141,8 @@ static void narrow_product(const float *rows, int64_t count, int64_t inner, cons
 INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t columns,
                          const float *weight, int64_t inner, float *out)
 {
-    lanes_t sums[TOGETHER][TILE] = {0}, of_weight[TILE];
+    sums_t sums = {0};
+    lanes_t of_weight[COLUMNS];
     for (int64_t c = 0; c < columns; c++) {
         UNROLL for (int part = 0; part < count; part++)
             of_weight[part] = lanes(weight + c * inner + part * LANES);
@@ -133,27 +161,21 @@ INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t 
 INLINE void stretches_of(int count, const float *grads, int64_t rows_count, int64_t columns,
                          const float *weight, int64_t inner, float *out)
 {
-    int64_t m = 0;
-    for (; m + TOGETHER <= rows_count; m += TOGETHER)
-        sums_of_rows(TOGETHER, count, grads + m * columns, columns, weight, inner,
-                     out + m * inner);
-    if (rows_count - m == 2)
-        sums_of_rows(2, count, grads + m * columns, columns, weight, inner, out + m * inner);
-    else if (rows_count - m == 1)
-        sums_of_rows(1, count, grads + m * columns, columns, weight, inner, out + m * inner);
+    FOR_ROWS(sums_of_rows, rows_count, m, count, grads + m * columns, columns, weight, inner,
+             out + m * inner);
 }
 
 /* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
 static void narrow_product_back(const float *grads, int64_t count, int64_t columns,
                                 const float *weight, int64_t inner, float *out, int threads)
 {
-    const int64_t tiles = inner / (TILE * LANES);
+    const int64_t tiles = inner / (COLUMNS * LANES);
     #pragma omp parallel for num_threads(threads) if (threads > 1 && columns * inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
-        const int64_t k = tile * TILE * LANES;
-        stretches_of(TILE, grads, count, columns, weight + k, inner, out + k);
+        const int64_t k = tile * COLUMNS * LANES;
+        stretches_of(COLUMNS, grads, count, columns, weight + k, inner, out + k);
     }
-    for (int64_t k = tiles * TILE * LANES; k < inner; k += LANES) {
+    for (int64_t k = tiles * COLUMNS * LANES; k < inner; k += LANES) {
         /* The last lanes begin earlier, and compute some sums twice. */
         const int64_t start = k + LANES > inner ? inner - LANES : k;
         stretches_of(1, grads, count, columns, weight + start, inner, out + start);

@@ -1,81 +1,158 @@
-/* All levels of a fused Tree-LSTM in one call, for runs whose levels are so narrow that calls from
-   Python, block by block, would take as long as the work. Products are computed by the BLAS that
-   comes with torch; native_gates.py calls this. */
+/* A whole run of a fused Tree-LSTM in one call, for runs whose levels are so narrow that calls from
+   Python, block by block, would take as long as the work. Products of many rows are computed by the
+   BLAS that comes with torch; native_levels.py calls this. */
 
 #include "narrow_products.c"
 #include "native_gates.c"
 
+/* Nodes whose gates are computed together, so that they stay in the cache. */
+#define BLOCK 128
+
 /* sgemm of Fortran, by columns. Whole numbers have 64 bits, of which a BLAS with 32 reads the low
-   ones; native_gates.py multiplies once to see whether that holds. */
+   ones; native_levels.py multiplies once to see whether that holds. */
 typedef void (*multiply_t)(const char *, const char *, const int64_t *, const int64_t *,
                            const int64_t *, const float *, const float *, const int64_t *,
                            const float *, const int64_t *, const float *, float *,
                            const int64_t *);
 
-/* A row of the table of blocks, as in fused_gates.py. */
-struct level_block {
-    int64_t first, size, input, filled, edge, edges, start;
+/* Leaves come first; they are level 0. `leaf_of` is the computed leaf of every
+   leaf, or none if each is computed. */
+struct run {
+    int64_t width, arity, leaves, levels;
+    int64_t features, cells, inputs; /* Width of an input; computed leaves, and those with input. */
+    int64_t keeps;  /* Whether the gates of all blocks are kept for a backward pass. */
+    int64_t narrow; /* Rows up to which products are computed by narrow_products.c. */
+    multiply_t multiply;
+    const int64_t *sizes, *filled; /* Nodes of each level, and those with an input, first. */
+    const int64_t *index, *starts, *leaf_of;
+    const float *rows, *weight_input, *weight_hidden, *bias, *own, *dropout_mask;
+    float *hidden, *memory, *activated; /* Of all nodes, after a row for missing children. */
+    float *leaf_hidden, *leaf_memory, *leaf_activated; /* Of computed leaves. */
+    float *gathered, *sums, *leaf_gates, *gates, *forget;
+    float *all_bias; /* Room for the bias of the gates in the row of a node. */
+    float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
 };
 
-struct levels {
-    int64_t count;
-    int64_t kept; /* Whether each block has separate rows in gates and forget. */
-    multiply_t multiply;
-    const struct level_block *blocks;
-    /* Weight and bias of the gates in a node's row, and of forget gates in separate rows. */
-    const float *weight, *bias, *weight_forget, *bias_forget;
-    const float *own;     /* Products of the inputs of inner nodes. */
-    float *gates, *forget;
-    float *grads, *to_forget, *to_memory, *to_hidden, *to_sums;
-};
+static struct nodes leaves_of(const struct run *r)
+{
+    return (struct nodes){.width = r->width, .arity = 0, .hidden = r->leaf_hidden,
+                          .memory = r->leaf_memory, .activated = r->leaf_activated,
+                          .dropout_mask = r->dropout_mask, .index = r->index};
+}
+
+static struct nodes inner_nodes_of(const struct run *r)
+{
+    const int64_t first = (1 + r->leaves) * r->width, below = r->leaves * r->width;
+    return (struct nodes){.width = r->width, .arity = r->arity, .hidden = r->hidden + first,
+                          .memory = r->memory + first, .activated = r->activated + first,
+                          .dropout_mask = r->dropout_mask ? r->dropout_mask + below : 0,
+                          .index = r->index, .starts = r->starts, .all_hidden = r->hidden,
+                          .cells = r->memory, .gathered = r->gathered, .sums = r->sums};
+}
 
 /* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight. */
-static void product(multiply_t multiply, const float *rows, int64_t count, int64_t inner,
+static void product(const struct run *r, const float *rows, int64_t count, int64_t inner,
                     const float *weight, const float *bias, int64_t columns, float *out,
                     int threads)
 {
     const float one = 1.0f;
-    if (IS_NARROW(count, inner)) {
+    if (count <= r->narrow && inner >= LANES) {
         narrow_product(rows, count, inner, weight, bias, columns, out, threads);
         return;
     }
     for (int64_t row = 0; row < count; row++)
         memcpy(out + row * columns, bias, columns * sizeof *out);
-    multiply("T", "N", &columns, &count, &inner, &one, weight, &inner, rows, &inner, &one, out,
-             &columns);
+    if (count > 0)
+        r->multiply("T", "N", &columns, &count, &inner, &one, weight, &inner, rows, &inner, &one,
+                    out, &columns);
 }
 
 /* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
-static void product_back(multiply_t multiply, const float *grads, int64_t count, int64_t columns,
+static void product_back(const struct run *r, const float *grads, int64_t count, int64_t columns,
                          const float *weight, int64_t inner, float *out, int threads)
 {
     const float one = 1.0f, none = 0.0f;
-    if (IS_NARROW(count, inner)) {
+    if (count <= r->narrow && inner >= LANES)
         narrow_product_back(grads, count, columns, weight, inner, out, threads);
-        return;
-    }
-    multiply("N", "N", &inner, &count, &columns, &one, weight, &inner, grads, &columns, &none, out,
-             &inner);
+    else
+        r->multiply("N", "N", &inner, &count, &columns, &one, weight, &inner, grads, &columns,
+                    &none, out, &inner);
 }
 
-/* From the first level above the leaves to the last. */
-void tree_lstm_forward_levels(const struct nodes *all, const struct levels *levels, int threads)
+static void forward_leaves(const struct run *r, int threads)
 {
-    const int64_t width = all->width, ragged = all->arity < 0;
-    for (int64_t number = 0; number < levels->count; number++) {
-        const struct level_block b = levels->blocks[number];
-        float *gates = levels->gates + (levels->kept ? b.first * columns(all) : 0);
-        float *forget = levels->forget + (levels->kept && ragged ? b.edge * width : 0);
-        const float *children = all->gathered + b.edge * width;
-        tree_lstm_gather(all, b.first, b.size, b.edge, b.edges, threads);
-        product(levels->multiply, ragged ? all->sums + b.first * width : children, b.size,
-                ragged ? width : all->arity * width, levels->weight, levels->bias, columns(all),
-                gates, threads);
-        if (ragged)
-            product(levels->multiply, children, b.edges, width, levels->weight_forget,
-                    levels->bias_forget, width, forget, threads);
-        tree_lstm_forward(all, b.first, b.size, b.edge, b.edges, gates, forget,
-                          levels->own ? levels->own + b.input * 4 * width : 0, b.filled, threads);
+    const struct nodes all = leaves_of(r);
+    const int64_t width = r->width;
+    for (int64_t first = 0; first < r->cells; first += BLOCK) {
+        const int64_t size = r->cells - first < BLOCK ? r->cells - first : BLOCK;
+        const int64_t missing = first + size - r->inputs;
+        const int64_t filled = missing < 0 ? size : missing > size ? 0 : size - missing;
+        float *gates = r->leaf_gates + (r->keeps ? first * columns(&all) : 0);
+        product(r, r->rows + first * r->features, filled, r->features, r->weight_input, r->bias,
+                3 * width, gates, threads);
+        /* A missing input is an input of zeros. */
+        for (int64_t row = filled; row < size; row++)
+            memcpy(gates + row * columns(&all), r->bias, columns(&all) * sizeof *gates);
+        tree_lstm_forward(&all, first, size, 0, 0, gates, 0, 0, 0, threads);
+    }
+    for (int64_t leaf = 0; r->leaf_of && leaf < r->leaves; leaf++) {
+        const int64_t to = (1 + leaf) * width, from = r->leaf_of[leaf] * width;
+        memcpy(r->hidden + to, r->leaf_hidden + from, width * sizeof *r->hidden);
+        memcpy(r->memory + to, r->leaf_memory + from, width * sizeof *r->memory);
+    }
+}
+
+/* Where the children of an inner node begin. */
+static int64_t first_child(const struct run *r, int64_t node)
+{
+    return r->arity < 0 ? r->starts[node] : node * r->arity;
+}
+
+/* The block of nodes from `first` on, of a level that ends at `end`. */
+static struct block block_at(const struct run *r, int64_t first, int64_t end, int64_t inner,
+                             int64_t slots)
+{
+    const int64_t size = end - first < BLOCK ? end - first : BLOCK;
+    const int64_t edge = first_child(r, first);
+    const int64_t behind = first + size < inner ? first_child(r, first + size) : slots;
+    return (struct block){first, size, edge, behind - edge};
+}
+
+/* All leaves, then all levels above them. */
+void tree_lstm_forward_run(const struct run *r, int64_t inner, int64_t slots, int threads)
+{
+    const struct nodes all = inner_nodes_of(r);
+    const int64_t width = r->width, ragged = r->arity < 0;
+    memset(r->hidden, 0, width * sizeof *r->hidden);
+    memset(r->memory, 0, width * sizeof *r->memory);
+    forward_leaves(r, threads);
+    /* All children of a node share the bias of the forget gate. */
+    memcpy(r->all_bias, r->bias, 3 * width * sizeof *r->bias);
+    for (int64_t child = 0; child < r->arity; child++)
+        memcpy(r->all_bias + (3 + child) * width, r->bias + 3 * width, width * sizeof *r->bias);
+    int64_t first = 0, input = 0;
+    for (int64_t level = 1; level < r->levels; level++) {
+        const int64_t end = first + r->sizes[level];
+        int64_t filled = r->filled[level];
+        while (first < end) {
+            const struct block b = block_at(r, first, end, inner, slots);
+            const int64_t mine = filled < b.size ? filled : b.size;
+            float *gates = r->gates + (r->keeps ? b.first * columns(&all) : 0);
+            float *forget = ragged ? r->forget + (r->keeps ? b.edge * width : 0) : 0;
+            const float *children = r->gathered + b.edge * width;
+            tree_lstm_gather(&all, b.first, b.size, b.edge, b.edges, threads);
+            product(r, ragged ? r->sums + b.first * width : children, b.size,
+                    ragged ? width : r->arity * width, r->weight_hidden, r->all_bias,
+                    columns(&all), gates, threads);
+            if (ragged)
+                product(r, children, b.edges, width, r->weight_hidden + 3 * width * width,
+                        r->bias + 3 * width, width, forget, threads);
+            tree_lstm_forward(&all, b.first, b.size, b.edge, b.edges, gates, forget,
+                              r->own ? r->own + input * 4 * width : 0, mine, threads);
+            first += b.size;
+            filled -= mine;
+            input += mine;
+        }
     }
 }
 
@@ -90,29 +167,45 @@ static void add_sums(const struct nodes *all, struct block at, const float *sums
     }
 }
 
-/* From the last level down to the first; every node has one parent at most. */
-void tree_lstm_backward_levels(const struct nodes *all, const struct incoming *given,
-                               const struct levels *levels, int threads)
+/* From the last level down to the leaves; every node has one parent at most. `given` is of all
+   nodes, and `of_cells` of the computed leaves if they are not all leaves. */
+void tree_lstm_backward_run(const struct run *r, const struct incoming *given,
+                            const struct incoming *of_cells, int64_t inner, int64_t slots,
+                            int threads)
 {
-    const int64_t width = all->width, ragged = all->arity < 0;
-    for (int64_t number = levels->count - 1; number >= 0; number--) {
-        const struct level_block b = levels->blocks[number];
-        const struct block at = {b.first, b.size, b.edge, b.edges};
-        const int64_t row = b.first * columns(all), child = b.edge * width;
-        float *grads = levels->grads + row, *to_hidden = levels->to_hidden + child;
-        float *forget = levels->forget + (ragged ? child : 0);
-        float *to_forget = levels->to_forget + (ragged ? child : 0);
-        tree_lstm_backward(all, given, b.first, b.size, b.edge, b.edges, levels->gates + row,
-                           forget, grads, to_forget, levels->to_memory + child, threads);
-        if (ragged) {
-            product_back(levels->multiply, grads, b.size, columns(all), levels->weight, width,
-                         levels->to_sums, threads);
-            product_back(levels->multiply, to_forget, b.edges, width, levels->weight_forget,
-                         width, to_hidden, threads);
-            add_sums(all, at, levels->to_sums, to_hidden);
-        } else {
-            product_back(levels->multiply, grads, b.size, columns(all), levels->weight,
-                         all->arity * width, to_hidden, threads);
+    const struct nodes all = inner_nodes_of(r), leaves = leaves_of(r);
+    const int64_t width = r->width, ragged = r->arity < 0;
+    struct incoming above = *given;
+    above.place += r->leaves;
+    if (above.outside_hidden)
+        above.outside_hidden += r->leaves * above.outside_hidden_row;
+    if (above.outside_memory)
+        above.outside_memory += r->leaves * above.outside_memory_row;
+    int64_t end = inner;
+    for (int64_t level = r->levels - 1; level > 0; level--) {
+        const int64_t start = end - r->sizes[level];
+        for (int64_t first = start; first < end; first += BLOCK) {
+            const struct block b = block_at(r, first, end, inner, slots);
+            const int64_t row = b.first * columns(&all), child = b.edge * width;
+            float *grads = r->grads + row, *to_hidden = r->to_hidden + child;
+            float *to_forget = ragged ? r->to_forget + child : 0;
+            tree_lstm_backward(&all, &above, b.first, b.size, b.edge, b.edges, r->gates + row,
+                               ragged ? r->forget + child : 0, grads, to_forget,
+                               r->to_memory + child, threads);
+            product_back(r, grads, b.size, columns(&all), r->weight_hidden,
+                         ragged ? width : r->arity * width, ragged ? r->to_sums : to_hidden,
+                         threads);
+            if (ragged) {
+                product_back(r, to_forget, b.edges, width, r->weight_hidden + 3 * width * width,
+                             width, to_hidden, threads);
+                add_sums(&all, b, r->to_sums, to_hidden);
+            }
         }
+        end = start;
     }
+    if (r->leaf_of)
+        tree_lstm_sum_equal(given, r->leaf_of, r->leaves, width, (float *)of_cells->hidden,
+                            (float *)of_cells->memory, threads);
+    tree_lstm_backward(&leaves, r->leaf_of ? of_cells : given, 0, r->cells, 0, 0, r->leaf_gates, 0,
+                       r->leaf_grads, 0, 0, threads);
 }
