@@ -24,6 +24,7 @@ def test_fused_step_reads_no_value(
 ) -> None:
     nodes = 5
     schedule = Schedule.from_structure(torch.tensor(edges), nodes, arity=make(3, 4).arity)
+    assert schedule.steps, "listed on the host"
     leaves, others = schedule.level_inputs[0], sum(schedule.level_inputs[1:])
     with FakeTensorMode(allow_non_fake_inputs=True):
         layer = make(3, 4)

@@ -140,7 +140,7 @@ class Engine(nn.Module):
             number, (first, *others) = len(schedule.signatures), schedule.steps
             step = Step(number, first.size, first.arguments[:1], first.results)
             signatures = (*schedule.signatures, self._leaf)
-            schedule = replace(schedule, signatures=signatures, steps=(step, *others))
+            schedule = replace(schedule, signatures=signatures, listed_steps=(step, *others))
         run = Run(self)
         run.extend(schedule, inputs or {})
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

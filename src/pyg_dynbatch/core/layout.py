@@ -102,13 +102,18 @@ class StructureInfo(NamedTuple):
     num_edges: int
     arity: int | None
     direction: str
+    level_sizes: tuple[int, ...]  # nodes per level
     level_inputs: tuple[int, ...]  # nodes with an input per level; they come first
     single_parent: bool
     checksum: int
-    # Offsets into the flat index.
-    input_node: int
-    edge_order: int | None
+    # Offsets into the flat index: rows of all children, node by node, with an arity N per node;
+    # without one, the node within its level of each child, the first child of each node, and the
+    # order of the edges; the nodes with an input.
+    children: int
+    segment_ids: int | None
     child_start: int | None
+    edge_order: int | None
+    input_node: int
     # Shape of the padded form, and where its row numbers begin in the flat index.
     padded: tuple[LevelShape, int] | None = None
 

@@ -67,49 +67,65 @@ def schedule_structure(
     if has_input is not None:
         filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
     order, sizes, inputs = _level_order(level, filled)
-    starts, num_inputs = sizes.cumsum() - sizes, int(inputs.sum())
+    num_inputs = int(inputs.sum())
     # Row 0 of each buffer is the row of zeros.
     row = np.empty(num_nodes, dtype=np.int64)
     row[order] = np.arange(1, num_nodes + 1)
     flat, reads_input = IndexBuilder(), filled[order]
-    arguments = [_inputs(flat, reads_input, starts, sizes, inputs)]
-    edge_order = child_start = None
+    flat.add(reads_input.cumsum() * reads_input)
+    segment_ids = edge_order = child_start = None
     if arity is None or slot is None:
-        edges = source, target, slot
-        children, child_start, edge_order = _ragged_children(flat, edges, row, starts)
-        arguments.append(children)
+        parts = _ragged_children((source, target, slot), row, sizes.cumsum() - sizes)
+        children, segment_ids, child_start, edge_order = map(flat.add, parts)
     else:
-        arguments += _fixed_children(flat, (source, target, slot), row, starts, sizes, arity)
+        children = flat.add(_fixed_children((source, target, slot), row, arity))
     input_node = flat.add(order[reads_input])
     output = IndexSlice(STATES, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
     example = flat.add(np.arange(examples.size).repeat(examples))
     signature, input_type, state_type = _signature(arity)
-    results = [((STATES, start + 1),) for start in starts.tolist()]
-    steps = map(Step, repeat(0), sizes.tolist(), zip(*arguments, strict=True), results)
     input_buffer = BufferSpec(input_type, 1, num_inputs, num_inputs + 1)
     info = StructureInfo(
         num_nodes=num_nodes,
         num_edges=int(source.size),
         arity=arity,
         direction=direction,
+        level_sizes=tuple(sizes.tolist()),
         level_inputs=tuple(inputs.tolist()),
         single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
         checksum=checked,
-        input_node=input_node,
-        edge_order=edge_order,
+        children=children,
+        segment_ids=segment_ids,
         child_start=child_start,
+        edge_order=edge_order,
+        input_node=input_node,
     )
     return {
         "signatures": (signature,),
         "stores": (input_buffer, BufferSpec(state_type, 1, 0, num_nodes + 1)),
-        "steps": tuple(steps),
+        "listed_steps": None,
         "index": flat.tensor(),
         "constants": (None, None),
         "outputs": {"node": Output(output, example)},
         "num_examples": examples.size,
         "structure": info,
     }
+
+
+def steps_of_levels(info: StructureInfo, index: np.ndarray) -> tuple[Step, ...]:
+    """List the steps of a schedule made from a structure, one per level."""
+    sizes, inputs = (np.array(each, np.int64) for each in (info.level_sizes, info.level_inputs))
+    starts = sizes.cumsum() - sizes
+    # Nodes with an input come first: rows are contiguous in levels without other nodes.
+    first = np.where(inputs > 0, GATHER, ZEROS)
+    first = np.where(inputs == sizes, inputs.cumsum() - inputs + 1, first)
+    arguments = [_slices(INPUTS, starts, sizes, first)]
+    if info.arity is None:
+        arguments.append(_ragged_slices(info, index, starts))
+    else:
+        arguments += _fixed_slices(info, index, starts, sizes)
+    results = [((STATES, start + 1),) for start in starts.tolist()]
+    return tuple(map(Step, repeat(0), info.level_sizes, zip(*arguments, strict=True), results))
 
 
 @lru_cache(16)
@@ -178,21 +194,6 @@ def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np
     return sizes
 
 
-def _inputs(
-    flat: IndexBuilder,
-    filled: np.ndarray,
-    starts: np.ndarray,
-    sizes: np.ndarray,
-    inputs: np.ndarray,
-) -> list[IndexSlice]:
-    """Index the inputs: the k-th node with an input reads row k (from 1), all others read row 0."""
-    offset = flat.add(filled.cumsum() * filled)
-    # Nodes with an input come first: rows are contiguous in levels without other nodes.
-    first = np.where(inputs > 0, GATHER, ZEROS)
-    first = np.where(inputs == sizes, inputs.cumsum() - inputs + 1, first)
-    return _slices(INPUTS, starts + offset, sizes, first)
-
-
 def _slices(buffer: int, *columns: Any) -> list[IndexSlice]:
     """Create slices of a buffer from columns of offsets, lengths and so on."""
     lists = (each.tolist() if isinstance(each, np.ndarray) else each for each in columns)
@@ -200,23 +201,31 @@ def _slices(buffer: int, *columns: Any) -> list[IndexSlice]:
 
 
 def _ragged_children(
-    flat: IndexBuilder, edges: Edges, row: np.ndarray, levels: np.ndarray
-) -> tuple[list[IndexSlice], int, int]:
-    """Index all children of every node, parents in level order, children by slot."""
+    edges: Edges, row: np.ndarray, levels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """List the children of all nodes, in level order and by slot.
+
+    Returns their rows, the parent of each within its level, where those of each node begin, and
+    the order of the edges.
+    """
     source, target, slot = edges
     parent = row[target]
     counts = np.bincount(parent, minlength=row.size + 1)[1:]
     begins = counts.cumsum() - counts  # of the children of each node, in level order
-    child_start, order = flat.add(begins), _edge_order(parent, slot, begins)
-    children, parents = row[source[order]], parent[order]
+    order = _edge_order(parent, slot, begins)
+    parents = parent[order]
+    per_level = np.diff(np.append(begins[levels], order.size))
+    return row[source[order]], parents - (levels + 1).repeat(per_level), begins, order
+
+
+def _ragged_slices(info: StructureInfo, index: np.ndarray, levels: np.ndarray) -> list[IndexSlice]:
+    begins = index[info.child_start or 0 :][: info.num_nodes]
     # Where the children of each level begin, and the end.
-    bounds = np.append(begins[levels], order.size)
+    bounds = np.append(begins[levels], info.num_edges)
     starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
-    segment_ids = parents - (levels + 1).repeat(counts)
-    first = first_rows(children, starts, counts)
-    offset, segments = flat.add(children), flat.add(segment_ids)
-    slices = _slices(STATES, starts + offset, counts, first, starts + segments)
-    return slices, child_start, flat.add(order)
+    first = first_rows(index[info.children :][: info.num_edges], starts, counts)
+    of_node = starts + (info.segment_ids or 0)
+    return _slices(STATES, starts + info.children, counts, first, of_node)
 
 
 def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
@@ -234,14 +243,9 @@ def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray)
 
 
 def _fixed_children(
-    flat: IndexBuilder,
-    edges: tuple[np.ndarray, np.ndarray, np.ndarray],
-    row: np.ndarray,
-    starts: np.ndarray,
-    sizes: np.ndarray,
-    arity: int,
-) -> list[list[IndexSlice]]:
-    """Index N child slots per node; the N entries of a node are adjacent in the flat index."""
+    edges: tuple[np.ndarray, np.ndarray, np.ndarray], row: np.ndarray, arity: int
+) -> np.ndarray:
+    """List N child slots per node, those of a node side by side; 0 for a missing child."""
     source, target, slot = edges
     if slot.size and int(slot.max()) >= arity:
         edge = int((slot >= arity).argmax())
@@ -249,8 +253,8 @@ def _fixed_children(
         wanted, got, where = f"child slots below {arity}", f"slot {slot[edge]}", f"edge {edge}"
         hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
         raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
-    table = np.zeros((row.size, arity), dtype=np.int64)
-    table[row[target] - 1, slot] = row[source]
+    table = np.zeros(row.size * arity, dtype=np.int64)
+    table[(row[target] - 1) * arity + slot] = row[source]
     # Rows of nodes begin at 1: a missing edge has been overwritten.
     if np.count_nonzero(table) != source.size:
         position = target * arity + slot
@@ -260,8 +264,15 @@ def _fixed_children(
         got = f"slot {twice % arity} taken by nodes {source[position == twice].tolist()}"
         hint = "one slot per child; use arity=None if a top-down node has several parents"
         raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
-    offset = flat.add(table.reshape(-1))
+    return table
+
+
+def _fixed_slices(
+    info: StructureInfo, index: np.ndarray, starts: np.ndarray, sizes: np.ndarray
+) -> list[list[IndexSlice]]:
+    arity = info.arity or 0
+    table = index[info.children :][: info.num_nodes * arity].reshape(info.num_nodes, arity)
     first = first_rows(table, starts, sizes)
     first[:1] = ZEROS  # nodes of the first level have no children
-    begins, rest = starts * arity + offset, (repeat(-1), repeat(arity))
+    begins, rest = starts * arity + info.children, (repeat(-1), repeat(arity))
     return [_slices(STATES, begins + each, sizes, first[:, each], *rest) for each in range(arity)]

@@ -71,7 +71,7 @@ def schedule_programs(
     return {
         "signatures": program.signatures,
         "stores": tuple(buffers),
-        "steps": tuple(Step(*step) for step in steps),
+        "listed_steps": tuple(Step(*step) for step in steps),
         "outputs": _index_outputs(program, flat, row),
         "index": flat.tensor(),
         "constants": tuple(constants),

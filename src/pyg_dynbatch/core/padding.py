@@ -134,7 +134,7 @@ def _frame(shape: LevelShape) -> Schedule:
     info: StructureInfo | None = frame.structure
     if info is not None:
         info = info._replace(direction=shape.direction, single_parent=shape.single_parent)
-    return replace(frame, steps=tuple(steps), structure=info)
+    return replace(frame, listed_steps=tuple(steps), structure=info)
 
 
 def padded_form(schedule: Schedule) -> PaddedForm | None:

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.layout import GATHER, ZEROS, BufferSpec, IndexSlice, Output, StructureInfo
 from pyg_dynbatch.core.layout import Step as Step
-from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.levels import schedule_structure, steps_of_levels
 from pyg_dynbatch.core.merge import schedule_programs
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Signature
@@ -37,7 +38,7 @@ class Schedule(MovablePlan):
     Args:
         signatures: Operations, to which the steps refer by number.
         stores: Sizes of the row buffers, to which index slices refer by number.
-        steps: The batched calls in order.
+        listed_steps: The batched calls in order; None for one per level of ``structure``.
         index: All row numbers, int64, flat.
         constants: Constant rows of each buffer, one tensor per part; ``None`` for rows of zeros.
         outputs: Named outputs.
@@ -57,7 +58,7 @@ class Schedule(MovablePlan):
 
     signatures: tuple[Signature, ...]
     stores: tuple[BufferSpec, ...]
-    steps: tuple[Step, ...]
+    listed_steps: tuple[Step, ...] | None
     index: Int[Tensor, " entry"]
     constants: tuple[tuple[Tensor, ...] | None, ...]
     outputs: dict[str, Output]
@@ -130,6 +131,14 @@ class Schedule(MovablePlan):
         )
         return cls(**fields)
 
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The batched calls in order."""
+        if self.listed_steps is None:
+            # Layers of this package need only the sizes of levels, so these are listed when read.
+            return steps_of_levels(self._info("steps"), self.index.numpy())
+        return self.listed_steps
+
     # Schedules made from a structure.
 
     def _info(self, name: str) -> StructureInfo:
@@ -165,6 +174,11 @@ class Schedule(MovablePlan):
         return self._info("single_parent").single_parent
 
     @property
+    def level_sizes(self) -> tuple[int, ...]:
+        """Number of nodes of each step."""
+        return self._info("level_sizes").level_sizes
+
+    @property
     def level_inputs(self) -> tuple[int, ...]:
         """Number of nodes of each step that read an input; they come first."""
         return self._info("level_inputs").level_inputs
@@ -179,6 +193,19 @@ class Schedule(MovablePlan):
         """Edges in the order in which the steps read them (only without an arity)."""
         info = self._info("edge_order")
         return self._part(info.edge_order, info.num_edges)
+
+    @property
+    def children(self) -> Int[Tensor, " slot"]:
+        """Rows of the children of all nodes; with arity N, N per node, 0 for a missing one."""
+        info = self._info("children")
+        slots = info.num_edges if info.arity is None else info.num_nodes * info.arity
+        return self._part(info.children, slots)
+
+    @property
+    def child_segment(self) -> Int[Tensor, " edge"]:
+        """Parent of each child, counted within its level (only without an arity)."""
+        info = self._info("child_segment")
+        return self._part(info.segment_ids, info.num_edges)
 
     @property
     def child_start(self) -> Int[Tensor, " node"]:
@@ -286,10 +313,13 @@ class Schedule(MovablePlan):
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
         constants = (None if parts is None else tuple(map(fn, parts)) for parts in self.constants)
-        return replace(self, index=fn(self.index), constants=tuple(constants))
+        # On another device, listing the steps would have to wait for it.
+        more: Any = {"listed_steps": self.steps, "constants": tuple(constants)}
+        return replace(self, index=fn(self.index), **more)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_edges_seen"}
+        found = self.__dict__.items()
+        return {name: value for name, value in found if name not in ("_edges_seen", "steps")}
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same steps, the same row numbers, the same constants."""

@@ -74,10 +74,9 @@ class FusedPlan:
         self.level_order, self.precision = level_order, precision
         # Whether a backward pass may follow, and whether C runs the whole schedule in one call.
         self.with_backward = self.at_once = False
-        steps = schedule.steps
         self.arity, self.ragged = schedule.arity or 0, schedule.arity is None
         self.nodes = schedule.num_nodes
-        self.sizes = [step.size for step in steps]
+        self.sizes = schedule.level_sizes
         self.leaves = self.sizes[0]
         self.inner = self.nodes - self.leaves
         # Leaves that share an input row are computed once, those without an input one by one.
@@ -94,12 +93,11 @@ class FusedPlan:
             raise mismatch(ValueError, what, wanted, got, hint=hint)
         self.single_parent = schedule.single_parent
         self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
-        children = steps[0].arguments[1]
         self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
-        start = children.offset + self.leaves * self.arity
-        self.children = schedule.index.narrow(0, start, self.slots)
+        first = 0 if self.ragged else self.leaves * self.arity
+        self.children = schedule.children[first:]
         if self.ragged:
-            self.segment_ids = schedule.index.narrow(0, children.segment_ids, self.slots)
+            self.segment_ids = schedule.child_segment
             self.child_start = schedule.child_start[self.leaves :]
 
     @cached_property
@@ -228,7 +226,9 @@ class Kept(NamedTuple):
     def of(cls, tensors: Sequence[Any], leaf_blocks: int, blocks: int) -> "Kept":
         """Convert the list back, given how many blocks there are."""
         leaf_gates, rest = tensors[5 : 5 + leaf_blocks], tensors[5 + leaf_blocks :]
-        return cls(*tensors[:5], leaf_gates, [*map(Gates, rest[:blocks], rest[blocks:])])
+        gathered, sums, memory, activated, of_leaves = tensors[:5]
+        gates = [*map(Gates, rest[:blocks], rest[blocks:])]
+        return cls(gathered, sums, memory, activated, of_leaves, leaf_gates, gates)
 
 
 @dataclass

@@ -32,7 +32,7 @@ def child_weights(
     if edge_index is None:
         what, got = "RecursiveLayer: an edge mask needs the edges", "a schedule without edge_index"
         raise mismatch(ValueError, what, "layer(x, edge_index, schedule)", got)
-    child = torch.cat([schedule.children_of(step) for step in schedule.steps])
+    child = schedule.children
     segment_ids = torch.arange(child.size(0), device=child.device) // schedule.arity
     row, rows = schedule.rows_of(schedule.outputs["node"].rows), schedule.num_nodes + 1
     source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)

@@ -59,7 +59,7 @@ class _TreeLSTMCell(RecursiveCell):
         mathematics = (
             getattr(type(self), name) for name in ("step", "project", "leaf", "no_input")
         )
-        if not schedule.steps or any(each.__module__ not in _KNOWN for each in mathematics):
+        if not schedule.level_sizes or any(each.__module__ not in _KNOWN for each in mathematics):
             return None  # a subclass with other mathematics runs level by level
         mask = precision = None
         if not self.shares_leaves:
