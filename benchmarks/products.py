@@ -9,7 +9,8 @@ from torch import Tensor
 
 from benchmarks import bench
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.nn.fused_gates import BLOCK, RowProduct
+from pyg_dynbatch.nn.fused_gates import BLOCK
+from pyg_dynbatch.nn.products import RowProduct
 
 
 class Product(NamedTuple):

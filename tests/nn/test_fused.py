@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_gates
 from pyg_dynbatch.nn.cell import run_levels
-from pyg_dynbatch.nn.fused_gates import RowProduct
+from pyg_dynbatch.nn.products import RowProduct
 from pyg_dynbatch.nn.recursive import level_row
 from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, assert_equal, batched, features, gradients, make, placed

@@ -1,5 +1,6 @@
 """Build small pieces of C with the compiler of the machine, load them, and keep freed memory."""
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -11,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pyg_dynbatch.core.files import write_atomically
@@ -23,6 +26,9 @@ _FLAGS = (
     # Not -ffast-math, which would change rounding for the whole process.
     "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast",
 )  # fmt: skip
+
+_ROUNDS = 20
+"""Runs of each way in a race."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,11 +50,15 @@ def native_library(source: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
+def _cache_folder() -> Path:
     given, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
     folder = Path(given or Path(cache or Path.home() / ".cache", "pyg_dynbatch"))
-    name = f"{source.stem}-{_key(source, compiler)}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
+    folder, name = _cache_folder(), f"{source.stem}-{_key(source, compiler)}"
     for kept in sorted(folder.glob(f"{name}-*.so")) if _is_trusted(folder) else ():
         # The name ends with the checksum of the content.
         if _is_trusted(kept) and kept.stem == f"{name}-{_digest(kept.read_bytes())}":
@@ -117,6 +127,53 @@ def _build(compiler: list[str], source: Path, folder: Path) -> Path:
     ):
         subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
     return linked
+
+
+RACE = "PYG_DYNBATCH_RACE"
+"""Environment variable: 0 disables races, and the first way is taken."""
+
+
+def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
+    """Return the name of the fastest way, raced once per kind of processor.
+
+    The winner is kept in a file, so that later processes compute the same numbers. Where nothing
+    can be kept, the first way is taken, as a choice that changed between runs would change them.
+    """
+    first = next(iter(ways))
+    if os.environ.get(RACE) == "0":
+        return first
+    try:
+        folder = _cache_folder()
+        if not _is_trusted(folder):
+            return first
+        path = folder / f"fastest-{name}-{_digest(_processor().encode())}.txt"
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as room:
+                draft = Path(room, path.name)
+                draft.write_text(_race(ways), encoding="utf-8")
+                # Fails if another process was first, whose winner is then taken by all.
+                with contextlib.suppress(FileExistsError):
+                    path.hardlink_to(draft)
+        winner = path.read_text(encoding="utf-8")
+    except (OSError, RuntimeError) as error:
+        _log.info("%s: the winner of a race cannot be kept: %s", name, error)
+        return first
+    if winner not in ways:
+        _log.warning("%s: %r is not one of %s; delete the file", path, winner, ", ".join(ways))
+        return first
+    return winner
+
+
+def _race(ways: Mapping[str, Callable[[], object]]) -> str:
+    """Run all ways alternately; return the one with the shortest time of all its runs."""
+    best = dict.fromkeys(ways, float("inf"))
+    for number in range(_ROUNDS):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            if number:  # the first run may build kernels
+                best[name] = min(best[name], time.perf_counter() - start)
+    return min(best, key=best.__getitem__)
 
 
 SWITCH = "PYG_DYNBATCH_KEEP_MEMORY"

@@ -1,8 +1,9 @@
-"""The parts of fused Tree-LSTMs: a plan of blocks, gradients of states, products, and gates.
+"""The parts of fused Tree-LSTMs: a plan of blocks, gradients of states, and gates.
 
 Nodes are in level order: first all leaves, then the inner nodes, level by level. Each level is
-split into blocks. Per block, products with the weights become gates, and gates become states; see
-:class:`TorchGates`, which ``native_gates.py`` (C) and ``triton_gates.py`` override.
+split into blocks. Per block, products with the weights (``products.py``) become gates, and gates
+become states; see :class:`TorchGates`, which ``native_gates.py`` (C) and ``triton_gates.py``
+override.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +16,10 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule, Step
+from pyg_dynbatch.nn.products import HEIGHTS
 
-_HEIGHTS = (8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
-"""Numbers of rows for which oneDNN generates kernels; a kernel for every size of a level would
-take longer than the products, as generating one takes a millisecond."""
-
-BLOCK = _HEIGHTS[-1]
+BLOCK = HEIGHTS[-1]
 """Rows of one block on CPUs: their gates stay in the second-level cache."""
-
-# From here on packing a matrix costs less than it saves.
-_LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
 
 # As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
 _MINUS_ONE = torch.tensor(-1.0)
@@ -214,21 +209,22 @@ class Kept(NamedTuple):
     memory: Tensor  # c of all nodes, after a row for missing children
     activated: Tensor  # tanh(c) of all nodes
     leaf_activated: Tensor  # tanh(c) of the computed leaves
+    aligned_weight: Tensor | None  # a copy of the weight of h
     leaf_gates: Sequence[Tensor]  # one tensor per block, or of all leaves
     gates: Sequence[Gates]
 
     def tensors(self) -> list[Tensor | None]:
         """List all tensors."""
         rows, forget = [each.rows for each in self.gates], [each.forget for each in self.gates]
-        return [*self[:5], *self.leaf_gates, *rows, *forget]
+        return [*self[:6], *self.leaf_gates, *rows, *forget]
 
     @classmethod
     def of(cls, tensors: Sequence[Any], leaf_blocks: int, blocks: int) -> "Kept":
         """Convert the list back, given how many blocks there are."""
-        leaf_gates, rest = tensors[5 : 5 + leaf_blocks], tensors[5 + leaf_blocks :]
-        gathered, sums, memory, activated, of_leaves = tensors[:5]
+        leaf_gates, rest = tensors[6 : 6 + leaf_blocks], tensors[6 + leaf_blocks :]
+        gathered, sums, memory, activated, of_leaves, weight = tensors[:6]
         gates = [*map(Gates, rest[:blocks], rest[blocks:])]
-        return cls(gathered, sums, memory, activated, of_leaves, leaf_gates, gates)
+        return cls(gathered, sums, memory, activated, of_leaves, weight, leaf_gates, gates)
 
 
 @dataclass
@@ -296,86 +292,6 @@ class StateGradients:
         if self.place is None:
             self.hidden.index_add_(0, index, hidden)
             self.memory.index_add_(0, index, memory)
-
-
-# Products.
-
-
-class RowProduct:
-    """Multiply rows with one matrix, block by block: ``rows @ weight.t() + bias``."""
-
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        precision: torch.dtype | None = None,
-        rows: int = 0,
-    ) -> None:
-        self.bias, self.result, self.precision = bias, weight.dtype, precision
-        self.weight = weight if precision is None else weight.to(precision)
-        self.packed: Tensor | None = None
-        if packs(self.weight, rows):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), BLOCK)
-        # oneDNN computes products of low precision in any case, so they want the same heights.
-        low = self.weight.dtype in (torch.bfloat16, torch.float16)
-        self.padded = self.packed is not None or (weight.device.type == "cpu" and low)
-
-    def __call__(self, rows: Tensor, first: int, size: int) -> Tensor:
-        """Multiply ``rows[first : first + size]``."""
-        taken = self._taken(rows, first, size)
-        if self.packed is not None and taken.size(0) in _HEIGHTS and taken.dtype == self.result:
-            multiply = torch.ops.mkldnn._linear_pointwise
-            found = multiply(taken, self.packed, self.bias, "none", [], "")
-        elif self.precision is not None:
-            found = torch.mm(taken.to(self.precision), self.weight.t()).to(self.result)
-            if self.bias is not None:
-                found += self.bias
-        elif self.bias is not None:
-            found = torch.addmm(self.bias, taken, self.weight.t())
-        else:
-            found = torch.mm(taken, self.weight.t())
-        return found if taken.size(0) == size else found[:size]
-
-    def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
-        """Write the product without bias into existing rows."""
-        if self.padded or self.precision is not None:
-            out.copy_(self(rows, first, size))
-        else:
-            torch.mm(rows[first : first + size], self.weight.t(), out=out)
-
-    def _taken(self, rows: Tensor, first: int, size: int) -> Tensor:
-        """The rows, and the rows after them up to the next height."""
-        if self.padded:
-            height = next((height for height in _HEIGHTS if height >= size), size)
-            if first + height <= rows.size(0):
-                size = height
-        return rows[first : first + size]
-
-
-def packs(weight: Tensor, rows: int) -> bool:
-    """Whether packing a matrix for oneDNN pays off for this many rows."""
-    if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
-        return False
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return False
-    backend, names = torch.backends.mkldnn, ("_linear_pointwise", "_reorder_linear_weight")
-    enabled = bool(backend.enabled) and backend.is_available()
-    return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names)
-
-
-def weight_gradient(
-    grads: Tensor, rows: Tensor, precision: torch.dtype | None, out: Tensor | None = None
-) -> Tensor:
-    """Compute ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on."""
-    if precision is None:
-        return torch.mm(grads.t(), rows, out=out)
-    found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
-    return found if out is None else out.copy_(found)
-
-
-def sum_rows(rows: Tensor) -> Tensor:
-    """Sum rows by multiplying with ones, on CPUs twice as fast as ``sum``."""
-    return torch.mv(rows.t(), rows.new_ones(rows.size(0)))
 
 
 # Kernels.

@@ -25,16 +25,13 @@ from pyg_dynbatch.nn.fused_gates import (
     FusedPlan,
     Gates,
     Kept,
-    RowProduct,
     StateGradients,
     TorchGates,
-    packs,
-    sum_rows,
     sum_segments,
-    weight_gradient,
 )
 from pyg_dynbatch.nn.native_gates import NativeGates, gates_library
 from pyg_dynbatch.nn.native_levels import backward_run, forward_run, multiply_address
+from pyg_dynbatch.nn.products import RowProduct, packs, sum_rows, weight_gradient
 
 
 def fused_tree_lstm(
@@ -128,7 +125,7 @@ def _forward_blocks(
     kernels = choose_gates(gathered)(plan, states, gathered, sums, inner=True)
     gates = _forward_levels(kernels, inputs, weight_input, weight_hidden, bias)
     hidden, memory, activated = states
-    return hidden, Kept(gathered, sums, memory, activated, leaf_activated, leaf_gates, gates)
+    return hidden, Kept(gathered, sums, memory, activated, leaf_activated, None, leaf_gates, gates)
 
 
 def _forward_leaves(

@@ -101,7 +101,7 @@ INLINE void dot_products(int rows_count, int count, const float *rows, int64_t i
         UNROLL for (int c = 0; c < count; c += 4) {
             const four_t found =
                 totals(sums[m][c], sums[m][c + 1], sums[m][c + 2], sums[m][c + 3]);
-            UNROLL for (int each = 0; each < 4 && c + each < count; each++)
+            for (int each = 0; each < 4 && c + each < count; each++)
                 out[m * columns + c + each] = found[each] + bias[c + each];
         }
     }
@@ -139,13 +139,13 @@ static void narrow_product(const float *rows, int64_t count, int64_t inner, cons
 
 /* out[m][k] = sum of grads[m][c] * weight[c][k] over c, for some rows and stretches of k. */
 INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t columns,
-                         const float *weight, int64_t inner, float *out)
+                         const float *weight, int64_t stride, int64_t inner, float *out)
 {
     sums_t sums = {0};
     lanes_t of_weight[COLUMNS];
     for (int64_t c = 0; c < columns; c++) {
         UNROLL for (int part = 0; part < count; part++)
-            of_weight[part] = lanes(weight + c * inner + part * LANES);
+            of_weight[part] = lanes(weight + c * stride + part * LANES);
         UNROLL for (int m = 0; m < rows_count; m++) {
             const float grad = grads[m * columns + c];
             UNROLL for (int part = 0; part < count; part++)
@@ -159,25 +159,27 @@ INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t 
 }
 
 INLINE void stretches_of(int count, const float *grads, int64_t rows_count, int64_t columns,
-                         const float *weight, int64_t inner, float *out)
+                         const float *weight, int64_t stride, int64_t inner, float *out)
 {
-    FOR_ROWS(sums_of_rows, rows_count, m, count, grads + m * columns, columns, weight, inner,
-             out + m * inner);
+    FOR_ROWS(sums_of_rows, rows_count, m, count, grads + m * columns, columns, weight, stride,
+             inner, out + m * inner);
 }
 
-/* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
+/* out = grads * weight, with [count, columns] grads and a [columns, inner] weight, whose rows are
+   `stride` apart. */
 static void narrow_product_back(const float *grads, int64_t count, int64_t columns,
-                                const float *weight, int64_t inner, float *out, int threads)
+                                const float *weight, int64_t stride, int64_t inner, float *out,
+                                int threads)
 {
     const int64_t tiles = inner / (COLUMNS * LANES);
     #pragma omp parallel for num_threads(threads) if (threads > 1 && columns * inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t k = tile * COLUMNS * LANES;
-        stretches_of(COLUMNS, grads, count, columns, weight + k, inner, out + k);
+        stretches_of(COLUMNS, grads, count, columns, weight + k, stride, inner, out + k);
     }
     for (int64_t k = tiles * COLUMNS * LANES; k < inner; k += LANES) {
         /* The last lanes begin earlier, and compute some sums twice. */
         const int64_t start = k + LANES > inner ? inner - LANES : k;
-        stretches_of(1, grads, count, columns, weight + start, inner, out + start);
+        stretches_of(1, grads, count, columns, weight + start, stride, inner, out + start);
     }
 }

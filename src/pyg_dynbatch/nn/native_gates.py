@@ -79,6 +79,7 @@ def gates_library() -> ctypes.CDLL | None:
         "backward": [nodes, given, *block, *[c_void_p] * 5],
         "sum_equal": [given, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
         "forward_run": [run, c_int64, c_int64],
+        "multiply": [run, c_int64, c_int64, c_int64],
         "backward_run": [run, given, given, c_int64, c_int64],
     }
     for name, types in arguments.items():

@@ -30,6 +30,8 @@ struct run {
     float *leaf_hidden, *leaf_memory, *leaf_activated; /* Of computed leaves. */
     float *gathered, *sums, *leaf_gates, *gates, *forget;
     float *all_bias; /* Room for the bias of the gates in the row of a node. */
+    /* Room for aligned copies of weights, or the weights if they are, or none; and of BLOCK rows. */
+    float *aligned_input, *aligned_hidden, *aligned_rows;
     float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
 };
 
@@ -50,12 +52,37 @@ static struct nodes inner_nodes_of(const struct run *r)
                           .cells = r->memory, .gathered = r->gathered, .sums = r->sums};
 }
 
-/* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight. */
+/* A row of so many numbers up to the start of the next one, where vectors cross no cache line. */
+static int64_t stride_of(int64_t inner)
+{
+    return (inner + 15) / 16 * 16;
+}
+
+/* Copies rows to `room` so that each begins a cache line, with zeros behind it. */
+static const float *aligned(const float *rows, int64_t count, int64_t inner, float *room)
+{
+    const int64_t stride = stride_of(inner);
+    if (stride == inner && (uintptr_t)rows % 64 == 0)
+        return rows;
+    for (int64_t row = 0; row < count; row++) {
+        memcpy(room + row * stride, rows + row * inner, inner * sizeof *room);
+        memset(room + row * stride + inner, 0, (stride - inner) * sizeof *room);
+    }
+    return room;
+}
+
+/* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight, of which
+   there may be an aligned copy. */
 static void product(const struct run *r, const float *rows, int64_t count, int64_t inner,
-                    const float *weight, const float *bias, int64_t columns, float *out,
-                    int threads)
+                    const float *weight, const float *copy, const float *bias, int64_t columns,
+                    float *out, int threads)
 {
     const float one = 1.0f;
+    if (count <= r->narrow && copy) {
+        narrow_product(aligned(rows, count, inner, r->aligned_rows), count, stride_of(inner), copy,
+                       bias, columns, out, threads);
+        return;
+    }
     if (count <= r->narrow && inner >= LANES) {
         narrow_product(rows, count, inner, weight, bias, columns, out, threads);
         return;
@@ -67,13 +94,23 @@ static void product(const struct run *r, const float *rows, int64_t count, int64
                     out, &columns);
 }
 
+/* One product of rows with the weight of h, for a race. */
+void tree_lstm_multiply(const struct run *r, int64_t count, int64_t inner, int64_t columns,
+                        int threads)
+{
+    product(r, r->rows, count, inner, r->weight_hidden, r->aligned_hidden, r->bias, columns,
+            r->all_bias, threads);
+}
+
 /* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
 static void product_back(const struct run *r, const float *grads, int64_t count, int64_t columns,
-                         const float *weight, int64_t inner, float *out, int threads)
+                         const float *weight, const float *copy, int64_t inner, float *out,
+                         int threads)
 {
     const float one = 1.0f, none = 0.0f;
     if (count <= r->narrow && inner >= LANES)
-        narrow_product_back(grads, count, columns, weight, inner, out, threads);
+        narrow_product_back(grads, count, columns, copy ? copy : weight,
+                            copy ? stride_of(inner) : inner, inner, out, threads);
     else
         r->multiply("N", "N", &inner, &count, &columns, &one, weight, &inner, grads, &columns,
                     &none, out, &inner);
@@ -88,8 +125,8 @@ static void forward_leaves(const struct run *r, int threads)
         const int64_t missing = first + size - r->inputs;
         const int64_t filled = missing < 0 ? size : missing > size ? 0 : size - missing;
         float *gates = r->leaf_gates + (r->keeps ? first * columns(&all) : 0);
-        product(r, r->rows + first * r->features, filled, r->features, r->weight_input, r->bias,
-                3 * width, gates, threads);
+        product(r, r->rows + first * r->features, filled, r->features, r->weight_input,
+                r->aligned_input, r->bias, 3 * width, gates, threads);
         /* A missing input is an input of zeros. */
         for (int64_t row = filled; row < size; row++)
             memcpy(gates + row * columns(&all), r->bias, columns(&all) * sizeof *gates);
@@ -118,6 +155,12 @@ static struct block block_at(const struct run *r, int64_t first, int64_t end, in
     return (struct block){first, size, edge, behind - edge};
 }
 
+/* The aligned copy of the weights of forget gates in rows of their own. */
+static const float *forget_copy(const struct run *r)
+{
+    return r->aligned_hidden ? r->aligned_hidden + 3 * r->width * stride_of(r->width) : 0;
+}
+
 /* All leaves, then all levels above them. */
 void tree_lstm_forward_run(const struct run *r, int64_t inner, int64_t slots, int threads)
 {
@@ -125,6 +168,11 @@ void tree_lstm_forward_run(const struct run *r, int64_t inner, int64_t slots, in
     const int64_t width = r->width, ragged = r->arity < 0;
     memset(r->hidden, 0, width * sizeof *r->hidden);
     memset(r->memory, 0, width * sizeof *r->memory);
+    if (r->aligned_input && r->aligned_input != r->weight_input)
+        aligned(r->weight_input, 3 * width, r->features, r->aligned_input);
+    if (r->aligned_hidden && r->aligned_hidden != r->weight_hidden)
+        aligned(r->weight_hidden, (3 + (ragged ? 1 : r->arity)) * width,
+                (ragged ? 1 : r->arity) * width, r->aligned_hidden);
     forward_leaves(r, threads);
     /* All children of a node share the bias of the forget gate. */
     memcpy(r->all_bias, r->bias, 3 * width * sizeof *r->bias);
@@ -142,11 +190,11 @@ void tree_lstm_forward_run(const struct run *r, int64_t inner, int64_t slots, in
             const float *children = r->gathered + b.edge * width;
             tree_lstm_gather(&all, b.first, b.size, b.edge, b.edges, threads);
             product(r, ragged ? r->sums + b.first * width : children, b.size,
-                    ragged ? width : r->arity * width, r->weight_hidden, r->all_bias,
-                    columns(&all), gates, threads);
+                    ragged ? width : r->arity * width, r->weight_hidden, r->aligned_hidden,
+                    r->all_bias, columns(&all), gates, threads);
             if (ragged)
                 product(r, children, b.edges, width, r->weight_hidden + 3 * width * width,
-                        r->bias + 3 * width, width, forget, threads);
+                        forget_copy(r), r->bias + 3 * width, width, forget, threads);
             tree_lstm_forward(&all, b.first, b.size, b.edge, b.edges, gates, forget,
                               r->own ? r->own + input * 4 * width : 0, mine, threads);
             first += b.size;
@@ -193,11 +241,11 @@ void tree_lstm_backward_run(const struct run *r, const struct incoming *given,
                                ragged ? r->forget + child : 0, grads, to_forget,
                                r->to_memory + child, threads);
             product_back(r, grads, b.size, columns(&all), r->weight_hidden,
-                         ragged ? width : r->arity * width, ragged ? r->to_sums : to_hidden,
-                         threads);
+                         r->aligned_hidden, ragged ? width : r->arity * width,
+                         ragged ? r->to_sums : to_hidden, threads);
             if (ragged) {
                 product_back(r, to_forget, b.edges, width, r->weight_hidden + 3 * width * width,
-                             width, to_hidden, threads);
+                             forget_copy(r), width, to_hidden, threads);
                 add_sums(&all, b, r->to_sums, to_hidden);
             }
         }

@@ -5,22 +5,24 @@ import logging
 import sys
 from collections.abc import Sequence
 from ctypes import byref, c_int64, c_void_p
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.nn.fused_gates import BLOCK, FusedPlan, Gates, Kept, RowProduct, StateGradients
+from pyg_dynbatch.core.native import fastest
+from pyg_dynbatch.nn.fused_gates import BLOCK, FusedPlan, Gates, Kept, StateGradients
 from pyg_dynbatch.nn.native_gates import Given, Struct, fields_of, gates_library, incoming
+from pyg_dynbatch.nn.products import RowProduct
 
 _log = logging.getLogger(__name__)
 
 STATES = ("hidden", "memory")
 
-NARROW = 32
-"""Rows up to which products are computed by narrow_products.c."""
+# From this many rows on, products of aligned copies are faster by more than copying takes.
+_WORTH_COPYING = 16
 
 
 class _Run(Struct):
@@ -31,7 +33,8 @@ class _Run(Struct):
         "multiply sizes filled index starts leaf_of"
         " rows weight_input weight_hidden bias own dropout_mask"
         " hidden memory activated leaf_hidden leaf_memory leaf_activated"
-        " gathered sums leaf_gates gates forget all_bias"
+        " gathered sums leaf_gates gates forget"
+        " all_bias aligned_input aligned_hidden aligned_rows"
         " leaf_grads grads to_forget to_hidden to_memory to_sums",
     )
 
@@ -58,15 +61,19 @@ def forward_run(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) -> t
         gathered=bias.new_empty(plan.slots, width),
         sums=bias.new_empty(plan.inner, width) if plan.ragged else None,
         memory=states[1], activated=states[2], leaf_activated=of_leaves[2],
+        aligned_weight=_aligned(weight_hidden, plan.inner),
         leaf_gates=[bias.new_empty(leaves, 3 * width)], gates=[gates],
     )  # fmt: skip
     own, filled = None, inputs[plan.leaf_inputs :]
     if count := filled.size(0):
         own = RowProduct(weight_input, rows=count)(filled, 0, count)
+    stride, features = _stride(weight_hidden.size(1)), inputs.size(1)
     run = _run(
         plan, kept, weight_hidden, hidden=states[0], rows=inputs, weight_input=weight_input,
-        bias=bias, own=own, all_bias=bias.new_empty(gates.rows.size(1)), features=inputs.size(1),
+        bias=bias, own=own, all_bias=bias.new_empty(gates.rows.size(1)), features=features,
         leaf_hidden=of_leaves[0], leaf_memory=of_leaves[1], keeps=plan.with_backward,
+        aligned_input=_aligned(weight_input, plan.leaf_inputs),
+        aligned_rows=bias.new_empty(BLOCK, max(stride, _stride(features))),
     )  # fmt: skip
     library: Any = gates_library()
     library.tree_lstm_forward_run(byref(run), plan.inner, slots, torch.get_num_threads())
@@ -105,14 +112,53 @@ def _run(plan: FusedPlan, kept: Kept, weight_hidden: Tensor, **more: Tensor | in
     )
     return _Run(
         width=kept.memory.size(1), arity=-1 if plan.ragged else plan.arity, leaves=plan.leaves,
-        levels=len(plan.sizes), cells=plan.leaf_cells, inputs=plan.leaf_inputs, narrow=NARROW,
+        levels=len(plan.sizes), cells=plan.leaf_cells, inputs=plan.leaf_inputs,
+        narrow=narrow_rows(),
         multiply=multiply_address(), sizes=sizes, filled=filled, index=plan.children,
         starts=plan.child_start if plan.ragged else None,
         leaf_of=None if plan.leaf_inverse is None else plan.spread_leaves().contiguous(),
         weight_hidden=weight_hidden, dropout_mask=mask, memory=kept.memory,
         activated=kept.activated, leaf_activated=kept.leaf_activated, gathered=kept.gathered,
-        sums=kept.sums, leaf_gates=kept.leaf_gates[0], gates=rows, forget=forget, **more,
+        sums=kept.sums, aligned_hidden=kept.aligned_weight, leaf_gates=kept.leaf_gates[0],
+        gates=rows, forget=forget, **more,
     )  # fmt: skip
+
+
+def _aligned(weight: Tensor, rows: int) -> Tensor | None:
+    """Room for a copy of a matrix whose rows begin cache lines; itself if they do."""
+    if rows < _WORTH_COPYING:
+        return None
+    if weight.size(1) == _stride(weight.size(1)) and weight.data_ptr() % 64 == 0:
+        return weight
+    return weight.new_empty(weight.size(0), _stride(weight.size(1)))
+
+
+def _stride(inner: int) -> int:
+    return (inner + 15) // 16 * 16
+
+
+@cache
+def narrow_rows() -> int:
+    """Race ``narrow_products.c`` against the BLAS of torch; return up to how many rows it wins."""
+    library: Any = gates_library()
+    inner, columns, narrow = 300, 750, 7
+    with torch.inference_mode():
+        weight, rows = torch.ones(columns, inner), torch.ones(BLOCK, inner)
+        copies = [torch.ones(each.size(0), _stride(inner)) for each in (weight, rows)]
+        shared: Any = {"weight_hidden": weight, "bias": torch.ones(columns)}
+        shared |= {"aligned_hidden": copies[0], "aligned_rows": copies[1], "rows": rows}
+        shared |= {"all_bias": torch.ones(BLOCK, columns), "multiply": multiply_address()}
+        runs = {"blas": _Run(narrow=0, **shared), "own": _Run(narrow=BLOCK, **shared)}
+    for count in (8, 32, BLOCK):
+        sizes = count, inner, columns, 1
+        ways = {
+            name: partial(library.tree_lstm_multiply, byref(run), *sizes)
+            for name, run in runs.items()
+        }
+        if fastest(f"products-of-{count}-rows-torch-{torch.__version__}", ways) != "own":
+            break
+        narrow = count
+    return narrow
 
 
 def _plain(rows: Tensor) -> Tensor:
