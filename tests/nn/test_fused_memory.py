@@ -6,6 +6,8 @@ from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
+from pyg_dynbatch.nn.fused_tree_lstm import choose_gates
+from pyg_dynbatch.nn.native_gates import NativeGates
 
 WIDTH = 6
 
@@ -50,8 +52,10 @@ def test_with_gradients(make: type[RecursiveLayer]) -> None:
     else:
         # Of an inner node three gates and the sum; of each child h and the forget gate.
         wanted = WIDTH * (5 * leaves + (2 + 3 + 1) * inner + 2 * (leaves + inner - 1))
-    # And a row of zeros for missing children before c and tanh(c).
-    assert kept(layer, schedule, x) == wanted + 2 * WIDTH
+    # And a row of zeros for missing children before c and tanh(c); and if C runs all levels, a copy
+    # of the weight of h in rows of 16.
+    copied = 16 * layer.cell.weight_hidden.size(0) if choose_gates(x) is NativeGates else 0
+    assert kept(layer, schedule, x) == wanted + 2 * WIDTH + copied
 
 
 @pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
