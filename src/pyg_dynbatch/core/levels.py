@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +51,8 @@ def schedule_structure(
 ) -> dict[str, Any]:
     """Compute the fields of a schedule; see :meth:`Schedule.from_structure`."""
     checked_choice("Schedule: unknown direction", direction, DIRECTIONS)
-    if arity is not None and (not isinstance(arity, SupportsIndex) or index(arity) < 0):
+    # Not SupportsIndex, which takes as long to compare as all edges of a tree.
+    if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
         wanted = "at least 0, or None for any number of children"
         raise mismatch(ValueError, "Schedule.from_structure: invalid arity", wanted, repr(arity))
     source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")

@@ -381,12 +381,12 @@ def derive_schedule(
             direction=direction,
         )
 
-    ranges = [] if ptr is None else list(pairwise(array_of(ptr).tolist()))
+    starts = None if ptr is None else array_of(ptr)
     try:
-        sizes = None if ptr is None else [end - first for first, end in ranges]
+        sizes = None if starts is None else (starts[1:] - starts[:-1]).tolist()
         schedule = scheduled(fields, num_nodes, sizes)
     except ValueError as error:
-        for number, (first, end) in enumerate(ranges):
+        for number, (first, end) in enumerate(pairwise([] if starts is None else starts.tolist())):
             try:
                 scheduled(_fields_of_example(fields, first, end), end - first, None)
             except IndexError:  # a field is too short, or has too few axes, to be split

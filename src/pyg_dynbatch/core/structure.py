@@ -188,6 +188,11 @@ def roots_of(edge_index: Int[Tensor, "two edge"], num_nodes: int) -> Int[Tensor,
         tensor([2])
     """
     child, _ = checked_edges(edge_index, num_nodes, "roots_of")
+    return torch.from_numpy(nodes_without_parent(child, num_nodes))
+
+
+def nodes_without_parent(child: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Return the nodes that are not the child of an edge; all of them must exist."""
     is_root = np.ones(num_nodes, dtype=bool)
     is_root[child] = False
-    return torch.from_numpy(np.flatnonzero(is_root))
+    return is_root.nonzero()[0]

@@ -107,13 +107,13 @@ class Collater(PlanningCollater):
         store, num_nodes = merged.stores[0], int(merged.num_nodes)
         if not quick:  # columns have checked this when they merge
             _check_merged(merged)
-        if isinstance(merged, DynTreeData) and "root_index" in store:
-            _check_roots(merged, num_nodes)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
             schedule = derive_schedule("Collater", store, num_nodes, self.arity, each)
             # PyG's own way to set a field raises and catches an error: a tenth of the schedule.
             store._mapping[key] = schedule if self.buckets is None else self.buckets.pad(schedule)
+        if isinstance(merged, DynTreeData) and "root_index" in store:
+            _check_roots(merged, num_nodes)
 
     def __repr__(self) -> str:
         buckets = "" if self.buckets is None else f", buckets={self.buckets}"

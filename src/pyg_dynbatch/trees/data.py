@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -10,7 +9,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
-from pyg_dynbatch.core.structure import array_of, depth_of, roots_of, slots_of
+from pyg_dynbatch.core.structure import array_of, depth_of, nodes_without_parent, roots_of, slots_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
@@ -121,15 +120,16 @@ def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
         raise _fault(where, what, expected, got, hint)
 
 
-def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> Tensor:
-    """Check that ``root_index`` belongs to ``edge_index``, and return the roots."""
-    roots = roots_of(data.edge_index, num_nodes)
-    if not np.array_equal(array_of(data.root_index), roots.numpy()):
+def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int:
+    """Check that ``root_index`` belongs to the edges, whose nodes exist; return how many there are."""
+    roots = nodes_without_parent(array_of(data.edge_index[0]), num_nodes)
+    given = array_of(data.root_index)
+    if given.shape != roots.shape or (given != roots).any():
         what = f"{name}: root_index does not belong to edge_index"
         hint = "leave root_index out: it is computed from edge_index"
-        shown = _shown(roots), _shown(data.root_index)
+        shown = _shown(torch.from_numpy(roots)), _shown(data.root_index)
         raise mismatch(ValueError, what, *shown, where=where, hint=hint)
-    return roots
+    return roots.size
 
 
 def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -> None:
@@ -282,8 +282,8 @@ class DynTreeData(Data):
             _check_single_parents(self, nodes, where)
         found = check_roots(self, nodes, name="DynTreeData", where=where)
         wanted = 1 if require_tree and roots is None else roots
-        if wanted not in (None, found.numel()):
-            shown = f"{found.numel()}: nodes {_shown(found)}"
+        if wanted not in (None, found):
+            shown = f"{found}: nodes {_shown(self.root_index)}"
             raise _fault(where, "wrong number of roots", wanted, shown)
         if "x" in self and feature_width not in (None, width := self.x.size(1)):
             raise _fault(
