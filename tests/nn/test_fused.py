@@ -179,6 +179,21 @@ def test_products_of_every_height() -> None:
         torch.testing.assert_close(product(rows, 2, size), right[2 : 2 + size])
 
 
+@pytest.mark.parametrize("rows", (0, 1, 63, 64, 200, 1100))
+def test_gradients_of_weights_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    grads, given = torch.randn(rows, 7), torch.randn(rows, 5)
+    for wins in (False, True):
+        monkeypatch.setattr(products, "_transposed_wins", lambda wins=wins: wins)
+        out = torch.full((7, 5), 3.0)
+        for found in (
+            products.weight_gradient(grads, given, None),
+            products.weight_gradient(grads, given, None, out),
+        ):
+            wanted = grads.double().t() @ given.double()
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
+        assert torch.equal(out, found)
+
+
 def test_onednn_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_LARGE_MATRIX", 0)
     monkeypatch.setattr(products, "_MANY_ROWS", 0)

@@ -1,9 +1,11 @@
 """Products of rows with a matrix, in the way that is fastest on the machine."""
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.native import fastest
 
@@ -13,6 +15,9 @@ take longer than the products, as generating one takes a millisecond."""
 
 # From here on packing a matrix may cost less than it saves.
 _LARGE_MATRIX, _MANY_ROWS = 2**17, 1024
+
+_CHUNKS = (512, 64)
+"""Numbers of rows for which oneDNN generates kernels of weight gradients."""
 
 
 class RowProduct:
@@ -36,7 +41,7 @@ class RowProduct:
         """Multiply ``rows[first : first + size]``."""
         taken = self._taken(rows, first, size)
         if self.packed is not None and taken.size(0) in HEIGHTS and taken.dtype == self.result:
-            found = _multiply_packed(taken, self.packed, self.bias)
+            found = _multiply(taken, self.packed, self.bias)
         elif self.precision is not None:
             found = torch.mm(taken.to(self.precision), self.weight.t()).to(self.result)
             if self.bias is not None:
@@ -67,11 +72,16 @@ def packs(weight: Tensor, rows: int) -> bool:
     """Whether packing a matrix for oneDNN pays off for this many rows."""
     if weight.numel() < _LARGE_MATRIX or rows < _MANY_ROWS:
         return False
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+    return _uses_onednn(weight) and _packing_wins()
+
+
+def _uses_onednn(like: Tensor) -> bool:
+    """Whether oneDNN can multiply tensors like this one."""
+    if like.device.type != "cpu" or like.dtype != torch.float32 or is_in_torch_dispatch_mode():
         return False
     backend, names = torch.backends.mkldnn, ("_linear_pointwise", "_reorder_linear_weight")
     enabled = bool(backend.enabled) and backend.is_available()
-    return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names) and _packing_wins()
+    return enabled and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def _pack(weight: Tensor) -> Tensor:
@@ -79,8 +89,8 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def _multiply_packed(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return found
 
 
@@ -92,7 +102,7 @@ def _packing_wins() -> bool:
         def packed() -> None:
             found = _pack(weight)
             for block in rows.split(HEIGHTS[-1]):
-                _multiply_packed(block, found, bias)
+                _multiply(block, found, bias)
 
         ways = {"packed": packed, "plain": lambda: torch.addmm(bias, rows, weight.t())}
         return fastest(f"large-products-torch-{torch.__version__}", ways) == "packed"
@@ -102,10 +112,34 @@ def weight_gradient(
     grads: Tensor, rows: Tensor, precision: torch.dtype | None, out: Tensor | None = None
 ) -> Tensor:
     """Compute ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on."""
-    if precision is None:
+    if precision is not None:
+        found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
+    elif _uses_onednn(grads) and grads.size(0) >= _CHUNKS[-1] and _transposed_wins():
+        found = _in_chunks(grads, rows)
+    else:
         return torch.mm(grads.t(), rows, out=out)
-    found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
     return found if out is None else out.copy_(found)
+
+
+def _in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
+    """Multiply with oneDNN, for a few numbers of rows only, as it builds a kernel for each."""
+    end = grads.size(0) // _CHUNKS[-1] * _CHUNKS[-1]
+    found, first = torch.mm(grads[end:].t(), rows[end:]), 0
+    for size in _CHUNKS:
+        while first + size <= end:
+            chunk = slice(first, first + size)
+            found += _multiply(grads[chunk].t(), rows[chunk].t())
+            first += size
+    return found
+
+
+@cache
+def _transposed_wins() -> bool:
+    with torch.inference_mode():
+        grads, rows = torch.ones(_CHUNKS[0], 750), torch.ones(_CHUNKS[0], 300)
+        ways: dict[str, Callable[[], object]] = {"blas": lambda: torch.mm(grads.t(), rows)}
+        ways["onednn"] = lambda: _in_chunks(grads, rows)
+        return fastest(f"weight-gradients-torch-{torch.__version__}", ways) == "onednn"
 
 
 def sum_rows(rows: Tensor) -> Tensor:
