@@ -205,10 +205,18 @@ def _trees(
         calls = max(1, options.calls // size)
         batches = [[draw() for _ in range(size)] for _ in range(calls)]
         ways = tree_ways(model, size, peers)
+        _check(ways, batches[0])
         own = common | {"batch": size, "calls": calls * options.repeats}
         yield from _records(own, measure(ways, batches, options.repeats), READY)
     for name, reason in missing.items():
         yield bench.make_record(common | {"batch": 1, "reason": reason}, name, bench.LEFT_OUT)
+
+
+def _check(ways: Mapping[str, Way], batch: Any) -> None:
+    """Raise an error if two contenders compute different results."""
+    found = {name: way.phases["inference"](way.prepare(batch)) for name, way in ways.items()}
+    for name, result in found.items():
+        bench.assert_agreement(name, [found[READY]], [result])
 
 
 def _molecules(options: Namespace, case: str, found: Any) -> Iterator[bench.Record]:
@@ -238,6 +246,7 @@ def _molecules(options: Namespace, case: str, found: Any) -> Iterator[bench.Reco
     for size in options.batch_sizes:
         calls = max(1, min(options.calls, len(pairs)) // size)
         batches = [pairs[size * call : size * (call + 1)] for call in range(calls)]
+        _check(ways, batches[0])
         own = {"case": f"molecules, {case}", "batch": size, "unit": "molecules"}
         own["calls"] = calls * options.repeats
         yield from _records(own, measure(ways, batches, options.repeats), READY)

@@ -33,21 +33,21 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 120
+MAX_FILES = 122
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 3_060,
     "blocks": 5_700,
-    "core": 4_520,
+    "core": 4_640,
     "molecules": 7_960,
-    "nn": 4_310,
+    "nn": 4_560,
     "training": 2_320,
     "trees": 4_200,
     "other files": 2_080,
-    "installed": 31_000,
-    "benchmarks": 5_310,
+    "installed": 31_400,
+    "benchmarks": 5_900,
 }
-MAX_CODE = 19_650
+MAX_CODE = 19_900
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -106,14 +106,14 @@ class StructureInfo(NamedTuple):
     level_inputs: tuple[int, ...]  # nodes with an input per level; they come first
     single_parent: bool
     checksum: int
-    # Offsets into the flat index: rows of all children, node by node, with an arity N per node;
-    # without one, the node within its level of each child, the first child of each node, and the
-    # order of the edges; the nodes with an input.
-    children: int
-    segment_ids: int | None
-    child_start: int | None
-    edge_order: int | None
+    # Offsets into the flat index: the nodes with an input; the rows of all children, node by node,
+    # with an arity N per node; without one also the node within its level that each child belongs
+    # to, the first child of each node, and the order of the edges.
     input_node: int
+    children: int
+    segment_ids: int | None = None
+    child_start: int | None = None
+    edge_order: int | None = None
     # Shape of the padded form, and where its row numbers begin in the flat index.
     padded: tuple[LevelShape, int] | None = None
 

@@ -33,6 +33,8 @@ from pyg_dynbatch.core.structure import (
 from pyg_dynbatch.core.types import TensorType
 
 INPUTS, STATES = 0, 1  # numbers of the two buffers
+# Fields of StructureInfo; with an arity only the first.
+_CHILDREN = ("children", "segment_ids", "child_start", "edge_order")
 DIRECTIONS = ("bottom_up", "top_down")
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -74,12 +76,12 @@ def schedule_structure(
     row[order] = np.arange(1, num_nodes + 1)
     flat, reads_input = IndexBuilder(), filled[order]
     flat.add(reads_input.cumsum() * reads_input)
-    segment_ids = edge_order = child_start = None
+    parts: Sequence[np.ndarray]
     if arity is None or slot is None:
         parts = _ragged_children((source, target, slot), row, sizes.cumsum() - sizes)
-        children, segment_ids, child_start, edge_order = map(flat.add, parts)
     else:
-        children = flat.add(_fixed_children((source, target, slot), row, arity))
+        parts = (_fixed_children((source, target, slot), row, arity),)
+    children: Any = dict(zip(_CHILDREN, map(flat.add, parts), strict=False))
     input_node = flat.add(order[reads_input])
     output = IndexSlice(STATES, flat.add(row), num_nodes, GATHER if num_nodes else 0)
     examples = _checked_examples(example_sizes, num_nodes)
@@ -95,11 +97,8 @@ def schedule_structure(
         level_inputs=tuple(inputs.tolist()),
         single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
         checksum=checked,
-        children=children,
-        segment_ids=segment_ids,
-        child_start=child_start,
-        edge_order=edge_order,
         input_node=input_node,
+        **children,
     )
     return {
         "signatures": (signature,),
@@ -204,11 +203,7 @@ def _slices(buffer: int, *columns: Any) -> list[IndexSlice]:
 def _ragged_children(
     edges: Edges, row: np.ndarray, levels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """List the children of all nodes, in level order and by slot.
-
-    Returns their rows, the parent of each within its level, where those of each node begin, and
-    the order of the edges.
-    """
+    """List the children of all nodes, in level order and by slot, as ``_CHILDREN`` names them."""
     source, target, slot = edges
     parent = row[target]
     counts = np.bincount(parent, minlength=row.size + 1)[1:]
