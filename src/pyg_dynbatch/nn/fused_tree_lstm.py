@@ -119,9 +119,9 @@ def _forward_blocks(
     leaf_gates, leaf_activated = _forward_leaves(
         plan, inputs, weight_input[: 3 * width], bias[: 3 * width], states
     )
-    # Zeros, as products read a few rows beyond those that are already filled.
-    gathered = states[0].new_zeros(plan.slots, width)
-    sums = states[0].new_zeros(plan.inner, width) if plan.ragged else None
+    # Products also read a few rows beyond those already filled, whose results are dropped.
+    gathered = bias.new_empty(plan.slots, width)
+    sums = bias.new_empty(plan.inner, width) if plan.ragged else None
     kernels = choose_gates(gathered)(plan, states, gathered, sums, inner=True)
     gates = _forward_levels(kernels, inputs, weight_input, weight_hidden, bias)
     hidden, memory, activated = states
