@@ -7,44 +7,24 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_dynbatch.data import DynTreeData, Vocabulary
+from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.loader import Collater
-from pyg_dynbatch.tasks import TreeClassification, TreePredictor
-
-WORDS = ["good", "not", "very"]
-
-
-def checkpoint(path: Path, seed: int = 0, words: list[str] = WORDS, **options: Any) -> Path:
-    torch.manual_seed(seed)
-    options = {"num_tokens": len(words) + 1, "num_classes": 3, "hidden_channels": 4, **options}
-    contents = {
-        "state_dict": TreeClassification(**options).state_dict(),
-        "hyper_parameters": options,
-        "pyg_dynbatch_task": "TreeClassification",
-        "pytorch-lightning_version": "2.6",
-        "TreeFileData": {"words": ["<unk>", *words]},
-    }
-    torch.save(contents, path)
-    return path
+from pyg_dynbatch.tasks import TreePredictor
+from tests.trees.helpers import WORDS, assert_same, tree_checkpoint
 
 
 @pytest.fixture
 def predictor(tmp_path: Path) -> TreePredictor:
-    return TreePredictor([checkpoint(tmp_path / "a.ckpt")])
-
-
-def same(one: DynTreeData, other: DynTreeData) -> bool:
-    pairs = zip(one.to_dict().items(), other.to_dict().items(), strict=True)
-    return all(a == b and torch.equal(*map(torch.as_tensor, (x, y))) for (a, x), (b, y) in pairs)
+    return TreePredictor([tree_checkpoint(tmp_path / "a.ckpt")])
 
 
 def test_text_and_nested_lists_are_the_same_trees(predictor: TreePredictor) -> None:
     words = Vocabulary(WORDS)
     tree = predictor.read("((not) ((very) (new)))")
     assert tree.token.tolist() == [-1, words.row("not"), -1, words.row("very"), 0]
-    assert same(tree, predictor.read(["not", ["very", "new"]]))
-    assert same(tree, predictor.read("(2 (0 not) ((very) (1 new)))"))
-    assert same(predictor.read("(good)"), predictor.read("(1 good)"))
+    assert_same(tree, predictor.read(["not", ["very", "new"]]))
+    assert_same(tree, predictor.read("(2 (0 not) ((very) (1 new)))"))
+    assert_same(predictor.read("(good)"), predictor.read("(1 good)"))
 
 
 @pytest.mark.parametrize(
@@ -78,13 +58,13 @@ def test_predictions_are_those_of_the_task_on_the_merged_trees(predictor: TreePr
 
 
 def test_several_checkpoints_are_averaged(tmp_path: Path) -> None:
-    paths = [checkpoint(tmp_path / f"{seed}.ckpt", seed) for seed in (1, 2)]
+    paths = [tree_checkpoint(tmp_path / f"{seed}.ckpt", seed) for seed in (1, 2)]
     alone = [TreePredictor([path]) for path in paths]
     tree = alone[0].read("((not) (good))")
     parts = [each.predict([tree])["probability"] for each in alone]
     found = TreePredictor(paths).predict([tree])["probability"]
     np.testing.assert_allclose(found, np.mean(parts, 0), rtol=1e-5)
-    other = checkpoint(tmp_path / "other.ckpt", 1, ["good", "not", "so"])
+    other = tree_checkpoint(tmp_path / "other.ckpt", 1, ["good", "not", "so"])
     with pytest.raises(ValueError, match="different vocabularies"):
         TreePredictor([paths[0], other])
     with pytest.raises(ValueError, match="no checkpoints"):
