@@ -1,26 +1,23 @@
 """The example server: batches with bad requests, answers over HTTP, workers that are killed."""
 
-import http.client
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.serving import Answer, Server, serving
 from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.tasks import MoleculePredictor, TreePredictor
-from tests.example_files import FOLDER, defined_in
+from tests.example_files import defined_in
 from tests.molecules.molecules import trained
 from tests.training.helpers import OLD_NAME
 from tests.trees.helpers import tree_checkpoint
@@ -111,11 +108,6 @@ def own_file(tmp_path: Path) -> Path:
     return tmp_path / "own.py"
 
 
-class Answer(NamedTuple):
-    status: int
-    content: Any
-
-
 def answered(kind: str, given: Any, requests: Sequence[Any], most: int = 64) -> list[Answer]:
     """Answer requests as a worker does that has taken them all."""
     names = defined_in("serving")
@@ -176,80 +168,19 @@ def test_bad_molecules_are_answered_alone(tmp_path: Path, one_thread: None) -> N
         assert close(list(answer.content.values()), expected)
 
 
-class Server(NamedTuple):
-    port: int
-    process: subprocess.Popen
-
-    def ask(self, request: Any, method: str = "POST", path: str = "/predict") -> Answer:
-        """Send one request; a text is sent as it is."""
-        body = request if isinstance(request, str) else json.dumps(request)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            content = response.read()
-            is_json = response.headers.get_content_type() == "application/json"
-            return Answer(response.status, json.loads(content) if is_json else content)
-        finally:
-            connection.close()
-
-    def ask_all(self, requests: Sequence[Any]) -> list[Answer]:
-        """Send requests at the same time."""
-        with ThreadPoolExecutor(len(requests)) as pool:
-            return list(pool.map(self.ask, requests))
-
-    def ask_until_answered(self, request: Any) -> Answer:
-        """Ask again while the worker starts."""
-        end = time.monotonic() + 150
-        while (answer := self.ask(request)).status == 504 and time.monotonic() < end:
-            pass
-        return answer
-
-    def wait_until_ready(self) -> None:
-        end = time.monotonic() + 150
-        while self.process.poll() is None and time.monotonic() < end:
-            try:
-                if self.ask("", "GET", "/health").status == 200:
-                    return
-            except ConnectionError:
-                pass
-            time.sleep(0.2)
-        raise AssertionError("the server does not start")
-
-    def running(self) -> set[int]:
-        """Find the processes of the server that have not ended."""
-        found = set()
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                state, _, _, session = path.read_text("utf-8").rpartition(")")[2].split()[:4]
-            except FileNotFoundError:  # it has ended meanwhile
-                continue
-            if int(session) == self.process.pid and state != "Z":
-                found.add(int(path.parent.name))
-        return found
+def ask_all(server: Server, requests: Sequence[Any]) -> list[Answer]:
+    """Send requests at the same time."""
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(server.ask, requests))
 
 
 @contextmanager
-def serving(*options: object) -> Iterator[Server]:
-    """Start a server in a session of its own; terminate it, and check that nothing is left."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(FOLDER / "serving.py"), "--port", str(port), *map(str, options)]
-    with subprocess.Popen(command, start_new_session=True) as process:
-        server = Server(port, process)
-        try:
-            server.wait_until_ready()
-            yield server
-            process.terminate()
-            assert process.wait(timeout=60) == 0
-            end = time.monotonic() + 20
-            while server.running() and time.monotonic() < end:
-                time.sleep(0.1)
-            assert not server.running()
-        finally:
-            if server.running():
-                os.killpg(process.pid, signal.SIGKILL)
+def server_of(*options: object) -> Iterator[Server]:
+    """Start a server, terminate it, and check that nothing is left."""
+    with serving(*options) as server:
+        yield server
+    assert server.process.returncode == 0
+    assert not server.running()
 
 
 FULL = ("--batch-timeout", "1", "--max-batch-size", "8")  # eight requests at once are one batch
@@ -260,9 +191,9 @@ def test_trees_over_http(tree_file: str, one_thread: None) -> None:
     bad = [{"tree": ["not", "very", "good"]}, {"tree": "((good) (not)"}, {"text": "(good)"}]
     said = ["child", "1 bracket is never closed", "no field 'tree'"]
     predictor = TreePredictor([tree_file])
-    with serving("--checkpoint", tree_file, *FULL) as server:
-        found = server.ask_all([*bad, *({"tree": tree} for tree in TREES), {"tree": "(good)"}])
-        (alone,) = server.ask_all([{"tree": TREES[2]}])
+    with server_of("--checkpoint", tree_file, *FULL) as server:
+        found = ask_all(server, [*bad, *({"tree": tree} for tree in TREES), {"tree": "(good)"}])
+        (alone,) = ask_all(server, [{"tree": TREES[2]}])
         malformed = server.ask('{"tree": ')
     assert [answer.status for answer in found] == [422] * 3 + [200] * 5
     assert all(text in answer.content["detail"] for text, answer in zip(said, found, strict=False))
@@ -279,8 +210,8 @@ def test_molecules_over_http(tmp_path: Path, one_thread: None) -> None:
     path = trained(tmp_path)
     predictor = MoleculePredictor([path])
     requests = [{"smiles": text} for text in ["C1CC", *SMILES]]
-    with serving("--checkpoint", path, *FULL) as server:
-        bad, *good = server.ask_all(requests)
+    with server_of("--checkpoint", path, *FULL) as server:
+        bad, *good = ask_all(server, requests)
     assert bad.status == 422 and "ring bond 1" in bad.content["detail"]
     for answer, text in zip(good, SMILES, strict=True):
         expected = predictor.predict([predictor.featurizer(text)]).values[0].tolist()
@@ -294,8 +225,8 @@ def test_own_model_and_a_killed_worker(own_file: Path, one_thread: None) -> None
     model = autobatch(names["Formula"]())
     examples = [names["read"]({"tree": tree}) for tree in FORMULAS]
     requests = [{"formula": {"tree": tree}} for tree in FORMULAS]
-    with serving("--model", f"{own_file}:serve", *FULL, "--timeout", "10") as server:
-        found = server.ask_all([*requests, {"formula": {"tree": "x"}}])
+    with server_of("--model", f"{own_file}:serve", *FULL, "--timeout", "10") as server:
+        found = ask_all(server, [*requests, {"formula": {"tree": "x"}}])
         assert [answer.status for answer in found] == [200, 200, 200, 422]
         assert "could not convert" in found[3].content["detail"]
         with torch.no_grad():
@@ -310,6 +241,8 @@ def test_own_model_and_a_killed_worker(own_file: Path, one_thread: None) -> None
             os.kill(worker, signal.SIGKILL)
             answer = lost.result(timeout=60)
         assert (answer.status, answer.content["detail"]) == (504, "no answer within 10 seconds")
-        again = server.ask_until_answered(requests[0])
+        end = time.monotonic() + 150
+        while (again := server.ask(requests[0])).status == 504 and time.monotonic() < end:
+            pass
         assert again.status == 200 and again.content["pid"] != worker
         assert close(again.content["value"], expected[0])
