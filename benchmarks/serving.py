@@ -118,8 +118,8 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--units", [150, 300], "widths of the Tree-LSTMs (default: 150 300)")
     parser.counts("--clients", [1, 8, 64], "clients at the same time (default: 1 8 64)")
     parser.count("--max-batch-size", 64, "requests in a batch (default: 64)", least=2)
-    text = "seconds to wait for a batch (default: 0.002)"
-    parser.add_argument("--batch-timeout", type=float, default=0.002, metavar="S", help=text)
+    text = "seconds to wait for more requests (default: 0)"
+    parser.add_argument("--batch-timeout", type=float, default=0.0, metavar="S", help=text)
     text = "seconds of each round (default: 4)"
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help=text)
     parser.common(repeats=3, seed=1)
@@ -216,7 +216,7 @@ def _numbers(answer: dict[str, Any]) -> torch.Tensor:
 
 @contextmanager
 def _alone(servers: dict[str, Server], name: str) -> Iterator[None]:
-    """Stop all other servers for a while: they poll for requests."""
+    """Stop all other servers for a while."""
     others = [server for each, server in servers.items() if each != name]
     for server in others:
         server.signal(signal.SIGSTOP)

@@ -16,10 +16,12 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import parent_process
+from queue import Empty
 from typing import Any, NamedTuple
 
 import torch
 from litserve import LitAPI, LitServer
+from litserve.loops import BatchedLoop
 from starlette.responses import JSONResponse
 
 from pyg_dynbatch.core import mismatch
@@ -73,7 +75,7 @@ class Predictions(LitAPI):
     """Answer a batch of requests, each bad one with its own message and status 422."""
 
     def __init__(self, make: Callable[[str], Service], **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(loop=Patient(), **options)
         self.make = make
 
     def setup(self, device: str) -> None:
@@ -96,12 +98,8 @@ class Predictions(LitAPI):
         """Leave it to the model to merge examples."""
         return inputs
 
-    def predict(self, given: Any) -> Any:
-        """Answer a batch, or the one request that is given where ``max_batch_size`` is 1."""
-        return self.together(given) if self.max_batch_size > 1 else self.together([given])[0]
-
-    def together(self, given: list[Any]) -> list[Any]:
-        """Predict all good requests; halve a batch that fails, to find the bad ones."""
+    def predict(self, given: list[Any]) -> list[Any]:
+        """Predict all good requests together; halve a batch that fails, to find the bad ones."""
         good = [one for one in given if not isinstance(one, Exception)]
         try:
             found = iter(self.service.answer(good) if good else [])
@@ -109,7 +107,7 @@ class Predictions(LitAPI):
             if len(given) == 1:
                 return [error]
             half = len(given) // 2
-            return self.together(given[:half]) + self.together(given[half:])
+            return self.predict(given[:half]) + self.predict(given[half:])
         return [one if isinstance(one, Exception) else next(found) for one in given]
 
     def encode_response(self, answer: Any) -> JSONResponse:
@@ -120,6 +118,33 @@ class Predictions(LitAPI):
             return JSONResponse({"detail": str(answer)}, 422)
         logging.getLogger("litserve").error("the model has failed", exc_info=answer)
         return JSONResponse({"detail": "Internal server error"}, 500)
+
+
+class Begun:
+    """A queue of requests of which the first has been taken out."""
+
+    def __init__(self, first: Any, queue: Any) -> None:
+        self.first, self.queue = [first], queue
+
+    def get(self, **options: Any) -> Any:
+        """Return that request, then those of the queue."""
+        return self.first.pop() if self.first else self.queue.get(**options)
+
+    def get_nowait(self) -> Any:
+        """Return a request that has arrived already."""
+        return self.get(block=False)
+
+
+class Patient(BatchedLoop):
+    """Wait for a request, and only then for others; LitServe asks the queue again and again."""
+
+    def get_batch_requests(self, lit_api: LitAPI, request_queue: Any, transport: Any) -> Any:
+        """Collect the requests of a batch, and those that have waited too long."""
+        try:
+            first = request_queue.get(timeout=0.1)
+        except Empty:
+            return [], []
+        return super().get_batch_requests(lit_api, Begun(first, request_queue), transport)
 
 
 class Deadline:
@@ -152,7 +177,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to answer other machines")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-batch-size", type=int, default=64, help="requests")
-    parser.add_argument("--batch-timeout", type=float, default=0.002, help="seconds to wait")
+    parser.add_argument("--batch-timeout", type=float, default=0.0, help="seconds to wait")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for a request")
     parser.add_argument("--workers", type=int, default=1, help="processes with the model")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))

@@ -109,13 +109,15 @@ def own_file(tmp_path: Path) -> Path:
 
 
 def answered(kind: str, given: Any, requests: Sequence[Any], most: int = 64) -> list[Answer]:
-    """Answer requests as a worker does that has taken them all."""
+    """Answer requests as a worker does, in batches of at most so many."""
     names = defined_in("serving")
     worker = names["Predictions"](partial(names[kind], given), max_batch_size=most)
     worker.setup("cpu")
     read = [worker.decode_request(request) for request in requests]
-    found = worker.predict(worker.batch(read)) if most > 1 else map(worker.predict, read)
-    responses = map(worker.encode_response, found)
+    batches = (worker.batch(read[first : first + most]) for first in range(0, len(read), most))
+    responses = [
+        worker.encode_response(each) for batch in batches for each in worker.predict(batch)
+    ]
     return [Answer(each.status_code, json.loads(each.body)) for each in responses]
 
 
