@@ -45,14 +45,14 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
     records: list[bench.Record] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_checkpoint(folder)
+        write_checkpoint(folder)
         for number in options.records:
             _write_smiles(folder / "in.smi", number, options.seed)
             records += _measure(folder, number, options, str(device))
     return records
 
 
-def _write_checkpoint(folder: Path) -> None:
+def write_checkpoint(folder: Path) -> Path:
     """Write a small weave network with random weights."""
     made = MoleculeFeaturizer()
     schema = MoleculeSchema(made.spec, len(made.atom_names), made.pair_table, ("y",))
@@ -65,7 +65,9 @@ def _write_checkpoint(folder: Path) -> None:
     }
     trainer = pl.Trainer(accelerator="cpu", default_root_dir=folder, **quiet)
     trainer.strategy.connect(task)
-    trainer.save_checkpoint(folder / "small.ckpt")
+    path = folder / "small.ckpt"
+    trainer.save_checkpoint(path)
+    return path
 
 
 def _write_smiles(path: Path, number: int, seed: int) -> None:

@@ -168,7 +168,7 @@ def _predict_file(options: list[str]) -> int:
     if contents.get("pyg_dynbatch_task") == "TreeClassification":
         from pyg_dynbatch.trees.predict import run_tree_predict
 
-        return run_tree_predict(options, contents)
+        return run_tree_predict(options)
     from pyg_dynbatch.molecules.commands import run_molecule_predict
 
     return run_molecule_predict(options, contents)

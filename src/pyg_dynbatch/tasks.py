@@ -13,11 +13,12 @@ from pyg_dynbatch.molecules.task import AveragedProperties, MoleculeProperty
 from pyg_dynbatch.trees.datamodules import (
     ListOpsData, SICKData, SSTData, TreeDataModule, TreeFileData,
 )
+from pyg_dynbatch.trees.predict import TreePredictor
 from pyg_dynbatch.trees.task import TreeClassification, TreeRelatedness, TreeTask
 
 __all__ = [
     "AveragedProperties", "ListOpsData", "MoleculeDataModule", "MoleculeFileData",
     "MoleculeNetData", "MoleculePredictor", "MoleculeProperty", "MoleculeSchema", "NCIData",
     "PackedMoleculeData", "SICKData", "SSTData", "SplitOptions", "TreeClassification",
-    "TreeDataModule", "TreeFileData", "TreeRelatedness", "TreeTask", "explain",
+    "TreeDataModule", "TreeFileData", "TreePredictor", "TreeRelatedness", "TreeTask", "explain",
 ]

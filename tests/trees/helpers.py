@@ -1,10 +1,15 @@
-"""Compare examples and batches field by field."""
+"""Compare examples and batches field by field; write a checkpoint."""
 
 import operator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch_geometric.data import Batch
+
+from pyg_dynbatch.tasks import TreeClassification
+
+WORDS = ["good", "not", "very"]
 
 
 def assert_same(wanted: Any, found: Any) -> None:
@@ -20,3 +25,18 @@ def assert_same(wanted: Any, found: Any) -> None:
         assert found.num_graphs == wanted.num_graphs
         for pair in zip(wanted.to_data_list(), found.to_data_list(), strict=True):
             assert_same(*pair)
+
+
+def tree_checkpoint(path: Path, seed: int = 0, words: list[str] = WORDS, **options: Any) -> Path:
+    """Write a checkpoint of a small classifier with random weights."""
+    torch.manual_seed(seed)
+    options = {"num_tokens": len(words) + 1, "num_classes": 3, "hidden_channels": 4, **options}
+    contents = {
+        "state_dict": TreeClassification(**options).state_dict(),
+        "hyper_parameters": options,
+        "pyg_dynbatch_task": "TreeClassification",
+        "pytorch-lightning_version": "2.6",
+        "TreeFileData": {"words": ["<unk>", *words]},
+    }
+    torch.save(contents, path)
+    return path

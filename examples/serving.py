@@ -1,0 +1,200 @@
+"""Serve predictions over HTTP: LitServe collects requests, and the loader's collater merges them.
+
+python examples/serving.py --checkpoint best.ckpt
+curl --json '{"tree": "((not) (good))"}' http://127.0.0.1:8000/predict
+
+For a checkpoint of trees, a request has a ``tree``: bracketed text, or nested lists of words; for
+molecules, a ``smiles``. ``--model FILE.py:FUNCTION`` serves your own model on JSON of any shape:
+the function takes a device and returns the three entries of a ``Service``.
+"""
+
+import argparse
+import asyncio
+import logging
+import runpy
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing import parent_process
+from queue import Empty
+from typing import Any, NamedTuple
+
+import torch
+from litserve import LitAPI, LitServer
+from litserve.loops import BatchedLoop
+from starlette.responses import JSONResponse
+
+from pyg_dynbatch.core import mismatch
+from pyg_dynbatch.molecules.predict import named_columns
+from pyg_dynbatch.tasks import MoleculePredictor, TreePredictor
+from pyg_dynbatch.training.checkpoints import read_checkpoint
+
+
+class Service(NamedTuple):
+    """A model and what it reads; both functions raise a ``ValueError`` if a request is bad."""
+
+    field: str  # of the request
+    read: Callable[[Any], Any]  # turns its value into an example
+    answer: Callable[[list[Any]], list[Any]]  # predicts examples together
+
+
+def trees(checkpoints: Sequence[str], device: str) -> Service:
+    """Classify the roots of trees."""
+    predictor = TreePredictor(checkpoints, device)
+
+    def answer(examples: list[Any]) -> list[Any]:
+        found = predictor.predict(examples)
+        names = ("prediction", "probability")
+        return rows({name: found[name][found["is_root"]].tolist() for name in names})
+
+    return Service("tree", predictor.read, answer)
+
+
+def molecules(checkpoints: Sequence[str], device: str) -> Service:
+    """Predict the properties of molecules."""
+    predictor = MoleculePredictor(checkpoints, device)
+
+    def answer(examples: list[Any]) -> list[Any]:
+        return rows(named_columns(predictor.predict(examples), predictor.schema))
+
+    return Service("smiles", predictor.featurizer, answer)
+
+
+def rows(columns: dict[str, list[Any]]) -> list[Any]:
+    """Turn columns into one dictionary per row."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def own(name: str, device: str) -> Service:
+    """Load a model of your own."""
+    path, function = name.rsplit(":", 1)
+    return Service(*runpy.run_path(path)[function](device))
+
+
+class Predictions(LitAPI):
+    """Answer a batch of requests, each bad one with its own message and status 422."""
+
+    def __init__(self, make: Callable[[str], Service], **options: Any) -> None:
+        super().__init__(loop=Patient(), **options)
+        self.make = make
+
+    def setup(self, device: str) -> None:
+        """Load the model in a worker; more workers serve better than more threads."""
+        torch.set_num_threads(1)
+        self.service = self.make(device)
+
+    def decode_request(self, request: dict) -> Any:
+        """Read a request, or return what is wrong: raised here, it would fail the whole batch."""
+        field, read, _ = self.service
+        try:
+            if field not in request:
+                what, got = f"the request has no field {field!r}", ", ".join(request)
+                raise mismatch(ValueError, what, f'{{"{field}": ...}}', got)
+            return read(request[field])
+        except Exception as error:
+            return error
+
+    def batch(self, inputs: list[Any]) -> list[Any]:
+        """Leave it to the model to merge examples."""
+        return inputs
+
+    def predict(self, given: list[Any]) -> list[Any]:
+        """Predict all good requests together; halve a batch that fails, to find the bad ones."""
+        good = [one for one in given if not isinstance(one, Exception)]
+        try:
+            found = iter(self.service.answer(good) if good else [])
+        except Exception as error:
+            if len(given) == 1:
+                return [error]
+            half = len(given) // 2
+            return self.predict(given[:half]) + self.predict(given[half:])
+        return [one if isinstance(one, Exception) else next(found) for one in given]
+
+    def encode_response(self, answer: Any) -> JSONResponse:
+        """Return an answer, or the message of an error about the request."""
+        if not isinstance(answer, Exception):
+            return JSONResponse(answer)
+        if isinstance(answer, (TypeError, ValueError)):
+            return JSONResponse({"detail": str(answer)}, 422)
+        logging.getLogger("litserve").error("the model has failed", exc_info=answer)
+        return JSONResponse({"detail": "Internal server error"}, 500)
+
+
+class Begun:
+    """A queue of requests of which the first has been taken out."""
+
+    def __init__(self, first: Any, queue: Any) -> None:
+        self.first, self.queue = [first], queue
+
+    def get(self, **options: Any) -> Any:
+        """Return that request, then those of the queue."""
+        return self.first.pop() if self.first else self.queue.get(**options)
+
+    def get_nowait(self) -> Any:
+        """Return a request that has arrived already."""
+        return self.get(block=False)
+
+
+class Patient(BatchedLoop):
+    """Wait for a request, and only then for others; LitServe asks the queue again and again."""
+
+    def get_batch_requests(self, lit_api: LitAPI, request_queue: Any, transport: Any) -> Any:
+        """Collect the requests of a batch, and those that have waited too long."""
+        try:
+            first = request_queue.get(timeout=0.1)
+        except Empty:
+            return [], []
+        return super().get_batch_requests(lit_api, Begun(first, request_queue), transport)
+
+
+class Deadline:
+    """Answer with status 504 in time: LitServe never answers what a killed worker was computing."""
+
+    def __init__(self, app: Any, seconds: float) -> None:
+        self.app, self.seconds = app, seconds
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application, and a request only for so long."""
+        try:
+            limit = self.seconds if scope["type"] == "http" else None
+            await asyncio.wait_for(self.app(scope, receive, send), limit)
+        except TimeoutError:
+            text = f"no answer within {self.seconds:g} seconds"
+            await JSONResponse({"detail": text}, 504)(scope, receive, send)
+
+
+def interrupt(*_: object) -> None:
+    """Interrupt the server; a process of its own simply ends."""
+    raise KeyboardInterrupt if parent_process() is None else SystemExit
+
+
+def main() -> None:
+    """Run the server until it is interrupted or terminated."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--checkpoint", nargs="+", metavar="CKPT", help="several are averaged")
+    model.add_argument("--model", metavar="FILE.py:FUNCTION", help="a model of your own")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to answer other machines")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max-batch-size", type=int, default=64, help="requests")
+    parser.add_argument("--batch-timeout", type=float, default=0.0, help="seconds to wait")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds for a request")
+    parser.add_argument("--workers", type=int, default=1, help="processes with the model")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    given = parser.parse_args()
+    make: Callable[[str], Service] = partial(own, given.model)
+    if given.checkpoint:
+        kind = read_checkpoint(given.checkpoint[0]).get("pyg_dynbatch_task")
+        make = partial(trees if kind == "TreeClassification" else molecules, given.checkpoint)
+    limits = {"max_batch_size": given.max_batch_size, "batch_timeout": given.batch_timeout}
+    deadline = (Deadline, {"seconds": given.timeout})
+    options = {"timeout": given.timeout, "middlewares": [deadline], "restart_workers": True}
+    options |= {"accelerator": given.device, "workers_per_device": given.workers}
+    server = LitServer(Predictions(make, **limits), **options)
+    # LitServe ends its processes when it is interrupted, but not when it is terminated.
+    signal.signal(signal.SIGTERM, interrupt)
+    server.run(given.host, given.port, log_level="warning", generate_client_file=False)
+
+
+if __name__ == "__main__":
+    main()
