@@ -19,7 +19,7 @@ from benchmarks.trees import CLASSES, sentiment_trees
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.trees.collate import Collater
 
-MODES = ("fused", "unshared", "generic", "engine", "graphed")
+MODES = ("fused", "unshared", "generic", "engine", "linear", "graphed")
 PHASES = bench.phases(
     "forward", "backward", "optimizer", "inference", train=bench.TRAIN, step=bench.STEP
 )
