@@ -208,18 +208,19 @@ def test_autobatch() -> None:
     )
 
 
-def test_a_reentrant_checkpoint() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
     class Checked(nn.Module):
-        def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        def __init__(self, inner: nn.Module) -> None:
             super().__init__()
-            self.inner, self.reentrant = inner, reentrant
+            self.inner = inner
 
         def forward(self, *rows: Tensor) -> Any:
-            return checkpoint(self.inner, *rows, use_reentrant=self.reentrant)
+            return checkpoint(self.inner, *rows, use_reentrant=reentrant)
 
     case = Case()
     operations = Operations()
-    operations.add(Checked(case.ours, True), [VECTOR, VECTOR], [VECTOR], name="mix")
+    operations.add(Checked(case.ours), [VECTOR, VECTOR], [VECTOR], name="mix")
     case.engines[0] = Engine(operations).double()
 
     def gradients(engine: Engine, leaves: list[Tensor]) -> list[Any]:

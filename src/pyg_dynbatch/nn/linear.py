@@ -20,10 +20,8 @@ class Linear(nn.Linear):
 
     Within a run of an :class:`~pyg_dynbatch.core.Engine`, the gradients of the weight are summed
     in place over all steps, and on CPUs steps of many rows multiply with weights packed for oneDNN,
-    by the same rule as fused layers. Elsewhere, under autocast, and for weights that are computed
-    (parametrizations), it is ``torch.nn.Linear``. Parameters and state dicts are the same.
-
-    A module with this layer cannot be recomputed by ``torch.utils.checkpoint`` within a run.
+    by the same rule as fused layers. Elsewhere, and under autocast, checkpoints and other hooks
+    on saved tensors, it computes what ``torch.nn.Linear`` does. The parameters are the same.
 
     Args:
         in_features: Width of an input row.
@@ -62,6 +60,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, weight, bias)
     if not torch.is_grad_enabled():
         return _product(x, weight, bias)
+    if _hooked():
+        return functional.linear(x, weight, bias)
     if type(weight) is not nn.Parameter or not weight.requires_grad:
         return _Linear.apply(x, weight, bias, None)
     if weight not in run.shared:
@@ -70,6 +70,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         run.shared[weight] = _Shared.apply(weight, gradients), gradients
     shared, gradients = run.shared[weight]
     return _Linear.apply(x, shared, bias, gradients)
+
+
+def _hooked() -> bool:
+    """Return whether saved tensors are replaced: a checkpoint computes them again after the run."""
+    # Newer than the oldest supported torch.
+    top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top_hooks is None or top_hooks(True) is not None
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
