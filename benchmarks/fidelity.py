@@ -66,7 +66,7 @@ class Training:
         self.mode = mode
         self.model = copy.deepcopy(start).to(device, dtype)
         self.ways = Ways(self.model, build_optimizer(self.model, ADAGRAD))
-        self.ways.engine.to(device, dtype)
+        self.ways.engines["engine"].to(device, dtype)
         self.losses: list[float] = []
         self.seconds: list[float] = []
 

@@ -19,7 +19,7 @@ from benchmarks.trees import CLASSES, sentiment_trees
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.trees.collate import Collater
 
-MODES = ("fused", "unshared", "generic", "engine", "graphed")
+MODES = ("fused", "unshared", "generic", "engine", "linear", "graphed")
 PHASES = bench.phases(
     "forward", "backward", "optimizer", "inference", train=bench.TRAIN, step=bench.STEP
 )
@@ -37,8 +37,9 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--batch-sizes", [25, 100, 256])
     parser.counts("--units", [150, 300])
     text = (
-        "unshared is fused with every leaf computed, even if words are equal; graphed is unshared "
-        "with CUDA graphs (on CPUs the same padded levels without graphs); default: all but graphed"
+        "unshared is fused with every leaf computed, even if words are equal; linear is engine "
+        "with nn.linear; graphed is unshared with CUDA graphs (on CPUs the same padded levels "
+        "without graphs); default: all but graphed"
     )
     parser.choices("--modes", MODES, MODES[:-1], help=text)
     parser.count("--embedding", 300, metavar="WIDTH")

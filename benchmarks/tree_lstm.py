@@ -18,6 +18,7 @@ from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
+from pyg_dynbatch.nn.linear import linear as nn_linear
 from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
 from pyg_dynbatch.trees.collate import Collater
@@ -26,6 +27,9 @@ from pyg_dynbatch.trees.models import TreeClassifier
 
 State = tuple[Tensor, Tensor]
 """Hidden and memory rows."""
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A linear map of rows, from a weight and a bias."""
 
 S = TypeVar("S")
 
@@ -52,23 +56,25 @@ class Weights(NamedTuple):
         both = torch.cat([cell.bias, cell.bias[own:]])
         return cls(cell.weight_input[:own], cell.bias[:own], cell.weight_hidden, both)
 
-    def leaves(self, rows: Tensor) -> State:
+    def leaves(self, rows: Tensor, product: Product = linear) -> State:
         """Compute the states of leaves from ``[..., feature]``."""
-        u, gates = linear(rows, self.leaf, self.leaf_bias).split([self.width, 2 * self.width], -1)
+        u, gates = product(rows, self.leaf, self.leaf_bias).split([self.width, 2 * self.width], -1)
         i, o = gates.sigmoid().chunk(2, -1)
         memory = i * u.tanh()
         return o * memory.tanh(), memory
 
-    def inner(self, hidden: Tensor, left: Tensor, right: Tensor) -> State:
+    def inner(
+        self, hidden: Tensor, left: Tensor, right: Tensor, product: Product = linear
+    ) -> State:
         """Compute inner nodes from the hidden rows of both children and their memory rows."""
-        u, gates = linear(hidden, self.hidden, self.bias).split([self.width, 4 * self.width], -1)
+        u, gates = product(hidden, self.hidden, self.bias).split([self.width, 4 * self.width], -1)
         i, o, f_left, f_right = gates.sigmoid().chunk(4, -1)
         memory = i * u.tanh() + f_left * left + f_right * right
         return o * memory.tanh(), memory
 
-    def join(self, left: State, right: State) -> State:
+    def join(self, left: State, right: State, *, product: Product = linear) -> State:
         """Compute inner nodes from the states of both children."""
-        return self.inner(torch.cat([left[0], right[0]], -1), left[1], right[1])
+        return self.inner(torch.cat([left[0], right[0]], -1), left[1], right[1], product)
 
     @property
     def width(self) -> int:
@@ -79,15 +85,15 @@ class Weights(NamedTuple):
 class Leaf(nn.Module):
     """Compute the states of words with the weights of a Tree-LSTM cell."""
 
-    def __init__(self, cell: NaryTreeLSTMCell) -> None:
+    def __init__(self, cell: NaryTreeLSTMCell, product: Product = linear) -> None:
         super().__init__()
-        self.cell = cell
+        self.cell, self.product = cell, product
 
     def forward(
         self, x: Float[Tensor, "row feature"]
     ) -> tuple[Float[Tensor, "row hidden"], Float[Tensor, "row hidden"]]:
         """Compute batched rows."""
-        return Weights.of(self.cell).leaves(x)
+        return Weights.of(self.cell).leaves(x, self.product)
 
 
 class Pair(Leaf):
@@ -95,7 +101,7 @@ class Pair(Leaf):
 
     def forward(self, *given: Any) -> State:
         """Compute batched rows; the input that the engine passes to a cell is ignored."""
-        return Weights.of(self.cell).join(*given[-2:])
+        return Weights.of(self.cell).join(*given[-2:], product=self.product)
 
 
 def node_states(
@@ -153,8 +159,9 @@ class Ways:
 
     ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
     leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs two
-    modules as a user would write them, without layers of this package; ``graphed`` replays CUDA
-    graphs over levels padded to a few shapes and computes every leaf.
+    modules as a user would write them, without layers of this package, and ``linear`` the same with
+    ``pyg_dynbatch.nn.linear``; ``graphed`` replays CUDA graphs over levels padded to a few shapes
+    and computes every leaf.
     """
 
     def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
@@ -162,7 +169,10 @@ class Ways:
         cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
         self.graphed = GraphedTreeLSTM(model.encoder.layer)
-        self.engine = Engine.of_cell(Pair(cell), cell.state_type, cell.arity, row, Leaf(cell))
+        self.engines = {
+            mode: Engine.of_cell(Pair(cell, f), cell.state_type, cell.arity, row, Leaf(cell, f))
+            for mode, f in (("engine", linear), ("linear", nn_linear))
+        }
         self.loss = nn.CrossEntropyLoss(ignore_index=-1, reduction="sum")
 
     def logits(self, mode: str, batch: Any) -> Tensor:
@@ -179,7 +189,7 @@ class Ways:
         if mode == "generic":
             hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]
         else:
-            hidden = self.engine(schedule, {"input": inputs})["node"][0]
+            hidden = self.engines[mode](schedule, {"input": inputs})["node"][0]
         return model.classifier(hidden)
 
     def train(self, mode: str, batch: Any, lap: bench.Stopwatch, infer: bool = False) -> None:

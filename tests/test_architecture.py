@@ -33,21 +33,21 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 122
+MAX_FILES = 123
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 3_060,
     "blocks": 5_700,
-    "core": 4_640,
+    "core": 4_660,
     "molecules": 7_960,
-    "nn": 4_560,
+    "nn": 4_690,
     "training": 2_320,
     "trees": 4_270,
     "other files": 2_080,
-    "installed": 31_420,
+    "installed": 31_600,
     "benchmarks": 5_900,
 }
-MAX_CODE = 19_900
+MAX_CODE = 20_050
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -1,6 +1,7 @@
 """Run a schedule with modules: gather, call and write, step by step."""
 
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -199,6 +200,8 @@ class Run:
         # Rows to be written before the next read: one call of autograd per step does both.
         self.pending: list[Write] = []
         self.buffers: list[RowBuffer] = []
+        # Per weight, what the layers that use it share between steps.
+        self.shared: dict[Tensor, Any] = {}
 
     def extend(self, schedule: Schedule, inputs: Mapping[RowType | str, Any]) -> None:
         """Run a schedule; of inputs with rows in a buffer already, only the others are given."""
@@ -228,8 +231,12 @@ class Run:
             self._open_buffer(spec, parts_of(row_type), constants, given)
             if given is not None:
                 self.known[spec.row_type] = self.buffers[-1].buffers
-        for number, step in enumerate(schedule.steps):
-            self.make(number, step)
+        outer = current_run.set(self)
+        try:
+            for number, step in enumerate(schedule.steps):
+                self.make(number, step)
+        finally:
+            current_run.reset(outer)
 
     def _open_buffer(
         self,
@@ -356,6 +363,10 @@ class Run:
             name: rows[0] if len(rows) == 1 else rows
             for name, rows in zip(found, results, strict=True)
         }
+
+
+current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
+"""The run whose step is being computed."""
 
 
 def _argument(row_type: RowType, rows: Rows) -> Any:

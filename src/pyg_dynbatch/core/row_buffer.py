@@ -28,6 +28,7 @@ class GradientBuffer:
         current = torch._C._current_graph_task_id()
         if current == self.backward_pass:
             return
+        refuse_second_derivative()
         self.backward_pass = current
         self.totals = tuple(
             torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
@@ -54,6 +55,11 @@ class GradientBuffer:
             for rows, gradient in zip(picks, mine, strict=True):
                 if gradient is not None:
                     _add_rows(total, rows, gradient)
+
+    def add_product(self, gradient: Tensor, rows: Tensor) -> None:
+        """Add the gradient of a weight, of which this is the buffer, that multiplied rows."""
+        self._begin()
+        self.totals[0].addmm_(gradient.t(), rows)
 
     def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
         """Return the complete gradients of rows that were written."""
@@ -151,9 +157,10 @@ class RowBuffer:
         """Return rows of zeros; the same memory every time."""
         # In inference mode a change in place would go unnoticed.
         own = torch.is_inference_mode_enabled()
-        if own or not self._blank or self._blank[0].size(0) < size:
-            self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.buffers)
-        return tuple(part[:size] for part in self._blank)
+        if not own and self._blank and self._blank[0].size(0) >= size:
+            return tuple(part[:size] for part in self._blank)
+        self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.buffers)
+        return self._blank
 
     def read(self, token: Tensor, pick: Pick, copy: bool = False) -> Rows:
         """Read rows; their gradients are summed in the gradient buffer."""
@@ -256,7 +263,6 @@ class _Exchange(Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None, *gradients: Tensor | None) -> Any:
-        refuse_second_derivative()
         first = 0
         for store, parts, pick, num_arguments, stacked in ctx.reads:
             last = first + num_arguments * parts

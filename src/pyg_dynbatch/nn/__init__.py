@@ -2,6 +2,7 @@
 
 from pyg_dynbatch.nn.cell import RecursiveCell
 from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
+from pyg_dynbatch.nn.linear import Linear, linear
 from pyg_dynbatch.nn.pair_sums import pair_sum
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
@@ -27,6 +28,7 @@ __all__ = [
     "CountedBatchNorm",
     "GaussianHistogramAggregation",
     "GraphedTreeLSTM",
+    "Linear",
     "NaryTreeLSTM",
     "NaryTreeLSTMCell",
     "Pairs",
@@ -40,5 +42,6 @@ __all__ = [
     "TreeRNNCell",
     "WeaveConv",
     "WeaveStack",
+    "linear",
     "pair_sum",
 ]
