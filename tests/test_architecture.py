@@ -45,7 +45,7 @@ MAX_LINES = {
     "trees": 4_270,
     "other files": 2_080,
     "installed": 31_600,
-    "benchmarks": 5_900,
+    "benchmarks": 5_930,
 }
 MAX_CODE = 20_050
 MAX_LINES_OF_FUNCTION = 60

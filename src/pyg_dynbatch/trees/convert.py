@@ -128,7 +128,17 @@ def _walk(
             parts = [(part, node, i) for i, part in enumerate(below) if part is not None]
             stack += [(value, node, -1), *reversed(parts)]
     ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
-    return objects, {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
+    structure = {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
+    return objects, structure if share else {**structure, "depth": _depths(edges, len(objects))}
+
+
+def _depths(edges: list[tuple[int, int, int]], nodes: int) -> Tensor:
+    """Compute the depths of the nodes of a tree, in which parents come before their children."""
+    depth = [0] * nodes
+    for child, parent, _ in reversed(edges):
+        if depth[child] >= depth[parent]:
+            depth[parent] = depth[child] + 1
+    return torch.tensor(depth)
 
 
 def _node_fields(
