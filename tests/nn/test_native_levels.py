@@ -110,7 +110,7 @@ def test_weights_that_are_not_contiguous() -> None:
 
 def test_left_to_single_blocks(calls: list[str]) -> None:
     """If matrices are worth packing, nodes have several parents, or products are not single."""
-    large = NaryTreeLSTM(3, 128)
+    large = NaryTreeLSTM(3, 256)
     schedule = combs(300, large)
     everything(large, schedule, torch.randn(schedule.num_nodes, 3))
     small = NaryTreeLSTM(3, 5)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_gates import (
+    BLOCK,
     FusedPlan,
     Gates,
     Kept,
@@ -30,7 +31,7 @@ from pyg_dynbatch.nn.fused_gates import (
     sum_segments,
 )
 from pyg_dynbatch.nn.native_gates import NativeGates, gates_library
-from pyg_dynbatch.nn.native_levels import backward_run, forward_run, multiply_address
+from pyg_dynbatch.nn.native_levels import backward_run, forward_run, multiply_address, narrow_rows
 from pyg_dynbatch.nn.products import RowProduct, packs, sum_rows, weight_gradient
 
 
@@ -323,12 +324,19 @@ def choose_gates(like: Tensor) -> type[TorchGates]:
     return NativeGates if _chooses_native(like) and gates_library() else TorchGates
 
 
+_STAYS_IN_CACHE = 2**18
+"""Numbers of a matrix that the second-level cache holds, with some rows."""
+
+
 def _runs_at_once(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) -> bool:
     """Choose whether C runs a whole schedule in one call."""
     if plan.precision is not None or not plan.single_parent or choose_gates(inputs) != NativeGates:
         return False
-    packed = packs(weights[0], plan.leaf_inputs) or packs(weights[1], plan.inner)
-    return not packed and multiply_address() is not None
+    if multiply_address() is None:
+        return False
+    # Where our kernels win for any number of rows, so they do if the matrix stays in the cache.
+    kept = weights[1].numel() < _STAYS_IN_CACHE and narrow_rows() == BLOCK
+    return kept or not packs(weights[1], plan.inner)
 
 
 def _chooses_native(like: Tensor) -> bool:
