@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):
                 item.add_marker("long")
+
+
+@pytest.fixture(autouse=True)
+def _subnormals(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Restore subnormal numbers, which libraries built with -ffast-math flush to zero."""
+    yield
+    if np.nextafter(0.0, 1.0) == 0.0:
+        torch.set_flush_denormal(False)
+        print(f"{request.node.nodeid} flushed subnormal numbers", file=sys.__stderr__)
 
 
 @pytest.fixture(autouse=True)
