@@ -2,7 +2,7 @@
 
 import os
 import random
-import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def _subnormals(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if np.nextafter(0.0, 1.0) == 0.0:
         torch.set_flush_denormal(False)
-        print(f"{request.node.nodeid} flushed subnormal numbers", file=sys.__stderr__)
+        warnings.warn(f"{request.node.nodeid} flushed subnormal numbers", stacklevel=1)
 
 
 @pytest.fixture(autouse=True)

@@ -47,17 +47,21 @@ def test_a_later_process_takes_the_same(folder: Path) -> None:
     assert found.stdout == "second\n"
 
 
-def test_of_two_processes_the_first_decides(folder: Path) -> None:
-    runs: list[str] = []
-    race = ways(runs)
-
-    def another_process() -> None:
-        if len(list(folder.glob("fastest-*"))) == 0:
-            assert fastest("race", ways([], slow="second")) == "first"
-
-    race["first"] = another_process
-    race["third"] = lambda: time.sleep(0.002)
-    assert fastest("race", race) == "first"
+def test_of_two_processes_one_races(folder: Path) -> None:
+    code = """
+import sys, time
+from pyg_dynbatch.core.native import fastest
+mine = sys.argv[1]
+def run(name):
+    print(mine, "runs", name, flush=True)
+    time.sleep(0.01 if name != mine else 0)
+print("winner", fastest("race", {name: lambda name=name: run(name) for name in "ab"}))
+"""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen([sys.executable, "-c", code, each], **options) for each in "ab"]
+    found = [process.communicate(timeout=60)[0].splitlines() for process in started]
+    assert found[0][-1] == found[1][-1]
+    assert sorted(len(lines) for lines in found) == [1, 1 + 2 * native._ROUNDS]
 
 
 def test_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +91,9 @@ def test_a_folder_that_cannot_be_made(
 def test_a_file_with_another_name(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     fastest("race", ways([]))
     (kept,) = folder.iterdir()
+    kept.write_bytes(b"\xff")
+    assert fastest("race", ways([])) == "first"
+    assert "is not one of first, second" in caplog.text
     kept.write_text("third")
     assert fastest("race", ways([])) == "first"
     assert "'third' is not one of first, second; delete the file" in caplog.text

@@ -1,6 +1,5 @@
 """Build small pieces of C with the compiler of the machine, load them, and keep freed memory."""
 
-import contextlib
 import ctypes
 import hashlib
 import logging
@@ -16,7 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pyg_dynbatch.core.files import write_atomically
+import torch
+
+from pyg_dynbatch.core.files import locked_folder, write_atomically
 
 FOLDER = "PYG_DYNBATCH_CACHE"
 """Environment variable: the folder of compiled libraries."""
@@ -134,7 +135,7 @@ RACE = "PYG_DYNBATCH_RACE"
 
 
 def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
-    """Return the name of the fastest way, raced once per kind of processor.
+    """Return the name of the fastest way, raced once per kind of processor and torch version.
 
     The winner is kept in a file, so that later processes compute the same numbers. Where nothing
     can be kept, the first way is taken, as a choice that changed between runs would change them.
@@ -143,18 +144,16 @@ def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
     if os.environ.get(RACE) == "0":
         return first
     try:
-        folder = _cache_folder()
+        folder, made_for = _cache_folder(), f"{_processor()} {torch.__version__}"
         if not _is_trusted(folder):
             return first
-        path = folder / f"fastest-{name}-{_digest(_processor().encode())}.txt"
+        path = folder / f"fastest-{name}-{_digest(made_for.encode())}.txt"
         if not path.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as room:
-                draft = Path(room, path.name)
-                draft.write_text(_race(ways), encoding="utf-8")
-                # Fails if another process was first, whose winner is then taken by all.
-                with contextlib.suppress(FileExistsError):
-                    path.hardlink_to(draft)
-        winner = path.read_text(encoding="utf-8")
+            # Of several processes one races, which also leaves the cores to it.
+            with locked_folder(folder, wait=True):
+                if not path.exists():
+                    write_atomically(path, lambda draft: draft.write_text(_race(ways), "utf-8"))
+        winner = path.read_text("utf-8", "replace")
     except (OSError, RuntimeError) as error:
         _log.info("%s: the winner of a race cannot be kept: %s", name, error)
         return first

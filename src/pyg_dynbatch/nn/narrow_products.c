@@ -35,7 +35,7 @@ INLINE lanes_t lanes(const float *from)
 
 static const int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* Not by a product: infinity times 0 is no number. */
+/* Not by a product: infinity times 0 is not a number. */
 INLINE lanes_t without_first(lanes_t all, int64_t count)
 {
     return (lanes_t)((bits_t)all & (*(const bits_t *)numbers >= (int32_t)count));

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,16 +47,19 @@ def forward_run(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) -> t
     """
     weight_input, weight_hidden, bias = map(_plain, weights)
     width = bias.size(0) // 4
-    leaves, rows, slots = plan.leaf_cells, plan.inner, plan.slots
+    leaves, rows, children = plan.leaf_cells, plan.inner, plan.slots
     if not plan.with_backward:
         leaves, rows = min(leaves, BLOCK), min(max(plan.sizes[1:], default=0), BLOCK)
+        if plan.ragged and plan.inner > BLOCK:
+            starts = np.append(plan.child_start.numpy(), plan.slots)
+            children = (starts[BLOCK:] - starts[:-BLOCK]).max()
     states = [bias.new_empty(plan.nodes + 1, width) for _ in range(3)]
     of_leaves = [state[1:] for state in states]
     if plan.leaf_inverse is not None:
         of_leaves = [bias.new_empty(plan.leaf_cells, width) for _ in states]
     gates = Gates(
         bias.new_empty(rows, (3 + plan.arity) * width),
-        bias.new_empty(slots, width) if plan.ragged else None,
+        bias.new_empty(children, width) if plan.ragged else None,
     )
     kept = Kept(
         gathered=bias.new_empty(plan.slots, width),
@@ -76,7 +80,7 @@ def forward_run(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) -> t
         aligned_rows=bias.new_empty(BLOCK, max(stride, _stride(features))),
     )  # fmt: skip
     library: Any = gates_library()
-    library.tree_lstm_forward_run(byref(run), plan.inner, slots, torch.get_num_threads())
+    library.tree_lstm_forward_run(byref(run), plan.inner, plan.slots, torch.get_num_threads())
     return states[0], kept
 
 
@@ -155,7 +159,7 @@ def narrow_rows() -> int:
             name: partial(library.tree_lstm_multiply, byref(run), *sizes)
             for name, run in runs.items()
         }
-        if fastest(f"products-of-{count}-rows-torch-{torch.__version__}", ways) != "own":
+        if fastest(f"products-of-{count}-rows", ways) != "own":
             break
         narrow = count
     return narrow

@@ -105,7 +105,7 @@ def _packing_wins() -> bool:
                 _multiply(block, found, bias)
 
         ways = {"packed": packed, "plain": lambda: torch.addmm(bias, rows, weight.t())}
-        return fastest(f"large-products-torch-{torch.__version__}", ways) == "packed"
+        return fastest("large-products", ways) == "packed"
 
 
 def weight_gradient(
@@ -139,7 +139,7 @@ def _transposed_wins() -> bool:
         grads, rows = torch.ones(_CHUNKS[0], 750), torch.ones(_CHUNKS[0], 300)
         ways: dict[str, Callable[[], object]] = {"blas": lambda: torch.mm(grads.t(), rows)}
         ways["onednn"] = lambda: _in_chunks(grads, rows)
-        return fastest(f"weight-gradients-torch-{torch.__version__}", ways) == "onednn"
+        return fastest("weight-gradients", ways) == "onednn"
 
 
 def sum_rows(rows: Tensor) -> Tensor:
