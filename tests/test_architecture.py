@@ -38,13 +38,13 @@ MAX_FILES = 123
 MAX_LINES = {
     "autobatch": 3_060,
     "blocks": 5_700,
-    "core": 4_680,
+    "core": 4_740,
     "molecules": 7_960,
     "nn": 4_690,
     "training": 2_320,
     "trees": 4_290,
     "other files": 2_080,
-    "installed": 31_600,
+    "installed": 31_640,
     "benchmarks": 5_930,
 }
 MAX_CODE = 20_050

@@ -190,7 +190,10 @@ def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
         return values
     if kinds == {int}:
         return torch.tensor(values)
-    if kinds != {Tensor} or len({value.dtype for value in values}) > 1:
+    if kinds != {Tensor}:
+        return None
+    several = len(values) > 1
+    if several and len({value.dtype for value in values}) > 1:
         return None
     try:
         joined = torch.cat(values, axis_of(key))
@@ -198,8 +201,9 @@ def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
         # Of several widths or devices, or scalars: the error comes from the checks before PyG.
         return None
     # Along with matrices, cat accepts empty vectors.
-    same_dim = joined.dim() == 1 or set(map(Tensor.dim, values)) == {joined.dim()}
-    return joined if is_plain(joined) and same_dim else None
+    if several and joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}:
+        return None
+    return joined if is_plain(joined) else None
 
 
 def is_plain(value: Any) -> bool:

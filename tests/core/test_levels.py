@@ -1,12 +1,16 @@
+import os
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.core.layout import ZEROS
+from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.core.structure import slots_of
 from tests.core.helpers import message
 from tests.strategies import Dag, chain, diamond, forests, star, structures, trees
@@ -28,6 +32,39 @@ def test_steps_are_the_levels(dag: Dag, with_depth: bool) -> None:
     assert schedule.stats().critical_path == len(sizes)
     order = sorted(range(dag.num_nodes), key=lambda node: (dag.depth[node], node))
     assert schedule.input_node.tolist() == order
+
+
+@given(structures(), st.data())
+def test_c_and_numpy_agree(dag: Dag, data: st.DataObject) -> None:
+    def numbers(size: int, least: int, most: int) -> torch.Tensor:
+        drawn = st.lists(st.integers(least, most), min_size=size, max_size=size)
+        return torch.tensor(data.draw(drawn), dtype=torch.long)
+
+    nodes, edges = dag.num_nodes, dag.edge_index
+    if nodes and data.draw(st.booleans(), "edges that may form cycles"):
+        edges = numbers(2 * dag.num_edges, -1, nodes).view(2, -1)
+    anything = [dag.child_slot, numbers(edges.size(1), -1, 2), dag.child_slot.int()]
+    options = {
+        "child_slot": data.draw(st.sampled_from([None, *anything]), "child_slot"),
+        "depth": data.draw(st.sampled_from([None, torch.tensor(dag.depth), numbers(nodes, 0, 4)])),
+        "arity": data.draw(st.sampled_from([None, 0, 1, 2, 5]), "arity"),
+        "has_input": data.draw(st.sampled_from([None, numbers(nodes, 0, 1).bool()]), "has_input"),
+        "example_sizes": data.draw(
+            st.sampled_from([None, [nodes, 0], [1, nodes - 1], [nodes + 1]])
+        ),
+        "direction": data.draw(st.sampled_from(["bottom_up", "top_down"]), "direction"),
+    }
+    found: list[Any] = []
+    for switch in "01":
+        with mock.patch.dict(os.environ, {NATIVE_SWITCH: switch}):
+            try:
+                found.append(Schedule.from_structure(edges, nodes, **options))
+            except ValueError as error:
+                found.append(str(error))
+    assert found[0] == found[1]
+    if isinstance(found[0], Schedule):
+        assert found[0].structure == found[1].structure
+    event(type(found[0]).__name__)
 
 
 @given(trees())

@@ -1,10 +1,13 @@
 """Schedule one recurrent operation over trees or graphs, level by level."""
 
-from collections.abc import Sequence
-from functools import lru_cache
-from itertools import repeat
+import os
+from collections.abc import Mapping, Sequence
+from ctypes import CDLL, c_int64
+from functools import cache, lru_cache
+from itertools import accumulate, repeat
 from operator import index
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +18,13 @@ from pyg_dynbatch.core.layout import (
     GATHER,
     ZEROS,
     BufferSpec,
-    IndexBuilder,
     IndexSlice,
     Output,
     Step,
     StructureInfo,
     first_rows,
 )
+from pyg_dynbatch.core.native import NATIVE_SWITCH, native_library
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.structure import (
     array_of,
@@ -33,8 +36,7 @@ from pyg_dynbatch.core.structure import (
 from pyg_dynbatch.core.types import TensorType
 
 INPUTS, STATES = 0, 1  # numbers of the two buffers
-# Fields of StructureInfo; with an arity only the first.
-_CHILDREN = ("children", "segment_ids", "child_start", "edge_order")
+_SOURCE = Path(__file__).with_name("levels.c")
 DIRECTIONS = ("bottom_up", "top_down")
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -48,7 +50,7 @@ def schedule_structure(
     child_slot: Tensor | None,
     arity: int | None,
     has_input: Tensor | None,
-    example_sizes: Sequence[int] | None,
+    example_sizes: Sequence[int] | np.ndarray | None,
     direction: str,
 ) -> dict[str, Any]:
     """Compute the fields of a schedule; see :meth:`Schedule.from_structure`."""
@@ -57,59 +59,151 @@ def schedule_structure(
     if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
         wanted = "at least 0, or None for any number of children"
         raise mismatch(ValueError, "Schedule.from_structure: invalid arity", wanted, repr(arity))
-    source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
-    checked = checksum(source, target)
-    slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
-    if arity is not None and slot is None:
-        # Before the edges are reversed: a slot is a child's position among its siblings.
-        slot = numbers_among_equals(target, num_nodes)
-    if direction == "top_down":
-        source, target, depth = target, source, None
-    level = _levels_of(depth, source, target, num_nodes)
-    filled = np.ones(num_nodes, dtype=bool)
-    if has_input is not None:
-        filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
-    order, sizes, inputs = _level_order(level, filled)
-    num_inputs = int(inputs.sum())
-    # Row 0 of each buffer is the row of zeros.
-    row = np.empty(num_nodes, dtype=np.int64)
-    row[order] = np.arange(1, num_nodes + 1)
-    flat, reads_input = IndexBuilder(), filled[order]
-    flat.add(reads_input.cumsum() * reads_input)
-    parts: Sequence[np.ndarray]
-    if arity is None or slot is None:
-        parts = _ragged_children((source, target, slot), row, sizes.cumsum() - sizes)
-    else:
-        parts = (_fixed_children((source, target, slot), row, arity),)
-    children: Any = dict(zip(_CHILDREN, map(flat.add, parts), strict=False))
-    input_node = flat.add(order[reads_input])
-    output = IndexSlice(STATES, flat.add(row), num_nodes, GATHER if num_nodes else 0)
-    examples = _checked_examples(example_sizes, num_nodes)
-    example = flat.add(np.arange(examples.size).repeat(examples))
+    examples = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
+    num_edges = edge_index.size(-1) if edge_index.dim() else 0
+    offsets = _offsets(num_nodes, num_edges, arity)
+    down = direction == "top_down"
+    depth = None if down else depth
+    given = _Given(edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down)
+    laid = _lay_out_in_c(given, offsets) or _lay_out(given)
+    num_inputs = sum(laid.inputs)
+    kept: Any = {key: start for key, start in offsets.items() if key in StructureInfo._fields}
+    output = IndexSlice(STATES, offsets["row"], num_nodes, GATHER if num_nodes else 0)
     signature, input_type, state_type = _signature(arity)
     input_buffer = BufferSpec(input_type, 1, num_inputs, num_inputs + 1)
     info = StructureInfo(
         num_nodes=num_nodes,
-        num_edges=int(source.size),
+        num_edges=num_edges,
         arity=arity,
         direction=direction,
-        level_sizes=tuple(sizes.tolist()),
-        level_inputs=tuple(inputs.tolist()),
-        single_parent=bool(np.bincount(source, minlength=1).max() <= 1),
-        checksum=checked,
-        input_node=input_node,
-        **children,
+        level_sizes=laid.sizes,
+        level_inputs=laid.inputs,
+        single_parent=laid.single_parent,
+        checksum=checksum(*array_of(edge_index)),
+        **kept,
     )
     return {
         "signatures": (signature,),
         "stores": (input_buffer, BufferSpec(state_type, 1, 0, num_nodes + 1)),
         "listed_steps": None,
-        "index": flat.tensor(),
+        "index": laid.numbers,
         "constants": (None, None),
-        "outputs": {"node": Output(output, example)},
+        "outputs": {"node": Output(output, offsets["example"])},
         "num_examples": examples.size,
         "structure": info,
     }
+
+
+def _offsets(nodes: int, edges: int, arity: int | None) -> dict[str, int]:
+    """Return where each part of the flat index begins."""
+    lengths = {"input_row": nodes, "children": edges if arity is None else nodes * arity}
+    if arity is None:
+        lengths |= {"segment_ids": edges, "child_start": nodes, "edge_order": edges}
+    lengths |= {"row": nodes, "example": nodes, "input_node": 0}
+    return dict(zip(lengths, accumulate(lengths.values(), initial=0), strict=False))
+
+
+class _Given(NamedTuple):
+    edge_index: Tensor
+    num_nodes: int
+    depth: Tensor | None
+    child_slot: Tensor | None
+    arity: int | None
+    has_input: Tensor | None
+    examples: np.ndarray
+    down: bool
+
+
+class _Layout(NamedTuple):
+    """Row numbers of a schedule, and the nodes and inputs of each level."""
+
+    numbers: Tensor
+    sizes: tuple[int, ...]
+    inputs: tuple[int, ...]
+    single_parent: bool
+
+
+def _lay_out(given: _Given) -> _Layout:
+    """Compute all row numbers with numpy, or raise an error that names what is wrong."""
+    edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down = given
+    source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
+    slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
+    if arity is not None and slot is None:
+        # Before the edges are reversed: a slot is a child's position among its siblings.
+        slot = numbers_among_equals(target, num_nodes)
+    if down:
+        source, target = target, source
+    level = _levels_of(depth, source, target, num_nodes)
+    filled = np.ones(num_nodes, dtype=bool)
+    if has_input is not None:
+        filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
+    order, sizes, inputs = _level_order(level, filled)
+    # Row 0 of each buffer is the row of zeros.
+    row = np.empty(num_nodes, dtype=np.int64)
+    row[order] = np.arange(1, num_nodes + 1)
+    reads_input = filled[order]
+    children: Sequence[np.ndarray]
+    if arity is None or slot is None:
+        children = _ragged_children((source, target, slot), row, sizes.cumsum() - sizes)
+    else:
+        children = (_fixed_children((source, target, slot), row, arity),)
+    _check_examples(examples, num_nodes)
+    parts = [reads_input.cumsum() * reads_input, *children, row]
+    parts += [np.arange(examples.size).repeat(examples), order[reads_input]]
+    flat = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
+    single_parent = bool(np.bincount(source, minlength=1).max() <= 1)
+    return _Layout(flat, tuple(sizes.tolist()), tuple(inputs.tolist()), single_parent)
+
+
+@cache
+def _library() -> CDLL | None:
+    library = native_library(_SOURCE)
+    if library is not None:
+        library.schedule_levels.restype = c_int64
+    return library
+
+
+def _lay_out_in_c(given: _Given, begins: Mapping[str, int]) -> _Layout | None:
+    """Do the same in C; None without a compiler, and for graphs that are invalid or unusual."""
+    library: Any = _library() if os.environ.get(NATIVE_SWITCH) != "0" else None
+    edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down = given
+    if library is None or not (
+        edge_index.shape[:-1] == (2,)
+        and _is_plain(edge_index, 2 * (num_edges := edge_index.size(1)))
+        and _is_plain(child_slot, num_edges)
+        and _is_plain(depth, num_nodes)
+        and _is_plain(has_input, num_nodes, torch.bool)
+    ):
+        return None
+    flat = torch.empty(begins["input_node"] + num_nodes, dtype=torch.int64)
+    room = torch.empty(3 * num_nodes + num_edges + 2, dtype=torch.int64)
+    edges, start, free = edge_index.data_ptr(), flat.data_ptr(), room.data_ptr()
+    ends = [edges, edges + 8 * num_edges]
+    parts = "input_row", "children", "row", "example", "input_node"
+    more = "segment_ids", "edge_order", "child_start"
+    fields = [
+        *(num_nodes, num_edges, -1 if arity is None else index(arity), examples.size),
+        *(reversed(ends) if down else ends),
+        *(0 if each is None else each.data_ptr() for each in (child_slot, depth, has_input)),
+        *(torch.from_numpy(examples).data_ptr(), not down),
+        *(start + 8 * begins.get(part, 0) for part in (*parts, *more)),
+        *(free, free + 8 * num_nodes, free + 16 * num_nodes),
+    ]
+    levels = library.schedule_levels((c_int64 * len(fields))(*fields))
+    if levels < 0:
+        return None
+    found = room.numpy()
+    sizes, inputs = (tuple(found[k : k + levels].tolist()) for k in (0, num_nodes))
+    index_size, single_parent = begins["input_node"] + sum(inputs), bool(found[2 * num_nodes])
+    return _Layout(flat[:index_size], sizes, inputs, single_parent)
+
+
+def _is_plain(values: Tensor | None, length: int, dtype: torch.dtype = torch.int64) -> bool:
+    """Whether C can read values, if there are any, by their address."""
+    if values is None:
+        return True
+    plain = type(values) is Tensor and values.is_cpu and values.is_contiguous()
+    return plain and values.dtype == dtype and values.numel() == length
 
 
 def steps_of_levels(info: StructureInfo, index: np.ndarray) -> tuple[Step, ...]:
@@ -185,13 +279,11 @@ def _checked(
     return found
 
 
-def _checked_examples(example_sizes: Sequence[int] | None, num_nodes: int) -> np.ndarray:
-    sizes = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
+def _check_examples(sizes: np.ndarray, num_nodes: int) -> None:
     if sizes.sum() != num_nodes or (sizes < 0).any():
         what = "Schedule.from_structure: example_sizes does not fit the nodes"
         wanted, got = f"numbers >= 0 that add up to {num_nodes}", sizes.tolist()
         raise mismatch(ValueError, what, wanted, got)
-    return sizes
 
 
 def _slices(buffer: int, *columns: Any) -> list[IndexSlice]:
@@ -203,7 +295,7 @@ def _slices(buffer: int, *columns: Any) -> list[IndexSlice]:
 def _ragged_children(
     edges: Edges, row: np.ndarray, levels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """List the children of all nodes, in level order and by slot, as ``_CHILDREN`` names them."""
+    """List the children of all nodes, in level order and by slot: see ``_offsets``."""
     source, target, slot = edges
     parent = row[target]
     counts = np.bincount(parent, minlength=row.size + 1)[1:]

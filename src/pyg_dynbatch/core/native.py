@@ -22,6 +22,9 @@ from pyg_dynbatch.core.files import locked_folder, write_atomically
 FOLDER = "PYG_DYNBATCH_CACHE"
 """Environment variable: the folder of compiled libraries."""
 
+NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
+"""The environment variable that switches compiled C off where it is 0."""
+
 _FLAGS = (
     "-O3", "-march=native", "-fopenmp", "-fPIC", "-std=c11",
     # Not -ffast-math, which would change rounding for the whole process.

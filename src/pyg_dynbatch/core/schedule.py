@@ -103,7 +103,7 @@ class Schedule(MovablePlan):
         child_slot: Int[Tensor, " edge"] | None = None,
         arity: int | None = None,
         has_input: Tensor | None = None,
-        example_sizes: Sequence[int] | None = None,
+        example_sizes: Sequence[int] | np.ndarray | None = None,
         direction: str = "bottom_up",
     ) -> "Schedule":
         """Schedule one recurrent operation over trees or acyclic graphs.
@@ -368,7 +368,7 @@ def derive_schedule(
     # child_slot, depth, and token or has_input.
     edge_index, ptr = fields["edge_index"], fields.get("ptr")
 
-    def scheduled(own: Mapping[str, Any], nodes: int, sizes: list[int] | None) -> Schedule:
+    def scheduled(own: Mapping[str, Any], nodes: int, sizes: Any) -> Schedule:
         token = own.get("token")
         return Schedule.from_structure(
             own["edge_index"],
@@ -383,7 +383,7 @@ def derive_schedule(
 
     starts = None if ptr is None else array_of(ptr)
     try:
-        sizes = None if starts is None else (starts[1:] - starts[:-1]).tolist()
+        sizes = None if starts is None else starts[1:] - starts[:-1]
         schedule = scheduled(fields, num_nodes, sizes)
     except ValueError as error:
         for number, (first, end) in enumerate(pairwise([] if starts is None else starts.tolist())):

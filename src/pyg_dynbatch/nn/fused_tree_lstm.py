@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_gates import (
@@ -310,9 +311,6 @@ def _fold_forget(grads: Tensor, width: int) -> Tensor:
 
 SWITCH = "PYG_DYNBATCH_TRITON"
 """The environment variable that switches Triton off where it is 0."""
-
-NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
-"""The environment variable that switches compiled C off where it is 0."""
 
 _IN_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -230,7 +230,7 @@ def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
         what, got = "RecursiveLayer: invalid nodes", describe_value(nodes)
         raise mismatch(TypeError, what, "int64[chosen]", got)
     try:
-        return level_row(schedule).index_select(0, nodes)
+        return schedule.rows_of(schedule.outputs["node"].rows).index_select(0, nodes) - 1
     except IndexError as error:
         what, wanted = "RecursiveLayer: nodes out of range", f"0 to {schedule.num_nodes - 1}"
         got, hint = f"{int(nodes.min())} to {int(nodes.max())}", "nodes of the schedule's own batch"

@@ -122,7 +122,7 @@ def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
 
 def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int:
     """Check that ``root_index`` belongs to the edges, whose nodes exist; count the roots."""
-    roots = nodes_without_parent(array_of(data.edge_index[0]), num_nodes)
+    roots = nodes_without_parent(array_of(data.edge_index)[0], num_nodes)
     given = array_of(data.root_index)
     if given.shape != roots.shape or (given != roots).any():
         what = f"{name}: root_index does not belong to edge_index"
