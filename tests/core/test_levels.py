@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.core.layout import ZEROS
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.core.structure import slots_of
 from tests.core.helpers import message
@@ -46,7 +47,11 @@ def test_c_and_numpy_agree(dag: Dag, data: st.DataObject) -> None:
     anything = [dag.child_slot, numbers(edges.size(1), -1, 2), dag.child_slot.int()]
     options = {
         "child_slot": data.draw(st.sampled_from([None, *anything]), "child_slot"),
-        "depth": data.draw(st.sampled_from([None, torch.tensor(dag.depth), numbers(nodes, 0, 4)])),
+        "depth": data.draw(
+            st.sampled_from(
+                [None, torch.tensor(dag.depth), numbers(nodes, 0, 4), numbers(nodes, 0, 4)[:, None]]
+            )
+        ),
         "arity": data.draw(st.sampled_from([None, 0, 1, 2, 5]), "arity"),
         "has_input": data.draw(st.sampled_from([None, numbers(nodes, 0, 1).bool()]), "has_input"),
         "example_sizes": data.draw(
@@ -58,13 +63,20 @@ def test_c_and_numpy_agree(dag: Dag, data: st.DataObject) -> None:
     for switch in "01":
         with mock.patch.dict(os.environ, {NATIVE_SWITCH: switch}):
             try:
-                found.append(Schedule.from_structure(edges, nodes, **options))
+                found.append(Schedule(**schedule_structure(edges, nodes, **options)))
             except ValueError as error:
                 found.append(str(error))
     assert found[0] == found[1]
     if isinstance(found[0], Schedule):
         assert found[0].structure == found[1].structure
     event(type(found[0]).__name__)
+
+
+def test_any_default_device() -> None:
+    with torch.device("meta"):
+        schedule = made()
+    assert schedule == made()
+    assert schedule.index.is_cpu
 
 
 @given(trees())

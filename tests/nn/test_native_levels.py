@@ -8,9 +8,10 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm, native_levels
+from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm, native_levels, products
 from pyg_dynbatch.nn.native_gates import gates_library
 from pyg_dynbatch.nn.native_levels import multiply_address
 from tests.nn.fused import assert_near, everything, layers
@@ -172,13 +173,28 @@ def test_a_function_that_does_not_multiply_is_rejected() -> None:
 
 @pytest.mark.skipif(not MUST_RUN, reason="torch has no MKL here")
 def test_found_with_any_default_dtype_and_device() -> None:
-    with torch.device("meta"):
-        assert multiply_address.__wrapped__() is not None
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert multiply_address.__wrapped__() is not None
-    finally:
-        torch.set_default_dtype(torch.float32)
+    for search in (multiply_address, native_levels.narrow_rows, products._packing_wins):
+        wanted = search.__wrapped__()
+        assert wanted is not None
+        with torch.device("meta"):
+            assert search.__wrapped__() == wanted
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert search.__wrapped__() == wanted
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", ("bias", "weight_hidden", "weight_input"))
+def test_weights_that_c_cannot_read(name: str) -> None:
+    """Of another dtype, device or shape than the others."""
+    for layer in layers(20):
+        schedule = combs(2, layer)
+        weight = getattr(layer.cell, name)
+        for bad in (weight.double(), weight.to("meta"), weight[:-4], weight.bfloat16()):
+            given = torch.randn(schedule.num_nodes, 3), None, schedule
+            with pytest.raises((TypeError, ValueError), match="expected"):
+                functional_call(layer, {f"cell.{name}": bad.detach()}, given)
 
 
 def test_libraries_without_sgemm(caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ struct graph {
        position its first child. */
     int64_t *segment, *edge_order, *child_start;
     int64_t *sizes, *inputs; /* of each level */
-    int64_t *room;           /* nodes + edges + 2 numbers */
+    int64_t *room;           /* nodes + edges + 2 numbers, in which each function counts */
 };
 
 /* Depth of every node by removing nodes without incoming edges; -1 if there is a cycle. `first` and
@@ -63,7 +63,9 @@ static int64_t sort_nodes(const struct graph *g, const int64_t *depth)
         deepest = depth[node] > deepest ? depth[node] : deepest;
     if (deepest >= g->nodes)
         return -1; /* given depths with gaps */
-    int64_t *of_level[2] = {g->sizes, g->inputs}; /* with and without an input, then the starts */
+    /* Nodes of every level with an input and without one; then where they begin; then, as each node
+       takes the next row, where they end. */
+    int64_t *of_level[2] = {g->sizes, g->inputs};
     memset(g->sizes, 0, g->nodes * sizeof *g->sizes);
     memset(g->inputs, 0, g->nodes * sizeof *g->inputs);
     for (int64_t node = 0; node < g->nodes; node++)
@@ -79,7 +81,6 @@ static int64_t sort_nodes(const struct graph *g, const int64_t *depth)
     for (int64_t node = 0; node < g->nodes; node++)
         g->row[node] = 1 + of_level[g->filled && !g->filled[node]][depth[node]]++;
     levels = deepest + 1;
-    /* The starts have moved to the ends. */
     for (int64_t level = 0; level < levels; level++) {
         const int64_t filled = g->sizes[level] - numbered, size = g->inputs[level] - numbered;
         for (int64_t each = 0; each < size; each++)
@@ -132,11 +133,11 @@ static int64_t list_children(const struct graph *g, int64_t levels)
         const int64_t parent = g->row[g->target[edge]] - 1, next = parent + 1;
         const int64_t end = next < g->nodes ? g->child_start[next] : g->edges;
         const int64_t slot = g->slot ? g->slot[edge] : counts[parent]++;
-        const int64_t place = g->child_start[parent] + slot;
-        if (slot < 0 || place >= end || g->edge_order[place] >= 0)
+        const int64_t start = g->child_start[parent];
+        if (slot < 0 || slot >= end - start || g->edge_order[start + slot] >= 0)
             return -1;
-        g->edge_order[place] = edge;
-        g->children[place] = g->row[g->source[edge]];
+        g->edge_order[start + slot] = edge;
+        g->children[start + slot] = g->row[g->source[edge]];
     }
     return 0;
 }
@@ -150,6 +151,15 @@ int64_t schedule_levels(const struct graph *g)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes)
             return -1;
+    if (g->depth) {
+        for (int64_t each = 0; each < g->nodes; each++)
+            if (g->depth[each] < 0)
+                return -1;
+        for (int64_t edge = 0; edge < g->edges; edge++)
+            if (g->depth[g->target[edge]] <= g->depth[g->source[edge]])
+                return -1;
+    } else if (find_depth(g, depth, g->row, g->example)) /* which are filled below */
+        return -1;
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
         if (size < 0 || size > g->nodes - node)
@@ -158,15 +168,6 @@ int64_t schedule_levels(const struct graph *g)
             g->example[node] = example;
     }
     if (node < g->nodes)
-        return -1;
-    if (g->depth) {
-        for (int64_t each = 0; each < g->nodes; each++)
-            if (g->depth[each] < 0)
-                return -1;
-        for (int64_t edge = 0; edge < g->edges; edge++)
-            if (g->depth[g->target[edge]] <= g->depth[g->source[edge]])
-                return -1;
-    } else if (find_depth(g, depth, g->row, g->input_node))
         return -1;
     levels = sort_nodes(g, g->depth ? g->depth : depth);
     if (levels < 0 || (g->arity < 0 ? list_children(g, levels) : fill_slots(g)))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.layout import (
@@ -64,7 +65,7 @@ def schedule_structure(
     offsets = _offsets(num_nodes, num_edges, arity)
     down = direction == "top_down"
     depth = None if down else depth
-    given = _Given(edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down)
+    given = _Structure(edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down)
     laid = _lay_out_in_c(given, offsets) or _lay_out(given)
     num_inputs = sum(laid.inputs)
     kept: Any = {key: start for key, start in offsets.items() if key in StructureInfo._fields}
@@ -103,7 +104,7 @@ def _offsets(nodes: int, edges: int, arity: int | None) -> dict[str, int]:
     return dict(zip(lengths, accumulate(lengths.values(), initial=0), strict=False))
 
 
-class _Given(NamedTuple):
+class _Structure(NamedTuple):
     edge_index: Tensor
     num_nodes: int
     depth: Tensor | None
@@ -123,7 +124,7 @@ class _Layout(NamedTuple):
     single_parent: bool
 
 
-def _lay_out(given: _Given) -> _Layout:
+def _lay_out(given: _Structure) -> _Layout:
     """Compute all row numbers with numpy, or raise an error that names what is wrong."""
     edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down = given
     source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
@@ -163,20 +164,33 @@ def _library() -> CDLL | None:
     return library
 
 
-def _lay_out_in_c(given: _Given, begins: Mapping[str, int]) -> _Layout | None:
-    """Do the same in C; None without a compiler, and for graphs that are invalid or unusual."""
+def _lay_out_in_c(given: _Structure, offsets: Mapping[str, int]) -> _Layout | None:
+    """Like :func:`_lay_out`, in C.
+
+    Returns None without a compiler, for invalid graphs, and for gaps in depths or slots, which
+    :func:`_lay_out` handles.
+    """
     library: Any = _library() if os.environ.get(NATIVE_SWITCH) != "0" else None
     edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down = given
-    if library is None or not (
-        edge_index.shape[:-1] == (2,)
-        and _is_plain(edge_index, 2 * (num_edges := edge_index.size(1)))
-        and _is_plain(child_slot, num_edges)
-        and _is_plain(depth, num_nodes)
-        and _is_plain(has_input, num_nodes, torch.bool)
+    if library is None or num_nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
+        return None
+    num_edges = edge_index.size(1)
+    if (
+        not (
+            _is_plain(edge_index, (2, num_edges))
+            and _is_plain(child_slot, (num_edges,))
+            and _is_plain(depth, (num_nodes,))
+            and _is_plain(has_input, (num_nodes,), torch.bool)
+        )
+        or is_in_torch_dispatch_mode()
     ):
         return None
-    flat = torch.empty(begins["input_node"] + num_nodes, dtype=torch.int64)
-    room = torch.empty(3 * num_nodes + num_edges + 2, dtype=torch.int64)
+    num_inputs = num_nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
+    # Not on the default device: C gets the addresses.
+    flat, room = (
+        torch.empty(size, dtype=torch.int64, device="cpu")
+        for size in (offsets["input_node"] + num_inputs, 3 * num_nodes + num_edges + 2)
+    )
     edges, start, free = edge_index.data_ptr(), flat.data_ptr(), room.data_ptr()
     ends = [edges, edges + 8 * num_edges]
     parts = "input_row", "children", "row", "example", "input_node"
@@ -186,7 +200,7 @@ def _lay_out_in_c(given: _Given, begins: Mapping[str, int]) -> _Layout | None:
         *(reversed(ends) if down else ends),
         *(0 if each is None else each.data_ptr() for each in (child_slot, depth, has_input)),
         *(torch.from_numpy(examples).data_ptr(), not down),
-        *(start + 8 * begins.get(part, 0) for part in (*parts, *more)),
+        *(start + 8 * offsets.get(part, 0) for part in (*parts, *more)),
         *(free, free + 8 * num_nodes, free + 16 * num_nodes),
     ]
     levels = library.schedule_levels((c_int64 * len(fields))(*fields))
@@ -194,16 +208,17 @@ def _lay_out_in_c(given: _Given, begins: Mapping[str, int]) -> _Layout | None:
         return None
     found = room.numpy()
     sizes, inputs = (tuple(found[k : k + levels].tolist()) for k in (0, num_nodes))
-    index_size, single_parent = begins["input_node"] + sum(inputs), bool(found[2 * num_nodes])
-    return _Layout(flat[:index_size], sizes, inputs, single_parent)
+    return _Layout(flat, sizes, inputs, single_parent=bool(found[2 * num_nodes]))
 
 
-def _is_plain(values: Tensor | None, length: int, dtype: torch.dtype = torch.int64) -> bool:
+def _is_plain(
+    values: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.int64
+) -> bool:
     """Whether C can read values, if there are any, by their address."""
     if values is None:
         return True
     plain = type(values) is Tensor and values.is_cpu and values.is_contiguous()
-    return plain and values.dtype == dtype and values.numel() == length
+    return plain and values.dtype == dtype and values.shape == shape
 
 
 def steps_of_levels(info: StructureInfo, index: np.ndarray) -> tuple[Step, ...]:

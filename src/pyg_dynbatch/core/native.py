@@ -34,6 +34,9 @@ _FLAGS = (
 _ROUNDS = 20
 """Runs of each way in a race."""
 
+_CLEARLY = 0.9
+"""Times of the first way below which another wins, as a busy machine must not decide."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,8 +50,8 @@ def native_library(source: Path) -> ctypes.CDLL | None:
             _log.info("%s: no C compiler found (cc, or $CC)", source.name)
             return None
         return _loaded(source, [compiler, *command[1:]])
-    # ValueError: CC cannot be parsed. RuntimeError: there is no home folder, as in some containers.
-    except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+    # ValueError: CC cannot be parsed.
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
         reason = " ".join(str(getattr(error, "stderr", None) or error).split())
         _log.warning("%s: could not be built or loaded with %s: %s", source.name, given, reason)
         return None
@@ -56,7 +59,10 @@ def native_library(source: Path) -> ctypes.CDLL | None:
 
 def _cache_folder() -> Path:
     given, cache = os.environ.get(FOLDER), os.environ.get("XDG_CACHE_HOME")
-    folder = Path(given or Path(cache or Path.home() / ".cache", "pyg_dynbatch"))
+    try:
+        folder = Path(given or Path(cache or Path.home() / ".cache", "pyg_dynbatch"))
+    except RuntimeError as error:  # there is no home folder, as in some containers
+        raise FileNotFoundError(str(error)) from error
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
@@ -138,18 +144,20 @@ RACE = "PYG_DYNBATCH_RACE"
 
 
 def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
-    """Return the name of the fastest way, raced once per kind of processor and torch version.
+    """Return the first way, or the one that is clearly faster, by a race.
 
-    The winner is kept in a file, so that later processes compute the same numbers. Where nothing
-    can be kept, the first way is taken, as a choice that changed between runs would change them.
+    There is one race per kind of processor, torch version and number of threads. The winner is
+    kept in a file, so that later processes compute the same numbers. Where nothing can be kept,
+    the first way is taken, as a choice that changed between runs would change them.
     """
     first = next(iter(ways))
     if os.environ.get(RACE) == "0":
         return first
     try:
-        folder, made_for = _cache_folder(), f"{_processor()} {torch.__version__}"
+        folder = _cache_folder()
         if not _is_trusted(folder):
             return first
+        made_for = f"{_processor()} {torch.__version__} {torch.get_num_threads()}"
         path = folder / f"fastest-{name}-{_digest(made_for.encode())}.txt"
         if not path.exists():
             # Of several processes one races, which also leaves the cores to it.
@@ -157,7 +165,7 @@ def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
                 if not path.exists():
                     write_atomically(path, lambda draft: draft.write_text(_race(ways), "utf-8"))
         winner = path.read_text("utf-8", "replace")
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         _log.info("%s: the winner of a race cannot be kept: %s", name, error)
         return first
     if winner not in ways:
@@ -167,7 +175,7 @@ def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
 
 
 def _race(ways: Mapping[str, Callable[[], object]]) -> str:
-    """Run all ways alternately; return the one with the shortest time of all its runs."""
+    """Run all ways alternately, and compare the shortest times."""
     best = dict.fromkeys(ways, float("inf"))
     for number in range(_ROUNDS):
         for name, run in ways.items():
@@ -175,7 +183,9 @@ def _race(ways: Mapping[str, Callable[[], object]]) -> str:
             run()
             if number:  # the first run may build kernels
                 best[name] = min(best[name], time.perf_counter() - start)
-    return min(best, key=best.__getitem__)
+    _log.info("race: %s", ", ".join(f"{name} {1e6 * least:.0f} us" for name, least in best.items()))
+    first, winner = next(iter(best)), min(best, key=best.__getitem__)
+    return winner if best[winner] < _CLEARLY * best[first] else first
 
 
 SWITCH = "PYG_DYNBATCH_KEEP_MEMORY"

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
@@ -45,6 +47,7 @@ def fused_tree_lstm(
     ``weight_hidden`` and ``bias``, and ``options`` those of :class:`FusedPlan`.
     """
     plan = FusedPlan(schedule, inputs, **options)
+    _check_weights(plan, inputs, weights)
     inputs = inputs.contiguous()
     plan.with_backward = torch.is_grad_enabled() and any(
         each.requires_grad for each in (inputs, *weights)
@@ -54,6 +57,20 @@ def fused_tree_lstm(
         found: tuple[Tensor, Tensor] = _FusedTreeLSTM.apply(plan, inputs, *weights)
         return found
     return _forward(plan, inputs, weights)[0]
+
+
+def _check_weights(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) -> None:
+    """Check what kernels read by address: ``functional_call`` can replace any weight."""
+    width, slots = weights[2].size(0) // 4, 1 if plan.ragged else plan.arity
+    shapes = (4 * width, inputs.size(1)), ((3 + slots) * width, slots * width), (4 * width,)
+    for weight, shape in zip(weights, shapes, strict=True):
+        same = plan.precision is not None or weight.dtype == inputs.dtype
+        if weight.shape != shape or not same or weight.device != inputs.device:
+            wanted = (
+                f"{inputs.dtype}{list(shape)} on {inputs.device}, as the inputs and other weights"
+            )
+            what, got = "Tree-LSTM: a weight does not fit", describe_value(weight)
+            raise mismatch(ValueError, what, wanted, f"{got} on {weight.device}")
 
 
 class _FusedTreeLSTM(Function):
@@ -323,16 +340,16 @@ def choose_gates(like: Tensor) -> type[TorchGates]:
 
 
 _STAYS_IN_CACHE = 2**18
-"""Numbers of a matrix that the second-level cache holds, with some rows."""
+"""Largest number of weights that the second-level cache holds beside a block of rows."""
 
 
 def _runs_at_once(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) -> bool:
     """Choose whether C runs a whole schedule in one call."""
     if plan.precision is not None or not plan.single_parent or choose_gates(inputs) != NativeGates:
         return False
-    if multiply_address() is None:
+    if multiply_address() is None or not all(map(_chooses_native, weights)):
         return False
-    # Where our kernels win for any number of rows, so they do if the matrix stays in the cache.
+    # Our kernels that win at 128 rows win at any number of rows if the matrix stays in the cache.
     kept = weights[1].numel() < _STAYS_IN_CACHE and narrow_rows() == BLOCK
     return kept or not packs(weights[1], plan.inner)
 
@@ -340,7 +357,7 @@ def _runs_at_once(plan: FusedPlan, inputs: Tensor, weights: Sequence[Tensor]) ->
 def _chooses_native(like: Tensor) -> bool:
     # Tensors of a tracer have no values that C could read, and a dispatch mode would miss what C
     # computes.
-    plain = type(like) is Tensor and not is_in_torch_dispatch_mode()
+    plain = type(like) in (Tensor, Parameter) and not is_in_torch_dispatch_mode()
     in_single = plain and like.device.type == "cpu" and like.dtype == torch.float32
     return in_single and os.environ.get(NATIVE_SWITCH) != "0"
 

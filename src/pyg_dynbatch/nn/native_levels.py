@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dynbatch.core.native import fastest
 from pyg_dynbatch.nn.fused_gates import BLOCK, FusedPlan, Gates, Kept, StateGradients
 from pyg_dynbatch.nn.native_gates import Given, Struct, fields_of, gates_library, incoming
-from pyg_dynbatch.nn.products import RowProduct
+from pyg_dynbatch.nn.products import RowProduct, ones
 
 _log = logging.getLogger(__name__)
 
@@ -147,19 +147,20 @@ def narrow_rows() -> int:
     library: Any = gates_library()
     inner, columns, narrow = 300, 750, 7
     with torch.inference_mode():
-        weight, rows = torch.ones(columns, inner), torch.ones(BLOCK, inner)
-        copies = [torch.ones(each.size(0), _stride(inner)) for each in (weight, rows)]
-        shared: Any = {"weight_hidden": weight, "bias": torch.ones(columns)}
+        weight, rows = ones(columns, inner), ones(BLOCK, inner)
+        copies = [ones(each.size(0), _stride(inner)) for each in (weight, rows)]
+        shared: Any = {"weight_hidden": weight, "bias": ones(columns)}
         shared |= {"aligned_hidden": copies[0], "aligned_rows": copies[1], "rows": rows}
-        shared |= {"all_bias": torch.ones(BLOCK, columns), "multiply": multiply_address()}
-        runs = {"blas": _Run(narrow=0, **shared), "own": _Run(narrow=BLOCK, **shared)}
+        shared |= {"all_bias": ones(BLOCK, columns), "multiply": multiply_address()}
+        runs = {"own": _Run(narrow=BLOCK, **shared), "blas": _Run(narrow=0, **shared)}
     for count in (8, 32, BLOCK):
         sizes = count, inner, columns, 1
         ways = {
             name: partial(library.tree_lstm_multiply, byref(run), *sizes)
             for name, run in runs.items()
         }
-        if fastest(f"products-of-{count}-rows", ways) != "own":
+        # Its name contains a checksum of the kernels.
+        if fastest(f"{count}-rows-{Path(library._name).stem}", ways) != "own":
             break
         narrow = count
     return narrow

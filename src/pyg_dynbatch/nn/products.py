@@ -94,10 +94,15 @@ def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return found
 
 
+def ones(*shape: int) -> Tensor:
+    """Numbers for a race, whatever the default dtype and device are."""
+    return torch.ones(shape, dtype=torch.float32, device="cpu")
+
+
 @cache
 def _packing_wins() -> bool:
     with torch.inference_mode():
-        weight, bias, rows = torch.ones(750, 300), torch.ones(750), torch.ones(_MANY_ROWS, 300)
+        weight, bias, rows = (ones(*shape) for shape in ((750, 300), (750,), (_MANY_ROWS, 300)))
 
         def packed() -> None:
             found = _pack(weight)
@@ -136,9 +141,9 @@ def _in_chunks(grads: Tensor, rows: Tensor) -> Tensor:
 @cache
 def _transposed_wins() -> bool:
     with torch.inference_mode():
-        grads, rows = torch.ones(_CHUNKS[0], 750), torch.ones(_CHUNKS[0], 300)
-        ways: dict[str, Callable[[], object]] = {"blas": lambda: torch.mm(grads.t(), rows)}
-        ways["onednn"] = lambda: _in_chunks(grads, rows)
+        grads, rows = ones(_CHUNKS[0], 750), ones(_CHUNKS[0], 300)
+        ways: dict[str, Callable[[], object]] = {"onednn": lambda: _in_chunks(grads, rows)}
+        ways["blas"] = lambda: torch.mm(grads.t(), rows)
         return fastest("weight-gradients", ways) == "onednn"
 
 
