@@ -1,7 +1,7 @@
 """Latency of single trees and molecules and of small batches, from Python objects to results.
 
 Every call is timed by itself, on examples that are all different; contenders take turns, with all
-calls of a round one after another, as a server would make them.
+calls of a round one after another. Python's garbage collector runs between rounds only.
 """
 
 import copy

@@ -65,7 +65,7 @@ def rows(columns: dict[str, list[Any]]) -> list[Any]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def own(name: str, device: str) -> Service:
+def load_service(name: str, device: str) -> Service:
     """Load a model of your own."""
     path, function = name.rsplit(":", 1)
     return Service(*runpy.run_path(path)[function](device))
@@ -91,6 +91,8 @@ class Predictions(LitAPI):
                 what, got = f"the request has no field {field!r}", ", ".join(request)
                 raise mismatch(ValueError, what, f'{{"{field}": ...}}', got)
             return read(request[field])
+        except TypeError as error:
+            return ValueError(str(error))
         except Exception as error:
             return error
 
@@ -114,14 +116,14 @@ class Predictions(LitAPI):
         """Return an answer, or the message of an error about the request."""
         if not isinstance(answer, Exception):
             return JSONResponse(answer)
-        if isinstance(answer, (TypeError, ValueError)):
+        if isinstance(answer, ValueError):
             return JSONResponse({"detail": str(answer)}, 422)
         logging.getLogger("litserve").error("the model has failed", exc_info=answer)
         return JSONResponse({"detail": "Internal server error"}, 500)
 
 
-class Begun:
-    """A queue of requests of which the first has been taken out."""
+class WithFirst:
+    """A queue of requests together with the one that was taken out first."""
 
     def __init__(self, first: Any, queue: Any) -> None:
         self.first, self.queue = [first], queue
@@ -144,7 +146,7 @@ class Patient(BatchedLoop):
             first = request_queue.get(timeout=0.1)
         except Empty:
             return [], []
-        return super().get_batch_requests(lit_api, Begun(first, request_queue), transport)
+        return super().get_batch_requests(lit_api, WithFirst(first, request_queue), transport)
 
 
 class Deadline:
@@ -182,7 +184,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes with the model")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
-    make: Callable[[str], Service] = partial(own, given.model)
+    make: Callable[[str], Service] = partial(load_service, given.model)
     if given.checkpoint:
         kind = read_checkpoint(given.checkpoint[0]).get("pyg_dynbatch_task")
         make = partial(trees if kind == "TreeClassification" else molecules, given.checkpoint)

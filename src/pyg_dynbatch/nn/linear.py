@@ -12,7 +12,8 @@ from pyg_dynbatch.core.row_buffer import GradientBuffer
 from pyg_dynbatch.nn.fused_gates import BLOCK
 from pyg_dynbatch.nn.products import RowProduct, packs
 
-# Fused layers pack a weight once for all levels; so few rows of one step are worth it too.
+# A step packs the weight for itself alone. Measured: this pays off from a quarter as many rows on
+# as for all levels of a fused layer, whose rule also counts rows.
 _PACKS = 4
 
 
