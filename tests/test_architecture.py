@@ -38,13 +38,13 @@ MAX_FILES = 123
 MAX_LINES = {
     "autobatch": 3_060,
     "blocks": 5_700,
-    "core": 4_740,
+    "core": 4_760,
     "molecules": 7_960,
     "nn": 4_690,
     "training": 2_320,
     "trees": 4_290,
     "other files": 2_080,
-    "installed": 31_640,
+    "installed": 31_660,
     "benchmarks": 5_930,
 }
 MAX_CODE = 20_050

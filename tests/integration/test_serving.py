@@ -150,7 +150,9 @@ def test_a_request_that_the_model_fails_on_is_answered_alone(
     own_file: Path, one_thread: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     trees = [*FORMULAS, {"+": [1]}, {"-": [1, 2]}]
-    found = answered("load_service", f"{own_file}:serve", [{"formula": {"tree": tree}} for tree in trees])
+    found = answered(
+        "load_service", f"{own_file}:serve", [{"formula": {"tree": tree}} for tree in trees]
+    )
     assert [answer.status for answer in found] == [200, 200, 200, 500, 422]
     assert found[3].content == {"detail": "Internal server error"}
     assert "shapes cannot be multiplied" in caplog.text

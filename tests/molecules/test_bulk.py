@@ -86,7 +86,9 @@ def write_molecules(kind: str, number: int, seed: int) -> tuple[str, dict[str, A
     return str(path), {"target_columns": ["y"]}
 
 
-@pytest.mark.parametrize("kind", ["csv", "smi.gz", "sdf"])
+@pytest.mark.parametrize(
+    "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("smi.gz", "sdf"))]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_merged_stores_are_those_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
@@ -345,7 +347,14 @@ def test_what_cannot_be_merged(letters: FeaturizeJob) -> None:
     assert content("out") == one_process(letters)
 
 
-@pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda c: b"", lambda c: c[:-9] + b"?" * 9])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda c: c[:-1], marks=pytest.mark.long),
+        pytest.param(lambda c: b"", marks=pytest.mark.long),
+        lambda c: c[:-9] + b"?" * 9,
+    ],
+)
 @pytest.mark.parametrize("name", ["manifest.json", "store.json", "errors.csv", "text-*.npy"])
 def test_a_shard_that_has_changed_is_refused(
     letters: FeaturizeJob, name: str, damage: Callable[[bytes], bytes]
