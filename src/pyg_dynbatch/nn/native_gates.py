@@ -32,7 +32,7 @@ class Struct(ctypes.Structure):
             elif isinstance(value, ctypes.Array):
                 value = ctypes.addressof(value)
             setattr(self, name, value)
-        self.given = fields  # keeps tensors alive
+        self.kept_alive = fields
 
 
 def _address(rows: Tensor | None) -> int | None:
@@ -57,7 +57,7 @@ class _Nodes(Struct):
     )
 
 
-class Given(Struct):
+class Incoming(Struct):
     """``struct incoming`` in C: the gradients of states."""
 
     _fields_ = fields_of(
@@ -72,7 +72,7 @@ def gates_library() -> ctypes.CDLL | None:
     if library is None:
         return None
     block = [c_int64] * 4
-    nodes, given, run = POINTER(_Nodes), POINTER(Given), c_void_p
+    nodes, given, run = POINTER(_Nodes), POINTER(Incoming), c_void_p
     arguments: dict[str, list[Any]] = {
         "gather": [nodes, *block],
         "forward": [nodes, *block, *[c_void_p] * 3, c_int64],
@@ -104,7 +104,7 @@ class NativeGates(TorchGates):
             starts=plan.child_start if plan.ragged else None, all_hidden=self.all_hidden,
             cells=self.all_memory, gathered=self.gathered, sums=self.sums,
         )  # fmt: skip
-        self._given: tuple[StateGradients, Given] | None = None
+        self._given: tuple[StateGradients, Incoming] | None = None
 
     def gather(self, block: Block) -> None:
         """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
@@ -141,10 +141,10 @@ class NativeGates(TorchGates):
         return StateGradients(hidden, memory)
 
 
-def incoming(given: StateGradients) -> Given:
+def incoming(given: StateGradients) -> Incoming:
     """The gradients of states, as C reads them."""
     of_h, of_c = map(dense_columns, given.outside)
-    return Given(
+    return Incoming(
         hidden=given.hidden, memory=given.memory, place=given.place,
         outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
         outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.native import fastest
 from pyg_dynbatch.nn.fused_gates import BLOCK, FusedPlan, Gates, Kept, StateGradients
-from pyg_dynbatch.nn.native_gates import Given, Struct, fields_of, gates_library, incoming
+from pyg_dynbatch.nn.native_gates import Incoming, Struct, fields_of, gates_library, incoming
 from pyg_dynbatch.nn.products import RowProduct, ones
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def backward_run(
     )  # fmt: skip
     of_cells, shared = None, plan.leaf_inverse is not None
     if shared:
-        of_cells = Given(**{name: like.new_zeros(plan.leaf_cells, width) for name in STATES})
+        of_cells = Incoming(**{name: like.new_zeros(plan.leaf_cells, width) for name in STATES})
     sizes = plan.inner, plan.slots, torch.get_num_threads()
     library: Any = gates_library()
     library.tree_lstm_backward_run(byref(run), incoming(given), of_cells, *sizes)
