@@ -91,10 +91,8 @@ class Predictions(LitAPI):
                 what, got = f"the request has no field {field!r}", ", ".join(request)
                 raise mismatch(ValueError, what, f'{{"{field}": ...}}', got)
             return read(request[field])
-        except TypeError as error:
-            return ValueError(str(error))
         except Exception as error:
-            return error
+            return ValueError(str(error)) if isinstance(error, TypeError) else error
 
     def batch(self, inputs: list[Any]) -> list[Any]:
         """Leave it to the model to merge examples."""
