@@ -1,7 +1,8 @@
 """Directed acyclic graph neural networks: attention over predecessors and a GRU, level by level."""
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -227,8 +228,8 @@ class DAGNN(nn.Module):
         self, x: Tensor, edge_index: Tensor, *schedules: Schedule | None
     ) -> list[list[Tensor]]:
         """Return the rows of all layers, the input rows first, per direction."""
-        found = []
-        for layers, given in zip(self.layers, schedules, strict=False):
+        found, stacks = [], cast(Iterable[Any], self.layers)
+        for layers, given in zip(stacks, schedules, strict=False):
             schedule = checked_schedule(
                 layers[0], x, edge_index, given, None, channels=self.in_channels
             )

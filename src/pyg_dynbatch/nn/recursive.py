@@ -1,5 +1,6 @@
 """Layers that run a recurrent cell over trees and acyclic graphs, level by level."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn, cast
 
 import torch
@@ -309,6 +310,56 @@ class ChildSumTreeLSTM(_TreeLayer):
     """
 
     cell_class = ChildSumTreeLSTMCell
+
+    @classmethod
+    def from_pytorch_tree_lstm(
+        cls, state_dict: Mapping[str, Any], direction: str = "bottom_up"
+    ) -> "ChildSumTreeLSTM":
+        """Create a layer from the weights of a ``TreeLSTM`` of the package pytorch-tree-lstm.
+
+        Args:
+            state_dict: ``weight`` and ``bias`` of ``W_iou`` and ``W_f``, and ``weight`` of
+                ``U_iou`` and ``U_f``, without a prefix.
+            direction: ``"bottom_up"`` or ``"top_down"``.
+
+        Raises:
+            ValueError: If a key is missing or unknown, or an entry is not a floating-point tensor
+                of the shape that follows from ``W_f.weight``.
+
+        Example:
+            >>> from torch import nn
+            >>> parts = {"W_iou": nn.Linear(4, 9), "U_iou": nn.Linear(3, 9, bias=False)}
+            >>> parts |= {"W_f": nn.Linear(4, 3), "U_f": nn.Linear(3, 3, bias=False)}
+            >>> ChildSumTreeLSTM.from_pytorch_tree_lstm(nn.ModuleDict(parts).state_dict())
+            ChildSumTreeLSTM(4, 3)
+        """
+        name, first = f"{cls.__name__}.from_pytorch_tree_lstm", state_dict.get("W_f.weight")
+        width, width_in = first.shape if isinstance(first, Tensor) and first.dim() == 2 else (0, 0)
+        shapes = {
+            "W_f.weight": [width, width_in],
+            "U_f.weight": [width, width],
+            "W_f.bias": [width],
+            "W_iou.weight": [3 * width, width_in],
+            "U_iou.weight": [3 * width, width],
+            "W_iou.bias": [3 * width],
+        }
+        if shapes.keys() != state_dict.keys():
+            wanted, got = ", ".join(shapes), ", ".join(map(str, state_dict))
+            hint = "the entries of one layer, without the prefix of the model that holds it"
+            raise mismatch(ValueError, f"{name}: wrong keys", wanted, got, hint=hint)
+        for key, shape in shapes.items():
+            value = state_dict[key]
+            fits = isinstance(value, Tensor) and value.is_floating_point() and width > 0
+            if not fits or list(value.shape) != shape:
+                wanted = f"floating-point tensor {shape if width else '[out, in]'}"
+                raise mismatch(ValueError, f"{name}: invalid {key}", wanted, describe_value(value))
+        layer = cls(width_in, width, direction=direction).to(first)
+        mine = layer.cell.weight_input, layer.cell.weight_hidden, layer.cell.bias
+        given = [state_dict[key] for key in shapes]
+        with torch.no_grad():
+            for weight, f, iou in zip(mine, given[:3], given[3:], strict=True):
+                weight.copy_(torch.cat([iou[2 * width :], iou[: 2 * width], f]))  # u, i, o, f
+        return layer
 
 
 class TreeGRU(_TreeLayer):
