@@ -2,13 +2,10 @@
 
     python examples/cases/architectures.py final_structures6.txt.gz --figure architectures.svg
 
-Data: 20,020 architectures of six operations each, with the accuracy that they reach on CIFAR-10
-with shared weights: ``final_structures6.txt`` of D-VAE (Zhang et al., NeurIPS 2019), in the
-repository of DAGNN (Thost and Chen, ICLR 2021; MIT licence).
-
+Data: 20,020 architectures of six operations, with their accuracy on CIFAR-10 with shared weights:
+``final_structures6.txt`` of D-VAE (Zhang et al. 2019), from the repository of DAGNN (MIT licence).
 Protocol of D-VAE: without the first 1,000 lines, shuffled with seed 0, 90 % for training, the rest
-for the test. Here 1,000 of the training part are kept to choose the epoch, and the test is used
-once. Errors are in deviations of the accuracies; five seeds.
+for the test. Here 1,000 of the training part choose the epoch. Errors are in deviations.
 """
 
 import argparse
@@ -85,8 +82,8 @@ class Network(nn.Module):
             schedules = {"schedule": batch.schedule, "schedule_down": batch.schedule_down}
             rows = self.layers(batch.x, batch.edge_index, batch.batch, **schedules)
         else:
-            edges = torch.cat([batch.edge_index, batch.edge_index.flip(0)], 1)
-            rows = global_add_pool(self.layers(batch.x, edges), batch.batch)
+            both = torch.cat([batch.edge_index, batch.edge_index.flip(0)], 1)
+            rows = global_add_pool(self.layers(batch.x, both), batch.batch)
         return self.head(rows)[:, 0]
 
 
@@ -109,8 +106,8 @@ def fit(kind: Any, train: Data, valid: Data, seed: int, epochs: int) -> nn.Modul
             nn.functional.mse_loss(model(batch), batch.target).backward()
             optimizer.step()
             schedule.step()
-        state = copy.deepcopy(model.state_dict())
-        best = min(best, (errors(predict(model, valid), valid)[0], state), key=lambda pair: pair[0])
+        found = errors(predict(model, valid), valid)[0], copy.deepcopy(model.state_dict())
+        best = min(best, found, key=lambda pair: pair[0])
     model.load_state_dict(best[1])
     return model
 
@@ -125,25 +122,26 @@ def main() -> None:
     """Print a table, and draw the predictions of the first seed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path, help="final_structures6.txt or .txt.gz")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--most", type=int, help="number of architectures; all by default")
+    for name, default in {"--seeds": 5, "--epochs": 12, "--most": None}.items():
+        parser.add_argument(name, type=int, default=default)
     parser.add_argument("--figure", type=Path, help=".svg or .png")
     options = parser.parse_args()
     train, valid, test = read(options.file, options.most)
-    found = {name: [ridge(train, test, name == PLACES)] for name in (COUNTS, PLACES)}
-    for kind in (GCN, GIN, DAGNN):
-        models = (fit(kind, train, valid, s, options.epochs) for s in range(options.seeds))
-        found[kind.__name__] = [predict(model, test) for model in models]
-    for name, runs in found.items():
-        rows = np.array([errors(each, test) for each in runs])
+    found: dict[str, list[Tensor]] = {}
+    for name, kind in {COUNTS: None, PLACES: None, "GCN": GCN, "GIN": GIN, "DAGNN": DAGNN}.items():
+        if kind is None:
+            found[name] = [ridge(train, test, name == PLACES)]
+        else:
+            models = (fit(kind, train, valid, s, options.epochs) for s in range(options.seeds))
+            found[name] = [predict(model, test) for model in models]
+        rows = np.array([errors(each, test) for each in found[name]])
         (rmse, r), (more, most) = rows.mean(0), rows.std(0)
-        print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f}")
+        print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f}", flush=True)
     if options.figure:
         target = torch.cat([each.target for each in test]).numpy()
         figure, axes = new_figure(1, 3, 3.4, 3.4)
-        for each, name in zip(axes, (COUNTS, "GIN", "DAGNN"), strict=True):
-            draw_parity(each, target, found[name][0].numpy(), name)
+        for number, name in enumerate((COUNTS, "GIN", "DAGNN")):
+            draw_parity(axes[number], target, found[name][0].numpy(), name)
         print("figure:", save_figure(figure, options.figure))
 
 

@@ -14,12 +14,12 @@ from pyg_dynbatch.nn import DAGNN, DAGNNCell, RecursiveLayer
 from tests.nn.recursion import refused
 from tests.strategies import Dag, batches, chain, dags, diamond, few, single_node, wide
 
-IN, HIDDEN, OUT = 3, 4, 2
+IN, HIDDEN = 3, 4
 
 
 def model_of(**options: Any) -> DAGNN:
     torch.manual_seed(0)
-    model = DAGNN(IN, HIDDEN, 2, **{"out_channels": OUT, **options}).double()
+    model = DAGNN(IN, HIDDEN, 2, **options).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("attention"):
@@ -46,10 +46,7 @@ def node_by_node(model: DAGNN, dag: Dag, x: Tensor) -> tuple[Tensor, Tensor]:
         last = [every[v] for v in range(dag.num_nodes) if v not in used]
         pooled.append(torch.stack(last).max(0).values)
         of_nodes.append(torch.stack(every))
-    head = model.head
-    graph = torch.cat(pooled)
-    graph = head.weight @ graph + head.bias if hasattr(head, "weight") else graph
-    return graph, torch.cat(of_nodes, 1)
+    return torch.cat(pooled), torch.cat(of_nodes, 1)
 
 
 def one_layer(cell: DAGNNCell, x: list[Tensor], before: Any, order: list[int]) -> list[Tensor]:
@@ -150,8 +147,8 @@ def test_attention_is_stable_for_large_and_many_scores() -> None:
     same(layer(x, dag.edge_index)[:1], wanted)
 
 
-def test_without_edges_and_without_a_head() -> None:
-    dag, model = single_node(), model_of(out_channels=None)
+def test_without_edges() -> None:
+    dag, model = single_node(), model_of()
     x = inputs_of(dag)
     assert model(x, dag.edge_index).shape == (1, model.out_channels) == (1, 2 * (IN + 2 * HIDDEN))
     same(model(x, dag.edge_index), node_by_node(model, dag, x)[0][None])
@@ -165,14 +162,13 @@ def test_learns_the_longest_path_in_both_directions() -> None:
         data.append(DynTreeData(dag.edge_index, x=torch.ones(length, 1)))
     batch = next(iter(DataLoader(data, batch_size=6, direction="both")))
     depth = torch.arange(2.0, 8.0)[:, None] / 10
-    model = DAGNN(1, 8, 1, out_channels=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    model = DAGNN(1, 8, 1)
+    head = torch.nn.Linear(model.out_channels, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=0.05)
     schedules = {"schedule": batch.schedule, "schedule_down": batch.schedule_down}
-    losses = []
+    fields, losses = (batch.x, batch.edge_index, batch.batch), []
     for _ in range(60):
-        loss = functional.mse_loss(
-            model(batch.x, batch.edge_index, batch.batch, **schedules), depth
-        )
+        loss = functional.mse_loss(head(model(*fields, **schedules)), depth)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -73,9 +73,8 @@ def test_equals_the_recursion_on_the_state_of_route_distances(
 
 def test_the_weights_are_copied_and_can_be_trained() -> None:
     state = drawn()
-    layer = ChildSumTreeLSTM.from_pytorch_tree_lstm(state, "top_down")
+    layer = ChildSumTreeLSTM.from_pytorch_tree_lstm(state)
     before = {key: value.clone() for key, value in state.items()}
-    assert layer.direction == "top_down"
     layer(torch.ones(4, 3, dtype=torch.float64), diamond().edge_index).sum().backward()
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -1,7 +1,6 @@
 """Directed acyclic graph neural networks: attention over predecessors and a GRU, level by level."""
 
 import math
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -14,6 +13,7 @@ from torch_geometric.nn.inits import reset
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.nn.cell import RecursiveCell, States
 from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule
 
@@ -29,8 +29,7 @@ class DAGNNCell(RecursiveCell):
         n &= \tanh\big(W_n x_v + b_n + r \odot (U_n m_v + c_n)\big), \qquad
         h_v = (1 - z) \odot n + z \odot m_v
 
-    A node without predecessors has the message :math:`m_v = 0`. The parameters of the GRU have the
-    layout of ``torch.nn.GRUCell``.
+    Without predecessors :math:`m_v = 0`. The GRU has the parameters of ``torch.nn.GRUCell``.
 
     Args:
         in_channels: Width of an input row.
@@ -42,9 +41,8 @@ class DAGNNCell(RecursiveCell):
         - returns: ``[row, out_channels]``
 
     Reference:
-        Thost and Chen (2021), arXiv:2101.07965, equations 6-8. Differs: their scores also have a
-        term of the node itself, which is the same for all its predecessors; the softmax does not
-        depend on it, so it is left out.
+        Thost and Chen (2021), arXiv:2101.07965, equations 6-8. Differs: the softmax does not
+        depend on the term of the node itself in their scores, so it is left out.
 
     Example:
         >>> from pyg_dynbatch.core import RaggedRows
@@ -87,42 +85,35 @@ class DAGNNCell(RecursiveCell):
         largest = score.new_full((size,), -torch.inf)
         largest = largest.scatter_reduce(0, segment_ids, score.detach(), "amax")
         weight = (score - largest.index_select(0, segment_ids)).exp()
-        # At least 1 for a node with predecessors, because the largest score counts 1.
-        total = weight.new_zeros(size).index_add(0, segment_ids, weight).clamp(min=1.0)
-        summed = h.new_zeros(size, h.size(1)).index_add(0, segment_ids, h * weight[:, None])
-        return summed / total[:, None]
+        summed, total = RaggedRows((h * weight[:, None], weight), segment_ids, size).sum()
+        # The total is at least 1 for a node with predecessors: the largest score counts 1.
+        return summed / total.clamp(min=1.0)[:, None]
 
 
 class DAGNN(nn.Module):
     r"""Embed directed acyclic graphs, or their nodes, along the edges and against them.
 
-    Layer :math:`l` runs a :class:`DAGNNCell` over all nodes in topological order,
+    Layer :math:`l` runs a :class:`DAGNNCell` over all nodes in topological order, with the rows
+    :math:`h^{l-1}` of the layer before as inputs, at first :math:`h^0 = x`. Further layers do so
+    against the edges, which gives :math:`\tilde h`. A graph is embedded by the largest entries
+    among its last nodes, and among its first nodes against the edges:
 
     .. math::
-        h_v^{l} = \mathrm{GRU}^{l}\Big(h_v^{l-1},\,
-            \textstyle\sum_{u \in P(v)} \alpha_{vu}^{l} h_u^{l}\Big), \qquad h_v^{0} = x_v,
+        h_G = \max_{v\ \text{sink}} (h_v^{0} \Vert \dots \Vert h_v^{L}) \,\Big\Vert\,
+            \max_{v\ \text{source}} (\tilde h_v^{0} \Vert \dots \Vert \tilde h_v^{L})
 
-    and further layers do so against the edges, which gives :math:`\tilde h`. A graph is embedded
-    by the largest entries among its last nodes, and among its first nodes against the edges:
-
-    .. math::
-        h_G = \mathrm{Linear}\Big(
-            \max_{v\ \text{sink}} (h_v^{0} \Vert \dots \Vert h_v^{L}) \,\Big\Vert\,
-            \max_{v\ \text{source}} (\tilde h_v^{0} \Vert \dots \Vert \tilde h_v^{L})\Big)
-
-    All nodes of a level are computed in one call, so time and memory are linear in nodes and edges.
+    Time and memory are linear in nodes and edges.
 
     Args:
         in_channels: Width of an input row.
         hidden_channels: Width of the hidden rows.
         num_layers: Number of layers per direction.
-        out_channels: Width of the result; ``None`` to leave out the linear layer.
         bidirectional: Whether there are layers against the edges.
 
     Shape:
         - x: ``[node, in_channels]``
         - edge_index: ``[2, edge]``, without cycles
-        - returns: ``[graph, out_channels]``; without the linear layer, the width is
+        - returns: ``[graph, out_channels]``, where ``out_channels`` is
           ``in_channels + num_layers * hidden_channels`` per direction
 
     Raises:
@@ -132,16 +123,13 @@ class DAGNN(nn.Module):
 
     Reference:
         Thost and Chen (2021), "Directed acyclic graph neural networks", arXiv:2101.07965,
-        equations 4-10. Differs: without edge attributes (a node in the middle of an edge can hold
-        them).
+        equations 4-10. Differs: without edge attributes, which a node on the edge can hold.
 
     Example:
-        >>> model = DAGNN(4, 8, out_channels=1)
+        >>> model = DAGNN(4, 8)
         >>> x, edge_index = torch.randn(4, 4), torch.tensor([[0, 0, 1, 2], [1, 2, 3, 3]])
-        >>> model(x, edge_index).shape
-        torch.Size([1, 1])
-        >>> model.embed(x, edge_index).shape
-        torch.Size([4, 40])
+        >>> model(x, edge_index).shape, model.embed(x, edge_index).shape
+        (torch.Size([1, 40]), torch.Size([4, 40]))
     """
 
     def __init__(
@@ -150,23 +138,16 @@ class DAGNN(nn.Module):
         hidden_channels: int,
         num_layers: int = 2,
         *,
-        out_channels: int | None = None,
         bidirectional: bool = True,
     ) -> None:
         super().__init__()
         checked_count("DAGNN: num_layers", num_layers)
         widths = [in_channels, *[hidden_channels] * num_layers]
-        directions = DIRECTIONS if bidirectional else DIRECTIONS[:1]
-        self.layers = nn.ModuleList(
-            nn.ModuleList(
-                RecursiveLayer(DAGNNCell(width, hidden_channels), direction)
-                for width in widths[:-1]
-            )
-            for direction in directions
-        )
-        found = len(directions) * sum(widths)
-        self.in_channels, self.out_channels = in_channels, out_channels or found
-        self.head = nn.Identity() if out_channels is None else nn.Linear(found, out_channels)
+        self.layers = nn.ModuleList()
+        for direction in DIRECTIONS[: 1 + bidirectional]:
+            cells = (DAGNNCell(width, hidden_channels) for width in widths[:-1])
+            self.layers.append(nn.ModuleList(RecursiveLayer(cell, direction) for cell in cells))
+        self.in_channels, self.out_channels = in_channels, len(self.layers) * sum(widths)
 
     def reset_parameters(self) -> None:
         """Reset all learnable parameters."""
@@ -179,9 +160,8 @@ class DAGNN(nn.Module):
         edge_index: Int[Tensor, "two edge"],
         batch: Int[Tensor, " node"] | None = None,
         *,
-        schedule: Schedule | None = None,
-        schedule_down: Schedule | None = None,
         batch_size: int | None = None,
+        **schedules: Schedule | None,
     ) -> Float[Tensor, "graph out"]:
         """Embed graphs.
 
@@ -189,21 +169,19 @@ class DAGNN(nn.Module):
             x: Input rows.
             edge_index: Edges from predecessor to successor.
             batch: Graph of every node; by default all are in one graph.
-            schedule: Schedule of the edges, such as ``batch.schedule`` of this package's loader;
-                derived at every call by default.
-            schedule_down: The same against the edges, of a loader with ``direction="both"``.
             batch_size: Number of graphs; by default one more than the largest in ``batch``.
+            **schedules: Of :meth:`embed`.
         """
         if batch is None:
             batch = edge_index.new_zeros(x.size(0))
+        halves = self.embed(x, edge_index, **schedules).chunk(len(self.layers), 1)
         pooled = []
-        ends = zip(self._run(x, edge_index, schedule, schedule_down), edge_index, strict=False)
-        for rows, has_successor in ends:
+        for rows, has_successor in zip(halves, edge_index, strict=False):
             is_last = batch.new_ones(x.size(0), dtype=torch.bool).index_fill(0, has_successor, 0)
             last = is_last.nonzero()[:, 0]
-            found = torch.cat([part.index_select(0, last) for part in rows], 1)
-            pooled.append(global_max_pool(found, batch.index_select(0, last), batch_size))
-        return self.head(torch.cat(pooled, 1))
+            found = rows.index_select(0, last), batch.index_select(0, last)
+            pooled.append(global_max_pool(*found, batch_size))
+        return torch.cat(pooled, 1)
 
     def embed(
         self,
@@ -218,27 +196,18 @@ class DAGNN(nn.Module):
         Args:
             x: Input rows.
             edge_index: Edges from predecessor to successor.
-            schedule: Schedule of the edges; derived at every call by default.
-            schedule_down: The same against the edges.
+            schedule: Schedule of the edges, such as ``batch.schedule`` of this package's loader;
+                derived at every call by default.
+            schedule_down: The same against the edges, of a loader with ``direction="both"``.
         """
-        found = self._run(x, edge_index, schedule, schedule_down)
-        return torch.cat([part for rows in found for part in rows], 1)
-
-    def _run(
-        self, x: Tensor, edge_index: Tensor, *schedules: Schedule | None
-    ) -> list[list[Tensor]]:
-        """Return the rows of all layers, the input rows first, per direction."""
-        found, stacks = [], cast(Iterable[Any], self.layers)
-        for layers, given in zip(stacks, schedules, strict=False):
-            schedule = checked_schedule(
-                layers[0], x, edge_index, given, None, channels=self.in_channels
-            )
-            if schedule.num_nodes != schedule.stores[0].inputs:
-                what, wanted = "DAGNN: a node without an input", f"{schedule.num_nodes} inputs"
+        rows, options = list[Tensor](), {"channels": self.in_channels}
+        for layers, given in zip(cast(Any, self.layers), (schedule, schedule_down), strict=False):
+            used = checked_schedule(layers[0], x, edge_index, given, None, **options)
+            if used.num_nodes != used.stores[0].inputs:
+                what, wanted = "DAGNN: a node without an input", f"{used.num_nodes} inputs"
                 hint = "token >= 0 and has_input=True for all nodes, or without both fields"
-                raise mismatch(ValueError, what, wanted, schedule.stores[0].inputs, hint=hint)
-            rows = [x]
+                raise mismatch(ValueError, what, wanted, used.stores[0].inputs, hint=hint)
+            rows.append(x)
             for layer in layers:
-                rows.append(layer(rows[-1], schedule=schedule))
-            found.append(rows)
-        return found
+                rows.append(layer(rows[-1], schedule=used))
+        return torch.cat(rows, 1)

@@ -312,25 +312,21 @@ class ChildSumTreeLSTM(_TreeLayer):
     cell_class = ChildSumTreeLSTMCell
 
     @classmethod
-    def from_pytorch_tree_lstm(
-        cls, state_dict: Mapping[str, Any], direction: str = "bottom_up"
-    ) -> "ChildSumTreeLSTM":
+    def from_pytorch_tree_lstm(cls, state_dict: Mapping[str, Any]) -> "ChildSumTreeLSTM":
         """Create a layer from the weights of a ``TreeLSTM`` of the package pytorch-tree-lstm.
 
         Args:
-            state_dict: ``weight`` and ``bias`` of ``W_iou`` and ``W_f``, and ``weight`` of
-                ``U_iou`` and ``U_f``, without a prefix.
-            direction: ``"bottom_up"`` or ``"top_down"``.
+            state_dict: Its entries ``W_iou.weight``, ``W_iou.bias`` and so on, without a prefix.
 
         Raises:
-            ValueError: If a key is missing or unknown, or an entry is not a floating-point tensor
-                of the shape that follows from ``W_f.weight``.
+            ValueError: If a key is missing or unknown, or an entry has another shape or is not
+                floating-point.
 
         Example:
             >>> from torch import nn
-            >>> parts = {"W_iou": nn.Linear(4, 9), "U_iou": nn.Linear(3, 9, bias=False)}
-            >>> parts |= {"W_f": nn.Linear(4, 3), "U_f": nn.Linear(3, 3, bias=False)}
-            >>> ChildSumTreeLSTM.from_pytorch_tree_lstm(nn.ModuleDict(parts).state_dict())
+            >>> w, u, f = nn.Linear(4, 9), nn.Linear(3, 9, bias=False), nn.Linear(3, 3, bias=False)
+            >>> theirs = nn.ModuleDict({"W_iou": w, "U_iou": u, "W_f": nn.Linear(4, 3), "U_f": f})
+            >>> ChildSumTreeLSTM.from_pytorch_tree_lstm(theirs.state_dict())
             ChildSumTreeLSTM(4, 3)
         """
         name, first = f"{cls.__name__}.from_pytorch_tree_lstm", state_dict.get("W_f.weight")
@@ -353,7 +349,7 @@ class ChildSumTreeLSTM(_TreeLayer):
             if not fits or list(value.shape) != shape:
                 wanted = f"floating-point tensor {shape if width else '[out, in]'}"
                 raise mismatch(ValueError, f"{name}: invalid {key}", wanted, describe_value(value))
-        layer = cls(width_in, width, direction=direction).to(first)
+        layer = cls(width_in, width).to(first)
         mine = layer.cell.weight_input, layer.cell.weight_hidden, layer.cell.bias
         given = [state_dict[key] for key in shapes]
         with torch.no_grad():
