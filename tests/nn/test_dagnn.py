@@ -147,6 +147,17 @@ def test_attention_is_stable_for_large_and_many_scores() -> None:
     same(layer(x, dag.edge_index)[:1], wanted)
 
 
+def test_low_precision_is_close() -> None:
+    dag = wide(40)
+    model, x = model_of().float(), inputs_of(dag).float()
+    wanted = model(x, dag.edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(x, dag.edge_index)
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
+    found.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_without_edges() -> None:
     dag, model = single_node(), model_of()
     x = inputs_of(dag)

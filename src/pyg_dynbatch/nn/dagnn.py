@@ -81,7 +81,7 @@ class DAGNNCell(RecursiveCell):
     def _attend(self, rows: tuple[Tensor], segment_ids: Tensor, size: int) -> Tensor:
         """Compute the weighted mean of the predecessors of each node."""
         (h,) = rows
-        score = h @ self.attention.to(h.dtype)
+        score = h @ self.attention
         largest = score.new_full((size,), -torch.inf)
         largest = largest.scatter_reduce(0, segment_ids, score.detach(), "amax")
         weight = (score - largest.index_select(0, segment_ids)).exp()
