@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def levels_of(batch: Any, only_own_edges: bool) -> list[list[Level]]:
 def run_masked(model: DAGNN, x: Tensor, levels: list[list[Level]]) -> Tensor:
     """Compute what ``model.embed`` computes."""
     found = []
-    for layers, each in zip(model.layers, levels, strict=True):
+    for layers, each in zip(cast(Any, model.layers), levels, strict=True):
         rows = [x]
         for layer in layers:
             conv, h = MaskedConv(layer.cell), x.new_zeros(x.size(0), layer.out_channels)
@@ -92,7 +92,8 @@ def examples(case: str, generator: random.Random) -> Iterator[DynTreeData]:
     if case == CASES[0]:
         yield from iter(partial(architecture, generator), None)
     read = bench.example("cases/method_names").read
-    functions = sum(read(Path(sysconfig.get_path("stdlib")), generator), [])
+    parts = read(Path(sysconfig.get_path("stdlib")), generator)
+    functions = [function for part in parts for function in part]
     for _, tokens, edges in generator.sample(functions, len(functions)):
         yield DynTreeData(torch.tensor(edges).t().contiguous(), num_nodes=len(tokens))
 
@@ -140,7 +141,9 @@ def _contenders(model: DAGNN, width: int, batch: Any) -> bench.Batch:
         wanted = wanted or found
         bench.assert_agreement(f"{name}, width {width}", wanted, found)
     facts = {"nodes": batch.num_nodes, "levels": len(batch.schedule.level_sizes)}
-    contenders = {name: partial(bench.time_passes, compute=way) for name, way in ways.items()}
+    contenders: bench.Contenders = {
+        name: partial(bench.time_passes, compute=way) for name, way in ways.items()
+    }
     return contenders, {**facts, "edges": batch.num_edges}
 
 
