@@ -12,6 +12,7 @@ from pyg_dynbatch.core import RaggedRows, TensorType
 from pyg_dynbatch.core.types import RowType
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
+    DAGNNCell,
     NaryTreeLSTMCell,
     RecursiveCell,
     TreeGRUCell,
@@ -71,6 +72,7 @@ CELLS: dict[str, CellCase] = {
     "nary_tree_lstm_1": recursive(lambda: NaryTreeLSTMCell(IN, OUT, 1)),
     "nary_tree_lstm_3": recursive(lambda: NaryTreeLSTMCell(IN, OUT, 3)),
     "child_sum_tree_lstm": recursive(lambda: ChildSumTreeLSTMCell(IN, OUT)),
+    "dagnn": recursive(lambda: DAGNNCell(IN, OUT)),
 }
 
 

@@ -1,6 +1,7 @@
 """Rows in, rows out: cells and layers for trees and graphs, and weave for pairs of atoms."""
 
 from pyg_dynbatch.nn.cell import RecursiveCell
+from pyg_dynbatch.nn.dagnn import DAGNN, DAGNNCell
 from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
 from pyg_dynbatch.nn.linear import Linear, linear
 from pyg_dynbatch.nn.pair_sums import pair_sum
@@ -23,9 +24,11 @@ from pyg_dynbatch.nn.tree_cells import (
 from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 __all__ = [
+    "DAGNN",
     "ChildSumTreeLSTM",
     "ChildSumTreeLSTMCell",
     "CountedBatchNorm",
+    "DAGNNCell",
     "GaussianHistogramAggregation",
     "GraphedTreeLSTM",
     "Linear",

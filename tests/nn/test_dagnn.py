@@ -1,0 +1,209 @@
+"""DAGNN against a recursion written from the equations of its paper, and its laws."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+from torch.nn import functional
+
+from pyg_dynbatch import DataLoader, DynTreeData
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.nn import DAGNN, DAGNNCell, RecursiveLayer
+from tests.nn.recursion import refused
+from tests.strategies import Dag, batches, chain, dags, diamond, few, single_node, wide
+
+IN, HIDDEN = 3, 4
+
+
+def model_of(**options: Any) -> DAGNN:
+    torch.manual_seed(0)
+    model = DAGNN(IN, HIDDEN, 2, **options).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("attention"):
+                parameter.mul_(4)  # far from the mean of all predecessors
+    return model
+
+
+def inputs_of(dag: Dag, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(dag.num_nodes, IN, dtype=torch.float64, generator=generator)
+
+
+def node_by_node(model: DAGNN, dag: Dag, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Embed one graph and its nodes, one node at a time."""
+    pooled, of_nodes = [], []
+    for number, layers in enumerate(model.layers):
+        before = dag.parents if number else dag.children
+        order = dag.order[::-1] if number else dag.order
+        rows = [list(x)]
+        for layer in layers:
+            rows.append(one_layer(layer.cell, rows[-1], before, order))
+        every = [torch.cat([part[v] for part in rows]) for v in range(dag.num_nodes)]
+        used = {u for below in before for u in below}
+        last = [every[v] for v in range(dag.num_nodes) if v not in used]
+        pooled.append(torch.stack(last).max(0).values)
+        of_nodes.append(torch.stack(every))
+    return torch.cat(pooled), torch.cat(of_nodes, 1)
+
+
+def one_layer(cell: DAGNNCell, x: list[Tensor], before: Any, order: list[int]) -> list[Tensor]:
+    """The paper's attention and torch's own GRU cell."""
+    done: dict[int, Tensor] = {}
+    gru = cell.weight_input, cell.weight_hidden, cell.bias, cell.bias_hidden
+    for v in order:
+        message = cell.bias.new_zeros(cell.out_channels)
+        if before[v]:
+            h = torch.stack([done[u] for u in before[v]])
+            message = torch.softmax(h @ cell.attention, 0) @ h
+        done[v] = torch.gru_cell(x[v][None], message[None], *gru)[0]
+    return [done[v] for v in range(len(done))]
+
+
+def gradients(rows: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    weight = torch.linspace(-1, 2, rows.numel(), dtype=rows.dtype).view_as(rows)
+    return list(torch.autograd.grad((rows * weight).sum(), leaves, materialize_grads=True))
+
+
+def same(found: Any, wanted: Any) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("both", (False, True))
+@few(10)
+@given(dag=dags(10, 4, repeats=True))
+def test_equals_the_recursion_node_by_node(both: bool, dag: Dag) -> None:
+    model, x = model_of(bidirectional=both), inputs_of(dag).requires_grad_()
+    leaves = [x, *model.parameters()]
+    for mine, number in ((model(x, dag.edge_index), 0), (model.embed(x, dag.edge_index), 1)):
+        wanted = node_by_node(model, dag, x)[number].view_as(mine)
+        same(mine, wanted)
+        same(gradients(mine, leaves), gradients(wanted, leaves))
+
+
+@few(5)
+@given(graphs=batches(dags(8, 3), 4))
+def test_a_batch_equals_its_graphs_one_by_one(graphs: list[Dag]) -> None:
+    model = model_of()
+    data = [DynTreeData(g.edge_index, x=inputs_of(g, n)) for n, g in enumerate(graphs)]
+    batch = next(iter(DataLoader(data, batch_size=len(data), direction="both")))
+    schedules = {"schedule": batch.schedule, "schedule_down": batch.schedule_down}
+    together = model(batch.x, batch.edge_index, batch.batch, **schedules)
+    alone = torch.cat([model(one.x, one.edge_index) for one in data])
+    same(together, alone)
+    leaves = list(model.parameters())
+    same(gradients(together, leaves), gradients(alone, leaves))
+    nodes = model.embed(batch.x, batch.edge_index, **schedules)
+    same(nodes, torch.cat([model.embed(one.x, one.edge_index) for one in data]))
+    derived = model(batch.x, batch.edge_index, batch.batch, batch_size=len(data) + 1)
+    same(derived[:-1], together)
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    model, dag = model_of(), diamond()
+    names, values = zip(*model.named_parameters(), strict=True)
+
+    def run(x: Tensor, *parameters: Tensor) -> Tensor:
+        for name, parameter in zip(names, parameters, strict=True):
+            owner, _, last = name.rpartition(".")
+            module = model.get_submodule(owner)
+            del module._parameters[last]
+            module._parameters[last] = parameter
+        return model.embed(x, dag.edge_index)
+
+    arguments = [inputs_of(dag).requires_grad_(), *values]
+    assert torch.autograd.gradcheck(run, arguments, fast_mode=True)
+
+
+def test_equal_predecessors_leave_a_gru_over_the_chain() -> None:
+    layer = RecursiveLayer(DAGNNCell(IN, HIDDEN)).double()
+    gru = torch.nn.GRU(IN, HIDDEN).double()
+    with torch.no_grad():
+        for mine, theirs in zip(
+            ("weight_input", "weight_hidden", "bias", "bias_hidden"), gru.parameters(), strict=True
+        ):
+            getattr(layer.cell, mine).copy_(theirs)
+    x = inputs_of(chain(9))
+    same(layer(x, chain(9).edge_index), gru(x[:, None])[0][:, 0])
+
+
+def test_attention_is_stable_for_large_and_many_scores() -> None:
+    cell = DAGNNCell(IN, HIDDEN).double()
+    h = torch.randn(5, HIDDEN, dtype=torch.float64)
+    with torch.no_grad():
+        cell.attention.copy_(1e4 * h[2])
+    layer, dag = RecursiveLayer(cell), wide()
+    assert layer(inputs_of(dag), dag.edge_index).isfinite().all()
+    with torch.no_grad():
+        cell.attention.zero_()
+    x, nodes = inputs_of(dag), torch.arange(1, dag.num_nodes)
+    leaves = layer(x, dag.edge_index)[nodes]
+    message = leaves.mean(0, keepdim=True)
+    wanted = torch.gru_cell(
+        x[:1], message, cell.weight_input, cell.weight_hidden, cell.bias, cell.bias_hidden
+    )
+    same(layer(x, dag.edge_index)[:1], wanted)
+
+
+def test_low_precision_is_close() -> None:
+    dag = wide(40)
+    model, x = model_of().float(), inputs_of(dag).float()
+    wanted = model(x, dag.edge_index)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(x, dag.edge_index)
+    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
+    found.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_without_edges() -> None:
+    dag, model = single_node(), model_of()
+    x = inputs_of(dag)
+    assert model(x, dag.edge_index).shape == (1, model.out_channels) == (1, 2 * (IN + 2 * HIDDEN))
+    same(model(x, dag.edge_index), node_by_node(model, dag, x)[0][None])
+
+
+def test_learns_the_longest_path_in_both_directions() -> None:
+    torch.manual_seed(0)
+    data = []
+    for length in range(2, 8):
+        dag = chain(length)
+        data.append(DynTreeData(dag.edge_index, x=torch.ones(length, 1)))
+    batch = next(iter(DataLoader(data, batch_size=6, direction="both")))
+    depth = torch.arange(2.0, 8.0)[:, None] / 10
+    model = DAGNN(1, 8, 1)
+    head = torch.nn.Linear(model.out_channels, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=0.05)
+    schedules = {"schedule": batch.schedule, "schedule_down": batch.schedule_down}
+    fields, losses = (batch.x, batch.edge_index, batch.batch), []
+    for _ in range(60):
+        loss = functional.mse_loss(head(model(*fields, **schedules)), depth)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.02 * losses[0]
+
+
+def test_a_new_draw_changes_every_parameter() -> None:
+    model = model_of()
+    before = [parameter.clone() for parameter in model.parameters()]
+    model.reset_parameters()
+    pairs = zip(before, model.parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in pairs)
+
+
+def test_bad_input_is_refused() -> None:
+    model, dag = model_of(), diamond()
+    x, edges = inputs_of(dag), dag.edge_index
+    refused(ValueError, lambda: model(x, torch.tensor([[0, 1], [1, 0]])), "cycle")
+    refused(TypeError, lambda: model(x[:, :2], edges), "floating [row, 3]")
+    down = Schedule.from_structure(edges, 4, direction="top_down")
+    refused(ValueError, lambda: model(x, edges, schedule=down), "bottom_up", "top_down")
+    some = torch.tensor([True, True, False, True])
+    partial = Schedule.from_structure(edges, 4, has_input=some)
+    refused(ValueError, lambda: model(x, edges, schedule=partial), "4 inputs", "3", "has_input")
+    refused(ValueError, lambda: DAGNN(IN, HIDDEN, 0), "num_layers")
+    refused(ValueError, lambda: DAGNN(IN, 0), "out_channels")
