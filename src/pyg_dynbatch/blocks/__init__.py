@@ -7,6 +7,7 @@ from pyg_dynbatch.blocks.cache import TracedExamples
 from pyg_dynbatch.blocks.compiler import Compiler
 from pyg_dynbatch.blocks.composition import Composition
 from pyg_dynbatch.blocks.control import Metric, OneOf, Optional, Void
+from pyg_dynbatch.blocks.documents import from_examples
 from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.indexing import (
@@ -31,6 +32,7 @@ from pyg_dynbatch.blocks.layers import (
 )
 from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.rewrites import PASSES
+from pyg_dynbatch.blocks.schema import DocumentSchema
 from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Max, Mean, Min, Reduce, Sum
 from pyg_dynbatch.blocks.tensors import (
     Concat,
@@ -72,6 +74,8 @@ __all__ = [
     # Layers.
     "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",
+    # JSON documents.
+    "DocumentSchema", "from_examples",
     # Running and drawing.
     "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES", "Traced", "TracedBatch",
     "TracedExamples", "Tracer", "drawing_of", "epochs", "group_by_batches", "schedule_text",

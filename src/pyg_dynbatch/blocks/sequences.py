@@ -339,7 +339,8 @@ class RNN(Block):
         return found, state
 
 
-def _mean(ragged: RaggedRows) -> torch.Tensor:
+def mean_of_rows(ragged: RaggedRows) -> torch.Tensor:
+    """Average the rows of each call; zeros for a call without rows."""
     total = ragged.sum()
     # Not bincount, for which the host would wait on a GPU; and in single precision, since half
     # precision cannot count beyond 2048.
@@ -351,7 +352,8 @@ def _mean(ragged: RaggedRows) -> torch.Tensor:
     return total / count.view(-1, *(1,) * (total.dim() - 1))
 
 
-def _extreme(kind: str, ragged: RaggedRows) -> torch.Tensor:
+def extreme_of_rows(kind: str, ragged: RaggedRows) -> torch.Tensor:
+    """Return the ``amax`` or ``amin`` of the rows of each call; zeros for one without rows."""
     rows = ragged.rows
     start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
     segment_ids = ragged.segment_ids.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
@@ -417,7 +419,7 @@ class Mean(_Reduction):
         tensor(2.)
     """
 
-    _function = staticmethod(_mean)
+    _function = staticmethod(mean_of_rows)
     _takes_integers = False
 
 
@@ -433,7 +435,7 @@ class Min(_Reduction):
         tensor([1., 3.])
     """
 
-    _function = staticmethod(partial(_extreme, "amin"))
+    _function = staticmethod(partial(extreme_of_rows, "amin"))
     _takes_complex = False
 
 
@@ -449,5 +451,5 @@ class Max(_Reduction):
         tensor([2., 4.])
     """
 
-    _function = staticmethod(partial(_extreme, "amax"))
+    _function = staticmethod(partial(extreme_of_rows, "amax"))
     _takes_complex = False
