@@ -4,11 +4,10 @@ A path names the position of values in all documents: ``$`` is the document, ``$
 the key ``charge`` of every element of the list at the key ``atoms``.
 """
 
-import difflib
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -19,20 +18,21 @@ _KIND_OF_CLASS: dict[type, str] = {
     **{str: "string", list: "array", dict: "object"},
 }
 _KINDS = tuple(dict.fromkeys(_KIND_OF_CLASS.values()))
-_LARGEST = 1e300
+# The kinds of values that each choice is about.
 _CHOICES = {
     **{"number": ("number",), "categories": ("number", "string"), "text": ("string",)},
-    **{"ignore": _KINDS, "like": _KINDS, "mean": ("array",), "max": ("array",), "sum": ("array",)},
+    **{"mean": ("array",), "max": ("array",), "sum": ("array",), "like": _KINDS, "ignore": _KINDS},
 }
+LARGEST = 1e300
 # Rows that the words and trigrams of a text are hashed into.
 _BUCKETS = 4096
-_MAX_LEVELS, _MAX_PATHS = 64, 2000
+_MAX_LEVELS = 64
 
 
 def kind_of(value: Any, where: object = "") -> str:
     """Return the kind of a JSON value; raise an error for anything else."""
     kind = _KIND_OF_CLASS.get(type(value), "")
-    if not kind or (kind == "number" and not abs(value) <= _LARGEST):
+    if not kind or (kind == "number" and not abs(value) <= LARGEST):
         expected = "null, true, false, a string, an array, an object, or a number up to 1e300"
         got = "a larger number, or NaN" if kind else type(value).__name__
         raise mismatch(ValueError, "the value cannot be used", expected, got, where=where)
@@ -44,9 +44,9 @@ def category_of(value: Any) -> str:
     return value if type(value) is str else json.dumps(value).removesuffix(".0")
 
 
-def step_to(key: str) -> str:
+def step_to(key: Any) -> str:
     """Return the part of a path that names a key."""
-    return f".{key}" if key.isidentifier() else f"[{json.dumps(key)}]"
+    return f".{key}" if str(key).isidentifier() else f"[{json.dumps(key)}]"
 
 
 @dataclass
@@ -62,33 +62,32 @@ class Node:
     def children(self) -> Iterator[tuple[str, str]]:
         """Iterate over the paths inside, and the paths of the nodes that describe their values."""
         for how in self.kinds.values():
-            for key, path in how.get("fields", {}).items():
-                yield f"{self.path}{step_to(key)}", path
-            if "element" in how:
-                yield f"{self.path}[]", how["element"]
+            yield from (
+                (self.path + step_to(key), path) for key, path in how.get("fields", {}).items()
+            )
+            yield from ((f"{self.path}[]", how[key]) for key in how if key == "element")
 
     def lines(self) -> Iterator[str]:
         """Describe each kind of values in one line."""
-        share = f"missing in {self.missing:,} of {self.count + self.missing:,}"
-        more = [share] * (self.missing > 0)
+        missing = f"missing in {self.missing:,} of {self.count + self.missing:,}"
         for kind, how in self.kinds.items() or [("ignored" if self.ignored else "nothing", {})]:
-            yield f"{kind:<8} {'; '.join([*_notes_on(kind, how), *more])}".strip()
+            notes = [_NOTES[key](value) for key, value in how.items() if key in _NOTES]
+            yield f"{kind:<8} {'; '.join(notes + [missing] * (self.missing > 0))}".strip()
         yield from (f"{name} is like {path}" for name, path in self.children() if name != path)
 
 
-def _notes_on(kind: str, how: Mapping[str, Any]) -> Iterator[str]:
-    if "mean" in how:
-        yield f"mean {how['mean']:.4g}, deviation {how['deviation']:.4g}"
-    if "categories" in how and kind != "boolean":
-        known = how["categories"]
-        names = [json.dumps(name) if kind == "string" else name for name in known[:4]]
-        yield f"categories ({len(known)}): {', '.join(names)}{', …' * (len(known) > 4)}"
-    if "buckets" in how:
-        yield f"words and trigrams, hashed into {how['buckets']} rows"
-    if "readout" in how:
-        yield f"{how['readout'].replace('+', ' and ')} of its elements"
-    if "fields" in how:
-        yield f"keys: {len(how['fields'])}"
+def _names(known: list[str]) -> str:
+    return f"categories ({len(known)}): {', '.join(known[:4])}{', …' * (len(known) > 4)}"
+
+
+_NOTES = {
+    "mean": "mean {:.4g}".format,
+    "deviation": "deviation {:.4g}".format,
+    "categories": _names,
+    "buckets": "words and trigrams, hashed into {} rows".format,
+    "readout": "{} of its elements".format,
+    "fields": lambda fields: f"keys: {len(fields)}",
+}
 
 
 class Part(NamedTuple):
@@ -101,9 +100,9 @@ class Part(NamedTuple):
     key: Any = None
     problem: str = ""  # why the schema does not know it
 
-    def inside(self, step: str, schema_path: str, key: Any, value: Any) -> "Part":
+    def inside(self, step: str, schema_path: str, key: Any) -> "Part":
         """Return a value directly inside this one."""
-        return Part(f"{self.path}{step}", schema_path, value, self.value, key)
+        return Part(self.path + step, schema_path, self.value[key], self.value, key)
 
 
 @dataclass
@@ -119,9 +118,9 @@ class DocumentSchema:
         >>> print(schema)
         2 documents
         $      object   keys: 2
-        $.a    number   mean 2, deviation 0.5
-        $.b    array    mean and max of its elements
-        $.b[]  string   categories (1): "x"
+        $.a    number   mean 2; deviation 0.5
+        $.b    array    mean+max of its elements
+        $.b[]  string   categories (1): x
     """
 
     nodes: dict[str, Any]
@@ -134,7 +133,6 @@ class DocumentSchema:
         overrides: Mapping[str, str] | None = None,
         *,
         max_categories: int = 100,
-        names: Sequence[str] | None = None,
     ) -> "DocumentSchema":
         """Infer a schema from example documents.
 
@@ -149,23 +147,19 @@ class DocumentSchema:
                 joined by ``+``; ``"ignore"``; in recursive documents ``"like PATH"``, for values
                 that have the form of those at the path, which contain them.
             max_categories: Largest number of different values that are categories.
-            names: What messages call each document, such as file and line.
 
         Raises:
-            ValueError: If there are no documents, one holds what JSON cannot, or a choice is
-                unknown or fits no value of its path.
+            ValueError: If there are no documents, one holds what JSON cannot or is nested deeper
+                than 64 levels without ``"like PATH"``, or a choice fits no value of its path.
         """
-        inference, number = _Inference(dict(overrides or {}), max_categories), 0
-        for number, document in enumerate(documents, start=1):
-            try:
-                inference.add(document)
-            except ValueError as error:
-                error.add_note(f"  document: {names[number - 1] if names else number}")
-                raise
-        if not number:
+        inference, count = _Inference(dict(overrides or {}), max_categories), 0
+        for document in documents:
+            inference.add(document)
+            count += 1
+        if not count:
             what = "DocumentSchema: there are no documents"
             raise mismatch(ValueError, what, "at least one example", 0)
-        return cls(inference.nodes(), number)
+        return cls(inference.nodes(), count)
 
     def walk(self, document: Any) -> Iterator[Part]:
         """Iterate over the parts of a document that are not ignored, outer ones first."""
@@ -177,24 +171,21 @@ class DocumentSchema:
                 continue
             kind = kind_of(part.value, part.path)
             if node is None or kind not in node.kinds:
-                known = " or ".join(node.kinds) if node else "no such key"
-                yield part._replace(problem=f"{kind}, expected {known or 'no elements'}")
+                known = " or ".join(node.kinds) or "no elements" if node else "no such key"
+                yield part._replace(problem=f"{kind}, expected {known}")
                 continue
             yield part
+            how = node.kinds[kind]
             if kind == "array":
-                element, steps = node.kinds[kind]["element"], enumerate(part.value)
-                left += (part.inside(f"[{n}]", element, n, value) for n, value in steps)
-            elif kind == "object":
-                fields = node.kinds[kind]["fields"]
-                for key, value in part.value.items():
-                    step = step_to(str(key))
-                    known = fields.get(key, f"{part.schema_path}{step}")
-                    left.append(part.inside(step, known, key, value))
+                numbers = range(len(part.value))
+                left += (part.inside(f"[{n}]", how["element"], n) for n in numbers)
+            for key in part.value if kind == "object" else ():
+                step = step_to(key)
+                left.append(part.inside(step, how["fields"].get(key, part.schema_path + step), key))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for a checkpoint."""
-        nodes = {path: asdict(node) for path, node in self.nodes.items()}
-        return {"documents": self.documents, "nodes": nodes}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "DocumentSchema":
@@ -204,10 +195,9 @@ class DocumentSchema:
 
     def __str__(self) -> str:
         width = min(48, max(map(len, self.nodes)))
-        lines = [f"{self.documents:,} document{'s' * (self.documents != 1)}"]
-        for path, node in self.nodes.items():
-            lines += [f"{path:<{width}}  {line}" for line in node.lines()]
-        return "\n".join(lines)
+        pairs = [(path, line) for path, node in self.nodes.items() for line in node.lines()]
+        lines = [f"{path:<{width}}  {line}" for path, line in pairs]
+        return "\n".join([f"{self.documents:,} documents", *lines])
 
 
 class _Found:
@@ -235,6 +225,27 @@ class _Found:
         if known is not None and (self.choice == "categories" or len(known) <= most):
             known[category_of(value)] += 1
 
+    def encoding(self, kind: str, most: int) -> dict[str, Any]:
+        """Decide how the values of a kind are encoded."""
+        if kind == "array" and self.element is not None:
+            is_readout = self.choice.partition("+")[0] in ("mean", "max", "sum")
+            readout = self.choice if is_readout else "mean+max"
+            return {"readout": readout, "element": self.element.path}
+        if kind == "object":
+            return {"fields": {key: field.path for key, field in self.fields.items()}}
+        if kind not in self.categories:
+            return {"categories": ["false", "true"]} if kind == "boolean" else {}
+        counts = self.categories[kind]
+        names = sorted(counts, key=lambda name: (-counts[name], name))
+        few = len(names) <= most and 2 * len(names) <= self.kinds[kind]
+        if self.choice == "categories" or (kind == "string" and few and self.choice != "text"):
+            return {"categories": names}
+        if kind == "string":
+            return {"buckets": _BUCKETS}
+        scale = {"mean": self.mean, "deviation": math.sqrt(self.squares / self.kinds[kind]) or 1.0}
+        both = few and self.is_whole and self.choice != "number"
+        return {**scale, "categories": names} if both else scale
+
 
 class _Inference:
     """Collect what example documents consist of."""
@@ -246,24 +257,22 @@ class _Inference:
 
     def _at(self, path: str, owner: Any) -> _Found:
         choice = self.choices.get(path, "")
-        found = self.found[path] = _Found(path, choice, owner)
-        what = expected = ""
+        found = _Found(path, choice, owner)
         if choice.startswith("like "):
-            while owner is not None and f"like {owner.path}" != choice:
-                owner = owner.owner
-            if owner is None:
-                what, expected = "DocumentSchema: an override is unknown", "a path that contains it"
+            while found is not None and f"like {found.path}" != choice:
+                found = found.owner
+            if found is None:
+                what, expected = (
+                    "DocumentSchema: an override is unknown",
+                    "like PATH that contains it",
+                )
                 raise mismatch(ValueError, what, expected, choice, where=path)
-            self.found[path] = owner
-            return owner
         if found.level > _MAX_LEVELS:
             what, expected = "the documents are nested deeply", f"at most {_MAX_LEVELS} levels"
-        elif len(self.found) > _MAX_PATHS:
-            what, expected = "the documents have many paths", f"at most {_MAX_PATHS:,}"
-        if what:
-            where = path if len(path) < 80 else f"{path[:40]} … {path[-30:]}"
-            hint = 'overrides such as {"$.replies[]": "like $"} for recursive documents, or ignore'
+            hint = 'overrides such as {"$.replies[]": "like $"}, if documents are recursive'
+            where = f"{path[:40]} … {path[-30:]}"
             raise mismatch(ValueError, what, expected, "one more", where=where, hint=hint)
+        self.found[path] = found
         return found
 
     def add(self, document: Any) -> None:
@@ -277,23 +286,27 @@ class _Inference:
                 continue
             if kind == "array":
                 found.element = found.element or self._at(f"{found.path}[]", found)
-                left += [(found.element, part) for part in reversed(value)]
+                left += [(found.element, part) for part in value]
             elif kind == "object":
-                left += reversed([(self._field(found, key), part) for key, part in value.items()])
+                for key in [key for key in value if key not in found.fields]:
+                    if type(key) is not str:
+                        what, got = "a key cannot be used", f"{type(key).__name__} {key!r}"
+                        raise mismatch(ValueError, what, "a string", got, where=found.path)
+                    found.fields[key] = self._at(found.path + step_to(key), found)
+                left += [(found.fields[key], part) for key, part in value.items()]
             else:
                 found.add(kind, value, self.most)
 
-    def _field(self, found: _Found, key: Any) -> _Found:
-        if key not in found.fields:
-            if type(key) is not str:
-                what, got = "a key cannot be used", f"{type(key).__name__} {key!r}"
-                raise mismatch(ValueError, what, "a string", got, where=found.path)
-            found.fields[key] = self._at(f"{found.path}{step_to(key)}", found)
-        return found.fields[key]
-
     def nodes(self) -> dict[str, Any]:
         """Decide on the encodings."""
-        self._check_choices()
+        for path, choice in self.choices.items():
+            kinds = self.found[path].kinds if path in self.found else {}
+            parts = ["like"] if choice.startswith("like ") else choice.split("+")
+            if not all(any(kind in kinds for kind in _CHOICES.get(part, ())) for part in parts):
+                what = f"DocumentSchema: the override {choice!r} fits no value"
+                expected = f"a path of print(schema), with {', '.join(_CHOICES)}"
+                got = f"{' and '.join(kinds) or 'nothing'} at {path}"
+                raise mismatch(ValueError, what, expected, got)
         nodes: dict[str, Node] = {}
         left = [(self.root, 0)]
         while left:
@@ -301,46 +314,10 @@ class _Inference:
             if found.path in nodes:  # of what it is like
                 continue
             count, ignored = found.kinds.total(), found.choice == "ignore"
-            kinds = [] if ignored else [kind for kind in _KINDS if found.kinds[kind]]
-            encodings = {kind: self._encoding(found, kind) for kind in kinds}
+            kept = [kind for kind in _KINDS if found.kinds[kind] and not ignored]
+            encodings = {kind: found.encoding(kind, self.most) for kind in kept}
             missing = max(0, possible - count)
             nodes[found.path] = Node(found.path, count, missing, encodings, ignored)
             left += [(found.element, 0)] if found.element else []
-            fields = [(field, found.kinds["object"]) for field in found.fields.values()]
-            left += reversed(fields)
+            left += [(field, found.kinds["object"]) for field in [*found.fields.values()][::-1]]
         return nodes
-
-    def _check_choices(self) -> None:
-        for path, choice in self.choices.items():
-            if path not in self.found:
-                what = "DocumentSchema: an override has a path that no document has"
-                near = difflib.get_close_matches(path, self.found, n=1)
-                hint = near[0] if near else "print(schema) lists all paths"
-                raise mismatch(ValueError, what, "a path of a value", path, hint=hint)
-            parts = choice.split()[:1] if choice.startswith("like ") else choice.split("+")
-            kinds = {kind for part in parts for kind in _CHOICES.get(part, ("none",))}
-            found = self.found[path].kinds
-            if not any(found[kind] for kind in kinds) or "none" in kinds:
-                what = "DocumentSchema: an override is unknown, or fits no value of its path"
-                got, where = f"{choice!r} for {' or '.join(found)}", path
-                raise mismatch(ValueError, what, ", ".join(_CHOICES), got, where=where)
-
-    def _encoding(self, found: _Found, kind: str) -> dict[str, Any]:
-        choice, count = found.choice, found.kinds[kind]
-        if kind == "array" and found.element is not None:
-            readout = choice if "array" in _CHOICES.get(choice.split("+")[0], ()) else "mean+max"
-            return {"readout": readout, "element": found.element.path}
-        if kind == "object":
-            return {"fields": {key: field.path for key, field in found.fields.items()}}
-        if kind not in found.categories:
-            return {"categories": ["false", "true"]} if kind == "boolean" else {}
-        counts = found.categories[kind]
-        names = sorted(counts, key=lambda name: (-counts[name], name))
-        few = len(names) <= self.most and 2 * len(names) <= count
-        if choice == "categories" or (kind == "string" and few and choice != "text"):
-            return {"categories": names}
-        if kind == "string":
-            return {"buckets": _BUCKETS}
-        deviation = math.sqrt(found.squares / count)
-        scale = {"mean": found.mean, "deviation": deviation or 1.0}
-        return {**scale, "categories": names} if few and found.is_whole and not choice else scale

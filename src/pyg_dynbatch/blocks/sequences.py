@@ -339,8 +339,7 @@ class RNN(Block):
         return found, state
 
 
-def mean_of_rows(ragged: RaggedRows) -> torch.Tensor:
-    """Average the rows of each call; zeros for a call without rows."""
+def _mean(ragged: RaggedRows) -> torch.Tensor:
     total = ragged.sum()
     # Not bincount, for which the host would wait on a GPU; and in single precision, since half
     # precision cannot count beyond 2048.
@@ -352,8 +351,7 @@ def mean_of_rows(ragged: RaggedRows) -> torch.Tensor:
     return total / count.view(-1, *(1,) * (total.dim() - 1))
 
 
-def extreme_of_rows(kind: str, ragged: RaggedRows) -> torch.Tensor:
-    """Return the ``amax`` or ``amin`` of the rows of each call; zeros for one without rows."""
+def _extreme(kind: str, ragged: RaggedRows) -> torch.Tensor:
     rows = ragged.rows
     start = rows.new_zeros((ragged.num_calls, *rows.shape[1:]))
     segment_ids = ragged.segment_ids.view(-1, *(1,) * (rows.dim() - 1)).expand_as(rows)
@@ -419,7 +417,7 @@ class Mean(_Reduction):
         tensor(2.)
     """
 
-    _function = staticmethod(mean_of_rows)
+    _function = staticmethod(_mean)
     _takes_integers = False
 
 
@@ -435,7 +433,7 @@ class Min(_Reduction):
         tensor([1., 3.])
     """
 
-    _function = staticmethod(partial(extreme_of_rows, "amin"))
+    _function = staticmethod(partial(_extreme, "amin"))
     _takes_complex = False
 
 
@@ -451,5 +449,5 @@ class Max(_Reduction):
         tensor([2., 4.])
     """
 
-    _function = staticmethod(partial(extreme_of_rows, "amax"))
+    _function = staticmethod(partial(_extreme, "amax"))
     _takes_complex = False
