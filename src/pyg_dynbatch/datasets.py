@@ -21,6 +21,6 @@ __all__ = [
     "BadMolecule", "FeaturizeOptions", "ListOps", "ListOpsRecipe", "MoleculeFile", "MoleculeNet",
     "NCI", "PackedMolecules", "SICK", "SST", "Split", "TreeDataset", "TreeFile", "build_store",
     "canonical_texts", "column_split", "download_verified", "featurize_record", "featurize_stream",
-    "find_duplicates", "find_leakage", "kfold_splits", "random_split", "read_documents",
-    "scaffold_split", "score_to_target", "stratified_split", "write_error_report",
+    "find_duplicates", "find_leakage", "kfold_splits", "random_split", "scaffold_split",
+    "score_to_target", "stratified_split", "write_error_report",
 ]

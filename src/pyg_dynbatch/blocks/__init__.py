@@ -32,7 +32,6 @@ from pyg_dynbatch.blocks.layers import (
 )
 from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.rewrites import PASSES
-from pyg_dynbatch.blocks.schema import DocumentSchema
 from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Max, Mean, Min, Reduce, Sum
 from pyg_dynbatch.blocks.tensors import (
     Concat,
@@ -70,12 +69,10 @@ __all__ = [
     "FromTensor", "Function", "GetItem", "Identity", "InputRow", "InputTransform", "Length", "Map",
     "Max", "Mean", "Metric", "Min", "NGrams", "Nth", "OneHot", "OneHotFromList", "OneOf",
     "Optional", "Pipe", "RNN", "Record", "Reduce", "Scalar", "Segment", "Slice", "Sum", "Tensor",
-    "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block",
+    "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block", "from_examples",
     # Layers.
     "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",
-    # JSON documents.
-    "DocumentSchema", "from_examples",
     # Running and drawing.
     "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES", "Traced", "TracedBatch",
     "TracedExamples", "Tracer", "drawing_of", "epochs", "group_by_batches", "schedule_text",

@@ -36,31 +36,41 @@ def from_examples(
     overrides: Mapping[str, str] | None = None,
     *,
     unknown: Unknown = "ignore",
-    max_categories: int = 100,
 ) -> Block:
     """Infer a block from example documents, which maps a document to a vector.
 
-    Its attribute ``schema`` is the :class:`DocumentSchema` that was found: print it.
+    Numbers are standardised; whole numbers with at most 100 different values, each seen twice on
+    average, are categories too. Such strings are categories, others bags of words and trigrams.
+    Lists are read out by the mean and maximum of their elements. Missing values and null have
+    learned vectors. ``print(block.schema)`` shows what was found.
 
     Args:
         samples: JSON values as :func:`json.loads` returns them.
         width: Length of the vector, and of those of all parts of a document.
-        overrides: Choices by path, see :meth:`DocumentSchema.infer`.
+        overrides: A choice by path, instead of the inferred one: ``"number"``, ``"categories"``,
+            ``"text"``; for lists ``"mean"``, ``"max"``, ``"sum"``, or several joined by ``+``;
+            ``"ignore"``; in recursive documents ``"like PATH"``, for values that have the form of
+            those at the path, which contain them.
         unknown: What happens when a document has a key, or a kind of value at a path, that no
             example has: ``"ignore"`` warns once per path and treats the value as missing,
             ``"refuse"`` raises an error.
-        max_categories: Largest number of different values that are categories.
 
     Raises:
-        ValueError: As :meth:`DocumentSchema.infer`.
+        ValueError: If there are no documents, one holds what JSON cannot or is nested deeper than
+            64 levels without ``"like PATH"``, or a choice fits no value of its path.
 
     Example:
-        >>> block = from_examples([{"name": "a", "sizes": [1, 2.5]}, {"sizes": []}], width=8)
-        >>> block.eval({"sizes": [3]}).shape
+        >>> block = from_examples([{"a": 1.5, "b": ["x", "x"]}, {"a": 2.5, "b": []}], width=8)
+        >>> print(block.schema)
+        2 documents
+        $      object   keys: 2
+        $.a    number   mean 2; deviation 0.5
+        $.b    array    mean+max of its elements
+        $.b[]  string   categories (1): "x"
+        >>> block.eval({"a": 3}).shape
         torch.Size([8])
     """
-    schema = DocumentSchema.infer(samples, overrides, max_categories=max_categories)
-    return block_of(schema, width, unknown)
+    return block_of(DocumentSchema.infer(samples, overrides), width, unknown)
 
 
 def block_of(schema: DocumentSchema, width: int, unknown: Unknown = "ignore") -> Block:

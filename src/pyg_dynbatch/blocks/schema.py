@@ -26,6 +26,8 @@ _CHOICES = {
 LARGEST = 1e300
 # Rows that the words and trigrams of a text are hashed into.
 _BUCKETS = 4096
+# More different values are no categories.
+_MAX_CATEGORIES = 100
 _MAX_LEVELS = 64
 
 
@@ -40,8 +42,8 @@ def kind_of(value: Any, where: object = "") -> str:
 
 
 def category_of(value: Any) -> str:
-    """Return the name of a category: the text of a string, number or boolean; 1.0 is 1."""
-    return value if type(value) is str else json.dumps(value).removesuffix(".0")
+    """Return the name of a category, which distinguishes 1, "1" and true, but not 1 and 1.0."""
+    return json.dumps(value).removesuffix(".0")
 
 
 def step_to(key: Any) -> str:
@@ -107,57 +109,22 @@ class Part(NamedTuple):
 
 @dataclass
 class DocumentSchema:
-    """What JSON documents consist of; ``str(schema)`` lists all paths with their encodings.
+    """What JSON documents consist of; ``str(schema)`` lists all paths with their encodings."""
 
-    Args:
-        nodes: The values at every path, by path.
-        documents: How many documents it was inferred from.
-
-    Example:
-        >>> schema = DocumentSchema.infer([{"a": 1.5, "b": ["x", "x"]}, {"a": 2.5, "b": []}])
-        >>> print(schema)
-        2 documents
-        $      object   keys: 2
-        $.a    number   mean 2; deviation 0.5
-        $.b    array    mean+max of its elements
-        $.b[]  string   categories (1): x
-    """
-
-    nodes: dict[str, Any]
+    nodes: dict[str, Any]  # Node by path
     documents: int
 
     @classmethod
     def infer(
-        cls,
-        documents: Iterable[Any],
-        overrides: Mapping[str, str] | None = None,
-        *,
-        max_categories: int = 100,
+        cls, documents: Iterable[Any], overrides: Mapping[str, str] | None = None
     ) -> "DocumentSchema":
-        """Infer a schema from example documents.
-
-        Numbers are standardised; whole numbers that have few different values, each seen twice on
-        average, are categories too. Strings that have few are categories, others are bags of words
-        and trigrams. Lists are read out by the mean and maximum of their elements.
-
-        Args:
-            documents: JSON values as :func:`json.loads` returns them.
-            overrides: A choice by path, instead of the inferred one: ``"number"``,
-                ``"categories"``, ``"text"``; for lists ``"mean"``, ``"max"``, ``"sum"``, or several
-                joined by ``+``; ``"ignore"``; in recursive documents ``"like PATH"``, for values
-                that have the form of those at the path, which contain them.
-            max_categories: Largest number of different values that are categories.
-
-        Raises:
-            ValueError: If there are no documents, one holds what JSON cannot or is nested deeper
-                than 64 levels without ``"like PATH"``, or a choice fits no value of its path.
-        """
-        inference, count = _Inference(dict(overrides or {}), max_categories), 0
+        """Infer a schema from example documents; see :func:`from_examples`."""
+        inference, count = _Inference(dict(overrides or {})), 0
         for document in documents:
             inference.add(document)
             count += 1
         if not count:
-            what = "DocumentSchema: there are no documents"
+            what = "from_examples: there are no documents"
             raise mismatch(ValueError, what, "at least one example", 0)
         return cls(inference.nodes(), count)
 
@@ -213,7 +180,7 @@ class _Found:
         self.fields: dict[str, _Found] = {}
         self.element: _Found | None = None
 
-    def add(self, kind: str, value: Any, most: int) -> None:
+    def add(self, kind: str, value: Any) -> None:
         """Add a value that contains no others."""
         if kind == "number":
             # Welford's method, which is exact for large numbers that differ little.
@@ -222,10 +189,10 @@ class _Found:
             self.mean += change / self.kinds["number"]
             self.squares += change * (value - self.mean)
         known = self.categories.get(kind)
-        if known is not None and (self.choice == "categories" or len(known) <= most):
+        if known is not None and (self.choice == "categories" or len(known) <= _MAX_CATEGORIES):
             known[category_of(value)] += 1
 
-    def encoding(self, kind: str, most: int) -> dict[str, Any]:
+    def encoding(self, kind: str) -> dict[str, Any]:
         """Decide how the values of a kind are encoded."""
         if kind == "array" and self.element is not None:
             is_readout = self.choice.partition("+")[0] in ("mean", "max", "sum")
@@ -237,7 +204,7 @@ class _Found:
             return {"categories": ["false", "true"]} if kind == "boolean" else {}
         counts = self.categories[kind]
         names = sorted(counts, key=lambda name: (-counts[name], name))
-        few = len(names) <= most and 2 * len(names) <= self.kinds[kind]
+        few = len(names) <= _MAX_CATEGORIES and 2 * len(names) <= self.kinds[kind]
         if self.choice == "categories" or (kind == "string" and few and self.choice != "text"):
             return {"categories": names}
         if kind == "string":
@@ -250,8 +217,8 @@ class _Found:
 class _Inference:
     """Collect what example documents consist of."""
 
-    def __init__(self, choices: dict[str, str], most: int) -> None:
-        self.choices, self.most = choices, most
+    def __init__(self, choices: dict[str, str]) -> None:
+        self.choices = choices
         self.found: dict[str, _Found] = {}
         self.root = self._at("$", None)
 
@@ -263,7 +230,7 @@ class _Inference:
                 found = found.owner
             if found is None:
                 what, expected = (
-                    "DocumentSchema: an override is unknown",
+                    "from_examples: an override is unknown",
                     "like PATH that contains it",
                 )
                 raise mismatch(ValueError, what, expected, choice, where=path)
@@ -295,7 +262,7 @@ class _Inference:
                     found.fields[key] = self._at(found.path + step_to(key), found)
                 left += [(found.fields[key], part) for key, part in value.items()]
             else:
-                found.add(kind, value, self.most)
+                found.add(kind, value)
 
     def nodes(self) -> dict[str, Any]:
         """Decide on the encodings."""
@@ -303,7 +270,7 @@ class _Inference:
             kinds = self.found[path].kinds if path in self.found else {}
             parts = ["like"] if choice.startswith("like ") else choice.split("+")
             if not all(any(kind in kinds for kind in _CHOICES.get(part, ())) for part in parts):
-                what = f"DocumentSchema: the override {choice!r} fits no value"
+                what = f"from_examples: the override {choice!r} fits no value"
                 expected = f"a path of print(schema), with {', '.join(_CHOICES)}"
                 got = f"{' and '.join(kinds) or 'nothing'} at {path}"
                 raise mismatch(ValueError, what, expected, got)
@@ -315,7 +282,7 @@ class _Inference:
                 continue
             count, ignored = found.kinds.total(), found.choice == "ignore"
             kept = [kind for kind in _KINDS if found.kinds[kind] and not ignored]
-            encodings = {kind: found.encoding(kind, self.most) for kind in kept}
+            encodings = {kind: found.encoding(kind) for kind in kept}
             missing = max(0, possible - count)
             nodes[found.path] = Node(found.path, count, missing, encodings, ignored)
             left += [(found.element, 0)] if found.element else []

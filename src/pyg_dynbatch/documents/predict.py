@@ -11,7 +11,6 @@ import torch
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown
-from pyg_dynbatch.blocks.schema import category_of
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.documents.data import collate, read_documents, traced
@@ -35,8 +34,8 @@ class DocumentPredictor:
             device cannot be used.
 
     Example:
-        >>> from pyg_dynbatch.blocks import DocumentSchema
-        >>> documents = DocumentSchema.infer([{"x": 1.5}]).as_dict()
+        >>> from pyg_dynbatch.blocks import from_examples
+        >>> documents = from_examples([{"x": 1.5}]).schema.as_dict()
         >>> options = {"schema": {"documents": documents, "label": "y", "classes": ["a", "b"]}}
         >>> contents = {"state_dict": DocumentPrediction(**options).state_dict()}
         >>> contents |= {"hyper_parameters": options, "pyg_dynbatch_task": "DocumentPrediction"}
@@ -69,22 +68,21 @@ class DocumentPredictor:
             documents: JSON values, or documents that the ``tracer`` of the ``encoder`` has traced.
 
         Returns:
-            The columns ``prediction`` and, for classes, ``probability_NAME``.
+            The columns ``prediction`` and ``probability_NAME``.
         """
         with torch.inference_mode():
             columns = self.task.predict_step(self._batch(documents))
         found = {name: value.cpu().numpy() for name, value in columns.items()}
-        return self.task.named_columns(
-            {n: found[n] for n in found if n not in ("example", "target")}
-        )
+        named = self.task.named_columns(found)
+        return {name: named[name] for name in named if name not in ("example", "target")}
 
     def explain(
         self, document: Any, label: str | None = None, most: int = 1000
     ) -> list[tuple[str, float]]:
         """Attribute a prediction to the parts of a document, outer parts first.
 
-        The attribution of a part is f(document) - f(document without it), where f is the predicted
-        number, or the log-odds of a class.
+        The attribution of a part is f(document) - f(document without it), where f is the log-odds
+        of a class.
 
         Args:
             document: A JSON value; it is changed in between, and restored.
@@ -94,9 +92,8 @@ class DocumentPredictor:
         Returns:
             The path and attribution of every part.
         """
-        classes = [category_of(name) for name in self.task.classes or ()]
         if label is not None:
-            checked_choice("explain: unknown class", label, classes)
+            checked_choice("explain: unknown class", label, self.task.classes)
         variants, paths = [self.encoder.tracer(document)], []
         parts = (part for part in self.task.documents.walk(document) if not part.problem)
         for part in [part for part in islice(parts, most + 1) if part.owner is not None]:
@@ -110,13 +107,10 @@ class DocumentPredictor:
         with torch.inference_mode():
             chunks = [variants[n : n + 256] for n in range(0, len(variants), 256)]
             output = torch.cat([self.task(self._batch(chunk)) for chunk in chunks]).float()
-        if classes:
-            number = classes.index(label) if label is not None else int(output[0].argmax())
-            others = torch.cat([output[:, :number], output[:, number + 1 :]], 1)
-            value = output[:, number] - others.logsumexp(1)
-        else:
-            value = self.task.restored(output)
-        return list(zip(paths, (value[0] - value[1:]).tolist(), strict=True))
+        number = int(output[0].argmax()) if label is None else self.task.classes.index(label)
+        others = torch.cat([output[:, :number], output[:, number + 1 :]], 1)
+        odds = output[:, number] - others.logsumexp(1)
+        return list(zip(paths, (odds[0] - odds[1:]).tolist(), strict=True))
 
     def _batch(self, documents: Sequence[Any]) -> Any:
         return collate(self.encoder.collate, [(one, 0) for one in documents]).to(self.device)

@@ -1,19 +1,17 @@
 """Train a model of JSON documents."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 
-from pyg_dynbatch.blocks import Compiler, DocumentSchema
+from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown, block_of
-from pyg_dynbatch.blocks.schema import category_of
+from pyg_dynbatch.blocks.schema import DocumentSchema, category_of
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.ensemble import AveragedNetwork
@@ -28,7 +26,7 @@ from pyg_dynbatch.training.task import (
 
 
 class DocumentNetwork(nn.Module):
-    """Encode documents with the block of their schema, and read out logits or a number."""
+    """Encode documents with the block of their schema, and read out logits."""
 
     def __init__(
         self, schema: DocumentSchema, outputs: int, width: int, dropout: float, unknown: Unknown
@@ -44,15 +42,11 @@ class DocumentNetwork(nn.Module):
 
 
 class DocumentPrediction(Task):
-    """Train a model of JSON documents to predict a class or a number.
-
-    Logged for every stage: ``loss``, and ``accuracy`` of classes, or ``rmse`` and ``mae`` of
-    numbers in the units of the data (the loss is that of standardised numbers).
+    """Train a model of JSON documents to predict a class; logs ``loss`` and ``accuracy``.
 
     Args:
-        schema: What :class:`~pyg_dynbatch.tasks.DocumentFileData` found out: the schema of the
-            documents, the key of the label, its classes or its mean and deviation. All of it is
-            kept in the checkpoint.
+        schema: What :class:`~pyg_dynbatch.tasks.DocumentFileData` has inferred: the schema of the
+            documents, the key of the label and its classes. All of it is kept in the checkpoint.
         width: Length of the vectors of all parts of a document.
         dropout: Share of the vector of a document, and of the hidden layer after it, that is
             dropped in training.
@@ -62,14 +56,14 @@ class DocumentPrediction(Task):
         rate: Options of the learning-rate schedule.
 
     Example:
-        >>> from pyg_dynbatch.blocks import DocumentSchema
-        >>> documents = DocumentSchema.infer([{"x": 1.5}]).as_dict()
+        >>> from pyg_dynbatch.blocks import from_examples
+        >>> documents = from_examples([{"x": 1.5}]).schema.as_dict()
         >>> schema = {"documents": documents, "label": "y", "classes": ["no", "yes"]}
         >>> DocumentPrediction(schema, width=4).main_metric
         'accuracy'
     """
 
-    needs_targets = True
+    main_metric = "accuracy"
 
     def __init__(
         self,
@@ -81,21 +75,13 @@ class DocumentPrediction(Task):
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
     ) -> None:
         documents = DocumentSchema.from_dict(schema["documents"])
-        classes = schema.get("classes")
-        outputs = 1 if classes is None else len(classes)
-        network = DocumentNetwork(documents, outputs, width, dropout, unknown)
+        network = DocumentNetwork(documents, len(schema["classes"]), width, dropout, unknown)
         super().__init__(network, optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
-        self.schema, self.documents, self.classes = schema, documents, classes
-        self.main_metric = "rmse" if classes is None else "accuracy"
-        scores = {f"{stage}_scores": nn.ModuleDict(self._new_scores()) for stage in STAGES}
-        self.scores = nn.ModuleDict(scores)
-
-    def _new_scores(self) -> dict[str, Metric]:
-        if self.classes is not None:
-            return {"accuracy": RatioMetric(0)}
-        return {"rmse": MeanSquaredError(squared=False), "mae": MeanAbsoluteError()}
+        self.schema, self.documents = schema, documents
+        self.classes = [x if type(x) is str else category_of(x) for x in schema["classes"]]
+        self.hits = nn.ModuleDict({f"{stage}_hits": RatioMetric(0) for stage in STAGES})
 
     @classmethod
     def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -105,64 +91,40 @@ class DocumentPrediction(Task):
 
     def metric_names(self) -> tuple[str, ...]:
         """List what the task logs while it trains."""
-        names = ("loss", *self._new_scores())
-        return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
-
-    def restored(self, output: Float[Tensor, "document output"]) -> Float[Tensor, " document"]:
-        """Convert outputs to numbers in the units of the data."""
-        return output[:, 0] * self.schema["deviation"] + self.schema["mean"]
+        return ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
 
     def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log loss and scores of a batch."""
-        output, scores = self(batch), self.scores[f"{stage}_scores"]
-        found: Any = output.detach()
-        if self.classes is not None:
-            loss, terms = summed_cross_entropy(output, batch.y)
-            hits = found.argmax(1) == batch.y
-            scores["accuracy"].update(hits.sum(), terms)  # type: ignore[index]
-        else:
-            scaled = (batch.y - self.schema["mean"]) / self.schema["deviation"]
-            loss = F.mse_loss(output[:, 0], scaled.to(output), reduction="sum")
-            terms = torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
-            for metric in scores.values():  # type: ignore[operator]
-                metric.update(self.restored(found).float(), batch.y.float())
+        """Log loss and accuracy of a batch."""
+        output, hits = self(batch), cast("RatioMetric", self.hits[f"{stage}_hits"])
+        loss, terms = summed_cross_entropy(output, batch.y)
+        hits.update((output.detach().argmax(1) == batch.y).sum(), terms)
         self.log_loss(stage, loss, terms, batch)
-        self.log_metrics(stage, list(scores.items()), batch)  # type: ignore[operator]
+        self.log_metrics(stage, [("accuracy", hits)], batch)
         return loss, terms
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every document.
 
         Returns:
-            Columns ``example``, ``prediction`` (number of the class, or the value),
-            ``probability`` (one column per class) and, if known, ``target``.
+            Columns ``example``, ``prediction`` (number of the class), ``probability`` (one column
+            per class) and ``target``.
         """
-        output = self(batch).float()
-        columns = {"example": torch.arange(batch.num_graphs, device=output.device)}
-        if self.classes is None:
-            columns["prediction"] = self.restored(output)
-        else:
-            chance = output.softmax(1)
-            columns |= {"prediction": chance.argmax(1), "probability": chance}
-        return {**columns, "target": batch.y} if "y" in batch else columns
+        chance = self(batch).float().softmax(1)
+        example = torch.arange(batch.num_graphs, device=chance.device)
+        found = {"example": example, "prediction": chance.argmax(1), "probability": chance}
+        return {**found, "target": batch.y}
 
     def named_columns(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Replace the numbers of classes with their names."""
-        if self.classes is None:
-            return dict(columns)
-        names = np.array([category_of(label) for label in self.classes])
-        found: dict[str, np.ndarray] = {}
-        for key, column in columns.items():
-            if key == "probability":
-                found |= {f"probability_{n}": column[:, i] for i, n in enumerate(names)}
-            else:
-                found[key] = names[column] if key in ("prediction", "target") else column
-        return found
+        names = np.array(self.classes)
+        chance = zip(self.classes, columns["probability"].T, strict=True)
+        named = {"example": columns["example"], "prediction": names[columns["prediction"]]}
+        named |= {f"probability_{name}": column for name, column in chance}
+        return {**named, "target": names[columns["target"]]}
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Average the probabilities of classes, or the numbers."""
-        networks = [member.network for member in members]
-        return AveragedNetwork(networks) if self.classes is not None else _Mean(networks)
+        """Average the probabilities of classes."""
+        return AveragedNetwork([member.network for member in members])
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
         """Raise an error if the checkpoint was trained on documents with a different schema."""
@@ -173,14 +135,3 @@ class DocumentPrediction(Task):
             name, own, other = found
             hint = f"{SAME_CONFIGURATION}, or predict --checkpoint"
             raise mismatch(ValueError, what, str(own)[:80], str(other)[:80], where=name, hint=hint)
-
-
-class _Mean(nn.Module):
-    """Average the outputs of networks."""
-
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(networks)
-
-    def forward(self, batch: Batch) -> Tensor:
-        return torch.stack([member(batch) for member in self.members]).mean(0)
