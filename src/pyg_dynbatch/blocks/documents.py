@@ -27,6 +27,8 @@ Unknown = Literal["ignore", "refuse"]
 _MISSING = ...
 # Deviations from the mean that a number can have: a typing error must not outweigh the rest.
 _FARTHEST = 10.0
+# Deviation of the initial vectors of categories and pieces of text.
+_SPREAD = 0.1
 _TOTALS = {"mean": Mean, "max": Max, "sum": Sum}
 
 
@@ -70,7 +72,8 @@ def from_examples(
         >>> block.eval({"a": 3}).shape
         torch.Size([8])
     """
-    return block_of(DocumentSchema.infer(samples, overrides), width, unknown)
+    numbered = ((f"example {number}", sample) for number, sample in enumerate(samples))
+    return block_of(DocumentSchema.infer(numbered, overrides), width, unknown)
 
 
 def block_of(schema: DocumentSchema, width: int, unknown: Unknown = "ignore") -> Block:
@@ -147,7 +150,7 @@ class _Builder:
     def _string(self, categories: list[str] | None = None, buckets: int = 0) -> Block:
         if categories is not None:
             return self._boolean(categories)
-        table = Embedding(buckets, self.width, nn.init.normal_)
+        table = Embedding(buckets, self.width, _small)
         pieces = Map(Scalar("int64") >> table)
         return InputTransform(partial(_pieces_of, buckets)) >> pieces >> Mean()
 
@@ -190,6 +193,11 @@ def _pieces_of(buckets: int, text: str) -> list[int]:
     return [zlib.crc32(piece) % buckets for piece in pieces]
 
 
+def _small(table: Tensor) -> Tensor:
+    """Fill a table of vectors, which rare values must not fill with noise."""
+    return nn.init.normal_(table, std=_SPREAD)
+
+
 def _first_row_zero(table: Tensor) -> Tensor:
-    nn.init.normal_(table)[0] = 0.0
+    _small(table)[0] = 0.0
     return table

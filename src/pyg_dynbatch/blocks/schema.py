@@ -116,12 +116,16 @@ class DocumentSchema:
 
     @classmethod
     def infer(
-        cls, documents: Iterable[Any], overrides: Mapping[str, str] | None = None
+        cls, documents: Iterable[tuple[str, Any]], overrides: Mapping[str, str] | None = None
     ) -> "DocumentSchema":
-        """Infer a schema from example documents; see :func:`from_examples`."""
+        """Infer a schema from documents, given with their places for messages."""
         inference, count = _Inference(dict(overrides or {})), 0
-        for document in documents:
-            inference.add(document)
+        for place, document in documents:
+            try:
+                inference.add(document)
+            except ValueError as error:
+                error.add_note(f"  document: {place}")
+                raise
             count += 1
         if not count:
             what = "from_examples: there are no documents"
@@ -138,8 +142,8 @@ class DocumentSchema:
                 continue
             kind = kind_of(part.value, part.path)
             if node is None or kind not in node.kinds:
-                known = " or ".join(node.kinds) or "no elements" if node else "no such key"
-                yield part._replace(problem=f"{kind}, expected {known}")
+                known = " or ".join(node.kinds) or "nothing" if node else ""
+                yield part._replace(problem=f"{kind}, expected {known}" if node else "unknown key")
                 continue
             yield part
             how = node.kinds[kind]
@@ -229,10 +233,7 @@ class _Inference:
             while found is not None and f"like {found.path}" != choice:
                 found = found.owner
             if found is None:
-                what, expected = (
-                    "from_examples: an override is unknown",
-                    "like PATH that contains it",
-                )
+                what, expected = "from_examples: an override is unknown", "a path that contains it"
                 raise mismatch(ValueError, what, expected, choice, where=path)
         if found.level > _MAX_LEVELS:
             what, expected = "the documents are nested deeply", f"at most {_MAX_LEVELS} levels"

@@ -153,9 +153,12 @@ class DocumentFileData(SplitDataModule):
         pairs = [pair for split in own for pair in self.documents[split]]
         labels = {category_of(label): label for label in (self._label(*pair) for pair in pairs)}
         classes = sorted(labels.values(), key=lambda label: (kind_of(label), label))
-        train = [document for _, document in self.documents["train"]]
+        if not 2 <= len(classes) <= len(pairs) / 2:
+            what, expected = "the labels are no classes", "at least 2, each seen twice on average"
+            got = f"{len(classes)} different labels of {len(pairs)} documents"
+            raise mismatch(ValueError, what, expected, got, where=self.file)
         choices = {**self.overrides, f"${step_to(self.label)}": "ignore"}
-        documents = DocumentSchema.infer(train, choices).as_dict()
+        documents = DocumentSchema.infer(self.documents["train"], choices).as_dict()
         return {"documents": documents, "label": self.label, "classes": classes}
 
     def _label(self, place: str, document: Any) -> Any:

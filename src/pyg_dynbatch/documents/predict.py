@@ -12,7 +12,7 @@ import torch
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.documents.data import collate, read_documents, traced
 from pyg_dynbatch.documents.task import DocumentPrediction
 from pyg_dynbatch.training import predictions
@@ -134,7 +134,8 @@ def run_documents(command: str, argv: list[str]) -> int:
     predictor = DocumentPredictor(options.checkpoint, options.device, options.unknown)
     tracer, names, parts = predictor.encoder.tracer, ("document", "path", "attribution"), []
     documents, count = read_documents(options.input), 0
-    while chunk := list(islice(documents, options.batch_size)):
+    size = checked_count("--batch-size", options.batch_size)
+    while chunk := list(islice(documents, size)):
         count += len(chunk)
         given = [traced(tracer, *pair) for pair in chunk]  # an error names the document
         if command == "predict":

@@ -86,7 +86,10 @@ class DocumentPrediction(Task):
     @classmethod
     def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
         """Build a task for documents without content."""
-        schema = {"documents": DocumentSchema.infer([None]).as_dict(), "classes": [False, True]}
+        schema = {
+            "documents": DocumentSchema.infer([("", None)]).as_dict(),
+            "classes": [False, True],
+        }
         return cls.from_plain({**options, "schema": schema})
 
     def metric_names(self) -> tuple[str, ...]:
