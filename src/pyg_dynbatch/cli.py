@@ -13,11 +13,11 @@ _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split, and draw its predictions",
-    "predict": "write predictions to a table, of a split or of a file of molecules or trees",
+    "predict": "write predictions to a table, of a split or of molecules, trees or JSON documents",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
     "merge": "join the shards of featurize --shard or predict --shard",
-    "explain": "attribute predictions to atoms and pairs of atoms, with pictures",
+    "explain": "attribute predictions to atoms and their pairs, with pictures, or to JSON paths",
     "inspect": "show the schedule of a data set or of a file of trees, with a picture",
 }
 
@@ -59,11 +59,13 @@ settings:
   --seed_everything N           seed of weights, dropout and order (default: 1)
 
 model and data:
-  --model CLASS                 TreeClassification, TreeRelatedness or MoleculeProperty
+  --model CLASS                 TreeClassification, TreeRelatedness, MoleculeProperty or
+                                DocumentPrediction
   --model.init_args.NAME VALUE  one of its options, such as --model.init_args.optimizer.lr 0.1
   --model.help CLASS            list its options
   --data CLASS                  SSTData, ListOpsData, SICKData, TreeFileData, NCIData,
-                                MoleculeNetData, MoleculeFileData or PackedMoleculeData
+                                MoleculeNetData, MoleculeFileData, PackedMoleculeData or
+                                DocumentFileData
   --data.init_args.NAME VALUE   one of its options, such as --data.init_args.batch_size 25
   --data.help CLASS             list its options
 
@@ -89,7 +91,7 @@ output:
 """
 
 _FILE_HELP = """
-To predict a file of molecules or bracketed trees from checkpoints alone:
+To predict a file of molecules, bracketed trees or JSON documents from checkpoints alone:
   pyg-dynbatch predict --checkpoint CKPT --help
 """
 
@@ -136,13 +138,13 @@ def _dispatch(argv: list[str]) -> int:
         from pyg_dynbatch.trees.inspection import run_inspect
 
         return run_inspect(options)
-    if command in ("featurize", "merge", "explain"):
-        from pyg_dynbatch.molecules.commands import run_explain, run_featurize, run_merge
+    if command in ("featurize", "merge"):
+        from pyg_dynbatch.molecules.commands import run_featurize, run_merge
 
-        run = {"featurize": run_featurize, "merge": run_merge, "explain": run_explain}[command]
-        return run(options)
-    if command == "predict" and {"--checkpoint", "--input"} & {w.split("=")[0] for w in options}:
-        return _predict_file(options)
+        return {"featurize": run_featurize, "merge": run_merge}[command](options)
+    has_file = bool({"--checkpoint", "--input"} & {word.split("=")[0] for word in options})
+    if command == "explain" or (command == "predict" and has_file):
+        return _run_on_file(command, options)
     if command != "ensemble" and options[:1] in (["-h"], ["--help"]):
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
         print(text + (_FILE_HELP if command == "predict" else ""), end="")
@@ -155,23 +157,28 @@ def _dispatch(argv: list[str]) -> int:
     return run_lightning(["--help" if word == "--help_all" else word for word in argv])
 
 
-def _predict_file(options: list[str]) -> int:
-    """Predict a file of trees or of molecules, according to the first checkpoint."""
+def _run_on_file(command: str, options: list[str]) -> int:
+    """Predict or explain a file of what the first checkpoint was trained on."""
     from pyg_dynbatch.core.command_line import OneLineArguments
     from pyg_dynbatch.training.checkpoints import read_checkpoint
 
-    known = OneLineArguments("pyg-dynbatch predict", add_help=False)
+    known = OneLineArguments(f"pyg-dynbatch {command}", add_help=False)
     known.add_argument("--checkpoint", nargs="+", default=[])
     paths = known.parse_known_args(options)[0].checkpoint
     # Without a file, molecules print the help or the error.
     contents = read_checkpoint(paths[0]) if paths and Path(paths[0]).is_file() else {}
-    if contents.get("pyg_dynbatch_task") == "TreeClassification":
+    kind = contents.get("pyg_dynbatch_task")
+    if kind == "DocumentPrediction":
+        from pyg_dynbatch.documents.predict import run_documents
+
+        return run_documents(command, options)
+    if kind == "TreeClassification" and command == "predict":
         from pyg_dynbatch.trees.predict import run_tree_predict
 
         return run_tree_predict(options)
-    from pyg_dynbatch.molecules.commands import run_molecule_predict
+    from pyg_dynbatch.molecules.commands import run_explain, run_molecule_predict
 
-    return run_molecule_predict(options, contents)
+    return run_explain(options) if command == "explain" else run_molecule_predict(options, contents)
 
 
 def one_line(error: object) -> str:

@@ -2,7 +2,7 @@
 
 import copyreg
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cache
 from operator import itemgetter
@@ -370,7 +370,7 @@ class ResumableLoader(PyGDataLoader):
         dataset: Any,
         batch_size: int | None,
         shuffle: bool | None,
-        collater: PlanningCollater,
+        collater: Callable[..., Any],
         *,
         seed: int | None,
         **kwargs: Any,
@@ -390,6 +390,7 @@ class ResumableLoader(PyGDataLoader):
             expected = f"{len(dataset)} sizes, one per example"
             hint = "sizes=node_counts(dataset), or pair_counts(dataset) for molecules"
             raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
+        self.collater = collater
         self.seed = seed
         self.shuffle = shuffle
         self._taken: dict[str, int | None] = {"epoch": None, "position": 0}

@@ -2,6 +2,9 @@
 # fmt: off
 # isort: skip_file
 
+from pyg_dynbatch.documents.data import DocumentFileData
+from pyg_dynbatch.documents.predict import DocumentPredictor
+from pyg_dynbatch.documents.task import DocumentPrediction
 from pyg_dynbatch.molecules.datamodules import (
     MoleculeDataModule, MoleculeFileData, MoleculeNetData, NCIData, PackedMoleculeData,
 )
@@ -17,8 +20,9 @@ from pyg_dynbatch.trees.predict import TreePredictor
 from pyg_dynbatch.trees.task import TreeClassification, TreeRelatedness, TreeTask
 
 __all__ = [
-    "AveragedProperties", "ListOpsData", "MoleculeDataModule", "MoleculeFileData",
-    "MoleculeNetData", "MoleculePredictor", "MoleculeProperty", "MoleculeSchema", "NCIData",
-    "PackedMoleculeData", "SICKData", "SSTData", "SplitOptions", "TreeClassification",
-    "TreeDataModule", "TreeFileData", "TreePredictor", "TreeRelatedness", "TreeTask", "explain",
+    "AveragedProperties", "DocumentFileData", "DocumentPrediction", "DocumentPredictor",
+    "ListOpsData", "MoleculeDataModule", "MoleculeFileData", "MoleculeNetData",
+    "MoleculePredictor", "MoleculeProperty", "MoleculeSchema", "NCIData", "PackedMoleculeData",
+    "SICKData", "SSTData", "SplitOptions", "TreeClassification", "TreeDataModule", "TreeFileData",
+    "TreePredictor", "TreeRelatedness", "TreeTask", "explain",
 ]

@@ -7,6 +7,7 @@ from pyg_dynbatch.blocks.cache import TracedExamples
 from pyg_dynbatch.blocks.compiler import Compiler
 from pyg_dynbatch.blocks.composition import Composition
 from pyg_dynbatch.blocks.control import Metric, OneOf, Optional, Void
+from pyg_dynbatch.blocks.documents import from_examples
 from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.indexing import (
@@ -68,7 +69,7 @@ __all__ = [
     "FromTensor", "Function", "GetItem", "Identity", "InputRow", "InputTransform", "Length", "Map",
     "Max", "Mean", "Metric", "Min", "NGrams", "Nth", "OneHot", "OneHotFromList", "OneOf",
     "Optional", "Pipe", "RNN", "Record", "Reduce", "Scalar", "Segment", "Slice", "Sum", "Tensor",
-    "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block",
+    "Vector", "Void", "Zeros", "Zip", "ZipWith", "convert_to_block", "from_examples",
     # Layers.
     "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",

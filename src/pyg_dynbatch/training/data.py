@@ -41,10 +41,10 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     def __init__(
         self,
-        batch_size: int,
-        budget: int | None,
-        num_workers: int,
-        predict_split: SplitName,
+        batch_size: int = 100,
+        budget: int | None = None,
+        num_workers: int = 0,
+        predict_split: SplitName = "test",
         virtual_ranks: int | None = None,
     ) -> None:
         super().__init__()

@@ -99,7 +99,8 @@ class PredictionTable(BasePredictionWriter):
         first_class = getattr(pl_module, "first_class", 0)
         places = self.places(trainer)
         if "predictions" in places:
-            shown = tree_rows(columns)
+            rename = getattr(pl_module, "named_columns", None)
+            shown = tree_rows(rename(columns) if rename is not None and columns else columns)
             describe = getattr(getattr(trainer, "datamodule", None), "describe_examples", None)
             if describe is not None and columns:
                 example = shown.pop("example")

@@ -1,0 +1,203 @@
+"""Blocks for JSON documents, made from a schema."""
+
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.blocks.block import Block
+from pyg_dynbatch.blocks.control import OneOf
+from pyg_dynbatch.blocks.functions import Function
+from pyg_dynbatch.blocks.indexing import Length
+from pyg_dynbatch.blocks.layers import FC, Embedding
+from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
+from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_of
+from pyg_dynbatch.blocks.sequences import Map, Max, Mean, Sum
+from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
+from pyg_dynbatch.blocks.types import PyObjectType, TensorType
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+
+Unknown = Literal["ignore", "refuse"]
+
+# Stands for a missing value: no JSON value, and the same object in all processes.
+_MISSING = ...
+# Deviations from the mean that a number can have: a typing error must not outweigh the rest.
+_FARTHEST = 10.0
+# Deviation of the initial vectors of categories and pieces of text.
+_SPREAD = 0.1
+_TOTALS = {"mean": Mean, "max": Max, "sum": Sum}
+
+
+def from_examples(
+    samples: Iterable[Any],
+    width: int = 32,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    unknown: Unknown = "ignore",
+) -> Block:
+    """Infer a block from example documents, which maps a document to a vector.
+
+    Numbers are standardised; whole numbers with at most 100 different values, each seen twice on
+    average, are categories too. Such strings are categories, others bags of words and trigrams.
+    Lists are read out by the mean and maximum of their elements. Missing values and null have
+    learned vectors. ``print(block.schema)`` shows what was found.
+
+    Args:
+        samples: JSON values as :func:`json.loads` returns them.
+        width: Length of the vector, and of those of all parts of a document.
+        overrides: A choice by path, instead of the inferred one: ``"number"``, ``"categories"``,
+            ``"text"``; for lists ``"mean"``, ``"max"``, ``"sum"``, or several joined by ``+``;
+            ``"ignore"``; in recursive documents ``"like PATH"``, for values that have the form of
+            those at the path, which contain them.
+        unknown: What happens when a document has a key, or a kind of value at a path, that no
+            example has: ``"ignore"`` warns once per path and treats the value as missing,
+            ``"refuse"`` raises an error.
+
+    Raises:
+        ValueError: If there are no documents, one holds what JSON cannot or is nested deeper than
+            64 levels without ``"like PATH"``, or a choice fits no value of its path.
+
+    Example:
+        >>> block = from_examples([{"a": 1.5, "b": ["x", "x"]}, {"a": 2.5, "b": []}], width=8)
+        >>> print(block.schema)
+        2 documents
+        $      object   keys: 2
+        $.a    number   mean 2; deviation 0.5
+        $.b    array    mean+max of its elements
+        $.b[]  string   categories (1): "x"
+        >>> block.eval({"a": 3}).shape
+        torch.Size([8])
+    """
+    numbered = ((f"example {number}", sample) for number, sample in enumerate(samples))
+    return block_of(DocumentSchema.infer(numbered, overrides), width, unknown)
+
+
+def block_of(schema: DocumentSchema, width: int, unknown: Unknown = "ignore") -> Block:
+    """Return the block that maps a document of a schema to a vector."""
+    checked_choice("from_examples: unknown option", unknown, ("ignore", "refuse"))
+    builder = _Builder(schema, width)
+    block: Any = InputTransform(_Check(schema, unknown), name="check") >> builder.at("$")
+    outer = {path: builder.node(schema.nodes[path]) for path in builder.declared}
+    for path, target in outer.items():
+        builder.declared[path].resolve_to(target)
+    block.schema = schema
+    return block
+
+
+class _Check:
+    """Raise an error, or warn once per path, about parts of documents that are unknown."""
+
+    def __init__(self, schema: DocumentSchema, unknown: Unknown) -> None:
+        self.schema, self.unknown = schema, unknown
+        self.said: set[str] = set()
+
+    def __call__(self, document: Any) -> Any:
+        for part in self.schema.walk(document):
+            if part.problem and self.unknown == "refuse":
+                what, expected = "the document does not fit the schema", "parts that examples have"
+                hint = 'unknown="ignore"'
+                raise mismatch(ValueError, what, expected, part.problem, where=part.path, hint=hint)
+            if part.problem and part.schema_path not in self.said:
+                self.said.add(part.schema_path)
+                text = f"documents: ignored at {part.schema_path}: {part.problem}"
+                warnings.warn(text, stacklevel=2)
+        return document
+
+
+class _Builder:
+    """Make blocks from values to vectors."""
+
+    def __init__(self, schema: DocumentSchema, width: int) -> None:
+        self.nodes, self.width = schema.nodes, width
+        kinds = PyObjectType(), TensorType((width,))
+        # A function for every path with others inside: the depth of documents is not limited.
+        outer = [path for path, node in self.nodes.items() if any(node.children())]
+        self.declared = {path: ForwardDeclaration(*kinds, name=path) for path in outer}
+
+    def at(self, path: str) -> Block:
+        """Return the block of a path."""
+        return self.declared[path]() if path in self.declared else self.node(self.nodes[path])
+
+    def node(self, node: Node) -> Block:
+        """Return a block that distinguishes the kinds of values."""
+        cases = {kind: getattr(self, f"_{kind}")(**how) for kind, how in node.kinds.items()}
+        return OneOf(
+            partial(_case_of, frozenset(cases)), {**cases, "": self._null()}, name=node.path
+        )
+
+    def _null(self) -> Block:
+        # Zeros are the mean of numbers, and of categories at first.
+        return FromTensor(nn.Parameter(torch.zeros(self.width)))
+
+    def _boolean(self, categories: list[str]) -> Block:
+        rows = {name: number for number, name in enumerate(categories, start=1)}
+        table = Embedding(len(rows) + 1, self.width, _first_row_zero)  # the first: all others
+        return InputTransform(partial(_row_of, rows)) >> Scalar("int64") >> table
+
+    def _number(
+        self, categories: list[str] | None = None, mean: float = 0.0, deviation: float = 0.0
+    ) -> Block:
+        parts = [] if categories is None else [self._boolean(categories)]
+        if deviation:
+            scaled = InputTransform(partial(_standardised, mean, deviation)) >> Vector(1)
+            parts.append(scaled >> nn.Linear(1, self.width, bias=False))
+        return parts[0] if len(parts) == 1 else AllOf(*parts) >> Function(torch.add)
+
+    def _string(self, categories: list[str] | None = None, buckets: int = 0) -> Block:
+        if categories is not None:
+            return self._boolean(categories)
+        table = Embedding(buckets, self.width, _small)
+        pieces = Map(Scalar("int64") >> table)
+        return InputTransform(partial(_pieces_of, buckets)) >> pieces >> Mean()
+
+    def _array(self, element: str, readout: str) -> Block:
+        totals = [_TOTALS[name]() for name in readout.split("+")]
+        readouts = AllOf(*totals, Length() >> Function(torch.log1p))
+        return Map(self.at(element)) >> readouts >> Concat() >> FC(self.width, None)
+
+    def _object(self, fields: Mapping[str, str]) -> Block:
+        kept = {key: path for key, path in fields.items() if not self.nodes[path].ignored}
+        if not kept:
+            return self._null()
+        parts = [(number, self.at(path)) for number, path in enumerate(kept.values())]
+        values = InputTransform(partial(_values_of, tuple(kept)))
+        return values >> Record(parts) >> Concat() >> FC(self.width)
+
+
+def _case_of(known: frozenset[str], value: Any) -> str:
+    kind = "" if value is _MISSING else kind_of(value)
+    return kind if kind in known else ""
+
+
+def _values_of(keys: tuple[str, ...], value: Mapping[str, Any]) -> list[Any]:
+    return [value.get(key, _MISSING) for key in keys]
+
+
+def _standardised(mean: float, deviation: float, value: Any) -> list[float]:
+    return [min(max((value - mean) / deviation, -_FARTHEST), _FARTHEST)]
+
+
+def _row_of(rows: Mapping[str, int], value: Any) -> int:
+    return rows.get(category_of(value), 0)
+
+
+def _pieces_of(buckets: int, text: str) -> list[int]:
+    """Hash a text, its words and their trigrams; Python's own hash differs between processes."""
+    words = text.lower().split()
+    trigrams = [f"<{word}>"[n : n + 3] for word in words for n in range(len(word))]
+    pieces = [piece.encode("utf-8", "surrogatepass") for piece in (text, *words, *trigrams)]
+    return [zlib.crc32(piece) % buckets for piece in pieces]
+
+
+def _small(table: Tensor) -> Tensor:
+    """Fill a table of vectors, which rare values must not fill with noise."""
+    return nn.init.normal_(table, std=_SPREAD)
+
+
+def _first_row_zero(table: Tensor) -> Tensor:
+    _small(table)[0] = 0.0
+    return table

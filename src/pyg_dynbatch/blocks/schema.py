@@ -1,0 +1,291 @@
+"""Find out what JSON documents consist of: the kinds of values at every path, and their encoding.
+
+A path names the position of values in all documents: ``$`` is the document, ``$.atoms[].charge``
+the key ``charge`` of every element of the list at the key ``atoms``.
+"""
+
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from pyg_dynbatch.core.errors import mismatch
+
+_KIND_OF_CLASS: dict[type, str] = {
+    **{type(None): "null", bool: "boolean", int: "number", float: "number"},
+    **{str: "string", list: "array", dict: "object"},
+}
+_KINDS = tuple(dict.fromkeys(_KIND_OF_CLASS.values()))
+# The kinds of values that each choice is about.
+_CHOICES = {
+    **{"number": ("number",), "categories": ("number", "string"), "text": ("string",)},
+    **{"mean": ("array",), "max": ("array",), "sum": ("array",), "like": _KINDS, "ignore": _KINDS},
+}
+LARGEST = 1e300
+# Rows that the words and trigrams of a text are hashed into.
+_BUCKETS = 4096
+# More different values are no categories.
+_MAX_CATEGORIES = 100
+_MAX_LEVELS = 64
+
+
+def kind_of(value: Any, where: object = "") -> str:
+    """Return the kind of a JSON value; raise an error for anything else."""
+    kind = _KIND_OF_CLASS.get(type(value), "")
+    if not kind or (kind == "number" and not abs(value) <= LARGEST):
+        expected = "null, true, false, a string, an array, an object, or a number up to 1e300"
+        got = "a larger number, or NaN" if kind else type(value).__name__
+        raise mismatch(ValueError, "the value cannot be used", expected, got, where=where)
+    return kind
+
+
+def category_of(value: Any) -> str:
+    """Return the name of a category, which distinguishes 1, "1" and true, but not 1 and 1.0."""
+    return json.dumps(value).removesuffix(".0")
+
+
+def step_to(key: Any) -> str:
+    """Return the part of a path that names a key."""
+    return f".{key}" if str(key).isidentifier() else f"[{json.dumps(key)}]"
+
+
+@dataclass
+class Node:
+    """The values at one path: how many, and how those of each kind are encoded."""
+
+    path: str
+    count: int
+    missing: int  # objects that lack this key
+    kinds: dict[str, dict[str, Any]]
+    ignored: bool = False
+
+    def children(self) -> Iterator[tuple[str, str]]:
+        """Iterate over the paths inside, and the paths of the nodes that describe their values."""
+        for how in self.kinds.values():
+            yield from (
+                (self.path + step_to(key), path) for key, path in how.get("fields", {}).items()
+            )
+            yield from ((f"{self.path}[]", how[key]) for key in how if key == "element")
+
+    def lines(self) -> Iterator[str]:
+        """Describe each kind of values in one line."""
+        missing = f"missing in {self.missing:,} of {self.count + self.missing:,}"
+        for kind, how in self.kinds.items() or [("ignored" if self.ignored else "nothing", {})]:
+            notes = [_NOTES[key](value) for key, value in how.items() if key in _NOTES]
+            yield f"{kind:<8} {'; '.join(notes + [missing] * (self.missing > 0))}".strip()
+        yield from (f"{name} is like {path}" for name, path in self.children() if name != path)
+
+
+def _names(known: list[str]) -> str:
+    return f"categories ({len(known)}): {', '.join(known[:4])}{', …' * (len(known) > 4)}"
+
+
+_NOTES = {
+    "mean": "mean {:.4g}".format,
+    "deviation": "deviation {:.4g}".format,
+    "categories": _names,
+    "buckets": "words and trigrams, hashed into {} rows".format,
+    "readout": "{} of its elements".format,
+    "fields": lambda fields: f"keys: {len(fields)}",
+}
+
+
+class Part(NamedTuple):
+    """One value inside a document."""
+
+    path: str  # such as $.atoms[3].charge
+    schema_path: str  # such as $.atoms[].charge
+    value: Any
+    owner: Any = None  # the object or list that holds the value
+    key: Any = None
+    problem: str = ""  # why the schema does not know it
+
+    def inside(self, step: str, schema_path: str, key: Any) -> "Part":
+        """Return a value directly inside this one."""
+        return Part(self.path + step, schema_path, self.value[key], self.value, key)
+
+
+@dataclass
+class DocumentSchema:
+    """What JSON documents consist of; ``str(schema)`` lists all paths with their encodings."""
+
+    nodes: dict[str, Any]  # Node by path
+    documents: int
+
+    @classmethod
+    def infer(
+        cls, documents: Iterable[tuple[str, Any]], overrides: Mapping[str, str] | None = None
+    ) -> "DocumentSchema":
+        """Infer a schema from documents, given with their places for messages."""
+        inference, count = _Inference(dict(overrides or {})), 0
+        for place, document in documents:
+            try:
+                inference.add(document)
+            except ValueError as error:
+                error.add_note(f"  document: {place}")
+                raise
+            count += 1
+        if not count:
+            what = "from_examples: there are no documents"
+            raise mismatch(ValueError, what, "at least one example", 0)
+        return cls(inference.nodes(), count)
+
+    def walk(self, document: Any) -> Iterator[Part]:
+        """Iterate over the parts of a document that are not ignored, outer ones first."""
+        left = deque([Part("$", "$", document)])
+        while left:
+            part = left.popleft()
+            node = self.nodes.get(part.schema_path)
+            if node is not None and node.ignored:
+                continue
+            kind = kind_of(part.value, part.path)
+            if node is None or kind not in node.kinds:
+                known = " or ".join(node.kinds) or "nothing" if node else ""
+                yield part._replace(problem=f"{kind}, expected {known}" if node else "unknown key")
+                continue
+            yield part
+            how = node.kinds[kind]
+            if kind == "array":
+                numbers = range(len(part.value))
+                left += (part.inside(f"[{n}]", how["element"], n) for n in numbers)
+            for key in part.value if kind == "object" else ():
+                step = step_to(key)
+                left.append(part.inside(step, how["fields"].get(key, part.schema_path + step), key))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "DocumentSchema":
+        """Build a schema from the result of :meth:`as_dict`."""
+        nodes = {path: Node(**node) for path, node in plain["nodes"].items()}
+        return cls(nodes, plain["documents"])
+
+    def __str__(self) -> str:
+        width = min(48, max(map(len, self.nodes)))
+        pairs = [(path, line) for path, node in self.nodes.items() for line in node.lines()]
+        lines = [f"{path:<{width}}  {line}" for path, line in pairs]
+        return "\n".join([f"{self.documents:,} documents", *lines])
+
+
+class _Found:
+    """What was found at one path so far."""
+
+    def __init__(self, path: str, choice: str, owner: Any) -> None:
+        self.path, self.choice, self.owner = path, choice, owner
+        self.level: int = 0 if owner is None else owner.level + 1
+        self.kinds: Counter[str] = Counter()
+        self.categories: dict[str, Counter[str]] = {"number": Counter(), "string": Counter()}
+        self.is_whole = True
+        self.mean = self.squares = 0.0
+        self.fields: dict[str, _Found] = {}
+        self.element: _Found | None = None
+
+    def add(self, kind: str, value: Any) -> None:
+        """Add a value that contains no others."""
+        if kind == "number":
+            # Welford's method, which is exact for large numbers that differ little.
+            self.is_whole &= float(value).is_integer()
+            change = value - self.mean
+            self.mean += change / self.kinds["number"]
+            self.squares += change * (value - self.mean)
+        known = self.categories.get(kind)
+        if known is not None and (self.choice == "categories" or len(known) <= _MAX_CATEGORIES):
+            known[category_of(value)] += 1
+
+    def encoding(self, kind: str) -> dict[str, Any]:
+        """Decide how the values of a kind are encoded."""
+        if kind == "array" and self.element is not None:
+            is_readout = self.choice.partition("+")[0] in ("mean", "max", "sum")
+            readout = self.choice if is_readout else "mean+max"
+            return {"readout": readout, "element": self.element.path}
+        if kind == "object":
+            return {"fields": {key: field.path for key, field in self.fields.items()}}
+        if kind not in self.categories:
+            return {"categories": ["false", "true"]} if kind == "boolean" else {}
+        counts = self.categories[kind]
+        names = sorted(counts, key=lambda name: (-counts[name], name))
+        few = len(names) <= _MAX_CATEGORIES and 2 * len(names) <= self.kinds[kind]
+        if self.choice == "categories" or (kind == "string" and few and self.choice != "text"):
+            return {"categories": names}
+        if kind == "string":
+            return {"buckets": _BUCKETS}
+        scale = {"mean": self.mean, "deviation": math.sqrt(self.squares / self.kinds[kind]) or 1.0}
+        both = few and self.is_whole and self.choice != "number"
+        return {**scale, "categories": names} if both else scale
+
+
+class _Inference:
+    """Collect what example documents consist of."""
+
+    def __init__(self, choices: dict[str, str]) -> None:
+        self.choices = choices
+        self.found: dict[str, _Found] = {}
+        self.root = self._at("$", None)
+
+    def _at(self, path: str, owner: Any) -> _Found:
+        choice = self.choices.get(path, "")
+        found = _Found(path, choice, owner)
+        if choice.startswith("like "):
+            while found is not None and f"like {found.path}" != choice:
+                found = found.owner
+            if found is None:
+                what, expected = "from_examples: an override is unknown", "a path that contains it"
+                raise mismatch(ValueError, what, expected, choice, where=path)
+        if found.level > _MAX_LEVELS:
+            what, expected = "the documents are nested deeply", f"at most {_MAX_LEVELS} levels"
+            hint = 'overrides such as {"$.replies[]": "like $"}, if documents are recursive'
+            where = f"{path[:40]} … {path[-30:]}"
+            raise mismatch(ValueError, what, expected, "one more", where=where, hint=hint)
+        self.found[path] = found
+        return found
+
+    def add(self, document: Any) -> None:
+        """Add the values of a document; without recursion, since it can be nested deeply."""
+        left = [(self.root, document)]
+        while left:
+            found, value = left.pop()
+            kind = kind_of(value, found.path)
+            found.kinds[kind] += 1
+            if found.choice == "ignore":
+                continue
+            if kind == "array":
+                found.element = found.element or self._at(f"{found.path}[]", found)
+                left += [(found.element, part) for part in value]
+            elif kind == "object":
+                for key in [key for key in value if key not in found.fields]:
+                    if type(key) is not str:
+                        what, got = "a key cannot be used", f"{type(key).__name__} {key!r}"
+                        raise mismatch(ValueError, what, "a string", got, where=found.path)
+                    found.fields[key] = self._at(found.path + step_to(key), found)
+                left += [(found.fields[key], part) for key, part in value.items()]
+            else:
+                found.add(kind, value)
+
+    def nodes(self) -> dict[str, Any]:
+        """Decide on the encodings."""
+        for path, choice in self.choices.items():
+            kinds = self.found[path].kinds if path in self.found else {}
+            parts = ["like"] if choice.startswith("like ") else choice.split("+")
+            if not all(any(kind in kinds for kind in _CHOICES.get(part, ())) for part in parts):
+                what = f"from_examples: the override {choice!r} fits no value"
+                expected = f"a path of print(schema), with {', '.join(_CHOICES)}"
+                got = f"{' and '.join(kinds) or 'nothing'} at {path}"
+                raise mismatch(ValueError, what, expected, got)
+        nodes: dict[str, Node] = {}
+        left = [(self.root, 0)]
+        while left:
+            found, possible = left.pop()
+            if found.path in nodes:  # of what it is like
+                continue
+            count, ignored = found.kinds.total(), found.choice == "ignore"
+            kept = [kind for kind in _KINDS if found.kinds[kind] and not ignored]
+            encodings = {kind: found.encoding(kind) for kind in kept}
+            missing = max(0, possible - count)
+            nodes[found.path] = Node(found.path, count, missing, encodings, ignored)
+            left += [(found.element, 0)] if found.element else []
+            left += [(field, found.kinds["object"]) for field in [*found.fields.values()][::-1]]
+        return nodes

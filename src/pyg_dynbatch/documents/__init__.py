@@ -1,0 +1,1 @@
+"""Any JSON documents: files, data module, Lightning task, predictions and their explanation."""

@@ -1,0 +1,187 @@
+"""Blocks inferred from example documents: encodings, batches, and what is refused."""
+
+import json
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch import blocks as td
+from tests.blocks.harness import message, three_ways
+from tests.strategies import few
+
+NUMBERS = st.integers(-3, 10**6) | st.floats(-1e6, 1e6)
+LEAVES = st.none() | st.booleans() | NUMBERS | st.text(max_size=8)
+KEYS = st.sampled_from("ab") | st.text(max_size=3)
+DOCUMENTS = st.recursive(
+    LEAVES,
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(KEYS, parts, max_size=3),
+    max_leaves=12,
+)
+
+
+def inferred(samples: list[Any], overrides: Any = None) -> Any:
+    return td.from_examples(samples, 3, overrides)
+
+
+def rows(samples: list[Any], documents: list[Any], overrides: Any = None) -> torch.Tensor:
+    """The vectors of documents, of a block with random parameters."""
+    torch.manual_seed(0)
+    model = td.Compiler.create(td.from_examples(samples, 16, overrides))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model(documents).output.detach()
+
+
+@few(15)
+@given(st.lists(DOCUMENTS, min_size=1, max_size=5))
+def test_batched_is_one_by_one(documents: list[Any]) -> None:
+    three_ways(inferred(documents), documents)
+
+
+@few(15)
+@given(st.lists(DOCUMENTS, min_size=2, max_size=5))
+def test_other_documents_are_batched_too(documents: list[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        three_ways(inferred(documents[:1]), documents)
+
+
+@few(15)
+@given(st.lists(DOCUMENTS, min_size=1, max_size=5))
+def test_the_schema_is_plain_and_lists_every_part(documents: list[Any]) -> None:
+    schema = inferred(documents).schema
+    again = type(schema).from_dict(json.loads(json.dumps(schema.as_dict())))
+    assert again == schema
+    for document in documents:
+        parts = list(again.walk(document))
+        assert not any(part.problem for part in parts)
+        assert all(f"{part.schema_path} " in str(schema) for part in parts)
+
+
+def test_the_text_shows_every_choice() -> None:
+    samples = [{"name": f"n{n}", "kind": "ab"[n % 2], "size": n + 0.5} for n in range(4)]
+    samples += [{"parts": [{"code": 7}, {"code": 7}]}, {"parts": [], "kind": None, "other": True}]
+    lines = str(inferred(samples).schema).splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "6 documents",
+        "$ object keys: 5",
+        "$.name string words and trigrams, hashed into 4096 rows; missing in 2 of 6",
+        "$.kind null missing in 1 of 6",
+        '$.kind string categories (2): "a", "b"; missing in 1 of 6',
+        "$.size number mean 2; deviation 1.118; missing in 2 of 6",
+        "$.parts array mean+max of its elements; missing in 4 of 6",
+        "$.parts[] object keys: 1",
+        "$.parts[].code number mean 7; deviation 1; categories (1): 7",
+        "$.other boolean categories (2): false, true; missing in 5 of 6",
+    ]
+
+
+def test_values_that_differ_have_different_vectors() -> None:
+    samples: list[Any] = [
+        {"x": x} for x in (None, True, False, 0.5, 2.5, "a", "b c", [], {}, [1.5])
+    ]
+    samples += [{}, {"x": [1.5, 1.5]}, {"x": {"y": 1.5}}]
+    found = rows(samples, samples)
+    distance = torch.cdist(found, found) + torch.eye(len(samples))
+    assert (distance > 1e-4).all()
+
+
+def test_keys_seen_later_and_their_order_do_not_matter() -> None:
+    first = [{"a": 1.5, "b": "x"}, {"c": [2.5]}]
+    second = [{"c": [2.5]}, {"b": "x", "a": 1.5}]
+    found = inferred(first).schema
+    assert found == inferred(second).schema
+    assert set(found.nodes["$"].kinds["object"]["fields"]) == {"a", "b", "c"}
+
+
+def test_an_unknown_part_is_said_once_and_treated_as_missing() -> None:
+    samples = [{"a": 1.5, "b": [1.5]}, {"a": 2.5, "b": []}]
+    block = inferred(samples)
+    model = td.Compiler.create(block)
+    with pytest.warns(UserWarning) as said:
+        found = model([{"a": "x", "z": 1}, {"z": 2, "b": [None]}, {}, {"b": [None]}]).output
+    assert [str(warning.message) for warning in said] == [
+        "documents: ignored at $.a: string, expected number",
+        "documents: ignored at $.z: unknown key",
+        "documents: ignored at $.b[]: null, expected number",
+    ]
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+
+
+def test_unknown_parts_can_be_refused() -> None:
+    model = td.Compiler.create(td.from_examples([{"a": [{"b": 1.5}]}], unknown="refuse"))
+    text = message(ValueError, model, [{"a": []}, {"a": [{"b": 1}, {"b": 2, "c d": 3}]}])
+    assert '$.a[1]["c d"]' in text and "unknown key" in text and "example 1" in text
+
+
+def test_numbers_are_standardised_and_categories_know_others() -> None:
+    samples = [{"x": float(10**9 + n) + 0.5, "k": n % 2} for n in range(8)]
+    node = inferred(samples).schema.nodes["$.x"].kinds["number"]
+    assert node == pytest.approx({"mean": 10**9 + 4.0, "deviation": math.sqrt(63 / 12)})
+    near, far, farther = rows(samples, [{"x": 0.5}, {"x": -1e9}, {"x": -1e200}], {"$.k": "ignore"})
+    assert torch.equal(near, far) and torch.equal(far, farther)  # ten deviations away
+    categories = {"$.k": "categories", "$.x": "ignore"}
+    one, two, unknown, other = rows(samples, [{"k": k} for k in (0, 1, 5, 7)], categories)
+    assert torch.equal(unknown, other) and not torch.equal(one, two)
+
+
+def test_choices_can_be_overridden() -> None:
+    samples = [{"id": n, "code": "ab"[n % 2], "items": [n, 1]} for n in range(6)]
+    choices = {"$.id": "ignore", "$.code": "text", "$.items": "sum", "$.items[]": "number"}
+    text = str(inferred(samples, choices).schema)
+    assert "$.id       ignored" in text and "sum of its elements" in text
+    assert "hashed" in text and "categories" not in text
+    changed = [{**sample, "id": "anything"} for sample in samples]
+    assert torch.equal(rows(samples, samples, choices), rows(samples, changed, choices))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"$.b": "ignore"}, ["nothing at $.b", "print(schema)"]),
+        ({"$.a": "text"}, ["'text'", "number at $.a"]),
+        ({"$.a": "median"}, ["'median'", "categories"]),
+        ({"$.a": "like $.b"}, ["like $.b", "$.a", "contains"]),
+    ],
+)
+def test_an_override_that_fits_nothing_is_refused(overrides: Any, words: list[str]) -> None:
+    text = message(ValueError, inferred, [{"a": 1.5}], overrides)
+    assert all(word in text for word in words)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        ([], ["no documents"]),
+        ([{"a": [math.nan]}], ["$.a[]", "NaN"]),
+        ([{"a": 10**400}], ["$.a", "1e300"]),
+        ([{"a": (1,)}], ["$.a", "tuple"]),
+        ([{"a": {1: 2}}], ["$.a", "int 1"]),
+    ],
+)
+def test_what_json_cannot_hold_is_refused(samples: Any, words: list[str]) -> None:
+    text = message(ValueError, inferred, samples)
+    assert all(word in text for word in words)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    document: dict[str, Any] = {"value": 0.5}
+    for level in range(levels):
+        document = {"replies": [document], "value": float(level)}
+    return document
+
+
+def test_deep_documents_are_refused_or_recursive() -> None:
+    text = message(ValueError, inferred, [nested(1000)])
+    assert "64 levels" in text and "like $" in text
+    inferred([nested(30)]).eval(nested(30))
+    block = inferred([nested(1000), nested(3)], {"$.replies[]": "like $"})
+    assert "$.replies[] is like $" in str(block.schema)
+    model = td.Compiler.create(block)
+    assert model([nested(1000), nested(7)]).output.isfinite().all()
+    three_ways(block, [nested(6), nested(2), {}])

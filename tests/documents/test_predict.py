@@ -1,0 +1,133 @@
+"""Train on a file of documents; predict and explain with the checkpoint alone."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pyg_dynbatch.tasks import DocumentPredictor
+from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
+
+CKPT = "runs/small/version_0/best.ckpt"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, samples: Path) -> Any:
+    """A folder with a run of ten epochs."""
+    folder = tmp_path_factory.mktemp("documents")
+    shutil.copy(samples / "documents.jsonl", folder)
+    data = {"file": "documents.jsonl", "label": "kind", "overrides": {"$.name": "ignore"}}
+    rate = {"name": "adamw", "lr": 0.01}
+    config = {
+        "trainer": {**TRAINER, "max_epochs": 10, "log_every_n_steps": 1},
+        "model": {"class_path": "DocumentPrediction", "init_args": {"width": 8, "optimizer": rate}},
+        "data": {"class_path": "DocumentFileData", "init_args": {**data, "batch_size": 8}},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(folder, patch, config)
+        fit_small(folder)
+    return folder
+
+
+@pytest.fixture
+def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    monkeypatch.setattr("sys.argv", ["pyg-dynbatch"])
+    return trained
+
+
+def documents(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "documents.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_names_classes(here: Path) -> None:
+    assert "test/accuracy: 1.0000" in (here / "output.txt").read_text()
+    rows = rows_of("runs/small/version_0/predictions.csv")
+    assert list(rows[0]) == [
+        *("example", "document", "prediction", "probability_large", "probability_small", "target")
+    ]
+    given = documents(here)
+    for row in rows:
+        line = int(row["document"].removeprefix("documents.jsonl:"))
+        assert row["target"] == row["prediction"] == given[line - 1]["kind"]
+
+
+def test_the_checkpoint_alone_predicts_documents_without_label(here: Path) -> None:
+    given = documents(here)
+    unlabelled = [{key: value for key, value in one.items() if key != "kind"} for one in given]
+    Path("new.jsonl").write_text("\n".join(map(json.dumps, unlabelled)))
+    command = ["predict", "--checkpoint", CKPT, "--batch-size", "7"]
+    assert run(*command, "--input", "new.jsonl", "--output", "new.csv") == 0
+    assert run(*command, "--input", "documents.jsonl", "--output", "old.csv") == 0
+    new, old = rows_of("new.csv"), rows_of("old.csv")
+    assert [row["prediction"] for row in new] == [row["prediction"] for row in old]
+    assert [row["document"] for row in new] == [f"new.jsonl:{n}" for n in range(1, 61)]
+    whole = DocumentPredictor([CKPT]).predict(unlabelled)
+    found = torch.tensor([float(row["probability_large"]) for row in new])
+    torch.testing.assert_close(
+        found, torch.from_numpy(whole["probability_large"]), atol=1e-5, rtol=0
+    )
+
+
+def test_attributions_are_differences_of_log_odds(here: Path) -> None:
+    predictor = DocumentPredictor([CKPT, CKPT])  # the mean of two equal models
+    document = {"kind": "small", "weight": 5.0, "parts": [{"size": 3.0, "color": "red"}, {}]}
+    before = json.dumps(document)
+    found = dict(predictor.explain(document, "large"))
+    assert json.dumps(document) == before
+    assert list(found) == ["$.weight", "$.parts", "$.parts[0]", "$.parts[1]", *PARTS_OF_FIRST]
+
+    def odds(one: dict[str, Any]) -> float:
+        chance = predictor.predict([one])
+        return math.log(chance["probability_large"][0] / chance["probability_small"][0])
+
+    without = {key: value for key, value in document.items() if key != "weight"}
+    assert found["$.weight"] == pytest.approx(odds(document) - odds(without), abs=1e-3)
+    shorter = {**document, "parts": [{}]}
+    assert found["$.parts[0]"] == pytest.approx(odds(document) - odds(shorter), abs=1e-3)
+    (first, *_), few = predictor.explain(document), predictor.explain(document, most=2)
+    assert first[0] == "$.weight" and len(few) == 2
+
+
+PARTS_OF_FIRST = ["$.parts[0].size", "$.parts[0].color"]
+
+
+def test_the_command_explains_a_file(here: Path) -> None:
+    command = ["explain", "--checkpoint", CKPT, "--input", "documents.jsonl", "--output", "e.csv"]
+    assert run(*command, "--label", "small", "--most", "3") == 0
+    rows = rows_of("e.csv")
+    assert rows[0]["document"] == "documents.jsonl:1" and rows[0]["path"].startswith("$.")
+    assert not [row for row in rows if "kind" in row["path"] or "name" in row["path"]]
+    assert {row["document"] for row in rows} == {f"documents.jsonl:{n}" for n in range(1, 61)}
+
+
+def test_unknown_parts_and_classes_are_refused(here: Path, capsys: Any) -> None:
+    Path("bad.jsonl").write_text('{"weight": 1}\n{"weight": 1, "parts": [{"depth": 2}]}\n')
+    command = ["predict", "--checkpoint", CKPT, "--input", "bad.jsonl", "--output", "bad.csv"]
+    line = complaint(capsys, *command, "--unknown", "refuse")
+    assert "$.parts[0].depth" in line and "bad.jsonl:2" in line
+    assert not Path("bad.csv").exists()
+    with pytest.warns(UserWarning, match=r"ignored at \$.parts\[\].depth"):
+        assert run(*command) == 0
+    command = ["explain", "--checkpoint", CKPT, "--input", "documents.jsonl"]
+    line = complaint(capsys, *command, "--output", "bad.csv", "--label", "huge")
+    assert "'large' or 'small'" in line
+
+
+def test_a_checkpoint_is_not_used_with_other_documents(here: Path, capsys: Any) -> None:
+    changed = [{**one, "weight": 1.0} for one in documents(here)]
+    Path("changed.jsonl").write_text("\n".join(map(json.dumps, changed)))
+    options = ["--run", "runs/small/version_0", "--data.init_args.file", "changed.jsonl"]
+    assert "other documents" in complaint(capsys, "test", *options)
+
+
+def test_a_run_is_continued(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(here, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    assert run("fit", "--run", "runs/small/version_0", "--trainer.max_epochs", "11") == 0
+    rows = rows_of("runs/small/version_0/metrics.csv")
+    assert [int(row["epoch"]) for row in rows if row["val/accuracy"]] == list(range(11))
