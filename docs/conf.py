@@ -29,7 +29,9 @@ myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+nb_execution_in_temp = True
 nb_merge_streams = True
+nb_output_stderr = "remove"
 copybutton_prompt_text = ">>> "
 copybutton_exclude = ".linenos, .gp, .go"
 

@@ -260,7 +260,9 @@ def notebook_card(path: Path) -> str:
     import nbformat
 
     title, text = nbformat.read(path, 4).cells[0].source.split("\n\n", 1)
-    return card(f"/generated/notebooks/{path.name}", title.removeprefix("# "), text.split("\n\n")[0])
+    return card(
+        f"/generated/notebooks/{path.name}", title.removeprefix("# "), text.split("\n\n")[0]
+    )
 
 
 # Links --------------------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ def front_page(index: str) -> str:
 
 
 def adapt(text: str, origin: Path, page: Path | None = None) -> str:
-    """Replace targets of links outside code, which are relative to ``origin``, by those on a page."""
+    """Point links outside code, which are relative to ``origin``, from ``page`` to the site."""
 
     def replace(link: re.Match[str]) -> str:
         return f"]({target(link[1], origin.parent, (page or origin).parent)}{link[2] or ''})"
