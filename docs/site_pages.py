@@ -216,7 +216,8 @@ def gallery_page() -> str:
     """Show a card per use, notebook and example."""
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     ideas = dict(re.findall(r"^\| `(\w+\.py)` \| (.*) \|$", index, flags=re.MULTILINE))
-    sections: dict[str, list[str]] = {"Uses": [case_card(path) for path in CASES]}
+    uses = [case_card(path, path.read_text(encoding="utf-8")) for path in CASES]
+    sections: dict[str, list[str]] = {"Uses": uses}
     sections["Notebooks"] = [notebook_card(path) for path in NOTEBOOKS]
     sections["Examples"] = [
         card(f"/generated/examples/{path.stem}.md", f"`{path.name}`", ideas[path.name], picture)
@@ -241,17 +242,15 @@ def card(page: str, title: str, text: str, picture: str = "") -> str:
     return f"- {image}**[{title}]({page})**\n\n  {text}\n"
 
 
-def case_card(path: Path) -> str:
-    """Take title, first paragraph and first picture from the page of a use."""
-    text = path.read_text(encoding="utf-8")
-    title = re.search(r"^# (.*)$", text, flags=re.MULTILINE)
-    first = re.search(r"^# .*\n\n((?:.+\n)+)", text, flags=re.MULTILINE)
+def case_card(path: Path, text: str) -> str:
+    """Take title, first sentence and first picture from the page of a use."""
+    title, _, rest = text.removeprefix("# ").partition("\n\n")
+    paragraph = " ".join(rest.partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=\.) (?=[A-Z])", paragraph)[0]
     picture = re.search(r"!\[[^]]*\]\(([^)\s]+)\)", text)
     shown = os.path.relpath(path.parent / picture[1], GENERATED) if picture else ""
-    words = " ".join(first[1].split()) if first else ""
-    sentence = re.split(r"(?<=\.) (?=[A-Z])", words)[0]
     return card(
-        f"/cases/{path.name}", title[1] if title else path.stem, adapt(sentence, path), shown
+        f"/cases/{path.name}", title, adapt(sentence, path, GENERATED / "gallery.md"), shown
     )
 
 
