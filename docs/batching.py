@@ -59,7 +59,7 @@ def frame_svg(until: int) -> str:
     keys = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     ink = dict.fromkeys(keys, INK)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "batching", "font.size": 11, **ink}):
-        figure, (above, below) = new_figure(2, 1, 6.2, 2.0)
+        figure, (above, below) = new_figure(2, 1, 4.8, 1.8)
         draw_steps(above, *arrays, batch.depth.numpy(), texts, until)
         shown = until + 1
         if until < 0:
@@ -76,8 +76,9 @@ def frame_svg(until: int) -> str:
         below.spines[["top", "right"]].set_visible(False)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True)
-    # Text and lines take the colour of the page, light or dark.
-    return out.getvalue().replace(INK, "currentColor")
+    # Text, lines and empty nodes take the colours of the page, light or dark.
+    paper = "var(--color-background-primary, white)"
+    return out.getvalue().replace(INK, "currentColor").replace("#ffffff", paper)
 
 
 def mini_batch() -> tuple[Data, list[str]]:

@@ -28,7 +28,7 @@ from sphinx.config import Config
 
 import pyg_dynbatch
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.visualize import draw_schedule, new_figure, save_figure
+from pyg_dynbatch.visualize import SEQUENCE, draw_schedule, new_figure, save_figure
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -189,17 +189,19 @@ def run_example(path: Path) -> str:
 
 
 def draw_example(schedule: Schedule, path: Path) -> None:
-    """Draw a schedule; a legend has room for eight operations, so the rarest share a colour."""
+    """Draw a schedule, with a colour for each frequent operation and one for all others."""
     stats = schedule.stats()
     rows: Counter[str] = Counter()
     for name, width in zip(stats.operations, stats.widths, strict=True):
         rows[name] += width
-    names = [name for name, _ in rows.most_common(7 if len(rows) > 8 else 8)]
-    others = [] if len(rows) <= 8 else [f"{len(rows) - 7} other operations"]
+    colours = len(SEQUENCE)
+    names = [name for name, _ in rows.most_common(colours - (len(rows) > colours))]
+    others = [f"{len(rows) - len(names)} others"] if len(rows) > len(names) else []
     operation = [names.index(n) if n in names else len(names) for n in stats.operations]
-    figure, (axes,) = new_figure(1, 1, 6.4, 3.6)
+    figure, (axes,) = new_figure(1, 1, 7.6, 3.4)
     title = f"{stats.examples:,} examples: {stats.rows:,} calls in {stats.steps:,} steps"
     draw_schedule(axes, [*names, *others], operation, list(stats.widths), title)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     save_figure(figure, path)
 
 
@@ -220,13 +222,13 @@ def gallery_page() -> str:
     sections: dict[str, list[str]] = {"Uses": uses}
     sections["Notebooks"] = [notebook_card(path) for path in NOTEBOOKS]
     sections["Examples"] = [
-        card(f"/generated/examples/{path.stem}.md", f"`{path.name}`", ideas[path.name], picture)
-        for path, picture in ((path, picture_of(path)) for path in EXAMPLES)
+        card(f"/generated/examples/{name[:-3]}.md", f"`{name}`", idea, picture_of(Path(name)))
+        for name, idea in ideas.items()
     ]
     pages = {
         "Uses": [f"/cases/{path.stem}" for path in CASES],
         "Notebooks": [f"notebooks/{path.stem}" for path in NOTEBOOKS],
-        "Examples": [f"examples/{path.stem}" for path in EXAMPLES],
+        "Examples": [f"examples/{name[:-3]}" for name in ideas],
     }
     lines = ["# Gallery", ""]
     for title, cards in sections.items():
@@ -287,7 +289,7 @@ def front_page(index: str) -> str:
     pages = re.findall(r"^\| [^|]*\]\((\w+)\.md\)", guides, flags=re.MULTILINE)
     trees = {
         "Guides": [page for page in pages if page not in ("benchmarks", "architecture")],
-        "Gallery": ["generated/gallery"],
+        "Examples": ["generated/gallery"],
         "Measured": ["benchmarks", "generated/results"],
         "Reference": ["generated/api", "generated/configs", "glossary"],
         "Project": ["architecture", "generated/contributing", "generated/changelog"],
