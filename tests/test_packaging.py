@@ -7,8 +7,19 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+
+import pyg_dynbatch
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_the_citation_names_this_version_and_every_author() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == pyg_dynbatch.__version__
+    for paper in citation["references"]:
+        assert all(author["family-names"] and author["given-names"] for author in paper["authors"])
+        assert paper["url"].startswith("https://arxiv.org/abs/")
 
 
 @pytest.mark.long
