@@ -127,6 +127,28 @@ def test_wrong_options_and_missing_files(folder: Path, argv: str, said: str, cap
     assert said in complaint(capsys, *argv.split())
 
 
+@pytest.mark.parametrize("form", [["--config", "listops.yaml"], ["--config=configs/listops.yaml"]])
+def test_a_configuration_of_the_package_is_found_by_its_name(
+    folder: Path, capsys, form: list[str]
+) -> None:
+    assert run("fit", *form, "--print_config") == 0
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert settings["data"]["class_path"].endswith("ListOpsData")
+
+
+def test_a_file_with_the_name_of_a_packaged_configuration_wins(folder: Path, capsys) -> None:
+    shutil.copy("small.yaml", "listops.yaml")
+    assert run("fit", "--config", "listops.yaml", "--print_config") == 0
+    settings = yaml.safe_load(capsys.readouterr().out)
+    assert settings["data"]["init_args"]["recipe"]["train"] == 60
+
+
+def test_a_missing_configuration_is_named_with_those_of_the_package(folder: Path, capsys) -> None:
+    said = complaint(capsys, "fit", "--config", "listop.yaml")
+    assert "listops.yaml, listops_long.yaml" in said
+    assert "nowhere/listops.yaml" in complaint(capsys, "fit", "--config", "nowhere/listops.yaml")
+
+
 def _stopping(monitor: str) -> str:
     return f"{{class_path: EarlyStopping, init_args: {{monitor: {monitor}}}}}"
 

@@ -13,7 +13,9 @@ from pyg_dynbatch.cli import _COMMANDS, main
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
-EVERY_PAGE = pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda page: page.name)
+# Not those that the documentation site generates.
+PAGES = [README, *GUIDES, *sorted((ROOT / "docs" / "cases").glob("*.md"))]
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -30,7 +32,7 @@ def commands(page: Path) -> list[list[str]]:
 
 def trainings() -> list[list[str]]:
     """Return every different ``fit`` on a page, except those that need the folder of a run."""
-    shown = [tuple(words) for page in [README, *GUIDES] for words in commands(page)]
+    shown = [tuple(words) for page in PAGES for words in commands(page)]
     different = dict.fromkeys(shown)
     return [list(words) for words in different if words[0] == "fit" and "--run" not in words]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import README, ROOT, fenced
+from tests.test_docs import PAGES, README, ROOT, fenced
 
-PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 
 

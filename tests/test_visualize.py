@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
+from matplotlib.colors import to_hex
 
 from pyg_dynbatch import visualize
 from tests.strategies import Dag, trees
@@ -27,6 +28,20 @@ def texts_of(axes) -> list[str]:
 
 def labels_of(legend) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
+
+
+def test_steps_are_drawn_in_colours_until_one_of_them() -> None:
+    tree = Dag(((), (), (0, 1), (), (2, 3)))
+    depth = np.array(tree.depth)
+    arrays = (tree.edge_index.numpy(), tree.child_slot.numpy(), depth, depth)
+    axes = visualize.draw_steps(one_axes(), *arrays, ["a", "b", "", "c", ""], until=1)
+    _, nodes = axes.collections
+    assert nodes.get_offsets()[:, 1].tolist() == tree.depth
+    edges = [to_hex(colour) for colour in nodes.get_edgecolors()]
+    assert edges == [visualize.SEQUENCE[step] for step in depth]
+    faces = [to_hex(colour) for colour in nodes.get_facecolors()]
+    assert faces == [*edges[:4], "#ffffff"]
+    assert texts_of(axes) == ["a", "b", "", "c", ""]
 
 
 @given(trees(max_nodes=30))

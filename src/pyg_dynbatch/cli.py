@@ -50,7 +50,8 @@ usage: pyg-dynbatch {command} --config FILE [options]
 {summary}
 
 settings:
-  --config FILE                 settings as YAML, see configs/; later options override it
+  --config FILE                 settings as YAML, your own or of the package, such as listops.yaml;
+                                later options override it
   --run FOLDER                  settings and checkpoint of a run, such as runs/sst/version_0: the
                                 last checkpoint for fit, the best one for all others
   --print_config                print all settings as YAML and stop

@@ -158,6 +158,35 @@ def tree_layout(
     return x, np.asarray(depth, dtype=float)
 
 
+def draw_steps(
+    axes: "Axes",
+    edge_index: np.ndarray,
+    child_slot: np.ndarray,
+    depth: np.ndarray,
+    step: np.ndarray,
+    words: Sequence[str] = (),
+    until: int | None = None,
+) -> "Axes":
+    """Draw trees, each node in the colour of the step that computes it, empty after ``until``."""
+    x, y = tree_layout(edge_index, child_slot, depth)
+    _draw_edges(axes, x, y, edge_index)
+    colours = np.array([SEQUENCE[int(number) % len(SEQUENCE)] for number in step])
+    faces = colours if until is None else np.where(step <= until, colours, "white")
+    axes.scatter(x, y, s=130, c=faces, edgecolors=colours, linewidths=1.2, zorder=2)
+    for node, word in enumerate(words):
+        axes.text(x[node], y[node] - 0.3, word, ha="center", va="top", fontsize="small")
+    axes.margins(x=0.04, y=0.15)
+    axes.set_axis_off()
+    return axes
+
+
+def _draw_edges(axes: "Axes", x: np.ndarray, y: np.ndarray, edge_index: np.ndarray) -> None:
+    from matplotlib.collections import LineCollection
+
+    ends = list(np.stack([x, y], -1)[edge_index.T])
+    axes.add_collection(LineCollection(ends, colors="#999999", linewidths=0.8, zorder=1))
+
+
 def draw_tree(
     axes: "Axes",
     edge_index: np.ndarray,
@@ -169,12 +198,10 @@ def draw_tree(
     num_classes: int,
 ) -> "Axes":
     """Draw a tree; ``gold`` is -1 for no label, and an empty string among ``words`` for no word."""
-    from matplotlib.collections import LineCollection
     from matplotlib.colors import to_rgba
 
     x, y = tree_layout(edge_index, child_slot, depth)
-    ends = np.stack([x, y], -1)[edge_index.T]
-    axes.add_collection(LineCollection(list(ends), colors="#999999", linewidths=0.8, zorder=1))
+    _draw_edges(axes, x, y, edge_index)
     size = max(3.0, 12.0 - 0.12 * len(x))
     colours, labelled = _class_colours(num_classes), gold >= 0
     faces, rings = colours[predicted], colours[np.where(labelled, gold, predicted)]

@@ -114,11 +114,42 @@ def _classes() -> list[str]:
     return [kind.__name__ for kind in kinds]
 
 
+def packaged_configs() -> dict[str, Path]:
+    """List the configurations that come with the package, by file name."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    # An editable install reads those of the checkout.
+    folder = installed if installed.is_dir() else package.parents[1] / "configs"
+    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_config(path: str) -> str:
+    """Return the path of a configuration: a file of the user, or else one of the package."""
+    given = Path(path)
+    if given.is_file() or given.parent not in (Path(), Path("configs")):
+        return path
+    return str(packaged_configs().get(given.name, path))
+
+
+def with_packaged_configs(argv: Sequence[str]) -> list[str]:
+    """Replace the values of ``--config`` by the files that they name."""
+    words = list(argv)
+    for number, word in enumerate(words):
+        option, given, value = word.partition("=")
+        if option in ("-c", "--config"):
+            if given:
+                words[number] = f"{option}={find_config(value)}"
+            elif number + 1 < len(words):
+                words[number + 1] = find_config(words[number + 1])
+    return words
+
+
 def check_config_file(path: str | Path) -> None:
     """Detect what jsonargparse reports poorly: empty files, invalid YAML, mistyped class keys."""
     wanted = "settings such as 'trainer:', 'model:' and 'data:'"
     if not Path(path).is_file():
-        raise mismatch(FileNotFoundError, "the configuration is missing", "a YAML file", path)
+        expected = f"a YAML file, or one of the package: {', '.join(packaged_configs())}"
+        raise mismatch(FileNotFoundError, "the configuration is missing", expected, path)
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -223,6 +254,7 @@ class TaskCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the options, and compare them with those of the checkpoint."""
+        sys.argv[1:] = with_packaged_configs(sys.argv[1:])
         files = OneLineArguments("pyg-dynbatch", add_help=False)
         files.add_argument("-c", "--config", action="append", default=[])
         for path in files.parse_known_args(sys.argv[1:])[0].config:
