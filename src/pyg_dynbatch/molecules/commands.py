@@ -169,8 +169,11 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--missing", nargs="+", default=[], metavar="TEXT", help="cells that are missing labels")
     add("--atoms", default="kearnes", help="atom features: kearnes or deepchem")
     add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
-    add("--descriptors", help="descriptors of whole molecules: rdkit (default: none)")
+    text = "descriptors of whole molecules: rdkit, morgan (default: none)"
+    add("--descriptors", nargs="+", metavar="NAME", help=text)
     add("--fragments", default="all", help="all or largest")
+    steps = ("neutral", "tautomer")
+    add("--standardize", nargs="+", choices=steps, default=[], help="steps before featurizing")
     add("--explicit-hydrogens", action="store_true", help="treat hydrogens as atoms")
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
     add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
@@ -190,6 +193,7 @@ def run_featurize(argv: list[str]) -> int:
         options.pairs,
         explicit_hydrogens=options.explicit_hydrogens,
         fragments=options.fragments,
+        standardize=options.standardize,
         max_atoms=options.max_atoms,
         descriptors=options.descriptors,
     )

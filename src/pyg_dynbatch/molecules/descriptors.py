@@ -1,10 +1,11 @@
-"""Descriptors of a whole molecule, one row of numbers: RDKit's, or your own."""
+"""Descriptors of a whole molecule, one row of numbers: RDKit's, Morgan counts, or your own."""
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -124,12 +125,56 @@ class RDKitDescriptors(MoleculeDescriptors):
         return finite_or_nan(found)
 
 
+class MorganCounts(MoleculeDescriptors):
+    """How often each environment of an atom occurs, folded to a number of columns by a hash.
+
+    Args:
+        radius: Bonds from the centre to the edge of the largest environments; 2 is ECFP4.
+        size: Number of columns.
+        chirality: Whether stereo isomers differ.
+
+    Raises:
+        ValueError: If the radius is negative, or the size less than 1.
+
+    Reference:
+        Rogers, Hahn (2010), doi:10.1021/ci100050t.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> MorganCounts(radius=0, size=64).row(Chem.MolFromSmiles("CCO")).sum().item()
+        3.0
+    """
+
+    def __init__(self, radius: int = 2, size: int = 2048, chirality: bool = False) -> None:
+        if radius < 0 or size < 1:
+            what, expected = "MorganCounts: an option is out of range", "radius >= 0, size >= 1"
+            raise mismatch(ValueError, what, expected, f"radius {radius}, size {size}")
+        options = {"radius": radius, "size": size, "chirality": chirality}
+        super().__init__([f"morgan_{column}" for column in range(size)], options)
+
+    def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
+        """Count the environments."""
+        generator = _generator(*self.options.values())
+        return generator.GetCountFingerprintAsNumPy(mol).astype(np.float32)
+
+
+DESCRIPTORS = {"rdkit": RDKitDescriptors, "morgan": MorganCounts}
+"""Descriptors that can be given by name."""
+
+
 def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, " descriptor"]:
     """Convert numbers to float32, and those that it cannot hold to NaN."""
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     single[~np.isfinite(single)] = np.nan
     return single
+
+
+@cache
+def _generator(radius: int, size: int, chirality: bool) -> Any:
+    # Not an attribute of the part, because it cannot be pickled.
+    module = rdkit_module("Chem.rdFingerprintGenerator")
+    return module.GetMorganGenerator(radius=radius, fpSize=size, includeChirality=chirality)
 
 
 @cache
