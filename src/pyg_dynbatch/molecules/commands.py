@@ -99,6 +99,8 @@ def _predict_parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
     add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
     add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
+    text = "their numbers, if trained with a FeatureFile: CSV, or .npy in the order of the input"
+    add("--features", metavar="FILE", help=text)
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     _add_shard(parser)
     return parser
@@ -114,12 +116,12 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     paths, written = options.checkpoint, (options.output, options.fingerprints)
     check_outputs("predict", written, [options.input, *paths])
     first = MoleculeProperty.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
-    predictor = MoleculePredictor(
-        [first, *paths[1:]], options.device, options.dropout, options.max_pairs, options.max_atoms
-    )
+    given = (options.device, options.dropout, options.max_pairs, options.max_atoms)
+    features = (options.features, options.input)
+    predictor = MoleculePredictor([first, *paths[1:]], *given, *features)
     files = PredictionFiles(*written, identity=_identity(options))
-    given = (options.input, options.narrow, options.workers)
-    predict_file(partial(read_input, options), predictor, files, *given)
+    narrow = (options.input, options.narrow, options.workers)
+    predict_file(partial(read_input, options), predictor, files, *narrow)
     if files.bad == files.rows:
         got = f"{files.rows:,} bad records, the first {files.reason}"
         what = "predict: no record is a molecule"
@@ -134,6 +136,8 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
 
 
 def _predict_shard(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.features is not None:
+        parser.error("argument --features: shards use the file of the checkpoint")
     if options.output == "-":
         parser.error("argument --shard: expected a folder as --output, got standard output")
     names = ("narrow", "dropout", "max_pairs", "max_atoms", "device", "fingerprints", "block_size")

@@ -15,7 +15,12 @@ import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
-from pyg_dynbatch.molecules.descriptors import DESCRIPTORS, MoleculeDescriptors, finite_or_nan
+from pyg_dynbatch.molecules.descriptors import (
+    AS_GIVEN,
+    DESCRIPTORS,
+    MoleculeDescriptors,
+    finite_or_nan,
+)
 from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, part_from_spec, part_to_spec
 from pyg_dynbatch.molecules.kearnes import KearnesAtoms, KearnesPairs
 from pyg_dynbatch.molecules.pair_table import PairTable
@@ -212,9 +217,12 @@ class MoleculeFeaturizer:
         plain = self._parsed(molecule)
         mol, descriptor = self._with_hydrogens(plain, molecule), None
         if self._descriptors:
+            whole = chem().Mol(plain)  # a copy, for the property
+            if isinstance(molecule, str):
+                whole.SetProp(AS_GIVEN, molecule.strip())
             # Of copies, because descriptors may set properties of the molecule that features read.
-            whole = [_checked_row(part.row(chem().Mol(plain)), part) for part in self._descriptors]
-            descriptor = torch.from_numpy(np.concatenate(whole))[None]
+            row = [_checked_row(part.row(chem().Mol(whole)), part) for part in self._descriptors]
+            descriptor = torch.from_numpy(np.concatenate(row))[None]
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         return MoleculeData(
             x=torch.from_numpy(rows),

@@ -22,6 +22,8 @@ from pyg_dynbatch.core.files import atomic_file, part_of
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
+from pyg_dynbatch.molecules.descriptors import FeatureFile
+from pyg_dynbatch.molecules.features import part_to_spec
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import BadMolecule, MoleculeRecords, RawMolecule, write_errors
 from pyg_dynbatch.molecules.schema import MoleculeSchema
@@ -50,6 +52,9 @@ class MoleculePredictor:
         dropout: Passes with dropout; 0 for one pass without.
         max_pairs: Maximum number of pairs of atoms per batch; a larger molecule has its own.
         max_atoms: Maximum number of atoms of a molecule; as in training by default.
+        features: File of the numbers of a :class:`~pyg_dynbatch.data.FeatureFile` for the molecules
+            to predict; that of training by default.
+        records: The molecules of its rows, for an ``.npy`` file.
 
     Raises:
         ValueError: If a checkpoint is not one of molecules, two predict different properties, a
@@ -72,6 +77,8 @@ class MoleculePredictor:
         dropout: int = 0,
         max_pairs: int = 200_000,
         max_atoms: int | None = None,
+        features: str | None = None,
+        records: str | None = None,
     ) -> None:
         if not checkpoints:
             raise mismatch(ValueError, "MoleculePredictor: no checkpoints", "at least one", 0)
@@ -95,6 +102,7 @@ class MoleculePredictor:
         self.dropout = dropout
         self.max_pairs = max_pairs
         self.max_atoms = max_atoms
+        self.features = features, records
         schema = self.schema
         self.collater = MoleculeCollater(schema.pair_table, schema.pairs, schema.self_pairs)
 
@@ -107,7 +115,27 @@ class MoleculePredictor:
         spec = dict(self.schema.featurizer)
         if self.max_atoms is not None:
             spec["options"] = {**spec["options"], "max_atoms": self.max_atoms}
+        file, records = self.features
+        if file is not None:
+            spec["descriptors"] = [
+                self._from_file(part, file, records) for part in spec.get("descriptors", ())
+            ]
         return MoleculeFeaturizer.from_spec(spec)
+
+    def _from_file(self, part: dict[str, Any], file: str, records: str | None) -> dict[str, Any]:
+        """Replace the file of features in the spec of descriptors."""
+        if not part["class"].endswith(f":{FeatureFile.__qualname__}"):
+            return part
+        column = part["options"]["smiles_column"]
+        new = FeatureFile(file, records if file.endswith(".npy") else None, column)
+        if list(new.names) != part["names"]:
+            what = "MoleculePredictor: the file of features has other columns than in training"
+            expected, got = (
+                f"{len(names)} columns, {', '.join(names[:9])}"
+                for names in (part["names"], new.names)
+            )
+            raise mismatch(ValueError, what, expected, got, where=file)
+        return part_to_spec(new)
 
     def predict(self, molecules: Sequence[MoleculeData], fingerprints: bool = False) -> Predicted:
         """Predict molecules in order; ``fingerprints`` are those of the first checkpoint."""
