@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,10 @@ class BaselineCLI(TaskCLI):
         task.network = Baseline(data, self.method, task.scale, seed)
 
 
+BASELINES = {method: partial(BaselineCLI, method) for method in METHODS}
+"""What tests each of them, by name."""
+
+
 def run_baseline(argv: list[str]) -> int:
     """Run ``baseline``: the options of ``test``, and ``--methods``."""
     parser = OneLineArguments(
@@ -177,5 +182,5 @@ def run_baseline(argv: list[str]) -> int:
     for method in own.methods:
         print(f"{method}: {METHODS[method]}")
         sys.argv[1:] = with_run(["test", *others])
-        BaselineCLI(method)
+        BASELINES[method]()
     return 0
