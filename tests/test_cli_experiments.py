@@ -82,6 +82,7 @@ SPACE = {
     "model.init_args.hidden": {"low": 4, "high": 8, "step": 2},
     "model.init_args.optimizer.lr": {"low": 1e-3, "high": 0.1, "log": True},
     "model.init_args.head": [[], [8], [8, 4]],
+    "data.init_args.pairs": ["all", 2],
 }
 
 
@@ -131,8 +132,10 @@ def test_trees_are_repeated_too(folder: Path, capsys) -> None:
 def test_the_shipped_space_has_options_of_the_shipped_settings(capsys) -> None:
     configs = Path(__file__).parents[1] / "configs"
     space = read_space(str(configs / "spaces" / "molecules.yaml"))
-    ends = {n: c["high"] if isinstance(c, dict) else json.dumps(c[-1]) for n, c in space.items()}
-    words = [word for name, end in ends.items() for word in (f"--{name}", str(end))]
+    # As a study writes them: texts, or JSON.
+    ends = {name: c["high"] if isinstance(c, dict) else c[-1] for name, c in space.items()}
+    texts = {n: end if isinstance(end, str) else json.dumps(end) for n, end in ends.items()}
+    words = [word for name, text in texts.items() for word in (f"--{name}", text)]
     assert run("fit", "--config", str(configs / "esol.yaml"), *words, "--print_config") == 0
     settings = yaml.safe_load(capsys.readouterr().out)
     assert settings["data"]["init_args"]["pairs"] == "all"

@@ -231,7 +231,8 @@ def _suggested(trial: Any, name: str, space: Mapping[str, Any]) -> str:
     """Choose an option, as text of the command line."""
     choices = space[name]
     if isinstance(choices, list):
-        text = trial.suggest_categorical(name, [json.dumps(choice) for choice in choices])
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in choices]
+        text = trial.suggest_categorical(name, texts)
     else:
         whole = all(isinstance(choices[end], int) for end in ("low", "high"))
         text = str((trial.suggest_int if whole else trial.suggest_float)(name, **choices))
