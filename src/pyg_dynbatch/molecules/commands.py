@@ -399,7 +399,8 @@ class _Writer:
             numbers = [labels[first][0], labels[second][0]]
             self.pairs.writerow([record.row, *numbers, far, f"{value:.6g}"])
         yield self._draw(record, mol, found)
-        named = named_columns(self.predictor.predict([molecule]), self.predictor.schema)
+        given = (self.predictor.schema, self.predictor.sets)
+        named = named_columns(self.predictor.predict([molecule]), *given)
         yield _table([(name, f"{column[0]:.4g}") for name, column in named.items()])
         if rows:
             atoms = _table(rows, _ATOM_COLUMNS)

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import atomic_file, part_of
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
+from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.descriptors import FeatureFile
 from pyg_dynbatch.molecules.features import part_to_spec
@@ -104,6 +106,9 @@ class MoleculePredictor:
         self.max_atoms = max_atoms
         self.features = features, records
         schema = self.schema
+        # Of one model without dropout: the errors of an average are different.
+        self.sets = self.tasks[0].sets if len(self.tasks) == 1 and not dropout else None
+        self.sets = None if self.sets is None else deepcopy(self.sets).cpu()
         self.collater = MoleculeCollater(schema.pair_table, schema.pairs, schema.self_pairs)
 
     @property
@@ -241,7 +246,7 @@ def predict_stream(
         found = predictor.predict(molecules, fingerprints)
         texts = (
             [f"{value:.6g}" if isinstance(value, float) else str(value) for value in column]
-            for column in named_columns(found, predictor.schema).values()
+            for column in named_columns(found, predictor.schema, predictor.sets).values()
         )
         for number, cells in enumerate(zip(*texts, strict=True)):
             record = waiting.popleft()
@@ -254,9 +259,14 @@ def predict_stream(
             yield StreamRow(record, None, cells, mark)
 
 
-def named_columns(found: Predicted, schema: MoleculeSchema) -> dict[str, list[Any]]:
+def named_columns(
+    found: Predicted, schema: MoleculeSchema, sets: ConformalSets | None = None
+) -> dict[str, list[Any]]:
     """List the entries of all columns of predictions by name."""
-    columns = property_columns(torch.from_numpy(found.values), schema)
+    values = torch.from_numpy(found.values)
+    columns = property_columns(values, schema)
+    if sets is not None:
+        columns |= sets.columns(values)
     if found.deviation is not None:
         # Of several classes, the largest deviation.
         each = torch.from_numpy(found.deviation).unflatten(1, (schema.num_tasks, -1)).amax(2)
@@ -269,7 +279,8 @@ def column_names(predictor: MoleculePredictor) -> list[str]:
     """Name the columns of the predictions of a stream."""
     several = len(predictor.tasks) > 1 or predictor.dropout > 0
     row = np.zeros((1, predictor.schema.num_outputs), dtype=np.float32)
-    return [*named_columns(Predicted(row, row if several else None), predictor.schema)]
+    found = Predicted(row, row if several else None)
+    return [*named_columns(found, predictor.schema, predictor.sets)]
 
 
 class Columns(NamedTuple):
