@@ -15,9 +15,9 @@ class ConformalSets(nn.Module):
     r"""Intervals and sets that hold the target of a new molecule with a chosen probability.
 
     The score of a molecule is :math:`|y - \hat y|` for a value, :math:`1 - \hat p_y` for a class.
-    The margin of a property is the :math:`\lceil (n + 1) c \rceil`-th smallest of its :math:`n` scores,
-    for the coverage :math:`c`; a set holds everything whose score is at most the margin. If the
-    molecules are exchangeable with those of the calibration, it holds the target with a
+    The margin of a property is the :math:`\lceil (n + 1) c \rceil`-th smallest of its :math:`n`
+    scores, for the coverage :math:`c`; a set holds everything whose score is at most the margin. If
+    the molecules are exchangeable with those of the calibration, it holds the target with a
     probability of at least :math:`c`, on average over all molecules.
 
     Args:
