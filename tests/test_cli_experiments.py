@@ -54,6 +54,14 @@ def test_runs_over_seeds_beside_baselines(folder: Path, capsys) -> None:
     assert f"forest    mean                 scaled_rmse {float(row['mean']):.4g} ± " in said
     assert Path("runs/small/version_0/repeated.png").read_bytes().startswith(b"\x89PNG")
 
+    # The same command adds runs to a table, and no others.
+    table = "runs/small/version_0/repeated.csv"
+    more = ["repeat", "--config", "small.yaml", "--output", table, "--times"]
+    assert run(*more, "2", "--baselines") == 0
+    assert capsys.readouterr().out.count("done before") == 2
+    assert len(list(Path("runs/small").iterdir())) == 6
+    assert "the table is of other settings" in complaint(capsys, *more, "2")
+
 
 @pytest.mark.long
 def test_runs_over_folds(folder: Path) -> None:
@@ -126,7 +134,13 @@ def test_trees_are_repeated_too(folder: Path, capsys) -> None:
     Path("trees.yaml").write_text(yaml.safe_dump(TREES), encoding="utf-8")
     assert run("repeat", "--config", "trees.yaml", "--times", "2", "--output", "o.csv") == 0
     assert "network   all                  accuracy" in capsys.readouterr().out
-    assert {row["metric"] for row in rows_of("o.csv")} >= {"accuracy", "loss"}
+    first = rows_of("o.csv")
+    assert {row["metric"] for row in first} >= {"accuracy", "loss"}
+    assert run("repeat", "--config", "trees.yaml", "--times", "3", "--output", "o.csv") == 0
+    assert "done before" in capsys.readouterr().out
+    for before, now in zip(first, rows_of("o.csv"), strict=True):
+        assert now["runs"] == "3" and now["run_3"]
+        assert [now["run_1"], now["run_2"]] == [before["run_1"], before["run_2"]]
 
 
 def test_the_shipped_space_has_options_of_the_shipped_settings(capsys) -> None:

@@ -1,9 +1,11 @@
 """Run ``fit`` many times: over seeds or folds for deviations, or to choose options."""
 
+import csv
 import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +55,9 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) 
     parser = OneLineArguments(
         "pyg-dynbatch repeat",
         "Train and test with the seeds S, S+1, ..., which also split the data, or on each of the "
-        "folds of a split by kfold, and write one table of means and standard deviations. All "
-        "options of 'fit' are available too, such as --config.",
+        "folds of a split by kfold, and write one table of means and standard deviations. With "
+        "--output, the same command continues after an interruption. All options of 'fit' are "
+        "available too, such as --config.",
     )
     add = parser.add_argument
     add("--times", type=int, metavar="N", help="runs (default: 5, or the number of folds)")
@@ -66,21 +69,30 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) 
         parser.error(f"argument --times: expected at least 2, got {own.times}")
     prepare_process()
     check_outputs("repeat", [own.output], options)
-    variants = _variants(_run(ParsedCLI, "fit", options).plain_config(), own.times)
-    runs: Runs = {}
+    config = _run(ParsedCLI, "fit", options).plain_config()
+    variants = _variants(config, own.times)
+    models = {"network": partial(_run, TaskCLI, "fit")}
+    for name, cli in baselines.items() if own.baselines else ():
+        models[name] = partial(_run, cli, "test")
+    settings = _digest([config, [*models]])
+    runs = read_repeated(Path(own.output), settings) if own.output else {}
     for number, words in enumerate(variants, 1):
+        if number <= max(map(len, runs.values()), default=0):
+            print(f"run {number} of {len(variants)}: done before")
+            continue
         print(f"run {number} of {len(variants)}: {' '.join(words)}")
-        done = _run(TaskCLI, "fit", [*options, *words])
-        output = Path(own.output or (folder_of(done.trainer) or Path()) / "repeated.csv")
-        own.output = output
-        _collect(runs, "network", done)
-        for name, cli in baselines.items() if own.baselines else ():
-            _collect(runs, name, _run(cli, "test", [*options, *words]))
-        write_repeated(output, runs)  # now, in case a later run fails
-    for line in summary(runs, done.model.main_metric):
-        print(line)
-    picture = draw_runs(output.with_suffix(".png"), runs, done.model.main_metric)
-    print(f"runs:             {output}\npicture:          {picture}")
+        done = {name: _folder(run([*options, *words])) for name, run in models.items()}
+        own.output = own.output or str(done["network"] / "repeated.csv")
+        for name, folder in done.items():
+            for task, metric, value in tested_scores(folder):
+                runs.setdefault((name, task, metric), []).append(value)
+        write_repeated(Path(own.output), runs, settings)  # now, in case a later run fails
+    metrics = [metric for _, _, metric in runs]
+    main = config["checkpoint"]["monitor"].rpartition("/")[2]
+    main = main if main in metrics else metrics[0]
+    print(*summary(runs, main), sep="\n")
+    picture = draw_runs(Path(own.output).with_suffix(".png"), runs, main)
+    print(f"runs:             {own.output}\npicture:          {picture}")
     return 0
 
 
@@ -102,28 +114,43 @@ def _variants(config: Mapping[str, Any], times: int | None) -> list[list[str]]:
     return found
 
 
-def _collect(runs: Runs, model: str, done: TaskCLI) -> None:
+def _folder(done: TaskCLI) -> Path:
     folder = folder_of(done.trainer)
-    scores = {} if folder is None else tested_scores(folder)
-    if not scores:
+    if folder is None or not tested_scores(folder):
         what, got = "repeat: a run has no results of a test", folder or "no folder of a run"
         raise mismatch(ValueError, what, "a CSVLogger, and no fast_dev_run", got)
-    for task, named in scores.items():
-        for metric, value in named.items():
-            runs.setdefault((model, task, metric), []).append(value)
+    return folder
 
 
-def write_repeated(path: Path, runs: Runs) -> None:
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_repeated(path: Path, runs: Runs, settings: str) -> None:
     """Write a row per model, property and metric: mean, deviation, and the result of each run."""
-    most = max(map(len, runs.values()))
-    names = ["model", "task", "metric", "runs", "mean", "deviation"]
-    rows = []
-    for key, values in runs.items():
-        each = [*values, *[np.nan] * (most - len(values))]
-        rows.append([*key, len(values), *_spread(values), *each])
-    names += [f"run_{number}" for number in range(1, most + 1)]
+    count = max(map(len, runs.values()))
+    names = ["model", "task", "metric", "runs", "mean", "deviation", "settings"]
+    names += [f"run_{number}" for number in range(1, count + 1)]
+    rows = [[*key, count, *_spread(each), settings, *each] for key, each in runs.items()]
     columns = (np.array(column, dtype=object) for column in zip(*rows, strict=True))
     write_table(path, dict(zip(names, columns, strict=True)))
+
+
+def read_repeated(path: Path, settings: str) -> Runs:
+    """Read the runs of a table that is continued; none if there is no table."""
+    if not path.is_file():
+        return {}
+    runs: Runs = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row.get("settings") != settings:
+                what, hint = "repeat: the table is of other settings", "another --output"
+                raise mismatch(
+                    ValueError, what, settings, row.get("settings"), where=path, hint=hint
+                )
+            each = [row[f"run_{number}"] for number in range(1, int(row["runs"]) + 1)]
+            runs[row["model"], row["task"], row["metric"]] = [float(one or "nan") for one in each]
+    return runs
 
 
 def _spread(values: list[float]) -> tuple[float, float]:
@@ -253,8 +280,7 @@ def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) 
     study = optuna.create_study(
         storage=storage, study_name="tune", direction=mode, load_if_exists=True
     )
-    facts = json.dumps([config, space], sort_keys=True)
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+    digest = _digest([config, space])
     if (noted := study.user_attrs.get("settings", digest)) != digest:
         what, hint = "tune: the study is of other settings or another space", "--study NEW_FILE"
         raise mismatch(ValueError, what, noted, digest, where=path, hint=hint)
