@@ -15,6 +15,7 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from pyg_dynbatch.molecules.descriptors import DESCRIPTORS
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.rdkit_access import MoleculeError
 from pyg_dynbatch.molecules.task import MoleculeProperty, TargetScale
 from pyg_dynbatch.nn.readout import StandardizedInputs
 from pyg_dynbatch.training.command import TaskCLI, class_of, prepare_process, with_run
@@ -75,12 +76,18 @@ class Baseline(nn.Module):
         return chance[..., 1].logit() if self.kind == "binary" else chance.log().flatten(1)
 
     def _described(self, texts: Iterable[str]) -> Float32[np.ndarray, "molecule descriptor"]:
-        rows = [self.descriptors.row(self.featurizer.prepare(text)) for text in texts]
-        return np.stack(rows) if rows else np.zeros((0, self.inputs.num_inputs), np.float32)
+        rows = [np.zeros((0, self.inputs.num_inputs), np.float32)]
+        for text in texts:
+            try:
+                row = self.descriptors.row(self.featurizer.prepare(text))
+            except MoleculeError:  # a bad row that the data keep as a blank molecule
+                row = np.full(self.inputs.num_inputs, np.nan, np.float32)
+            rows.append(row[None])
+        return np.concatenate(rows)
 
     def _scaled(self, rows: Float32[np.ndarray, "molecule descriptor"]) -> np.ndarray:
         if self.method == "forest":
-            return rows
+            return np.nan_to_num(rows)
         return self.inputs.cpu()(torch.from_numpy(rows)).numpy()
 
     def _fitted(
@@ -106,12 +113,7 @@ class Baseline(nn.Module):
 
     def _candidates(self, values: int) -> list[Any]:
         """Return models to choose from on validation."""
-        try:
-            from sklearn import dummy, ensemble, linear_model
-        except ImportError as error:
-            hint = 'pip install "pyg_dynbatch[baseline]"'
-            what = "baseline: scikit-learn cannot be imported"
-            raise mismatch(ImportError, what, got=error, hint=hint) from error
+        dummy, ensemble, linear_model = _library()
         if self.method == "forest":
             kind = ensemble.RandomForestClassifier
             kind = kind if self.classes else ensemble.RandomForestRegressor
@@ -133,6 +135,16 @@ class Baseline(nn.Module):
         return chance
 
 
+def _library() -> tuple[Any, Any, Any]:
+    try:
+        from sklearn import dummy, ensemble, linear_model
+    except ImportError as error:
+        hint = 'pip install "pyg_dynbatch[baseline]"'
+        what = "baseline: scikit-learn cannot be imported"
+        raise mismatch(ImportError, what, got=error, hint=hint) from error
+    return dummy, ensemble, linear_model
+
+
 class BaselineCLI(TaskCLI):
     """Test a baseline in place of the model of a configuration."""
 
@@ -140,6 +152,8 @@ class BaselineCLI(TaskCLI):
 
     def __init__(self, method: str) -> None:
         self.method = method
+        _library()  # before hours of other work
+        sys.argv += ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
         super().__init__()
 
     def before_instantiate_classes(self) -> None:
@@ -159,6 +173,9 @@ class BaselineCLI(TaskCLI):
         task.fit_targets(data.targets("train"))
         seed = int(self.config["test"]["seed_everything"])
         task.network = Baseline(data, self.method, task.scale, seed)
+        self.trainer.validate(task, data, verbose=False)
+        name = f"val/{task.main_metric}"
+        print(f"{name}: {float(self.trainer.callback_metrics[name]):.4f}")
 
 
 BASELINES = {method: partial(BaselineCLI, method) for method in METHODS}

@@ -23,6 +23,7 @@ from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
 Runs = dict[tuple[str, str, str], list[float]]
 """The results of all runs by model, property and metric."""
+_MOST_SHOWN = 13  # properties
 
 
 class ParsedCLI(TaskCLI):
@@ -161,18 +162,24 @@ def _spread(values: list[float]) -> tuple[float, float]:
 
 
 def summary(runs: Runs, metric: str) -> list[str]:
-    """Format the main metric of every model and property."""
+    """Format the main metric of every model and of the properties that are shown."""
     lines = []
     for (model, task, name), values in runs.items():
-        if name == metric:
+        if name == metric and task in _shown(runs, metric):
             mean, deviation = _spread(values)
             lines.append(f"{model:<9} {task:<20} {name} {mean:.4g} ± {deviation:.2g}")
     return lines
 
 
+def _shown(runs: Runs, metric: str) -> list[str]:
+    """Choose the first properties and the last, which is the mean."""
+    tasks = list(dict.fromkeys(task for _, task, name in runs if name == metric))
+    return tasks if len(tasks) <= _MOST_SHOWN else [*tasks[: _MOST_SHOWN - 1], tasks[-1]]
+
+
 def draw_runs(path: Path, runs: Runs, metric: str) -> Path:
     """Draw a dot per run, and a line at their mean, for every property."""
-    tasks = list(dict.fromkeys(task for _, task, name in runs if name == metric))
+    tasks = _shown(runs, metric)
     models = list(dict.fromkeys(model for model, _, _ in runs))
     figure, axes = panels(len(tasks), 4, 3.2, 2.6)
     for panel, task in zip(axes, tasks, strict=True):
@@ -219,9 +226,10 @@ def run_tune(argv: list[str]) -> int:
         return float("nan") if keeper.best_model_score is None else float(keeper.best_model_score)
 
     complete = (optuna.trial.TrialState.COMPLETE,)
-    if len(study.get_trials(states=complete)) < own.trials:
+    if (left := own.trials - len(study.get_trials(states=complete))) > 0:
+        # The callback counts the trials of other processes too.
         enough = optuna.study.MaxTrialsCallback(own.trials, states=complete)
-        study.optimize(objective, callbacks=[enough])
+        study.optimize(objective, n_trials=left, callbacks=[enough])
     best = study.best_trial
     words = [
         word for name, text in best.user_attrs["words"].items() for word in (f"--{name}", text)
