@@ -337,7 +337,7 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     assert run("fit", "--config", "chosen.yaml", "--trainer.fast_dev_run", "true") == 0
     capsys.readouterr()
     argv = ["featurize", "--input", "some.csv", "--output", "packed", "--bad", "blank"]
-    assert run(*argv, "--descriptors", "rdkit") == 0
+    assert run(*argv, "--descriptors", "rdkit", "morgan") == 0
     packed = PackedMolecules("packed")
     assert packed.descriptors.shape == (3, len(packed.descriptor_names))
     known = ~torch.from_numpy(packed.descriptors).isnan()
@@ -366,11 +366,11 @@ def test_averaged_and_calibrated_weights_predict_alike_everywhere(folder: Path, 
 def test_null_switches_descriptors_off(folder: Path, capsys) -> None:
     key = "--data.init_args.featurizer.init_args"
     argv = ["fit", "--config", "small.yaml", f"{key}.descriptors", "rdkit"]
-    for value in ("rdkit", "null"):
+    for value in ("rdkit", "[rdkit, morgan]", "null"):
         given = [f"{key}.descriptors={value}", f"{key}.chirality=null"]
         assert run(*argv, *given, "--print_config") == 0
         settings = yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["featurizer"]
-        assert settings["init_args"]["descriptors"] == (value if value == "rdkit" else None)
+        assert settings["init_args"]["descriptors"] == yaml.safe_load(value)
         assert settings["init_args"]["chirality"] is None
 
 

@@ -14,6 +14,9 @@ _COMMANDS = {
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split, and draw its predictions",
     "predict": "write predictions to a table, of a split or of molecules, trees or JSON documents",
+    "baseline": "measure scikit-learn's models of molecules on the split of a configuration",
+    "repeat": "train and test several times, for means and deviations in one table",
+    "tune": "choose options on the validation split by Optuna",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
     "merge": "join the shards of featurize --shard or predict --shard",
@@ -35,6 +38,8 @@ examples:
   pyg-dynbatch test --run runs/sst/version_0
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
   pyg-dynbatch ensemble --config configs/esol.yaml --members 5
+  pyg-dynbatch baseline --config configs/esol.yaml
+  pyg-dynbatch repeat --config configs/esol.yaml --times 5 --baselines
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
   pyg-dynbatch featurize --input molecules.smi.gz --output packed --shard 0/8
@@ -146,16 +151,29 @@ def _dispatch(argv: list[str]) -> int:
     has_file = bool({"--checkpoint", "--input"} & {word.split("=")[0] for word in options})
     if command == "explain" or (command == "predict" and has_file):
         return _run_on_file(command, options)
-    if command != "ensemble" and options[:1] in (["-h"], ["--help"]):
+    own_help = ("baseline", "ensemble", "repeat", "tune")
+    if command not in own_help and options[:1] in (["-h"], ["--help"]):
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
         print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
     import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
+    if command in ("baseline", "repeat", "tune"):
+        return _run_experiment(command, options)
     if command == "ensemble":
         return run_ensemble(options)
     return run_lightning(["--help" if word == "--help_all" else word for word in argv])
+
+
+def _run_experiment(command: str, options: list[str]) -> int:
+    """Measure baselines, or run ``fit`` many times."""
+    from pyg_dynbatch.molecules.baseline import BASELINES, run_baseline
+    from pyg_dynbatch.training.experiments import run_repeat, run_tune
+
+    if command == "baseline":
+        return run_baseline(options)
+    return run_repeat(options, BASELINES) if command == "repeat" else run_tune(options)
 
 
 def _run_on_file(command: str, options: list[str]) -> int:

@@ -5,7 +5,9 @@
 from pyg_dynbatch.loading import allow_batches
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, bonds_of
 from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
-from pyg_dynbatch.molecules.descriptors import MoleculeDescriptors, RDKitDescriptors
+from pyg_dynbatch.molecules.descriptors import (
+    FeatureFile, MoleculeDescriptors, MorganCounts, RDKitDescriptors,
+)
 from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
@@ -29,12 +31,13 @@ from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 __all__ = [
     "AtomFeatures", "BracketedTree", "Coverage", "DeepChemAtoms", "DeepChemPairs",
-    "DoubleBondStereo", "DynTreeData", "KearnesAtoms", "KearnesPairs", "MoleculeColumns",
-    "MoleculeData", "MoleculeDescriptors", "MoleculeError", "MoleculeFeaturizer", "PairFeatures",
-    "PairTable", "ParsedTree", "RDKitDescriptors", "RawMolecule", "TreeColumns", "Vocabulary",
-    "WordVectors", "allow_batches", "bonds_of", "canonical_smiles", "forest_to_data",
-    "from_edge_index", "from_nested", "from_networkx", "from_nltk", "from_parents",
-    "murcko_scaffold", "parse_bracketed", "parse_mol_block", "parse_parents", "parse_smiles",
-    "rdkit_data_folder", "rdkit_version", "read_molecules", "read_word_vectors", "sentence_vectors",
-    "to_bracketed", "to_nested", "to_networkx", "to_nltk", "to_parents", "unescape",
+    "DoubleBondStereo", "DynTreeData", "FeatureFile", "KearnesAtoms", "KearnesPairs",
+    "MoleculeColumns", "MoleculeData", "MoleculeDescriptors", "MoleculeError", "MoleculeFeaturizer",
+    "MorganCounts", "PairFeatures", "PairTable", "ParsedTree", "RDKitDescriptors", "RawMolecule",
+    "TreeColumns", "Vocabulary", "WordVectors", "allow_batches", "bonds_of", "canonical_smiles",
+    "forest_to_data", "from_edge_index", "from_nested", "from_networkx", "from_nltk",
+    "from_parents", "murcko_scaffold", "parse_bracketed", "parse_mol_block", "parse_parents",
+    "parse_smiles", "rdkit_data_folder", "rdkit_version", "read_molecules", "read_word_vectors",
+    "sentence_vectors", "to_bracketed", "to_nested", "to_networkx", "to_nltk", "to_parents",
+    "unescape",
 ]

@@ -13,6 +13,7 @@ from pyg_dynbatch.molecules.predict import MoleculePredictor
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import AveragedProperties, MoleculeProperty
+from pyg_dynbatch.molecules.transfer import Pretrained
 from pyg_dynbatch.trees.datamodules import (
     ListOpsData, SICKData, SSTData, TreeDataModule, TreeFileData,
 )
@@ -23,6 +24,6 @@ __all__ = [
     "AveragedProperties", "DocumentFileData", "DocumentPrediction", "DocumentPredictor",
     "ListOpsData", "MoleculeDataModule", "MoleculeFileData", "MoleculeNetData",
     "MoleculePredictor", "MoleculeProperty", "MoleculeSchema", "NCIData", "PackedMoleculeData",
-    "SICKData", "SSTData", "SplitOptions", "TreeClassification", "TreeDataModule", "TreeFileData",
+    "Pretrained", "SICKData", "SSTData", "SplitOptions", "TreeClassification", "TreeDataModule", "TreeFileData",
     "TreePredictor", "TreeRelatedness", "TreeTask", "explain",
 ]

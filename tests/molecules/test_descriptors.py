@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from rdkit import Chem, rdBase
-from rdkit.Chem import Descriptors
+from rdkit.Chem import Descriptors, rdFingerprintGenerator
 
-from pyg_dynbatch.data import MoleculeFeaturizer, RDKitDescriptors
+from pyg_dynbatch.data import MoleculeFeaturizer, MorganCounts, RDKitDescriptors
 from pyg_dynbatch.molecules import descriptors
 from tests.molecules.own_features import GivenRow, MarkedCharge
 from tests.molecules.writings import ODD, fingerprint
@@ -198,14 +198,14 @@ def test_specs_with_and_without() -> None:
     assert plain.descriptor_names == ()
     few = MoleculeFeaturizer(descriptors=RDKitDescriptors(FEW))
     spec = json.loads(json.dumps(few.spec))
-    assert spec["descriptors"]["names"] == list(FEW)
+    assert spec["descriptors"][0]["names"] == list(FEW)
     again = MoleculeFeaturizer.from_spec(spec)
     assert again.descriptor_names == FEW and again.digest == few.digest != plain.digest
     assert torch.equal(again("CCO").descriptor, few("CCO").descriptor)
     del spec["descriptors"]
     assert MoleculeFeaturizer.from_spec(spec).digest == plain.digest
     # All of them are written out by name, so that a later RDKit with more gives the same.
-    whole = MoleculeFeaturizer(descriptors="rdkit").spec["descriptors"]
+    (whole,) = MoleculeFeaturizer(descriptors="rdkit").spec["descriptors"]
     assert whole["options"]["names"] == whole["names"] == list(RDKitDescriptors().names)
     pickled = pickle.loads(pickle.dumps(MoleculeFeaturizer(descriptors="rdkit")))
     assert pickled.descriptor_names == RDKitDescriptors().names
@@ -213,12 +213,41 @@ def test_specs_with_and_without() -> None:
 
 def test_a_spec_of_other_descriptors_is_an_error() -> None:
     spec = json.loads(json.dumps(MoleculeFeaturizer(descriptors=RDKitDescriptors(FEW)).spec))
-    spec["descriptors"]["names"][0] = "something"
+    spec["descriptors"][0]["names"][0] = "something"
     with pytest.raises(ValueError, match="names of RDKitDescriptors are not those"):
         MoleculeFeaturizer.from_spec(spec)
-    spec["descriptors"]["class"] = "tests.molecules.own_features:Mass"
+    spec["descriptors"][0]["class"] = "tests.molecules.own_features:Mass"
     with pytest.raises(ValueError, match="a subclass of MoleculeDescriptors"):
         MoleculeFeaturizer.from_spec(spec)
+
+
+def test_morgan_counts_beside_other_descriptors() -> None:
+    both = MoleculeFeaturizer(descriptors=["rdkit", "morgan"])
+    first = len(RDKitDescriptors().names)
+    assert len(both.descriptor_names) == first + 2048
+    assert both.descriptor_names[first] == "morgan_0"
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    mol = Chem.MolFromSmiles("CC(=O)Oc1ccccc1C(=O)O")
+    row = both("CC(=O)Oc1ccccc1C(=O)O").descriptor[0]
+    assert row[first:].tolist() == list(generator.GetCountFingerprint(mol))
+    assert row[first:].max() > 1
+    again = MoleculeFeaturizer.from_spec(json.loads(json.dumps(both.spec)))
+    assert again.digest == both.digest and again.descriptor_names == both.descriptor_names
+    pickled = pickle.loads(pickle.dumps(both))
+    assert torch.equal(pickled("CCO").descriptor[0, first:], both("CCO").descriptor[0, first:])
+
+
+def test_morgan_counts_have_options() -> None:
+    isomers = ("C[C@H](N)O", "C[C@@H](N)O")
+    for chirality in (False, True):
+        part = MorganCounts(radius=2, size=64, chirality=chirality)
+        one, other = (part.row(Chem.MolFromSmiles(text)).tolist() for text in isomers)
+        assert (one != other) is chirality
+    for options in ({"radius": -1}, {"size": 0}):
+        with pytest.raises(ValueError, match="an option is out of range"):
+            MorganCounts(**options)
+    with pytest.raises(ValueError, match="two descriptors have the same name"):
+        MoleculeFeaturizer(descriptors=[MorganCounts(1, 8), MorganCounts(2, 8)])
 
 
 def test_describes_its_descriptors() -> None:

@@ -135,6 +135,29 @@ def test_hydrogens_become_atoms_after_the_others() -> None:
     assert torch.equal(kearnes.x[:4, :13], KEARNES("C[C@H](N)O").x[:, :13])
 
 
+def test_standardising_makes_writings_of_one_compound_equal() -> None:
+    steps = {
+        "fragments": "largest",
+        "standardize": ["tautomer", "neutral"],
+        "descriptors": "morgan",
+    }
+    featurizer = MoleculeFeaturizer(**steps)
+    salt, neutral = featurizer("[Na+].[O-]C(=O)c1cccc(O)n1"), featurizer("OC(=O)c1cccc(=O)[nH]1")
+    assert torch.equal(salt.descriptor, neutral.descriptor)
+    assert salt.x.sum(0).tolist() == neutral.x.sum(0).tolist()
+    raw = MoleculeFeaturizer(fragments="largest", descriptors="morgan")
+    assert not torch.equal(raw("Oc1ccccn1").descriptor, raw("O=c1cccc[nH]1").descriptor)
+    # Atoms stay in the order of the input, also where pictures are drawn.
+    mol = featurizer.prepare("[Na+].[O-]c1cccc[nH+]1")
+    assert [atom.GetIntProp("input_atom") for atom in mol.GetAtoms()] == [1, 2, 3, 4, 5, 6, 7]
+    assert Chem.MolToSmiles(mol) == "O=c1cccc[nH]1"
+    again = MoleculeFeaturizer.from_spec(json.loads(json.dumps(featurizer.spec)))
+    assert again.digest == featurizer.digest != raw.digest
+    assert again.standardize == ("tautomer", "neutral")
+    with pytest.raises(ValueError, match="standardize is unknown"):
+        MoleculeFeaturizer(standardize=["salts"])
+
+
 def test_fragments() -> None:
     salt = "[Na+].[Cl-].CCO"
     assert KEARNES(salt).num_nodes == 5

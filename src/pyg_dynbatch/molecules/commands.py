@@ -99,6 +99,8 @@ def _predict_parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
     add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
     add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
+    text = "their numbers, if trained with a FeatureFile: CSV, or .npy in the order of the input"
+    add("--features", metavar="FILE", help=text)
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     _add_shard(parser)
     return parser
@@ -114,12 +116,12 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     paths, written = options.checkpoint, (options.output, options.fingerprints)
     check_outputs("predict", written, [options.input, *paths])
     first = MoleculeProperty.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
-    predictor = MoleculePredictor(
-        [first, *paths[1:]], options.device, options.dropout, options.max_pairs, options.max_atoms
-    )
+    given = (options.device, options.dropout, options.max_pairs, options.max_atoms)
+    features = (options.features, options.input)
+    predictor = MoleculePredictor([first, *paths[1:]], *given, *features)
     files = PredictionFiles(*written, identity=_identity(options))
-    given = (options.input, options.narrow, options.workers)
-    predict_file(partial(read_input, options), predictor, files, *given)
+    narrow = (options.input, options.narrow, options.workers)
+    predict_file(partial(read_input, options), predictor, files, *narrow)
     if files.bad == files.rows:
         got = f"{files.rows:,} bad records, the first {files.reason}"
         what = "predict: no record is a molecule"
@@ -134,6 +136,8 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
 
 
 def _predict_shard(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.features is not None:
+        parser.error("argument --features: shards use the file of the checkpoint")
     if options.output == "-":
         parser.error("argument --shard: expected a folder as --output, got standard output")
     names = ("narrow", "dropout", "max_pairs", "max_atoms", "device", "fingerprints", "block_size")
@@ -169,8 +173,11 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--missing", nargs="+", default=[], metavar="TEXT", help="cells that are missing labels")
     add("--atoms", default="kearnes", help="atom features: kearnes or deepchem")
     add("--pairs", default="kearnes", help="pair features: kearnes or deepchem")
-    add("--descriptors", help="descriptors of whole molecules: rdkit (default: none)")
+    text = "descriptors of whole molecules: rdkit, morgan (default: none)"
+    add("--descriptors", nargs="+", metavar="NAME", help=text)
     add("--fragments", default="all", help="all or largest")
+    steps = ("neutral", "tautomer")
+    add("--standardize", nargs="+", choices=steps, default=[], help="steps before featurizing")
     add("--explicit-hydrogens", action="store_true", help="treat hydrogens as atoms")
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
     add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
@@ -190,6 +197,7 @@ def run_featurize(argv: list[str]) -> int:
         options.pairs,
         explicit_hydrogens=options.explicit_hydrogens,
         fragments=options.fragments,
+        standardize=options.standardize,
         max_atoms=options.max_atoms,
         descriptors=options.descriptors,
     )
@@ -391,7 +399,8 @@ class _Writer:
             numbers = [labels[first][0], labels[second][0]]
             self.pairs.writerow([record.row, *numbers, far, f"{value:.6g}"])
         yield self._draw(record, mol, found)
-        named = named_columns(self.predictor.predict([molecule]), self.predictor.schema)
+        given = (self.predictor.schema, self.predictor.sets)
+        named = named_columns(self.predictor.predict([molecule]), *given)
         yield _table([(name, f"{column[0]:.4g}") for name, column in named.items()])
         if rows:
             atoms = _table(rows, _ATOM_COLUMNS)

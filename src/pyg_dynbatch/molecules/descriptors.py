@@ -1,17 +1,29 @@
-"""Descriptors of a whole molecule, one row of numbers: RDKit's, or your own."""
+"""Descriptors of a whole molecule, one row of numbers: RDKit's, Morgan counts, or your own."""
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import existing, sha256_of
 from pyg_dynbatch.molecules.features import FeaturePart
-from pyg_dynbatch.molecules.rdkit_access import Mol, rdkit_module
+from pyg_dynbatch.molecules.files import read_molecules
+from pyg_dynbatch.molecules.rdkit_access import (
+    Mol,
+    MoleculeError,
+    canonical_smiles,
+    parse_mol_block,
+    rdkit_module,
+)
+
+AS_GIVEN = "as_given"
+"""Property of molecules: the SMILES they were read from."""
 
 # What RDKit raises where a descriptor is undefined: the maximum of nothing or the logarithm of 0
 # (ValueError, to which numpy's LinAlgError belongs), a division by zero or a number too large for
@@ -124,12 +136,130 @@ class RDKitDescriptors(MoleculeDescriptors):
         return finite_or_nan(found)
 
 
-def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, " descriptor"]:
+class MorganCounts(MoleculeDescriptors):
+    """How often each environment of an atom occurs, folded to a number of columns by a hash.
+
+    Args:
+        radius: Bonds from the centre to the edge of the largest environments; 2 is ECFP4.
+        size: Number of columns.
+        chirality: Whether stereo isomers differ.
+
+    Raises:
+        ValueError: If the radius is negative, or the size less than 1.
+
+    Reference:
+        Rogers, Hahn (2010), doi:10.1021/ci100050t.
+
+    Example:
+        >>> from rdkit import Chem
+        >>> MorganCounts(radius=0, size=64).row(Chem.MolFromSmiles("CCO")).sum().item()
+        3.0
+    """
+
+    def __init__(self, radius: int = 2, size: int = 2048, chirality: bool = False) -> None:
+        if radius < 0 or size < 1:
+            what, expected = "MorganCounts: an option is out of range", "radius >= 0, size >= 1"
+            raise mismatch(ValueError, what, expected, f"radius {radius}, size {size}")
+        options = {"radius": radius, "size": size, "chirality": chirality}
+        super().__init__([f"morgan_{column}" for column in range(size)], options)
+
+    def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
+        """Count the environments."""
+        generator = _generator(*self.options.values())
+        return generator.GetCountFingerprintAsNumPy(mol).astype(np.float32)
+
+
+class FeatureFile(MoleculeDescriptors):
+    r"""Numbers from a file, found by the SMILES of a molecule as it is written.
+
+    Hashes of the files are kept with the names of the columns, so that training cannot go on, and
+    packed molecules are not used, after a file has changed. To predict other molecules,
+    ``pyg-dynbatch predict --features`` names a file with their numbers.
+
+    Args:
+        file: A CSV or TSV file whose columns, except that of the SMILES, are numbers, or an
+            ``.npy`` file of one row per record, such as ``predict --fingerprints`` writes.
+        records: The molecules of the rows of an ``.npy`` file.
+        smiles_column: Column of the SMILES; found by its name by default.
+
+    Raises:
+        FileNotFoundError: If a file does not exist.
+        ValueError: If a file cannot be read, the numbers of rows and records differ, or a
+            molecule occurs twice with different numbers.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp()) / "measured.csv"
+        >>> size = path.write_text("smiles,pKa\nCO,15.5\nCCO,15.9\n")
+        >>> from pyg_dynbatch.data import MoleculeFeaturizer
+        >>> MoleculeFeaturizer(descriptors=FeatureFile(str(path)))("CO").descriptor.tolist()
+        [[15.5]]
+    """
+
+    def __init__(
+        self, file: str, records: str | None = None, smiles_column: str | None = None
+    ) -> None:
+        hashes = [sha256_of(existing(path, "a file")) for path in (file, records) if path]
+        read = partial(read_molecules, records or file, smiles_column=smiles_column)
+        if (records is None) == file.endswith(".npy"):
+            what, expected = (
+                "FeatureFile: records do not fit",
+                "records for an .npy file, else none",
+            )
+            raise mismatch(ValueError, what, expected, repr(records), where=file)
+        if records is None:
+            names = list(next(read()).extra)
+            listed = list(read(target_columns=names))
+            rows = np.array([record.targets for record in listed], dtype=float)
+        else:
+            listed, rows = list(read()), np.load(file)
+            if rows.ndim != 2 or len(rows) != len(listed):
+                what, expected = "FeatureFile: rows do not match", f"[{len(listed)}, columns]"
+                raise mismatch(ValueError, what, expected, list(rows.shape), where=file)
+            names = [f"feature_{column}" for column in range(rows.shape[1])]
+        options = {"file": file, "records": records, "smiles_column": smiles_column}
+        super().__init__(names, options)
+        self.columns["sha256"] = hashes
+        self.file = file
+        self.rows = finite_or_nan(rows)
+        self.row_of: dict[str, int] = {}
+        for number, record in enumerate(listed):
+            text = record.smiles
+            if text is None:  # of an SDF file
+                text = canonical_smiles(parse_mol_block(record.block or ""))
+            first = self.row_of.setdefault(text, number)
+            pair = self.rows[first], self.rows[number]
+            if first != number and not np.allclose(*pair, 1e-3, 1e-4, True):
+                what = "FeatureFile: a molecule occurs twice with different numbers"
+                where = f"{file}, records {first} and {number}"
+                raise mismatch(ValueError, what, "one row per molecule", text, where=where)
+
+    def row(self, mol: Mol) -> Float32[np.ndarray, " descriptor"]:
+        """Look up the numbers."""
+        text = mol.GetProp(AS_GIVEN) if mol.HasProp(AS_GIVEN) else canonical_smiles(mol)
+        if text not in self.row_of:
+            raise MoleculeError(f"it is not in the file of features {self.file}", smiles=text)
+        return self.rows[self.row_of[text]]
+
+
+DESCRIPTORS = {"rdkit": RDKitDescriptors, "morgan": MorganCounts}
+"""Descriptors that can be given by name."""
+
+
+def finite_or_nan(values: np.ndarray) -> Float32[np.ndarray, "..."]:
     """Convert numbers to float32, and those that it cannot hold to NaN."""
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     single[~np.isfinite(single)] = np.nan
     return single
+
+
+@cache
+def _generator(radius: int, size: int, chirality: bool) -> Any:
+    # Not an attribute of the part, because it cannot be pickled.
+    module = rdkit_module("Chem.rdFingerprintGenerator")
+    return module.GetMorganGenerator(radius=radius, fpSize=size, includeChirality=chirality)
 
 
 @cache

@@ -15,7 +15,12 @@ import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
-from pyg_dynbatch.molecules.descriptors import MoleculeDescriptors, RDKitDescriptors, finite_or_nan
+from pyg_dynbatch.molecules.descriptors import (
+    AS_GIVEN,
+    DESCRIPTORS,
+    MoleculeDescriptors,
+    finite_or_nan,
+)
 from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, part_from_spec, part_to_spec
 from pyg_dynbatch.molecules.kearnes import KearnesAtoms, KearnesPairs
 from pyg_dynbatch.molecules.pair_table import PairTable
@@ -27,6 +32,7 @@ from pyg_dynbatch.molecules.rdkit_access import (
     parse_smiles,
     rdkit_version,
     sanitized_copy,
+    standardized,
 )
 
 
@@ -52,6 +58,19 @@ def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray
         reason = f"{name}: feature {part.names[column]!r} is {rows[atom, column]}, not finite"
         raise MoleculeError(reason, atom)
     return rows
+
+
+def _descriptors_named(given: str | MoleculeDescriptors) -> MoleculeDescriptors:
+    if not isinstance(given, str):
+        return given
+    _check_choice("descriptors", given, list(DESCRIPTORS))
+    return DESCRIPTORS[given]()
+
+
+def _checked_row(row: Any, part: MoleculeDescriptors) -> Float32[np.ndarray, " descriptor"]:
+    name, hint = type(part).__name__, "np.float32, NaN where undefined"
+    _check_array(row, "fiub", (len(part.names),), f"{name}: row", hint)
+    return finite_or_nan(row)
 
 
 _SYMMETRIC = "the same code in both directions, such as the sum or minimum of both"
@@ -94,7 +113,7 @@ def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
 
 
 # Changed by every release that changes any of the features, so that stores are rebuilt.
-_FORMAT = "MoleculeFeaturizer 1"
+_FORMAT = "MoleculeFeaturizer 2"
 # Features of this package, whose results need not be checked.
 _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
 
@@ -109,11 +128,15 @@ class MoleculeFeaturizer:
             features then do not count them.
         fragments: ``"all"``, or ``"largest"``: the fragment with most heavy atoms, then the
             heaviest, then the first by canonical SMILES.
+        standardize: Steps after the choice of fragments: ``"neutral"`` (charges that protons can
+            balance are removed), ``"tautomer"`` (RDKit's canonical tautomer, without the stereo of
+            the centres and double bonds that may move).
         chirality: Whether sets given by name describe stereo; None for as published (Kearnes does).
         max_atoms: Larger molecules raise an error: the number of pairs grows quadratically.
         extra_atoms: Further atom features, appended as columns.
         extra_pairs: Further pair features; their codes multiply those of `pairs`.
-        descriptors: ``"rdkit"``, your own, or None; computed before hydrogens are added.
+        descriptors: ``"rdkit"``, ``"morgan"``, your own, several in a list, or None; computed
+            before hydrogens are added.
 
     Raises:
         ValueError: If an option is unknown, a column name appears twice, or there are more than
@@ -135,13 +158,16 @@ class MoleculeFeaturizer:
         *,
         explicit_hydrogens: bool = False,
         fragments: str = "all",
+        standardize: Sequence[str] = (),
         chirality: bool | None = None,
         max_atoms: int = 1000,
         extra_atoms: Sequence[AtomFeatures] = (),
         extra_pairs: Sequence[PairFeatures] = (),
-        descriptors: str | MoleculeDescriptors | None = None,
+        descriptors: str | MoleculeDescriptors | Sequence[str | MoleculeDescriptors] | None = None,
     ) -> None:
         _check_choice("fragments", fragments, ("all", "largest"))
+        for step in standardize:
+            _check_choice("standardize", step, ("neutral", "tautomer"))
         if max_atoms < 1:
             what = "MoleculeFeaturizer: max_atoms is too small"
             raise mismatch(ValueError, what, "at least 1", max_atoms)
@@ -152,8 +178,9 @@ class MoleculeFeaturizer:
             raise mismatch(ValueError, what, expected, chirality, hint=hint)
         self.explicit_hydrogens = explicit_hydrogens
         self.fragments = fragments
+        self.standardize = tuple(standardize)
         self.max_atoms = max_atoms
-        self._options: dict[str, Any] = {"fragments": fragments}
+        self._options: dict[str, Any] = {"fragments": fragments, "standardize": [*standardize]}
         self._options |= {"explicit_hydrogens": explicit_hydrogens, "max_atoms": max_atoms}
         if isinstance(atoms, str):
             _check_choice("atoms", atoms, ("kearnes", "deepchem"))
@@ -164,33 +191,38 @@ class MoleculeFeaturizer:
         if isinstance(pairs, str):
             _check_choice("pairs", pairs, ("kearnes", "deepchem"))
             pairs = KearnesPairs() if pairs == "kearnes" else DeepChemPairs(bool(chirality))
-        if isinstance(descriptors, str):
-            _check_choice("descriptors", descriptors, ("rdkit",))
-            descriptors = RDKitDescriptors()
+        if descriptors is None or isinstance(descriptors, str | MoleculeDescriptors):
+            descriptors = [] if descriptors is None else [descriptors]
         self._atoms = (atoms, *extra_atoms)
         self._pairs = (pairs, *extra_pairs)
-        self._descriptors = descriptors
+        self._descriptors = tuple(map(_descriptors_named, descriptors))
         self.atom_names: tuple[str, ...] = sum((part.names for part in self._atoms), ())
         self.atom_kinds: tuple[str, ...] = sum((part.kinds for part in self._atoms), ())
-        repeated = [name for name in self.atom_names if self.atom_names.count(name) > 1]
-        if repeated:
-            what = "MoleculeFeaturizer: two atom features have the same name"
-            raise mismatch(ValueError, what, "different names", repeated[0])
+        self.descriptor_names: tuple[str, ...]
+        self.descriptor_names = sum((part.names for part in self._descriptors), ())
+        for kind, names in (
+            ("atom features", self.atom_names),
+            ("descriptors", self.descriptor_names),
+        ):
+            if len(set(names)) < len(names):
+                what = f"MoleculeFeaturizer: two {kind} have the same name"
+                repeated = next(name for name in names if names.count(name) > 1)
+                raise mismatch(ValueError, what, "different names", repeated)
         self.pair_table: PairTable = pairs.table
         for extra in extra_pairs:
             self.pair_table = self.pair_table.times(extra.table)
-        self.descriptor_names: tuple[str, ...] = () if descriptors is None else descriptors.names
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describe one molecule."""
         plain = self._parsed(molecule)
         mol, descriptor = self._with_hydrogens(plain, molecule), None
-        if self._descriptors is not None:
-            # Of a copy, because descriptors may set properties of the molecule that features read.
-            row = self._descriptors.row(chem().Mol(plain))
-            name, hint = type(self._descriptors).__name__, "np.float32, NaN where undefined"
-            _check_array(row, "fiub", (len(self.descriptor_names),), f"{name}: row", hint)
-            descriptor = torch.from_numpy(finite_or_nan(row))[None]
+        if self._descriptors:
+            whole = chem().Mol(plain)  # a copy, for the property
+            if isinstance(molecule, str):
+                whole.SetProp(AS_GIVEN, molecule.strip())
+            # Of copies, because descriptors may set properties of the molecule that features read.
+            row = [_checked_row(part.row(chem().Mol(whole)), part) for part in self._descriptors]
+            descriptor = torch.from_numpy(np.concatenate(row))[None]
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         return MoleculeData(
             x=torch.from_numpy(rows),
@@ -200,7 +232,7 @@ class MoleculeFeaturizer:
         )
 
     def prepare(self, molecule: str | Mol) -> Mol:
-        """Return the molecule whose atoms are the rows: parsed, fragment chosen, hydrogens added.
+        """Return the molecule whose atoms are the rows: parsed, standardised, hydrogens added.
 
         Args:
             molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
@@ -227,7 +259,9 @@ class MoleculeFeaturizer:
         else:
             what, got = "MoleculeFeaturizer: the input is not a molecule", type(molecule).__name__
             raise mismatch(TypeError, what, "a SMILES or an rdkit.Chem.Mol", got)
-        return largest_fragment(mol) if self.fragments == "largest" else mol
+        if self.fragments == "largest":
+            mol = largest_fragment(mol)
+        return standardized(mol, self.standardize) if self.standardize else mol
 
     def _with_hydrogens(self, mol: Mol, given: str | Mol) -> Mol:
         if self.explicit_hydrogens:
@@ -283,8 +317,8 @@ class MoleculeFeaturizer:
             "atoms": [part_to_spec(part) for part in self._atoms],
             "pairs": [part_to_spec(part) for part in self._pairs],
         }
-        if self._descriptors is not None:
-            parts["descriptors"] = part_to_spec(self._descriptors)
+        if self._descriptors:
+            parts["descriptors"] = [part_to_spec(part) for part in self._descriptors]
         return {
             "format": _FORMAT,
             **parts,
@@ -329,13 +363,13 @@ class MoleculeFeaturizer:
             warnings.warn(text, stacklevel=2)
         atoms = [part_from_spec(part, AtomFeatures) for part in spec["atoms"]]
         pairs = [part_from_spec(part, PairFeatures) for part in spec["pairs"]]
-        whole = spec.get("descriptors")
+        whole = spec.get("descriptors", ())
         return cls(
             atoms[0],
             pairs[0],
             extra_atoms=atoms[1:],
             extra_pairs=pairs[1:],
-            descriptors=None if whole is None else part_from_spec(whole, MoleculeDescriptors),
+            descriptors=[part_from_spec(part, MoleculeDescriptors) for part in whole],
             **spec["options"],
         )
 
@@ -345,7 +379,7 @@ class MoleculeFeaturizer:
         Example:
             >>> print(MoleculeFeaturizer().describe())
             MoleculeFeaturizer (RDKit ..., pyg_dynbatch ...)
-            fragments=all, explicit_hydrogens=False, max_atoms=1000
+            fragments=all, standardize=[], explicit_hydrogens=False, max_atoms=1000
             atom features: 28
               0  H  bit  KearnesAtoms
               1  C  bit  KearnesAtoms
@@ -360,7 +394,7 @@ class MoleculeFeaturizer:
             for name, kind in zip(part.names, part.kinds, strict=True)
         ]
         pairs = [(name, type(part).__name__) for part in self._pairs for name in part.table.names]
-        whole = [(name, type(self._descriptors).__name__) for name in self.descriptor_names]
+        whole = [(name, type(part).__name__) for part in self._descriptors for name in part.names]
         codes = f", in {len(self.pair_table)} codes"
         groups = {
             f"atom features: {len(atoms)}": atoms,
@@ -380,12 +414,12 @@ class MoleculeFeaturizer:
     def __repr__(self) -> str:
         atoms = "+".join(type(part).__name__ for part in self._atoms)
         pairs = "+".join(type(part).__name__ for part in self._pairs)
-        whole = ""
-        if self._descriptors is not None:
-            owner = type(self._descriptors).__name__
-            whole = f"{owner}: {len(self.descriptor_names)} descriptors, "
+        whole = "+".join(type(part).__name__ for part in self._descriptors)
+        if whole:
+            whole = f"{whole}: {len(self.descriptor_names)} descriptors, "
         return (
             f"{type(self).__name__}({atoms}: {len(self.atom_names)} atom features, "
             f"{pairs}: {len(self.pair_table.names)} pair features in {len(self.pair_table)} codes, "
-            f"{whole}fragments={self.fragments}, explicit_hydrogens={self.explicit_hydrogens})"
+            f"{whole}fragments={self.fragments}, standardize={[*self.standardize]}, "
+            f"explicit_hydrogens={self.explicit_hydrogens})"
         )

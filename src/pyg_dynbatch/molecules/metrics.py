@@ -1,5 +1,6 @@
 """Measure predictions property by property, with a table, bootstrap intervals and pictures."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +87,7 @@ class ScoredSplit:
     schema: MoleculeSchema
     deviation: Float[Tensor, " task"] | None = None  # of the training targets
     uncalibrated: Float[Tensor, "molecule output"] | None = None
+    sets: Sequence[Mapping[str, float]] | None = None  # coverage and size by property
 
     @cached_property
     def scores(self) -> list[dict[str, float]]:
@@ -135,6 +137,8 @@ def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
         dict(zip(names, fact, strict=True)) | scores
         for fact, scores in zip(facts, split.scores, strict=True)
     ]
+    for row, measured in zip(rows, split.sets or [], strict=False):
+        row |= measured
     draws = _resampled(split, resamples)
     if schema.num_tasks > 1:
         rows.append(dict(zip(names, ("mean", sum(known), "", "counted"), strict=True)) | split.mean)
@@ -144,7 +148,7 @@ def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
     ends = torch.tensor([0.025, 0.975], dtype=draws.dtype)
     for row, column in zip(rows, draws.unbind(1), strict=True):
         row[f"{main}_low"], row[f"{main}_high"] = column.nanquantile(ends).tolist()
-    # The mean has no entry for errors in units.
+    # The mean has no entry for errors in units, or for sets.
     return {name: np.array([row.get(name, _NAN) for row in rows], dtype=object) for name in rows[0]}
 
 

@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -21,7 +22,10 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import atomic_file, part_of
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
+from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
+from pyg_dynbatch.molecules.descriptors import FeatureFile
+from pyg_dynbatch.molecules.features import part_to_spec
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import BadMolecule, MoleculeRecords, RawMolecule, write_errors
 from pyg_dynbatch.molecules.schema import MoleculeSchema
@@ -50,6 +54,9 @@ class MoleculePredictor:
         dropout: Passes with dropout; 0 for one pass without.
         max_pairs: Maximum number of pairs of atoms per batch; a larger molecule has its own.
         max_atoms: Maximum number of atoms of a molecule; as in training by default.
+        features: File of the numbers of a :class:`~pyg_dynbatch.data.FeatureFile` for the molecules
+            to predict; that of training by default.
+        records: The molecules of its rows, for an ``.npy`` file.
 
     Raises:
         ValueError: If a checkpoint is not one of molecules, two predict different properties, a
@@ -72,6 +79,8 @@ class MoleculePredictor:
         dropout: int = 0,
         max_pairs: int = 200_000,
         max_atoms: int | None = None,
+        features: str | None = None,
+        records: str | None = None,
     ) -> None:
         if not checkpoints:
             raise mismatch(ValueError, "MoleculePredictor: no checkpoints", "at least one", 0)
@@ -95,7 +104,11 @@ class MoleculePredictor:
         self.dropout = dropout
         self.max_pairs = max_pairs
         self.max_atoms = max_atoms
+        self.features = features, records
         schema = self.schema
+        # Of one model without dropout: the errors of an average are different.
+        self.sets = self.tasks[0].sets if len(self.tasks) == 1 and not dropout else None
+        self.sets = None if self.sets is None else deepcopy(self.sets).cpu()
         self.collater = MoleculeCollater(schema.pair_table, schema.pairs, schema.self_pairs)
 
     @property
@@ -107,7 +120,27 @@ class MoleculePredictor:
         spec = dict(self.schema.featurizer)
         if self.max_atoms is not None:
             spec["options"] = {**spec["options"], "max_atoms": self.max_atoms}
+        file, records = self.features
+        if file is not None:
+            spec["descriptors"] = [
+                self._from_file(part, file, records) for part in spec.get("descriptors", ())
+            ]
         return MoleculeFeaturizer.from_spec(spec)
+
+    def _from_file(self, part: dict[str, Any], file: str, records: str | None) -> dict[str, Any]:
+        """Replace the file of features in the spec of descriptors."""
+        if not part["class"].endswith(f":{FeatureFile.__qualname__}"):
+            return part
+        column = part["options"]["smiles_column"]
+        new = FeatureFile(file, records if file.endswith(".npy") else None, column)
+        if list(new.names) != part["names"]:
+            what = "MoleculePredictor: the file of features has other columns than in training"
+            expected, got = (
+                f"{len(names)} columns, {', '.join(names[:9])}"
+                for names in (part["names"], new.names)
+            )
+            raise mismatch(ValueError, what, expected, got, where=file)
+        return part_to_spec(new)
 
     def predict(self, molecules: Sequence[MoleculeData], fingerprints: bool = False) -> Predicted:
         """Predict molecules in order; ``fingerprints`` are those of the first checkpoint."""
@@ -213,7 +246,7 @@ def predict_stream(
         found = predictor.predict(molecules, fingerprints)
         texts = (
             [f"{value:.6g}" if isinstance(value, float) else str(value) for value in column]
-            for column in named_columns(found, predictor.schema).values()
+            for column in named_columns(found, predictor.schema, predictor.sets).values()
         )
         for number, cells in enumerate(zip(*texts, strict=True)):
             record = waiting.popleft()
@@ -226,9 +259,14 @@ def predict_stream(
             yield StreamRow(record, None, cells, mark)
 
 
-def named_columns(found: Predicted, schema: MoleculeSchema) -> dict[str, list[Any]]:
+def named_columns(
+    found: Predicted, schema: MoleculeSchema, sets: ConformalSets | None = None
+) -> dict[str, list[Any]]:
     """List the entries of all columns of predictions by name."""
-    columns = property_columns(torch.from_numpy(found.values), schema)
+    values = torch.from_numpy(found.values)
+    columns = property_columns(values, schema)
+    if sets is not None:
+        columns |= sets.columns(values)
     if found.deviation is not None:
         # Of several classes, the largest deviation.
         each = torch.from_numpy(found.deviation).unflatten(1, (schema.num_tasks, -1)).amax(2)
@@ -241,7 +279,8 @@ def column_names(predictor: MoleculePredictor) -> list[str]:
     """Name the columns of the predictions of a stream."""
     several = len(predictor.tasks) > 1 or predictor.dropout > 0
     row = np.zeros((1, predictor.schema.num_outputs), dtype=np.float32)
-    return [*named_columns(Predicted(row, row if several else None), predictor.schema)]
+    found = Predicted(row, row if several else None)
+    return [*named_columns(found, predictor.schema, predictor.sets)]
 
 
 class Columns(NamedTuple):

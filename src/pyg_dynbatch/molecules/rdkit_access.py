@@ -1,7 +1,7 @@
 """Parse SMILES and mol blocks with RDKit; fragments, scaffolds, errors that name the atom."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -276,6 +276,35 @@ def largest_fragment(mol: Mol) -> Mol:
             atom.SetIntProp(INPUT_ATOM, number)
     chem().GetSymmSSSR(chosen)  # RDKit gives fragments no ring information
     return chosen
+
+
+def standardized(mol: Mol, steps: Collection[str]) -> Mol:
+    """Neutralise a molecule, then choose its canonical tautomer; atoms keep their order.
+
+    Args:
+        mol: A sanitised ``rdkit.Chem.Mol``, which is not changed.
+        steps: ``"neutral"``, ``"tautomer"`` or both.
+
+    Raises:
+        MoleculeError: If RDKit cannot do it.
+
+    Example:
+        >>> mol = standardized(parse_smiles("Oc1cccc[nH+]1"), ["neutral", "tautomer"])
+        >>> canonical_smiles(mol)
+        'O=c1cccc[nH]1'
+    """
+    rules = rdkit_module("Chem.MolStandardize.rdMolStandardize")
+    with rdkit_module("rdBase").BlockLogs():
+        try:
+            if "neutral" in steps:
+                mol = rules.Uncharger().uncharge(mol)
+            if "tautomer" in steps:
+                mol = rules.TautomerEnumerator().Canonicalize(mol)
+        except (ValueError, RuntimeError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise MoleculeError(f"it cannot be standardised: {lines[0]}") from error
+    chem().GetSymmSSSR(mol)  # the rings of a new molecule are not the symmetrised set
+    return mol
 
 
 def murcko_scaffold(molecule: str | Mol, *, chirality: bool = False) -> str:

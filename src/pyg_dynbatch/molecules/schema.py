@@ -68,7 +68,8 @@ class MoleculeSchema:
     @property
     def descriptor_names(self) -> tuple[str, ...]:
         """Names of the descriptors of whole molecules; often none."""
-        return tuple((self.featurizer.get("descriptors") or {}).get("names", ()))
+        parts = self.featurizer.get("descriptors", ())
+        return tuple(name for part in parts for name in part["names"])
 
     @property
     def num_outputs(self) -> int:

@@ -13,6 +13,7 @@ from torch_geometric.data import Batch
 from torchmetrics import CatMetric
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
 from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.molecules.pair_table import PairTable
@@ -193,6 +194,8 @@ class MoleculeProperty(Task):
         calibration: ``none`` or ``temperature``: divide the logits of each binary property by the
             temperature that makes the labels of the validation split most likely, fitted after
             each validation and kept in the checkpoint. It does not change the ranks.
+        coverage: If given, predictions have intervals, or sets of classes, that hold the target
+            with this probability: :class:`ConformalSets`, fitted after each validation.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         **network: Options of :class:`~pyg_dynbatch.models.WeaveNet`.
@@ -224,6 +227,7 @@ class MoleculeProperty(Task):
         positive_weight: Literal["none", "balanced"] = "none",
         task_weights: list[float] | None = None,
         calibration: Literal["none", "temperature"] = "none",
+        coverage: float | None = None,
         optimizer: OptimizerOptions = OptimizerOptions("adamw", 1e-3),  # noqa: B008 - frozen
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
@@ -254,6 +258,7 @@ class MoleculeProperty(Task):
         several = known.kind == "regression" and known.num_tasks > 1
         self.main_metric = "scaled_rmse" if several else METRICS[known.kind][0]
         self.scale = TargetScale(known.num_tasks)
+        self.conformal = None if coverage is None else ConformalSets(known, coverage)
         self.register_buffer("positive", torch.ones(known.num_tasks))
         self.register_buffer("task_weight", torch.tensor(weights).float(), persistent=False)
         # One row per molecule: outputs, then targets, of which some are NaN.
@@ -296,6 +301,8 @@ class MoleculeProperty(Task):
             self.fit_targets(data.targets("train"))
             if self.calibration != "none":
                 check_both_classes(data.targets("val"), self.schema.task_names)
+            if self.conformal is not None:
+                self.conformal.check(data.targets("val"), self.schema.task_names)
             if self.schema.descriptor_names:
                 self.fit_descriptors(data.descriptors("train"))
 
@@ -357,15 +364,26 @@ class MoleculeProperty(Task):
         output, target = self._collected()
         trainer: Any = self.trainer
         trial = trainer.sanity_checking or trainer.fast_dev_run
-        if self.calibration != "none" and trainer.state.fn == "fit" and not trial:
+        fitting = trainer.state.fn == "fit" and not trial
+        if self.calibration != "none" and fitting:
             check_both_classes(target, self.schema.task_names)
             self.scale.calibrate(output, target)
+        if self.conformal is not None and fitting:
+            values = self.predicted(output.to(self.scale.mean.device))
+            self.conformal.fit(values, target.to(values))
         self._log_scores("val", self._scored(output, target))
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics of the test split, and keep its predictions for tables and pictures."""
         self.tested = self._scored(*self._collected())
         self._log_scores("test", self.tested)
+
+    @property
+    def sets(self) -> ConformalSets | None:
+        """The fitted intervals or sets; None for an average, whose errors are different."""
+        averaged = isinstance(self.network, AveragedProperties)
+        known = self.conformal is not None and self.conformal.fitted and not averaged
+        return self.conformal if known else None
 
     def _collected(self) -> tuple[Tensor, Tensor]:
         rows, tasks = self.evaluated.compute().cpu(), self.schema.num_tasks
@@ -379,7 +397,8 @@ class MoleculeProperty(Task):
         # The outputs of an average are those of calibrated members.
         raw = calibrated and not isinstance(self.network, AveragedProperties)
         uncalibrated = output.sigmoid() if raw else None
-        return ScoredSplit(prediction, target, self.schema, deviation, uncalibrated)
+        measured = None if self.sets is None else self.sets.measured(prediction, target)
+        return ScoredSplit(prediction, target, self.schema, deviation, uncalibrated, measured)
 
     def _log_scores(self, stage: str, split: ScoredSplit) -> None:
         named = split.mean
@@ -388,6 +407,9 @@ class MoleculeProperty(Task):
                 named |= {f"{unit}_{name}": scores[unit] for unit in IN_UNITS}
         defined = [not math.isnan(scores[self.main_metric]) for scores in split.scores]
         named["tasks_counted"] = float(sum(defined))
+        if stage == "test" and split.sets:
+            shares = torch.tensor([each["coverage"] for each in split.sets])
+            named["coverage"] = float(shares.nanmean())
         for name, value in named.items():
             shown = name == self.main_metric
             self.log(f"{stage}/{name}", value, prog_bar=shown, sync_dist=True)
@@ -400,6 +422,13 @@ class MoleculeProperty(Task):
         if self.main_metric == "scaled_rmse":
             pairs = zip(self.schema.task_names, self.tested.scores, strict=True)
             lines = [f"test/rmse_{name}: {scores['rmse']:.4g}" for name, scores in pairs]
+        if self.conformal is not None and self.tested.sets:
+            wanted, tested = (
+                self.conformal.coverage,
+                zip(self.schema.task_names, self.tested.sets, strict=True),
+            )
+            parts = [f"{name} {each['coverage']:.3f}" for name, each in tested]
+            lines.append(f"coverage, calibrated for {wanted}: {', '.join(parts)}")
         if missing := self.tested.left_out:
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")
@@ -410,12 +439,15 @@ class MoleculeProperty(Task):
 
         Returns:
             Columns ``example``, ``prediction_NAME`` (the value, or the class),
-            ``probability_NAME`` (of the positive class, or one column per class) and, where the
-            molecules have targets, ``target_NAME``.
+            ``probability_NAME`` (of the positive class, or one column per class), with a coverage
+            ``low_NAME`` and ``high_NAME`` or ``set_NAME`` (1 for each class in the set), and, where
+            the molecules have targets, ``target_NAME``.
         """
         values = self.predicted(self(batch))
         columns = {"example": torch.arange(values.size(0), device=values.device)}
         columns |= property_columns(values, self.schema)
+        if self.sets is not None:
+            columns |= self.sets.columns(values)
         if "y" in batch:
             names = (f"target_{name}" for name in self.schema.task_names)
             columns |= zip(names, batch.y.unbind(1), strict=True)

@@ -215,6 +215,9 @@ class TaskCLI(LightningCLI):
     Given checkpoints, ``test`` measures their average.
     """
 
+    needs_checkpoint = True
+    """Whether ``test`` measures trained weights, not something that ``before_test`` makes."""
+
     def __init__(self, checkpoints: Sequence[str] = ()) -> None:
         self.checkpoints = checkpoints
         self.results: list[str] = []
@@ -281,7 +284,7 @@ class TaskCLI(LightningCLI):
             self.contents = read_checkpoint(self.checkpoint)
             for line in check_options(self.contents, self.plain_config(), command == "fit"):
                 rank_zero_info(f"changed: {line}")
-        elif command != "fit" and not self.checkpoints:
+        elif command != "fit" and not self.checkpoints and self.needs_checkpoint:
             expected = "--ckpt_path FILE, or --run FOLDER for the best one of a run"
             what = f"{command}: no checkpoint is given"
             raise mismatch(ValueError, what, expected, "untrained weights")
@@ -381,16 +384,19 @@ class TaskCLI(LightningCLI):
             return
         self.model = ensemble_of(self.model, self.checkpoints)
         for path in self.checkpoints:
-            checkpoint = read_checkpoint(path)
-            share_split(checkpoint, self.datamodule)
-            noted = checkpoint.get(type(self.datamodule).__qualname__)
-            with naming_file(path):
-                if noted is not None:
-                    self.datamodule.load_state_dict(noted)
+            self.take_split(read_checkpoint(path), path)
+
+    def take_split(self, checkpoint: dict[str, Any], path: str | Path) -> None:
+        """Compare the split of the data with that of a checkpoint."""
+        share_split(checkpoint, self.datamodule)
+        noted = checkpoint.get(type(self.datamodule).__qualname__)
+        with naming_file(path):
+            if noted is not None:
+                self.datamodule.load_state_dict(noted)
 
     def after_test(self) -> None:
-        """Print the results of the test; an ensemble predicts too."""
-        if self.checkpoints:
+        """Print the results of the test; what replaces the model predicts too."""
+        if self.checkpoints or not self.needs_checkpoint:
             self.predict_split()
         else:
             self.keep_results()
@@ -433,7 +439,7 @@ def run_lightning(argv: list[str]) -> int:
     """Run ``fit``, ``validate``, ``test`` or ``predict``."""
     # Processes that Lightning starts for more devices read the options from here.
     sys.argv[1:] = with_run(argv)
-    _prepare_process()
+    prepare_process()
     TaskCLI()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         # Lightning does not: at exit, the threads of gloo may abort the process.
@@ -453,7 +459,7 @@ def with_run(argv: list[str]) -> list[str]:
     return [argv[0], "--config", config, *others, "--ckpt_path", own.ckpt_path]
 
 
-def _prepare_process() -> None:
+def prepare_process() -> None:
     """Keep freed memory for reuse, and hide warnings that do not concern the user."""
     keep_freed_memory()
     pl.utilities.disable_possible_user_warnings()
@@ -485,7 +491,7 @@ def run_ensemble(argv: list[str]) -> int:
         parser.error("the following arguments are required: --checkpoints or --members, not both")
     if own.members is not None and own.members < 1:
         parser.error(f"argument --members: expected at least 1, got {own.members}")
-    _prepare_process()
+    prepare_process()
     checkpoints = own.checkpoints
     if own.members is not None:
         checkpoints, others = _trained_members(own.members, others)

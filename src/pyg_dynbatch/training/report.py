@@ -116,6 +116,28 @@ def read_curve(metrics: Path, name: str) -> Curve:
     return [float(row["epoch"]) for row in rows], [float(row[name]) for row in rows]
 
 
+_FACTS = {"task", "molecules", "positives", "status"}  # of the table of properties
+
+
+def tested_scores(folder: Path) -> list[tuple[str, str, float]]:
+    """Read the metrics of the test of a run: property (``all`` if not by property), name, value."""
+    table, metrics = folder / FILES["task table"], folder / METRICS
+    if table.is_file():
+        with table.open(newline="", encoding="utf-8") as file:
+            return [
+                (row["task"], name, float(text or "nan"))
+                for row in csv.DictReader(file)
+                for name, text in row.items()
+                if name not in _FACTS and not name.endswith(("_low", "_high"))
+            ]
+    if not metrics.is_file():
+        return []
+    with metrics.open(newline="", encoding="utf-8") as file:
+        cells = [cell for row in csv.DictReader(file) for cell in row.items()]
+    tested = [(name, text) for name, text in cells if name.startswith("test/") and text]
+    return [("all", name.removeprefix("test/"), float(text)) for name, text in tested]
+
+
 def closing_lines(trainer: pl.Trainer) -> list[str]:
     """List the files that a run has written."""
     best = getattr(best_checkpoint(trainer), "best_model_path", "")

@@ -1,0 +1,299 @@
+"""Run ``fit`` many times: over seeds or folds for deviations, or to choose options."""
+
+import csv
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import atomic_file, existing
+from pyg_dynbatch.training.checkpoints import best_checkpoint
+from pyg_dynbatch.training.command import TaskCLI, prepare_process
+from pyg_dynbatch.training.predictions import folder_of, write_table
+from pyg_dynbatch.training.report import panels, tested_scores
+from pyg_dynbatch.visualize import SEQUENCE, save_figure
+
+Runs = dict[tuple[str, str, str], list[float]]
+"""The results of all runs by model, property and metric."""
+_MOST_SHOWN = 13  # properties
+
+
+class ParsedCLI(TaskCLI):
+    """Read and check options, without loading data."""
+
+    def instantiate_classes(self) -> None:
+        """Do nothing."""
+
+    def after_instantiate_classes(self) -> None:
+        """Do nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Do nothing."""
+
+
+class TrialCLI(TaskCLI):
+    """Train and validate, without looking at the test split."""
+
+    def after_fit(self) -> None:
+        """Do nothing."""
+
+
+def _run(cli: Callable[[], TaskCLI], command: str, options: Iterable[str]) -> TaskCLI:
+    sys.argv[1:] = [command, *options]
+    return cli()
+
+
+def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) -> int:
+    """Run ``repeat``: the options of ``fit``, and ``--times``."""
+    parser = OneLineArguments(
+        "pyg-dynbatch repeat",
+        "Train and test with the seeds S, S+1, ..., which also split the data, or on each of the "
+        "folds of a split by kfold, and write one table of means and standard deviations. With "
+        "--output, the same command continues after an interruption. All options of 'fit' are "
+        "available too, such as --config.",
+    )
+    add = parser.add_argument
+    add("--times", type=int, metavar="N", help="runs (default: 5, or the number of folds)")
+    add("--baselines", action="store_true", help="measure scikit-learn's models of molecules too")
+    text = "the table (default: repeated.csv in the folder of the first run)"
+    add("--output", metavar="FILE", help=text)
+    own, options = parser.parse_known_args(argv)
+    if own.times is not None and own.times < 2:
+        parser.error(f"argument --times: expected at least 2, got {own.times}")
+    prepare_process()
+    check_outputs("repeat", [own.output], options)
+    config = _run(ParsedCLI, "fit", options).plain_config()
+    variants = _variants(config, own.times)
+    models = {"network": partial(_run, TaskCLI, "fit")}
+    for name, cli in baselines.items() if own.baselines else ():
+        models[name] = partial(_run, cli, "test")
+    settings = _digest([config, [*models]])
+    runs = read_repeated(Path(own.output), settings) if own.output else {}
+    for number, words in enumerate(variants, 1):
+        if number <= max(map(len, runs.values()), default=0):
+            print(f"run {number} of {len(variants)}: done before")
+            continue
+        print(f"run {number} of {len(variants)}: {' '.join(words)}")
+        done = {name: _folder(run([*options, *words])) for name, run in models.items()}
+        own.output = own.output or str(done["network"] / "repeated.csv")
+        for name, folder in done.items():
+            for task, metric, value in tested_scores(folder):
+                runs.setdefault((name, task, metric), []).append(value)
+        write_repeated(Path(own.output), runs, settings)  # now, in case a later run fails
+    metrics = [metric for _, _, metric in runs]
+    main = config["checkpoint"]["monitor"].rpartition("/")[2]
+    main = main if main in metrics else metrics[0]
+    print(*summary(runs, main), sep="\n")
+    picture = draw_runs(Path(own.output).with_suffix(".png"), runs, main)
+    print(f"runs:             {own.output}\npicture:          {picture}")
+    return 0
+
+
+def _variants(config: Mapping[str, Any], times: int | None) -> list[list[str]]:
+    """List the options in which the runs differ."""
+    split = (config["data"].get("init_args") or {}).get("split") or {}
+    key = "--data.init_args.split."
+    if split.get("method") == "kfold":
+        folds = int(split["folds"])
+        if (times or 0) > folds:
+            raise mismatch(ValueError, "repeat: too few folds", f"at most {folds} runs", times)
+        return [[f"{key}fold", str(fold)] for fold in range(times or folds)]
+    first = int(config["seed_everything"])
+    drawn = first if split.get("seed") is None else int(split["seed"])
+    found = []
+    for number in range(times or 5):
+        words = ["--seed_everything", str(first + number)]
+        found.append(words + ([f"{key}seed", str(drawn + number)] if split else []))
+    return found
+
+
+def _folder(done: TaskCLI) -> Path:
+    folder = folder_of(done.trainer)
+    if folder is None or not tested_scores(folder):
+        what, got = "repeat: a run has no results of a test", folder or "no folder of a run"
+        raise mismatch(ValueError, what, "a CSVLogger, and no fast_dev_run", got)
+    return folder
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_repeated(path: Path, runs: Runs, settings: str) -> None:
+    """Write a row per model, property and metric: mean, deviation, and the result of each run."""
+    count = max(map(len, runs.values()))
+    names = ["model", "task", "metric", "runs", "mean", "deviation", "settings"]
+    names += [f"run_{number}" for number in range(1, count + 1)]
+    rows = [[*key, count, *_spread(each), settings, *each] for key, each in runs.items()]
+    columns = (np.array(column, dtype=object) for column in zip(*rows, strict=True))
+    write_table(path, dict(zip(names, columns, strict=True)))
+
+
+def read_repeated(path: Path, settings: str) -> Runs:
+    """Read the runs of a table that is continued; none if there is no table."""
+    if not path.is_file():
+        return {}
+    runs: Runs = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row.get("settings") != settings:
+                what, hint = "repeat: the table is of other settings", "another --output"
+                raise mismatch(
+                    ValueError, what, settings, row.get("settings"), where=path, hint=hint
+                )
+            each = [row[f"run_{number}"] for number in range(1, int(row["runs"]) + 1)]
+            runs[row["model"], row["task"], row["metric"]] = [float(one or "nan") for one in each]
+    return runs
+
+
+def _spread(values: list[float]) -> tuple[float, float]:
+    """Return mean and standard deviation of the runs for which a metric is defined."""
+    known = [value for value in values if not np.isnan(value)]
+    mean = float(np.mean(known)) if known else float("nan")
+    return mean, float(np.std(known, ddof=1)) if len(known) > 1 else float("nan")
+
+
+def summary(runs: Runs, metric: str) -> list[str]:
+    """Format the main metric of every model and of the properties that are shown."""
+    lines = []
+    for (model, task, name), values in runs.items():
+        if name == metric and task in _shown(runs, metric):
+            mean, deviation = _spread(values)
+            lines.append(f"{model:<9} {task:<20} {name} {mean:.4g} ± {deviation:.2g}")
+    return lines
+
+
+def _shown(runs: Runs, metric: str) -> list[str]:
+    """Choose the first properties and the last, which is the mean."""
+    tasks = list(dict.fromkeys(task for _, task, name in runs if name == metric))
+    return tasks if len(tasks) <= _MOST_SHOWN else [*tasks[: _MOST_SHOWN - 1], tasks[-1]]
+
+
+def draw_runs(path: Path, runs: Runs, metric: str) -> Path:
+    """Draw a dot per run, and a line at their mean, for every property."""
+    tasks = _shown(runs, metric)
+    models = list(dict.fromkeys(model for model, _, _ in runs))
+    figure, axes = panels(len(tasks), 4, 3.2, 2.6)
+    for panel, task in zip(axes, tasks, strict=True):
+        for place, model in enumerate(models):
+            values = runs.get((model, task, metric), [])
+            colour = SEQUENCE[place % len(SEQUENCE)]
+            panel.plot([place] * len(values), values, "o", color=colour, alpha=0.6)
+            panel.hlines(_spread(values)[0], place - 0.3, place + 0.3, color=colour)
+        panel.set(title=task, ylabel=metric, xlim=(-0.5, len(models) - 0.5))
+        panel.set_xticks(range(len(models)), models)
+    return save_figure(figure, path)
+
+
+def run_tune(argv: list[str]) -> int:
+    """Run ``tune``: the options of ``fit``, and a search space."""
+    parser = OneLineArguments(
+        "pyg-dynbatch tune",
+        "Choose options by Optuna, on the validation split only: every trial is a run of 'fit' "
+        "without a test, measured by its best checkpoint. The same command continues a study; "
+        "started several times, on machines that share its file, the trials run side by side. All "
+        "options of 'fit' are available too, such as --config.",
+    )
+    add = parser.add_argument
+    text = "YAML: options of fit, each with a list of choices, or {low, high} and log or step"
+    add("--space", required=True, metavar="FILE", help=text)
+    add("--trials", type=int, default=30, metavar="N", help="trials in total (default: 30)")
+    add("--study", default="study.log", metavar="FILE", help="trials so far (default: study.log)")
+    text = "where the best settings go (default: best.yaml)"
+    add("--output", default="best.yaml", metavar="FILE", help=text)
+    own, options = parser.parse_known_args(argv)
+    if own.trials < 1:
+        parser.error(f"argument --trials: expected at least 1, got {own.trials}")
+    prepare_process()
+    check_outputs("tune", [own.study, own.output], [own.space, *options])
+    space = read_space(own.space)
+    config = _run(ParsedCLI, "fit", options).plain_config()
+    study, optuna = _open_study(own.study, config, space)
+
+    def objective(trial: Any) -> float:
+        words = [word for name in space for word in (f"--{name}", _suggested(trial, name, space))]
+        print(f"trial {trial.number}: {' '.join(words)}")
+        keeper = best_checkpoint(_run(TrialCLI, "fit", [*options, *words]).trainer)
+        trial.set_user_attr("checkpoint", keeper.best_model_path)
+        return float("nan") if keeper.best_model_score is None else float(keeper.best_model_score)
+
+    complete = (optuna.trial.TrialState.COMPLETE,)
+    if (left := own.trials - len(study.get_trials(states=complete))) > 0:
+        # The callback counts the trials of other processes too.
+        enough = optuna.study.MaxTrialsCallback(own.trials, states=complete)
+        study.optimize(objective, n_trials=left, callbacks=[enough])
+    best = study.best_trial
+    words = [
+        word for name, text in best.user_attrs["words"].items() for word in (f"--{name}", text)
+    ]
+    chosen = _run(ParsedCLI, "fit", [*options, *words]).plain_config()
+    about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
+    with atomic_file(own.output, encoding="utf-8") as file:
+        file.write(f"# {about}: trial {best.number} of {own.study}\n")
+        yaml.safe_dump(chosen, file, sort_keys=False)
+    print(f"best of {len(study.get_trials(states=complete))} trials: {about}")
+    print(*(f"  {name}: {text}" for name, text in best.user_attrs["words"].items()), sep="\n")
+    print(f"settings:         {own.output}")
+    return 0
+
+
+def read_space(path: str) -> dict[str, Any]:
+    """Read a search space: a list of choices, or bounds, per option of ``fit``."""
+    space = yaml.safe_load(existing(path, "a search space").read_text(encoding="utf-8"))
+    what, hint = "tune: the search space cannot be used", "model.init_args.hidden: [32, 64]"
+    if not isinstance(space, dict) or not space:
+        raise mismatch(ValueError, what, "options with choices", repr(space), where=path, hint=hint)
+    for name, choices in space.items():
+        ranged = isinstance(choices, dict) and {"low", "high"} <= set(choices)
+        ranged = ranged and set(choices) <= {"low", "high", "log", "step"}
+        ranged = ranged and all(isinstance(choices[end], int | float) for end in ("low", "high"))
+        if not ranged and not (isinstance(choices, list) and choices):
+            expected = "a list, or numbers low and high, with log: true or a step"
+            got = f"{name}: {choices!r}"
+            raise mismatch(ValueError, what, expected, got, where=path, hint=hint)
+    return space
+
+
+def _suggested(trial: Any, name: str, space: Mapping[str, Any]) -> str:
+    """Choose an option, as text of the command line."""
+    choices = space[name]
+    if isinstance(choices, list):
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in choices]
+        text = trial.suggest_categorical(name, texts)
+    else:
+        whole = all(isinstance(choices[end], int) for end in ("low", "high"))
+        text = str((trial.suggest_int if whole else trial.suggest_float)(name, **choices))
+    trial.set_user_attr("words", {**trial.user_attrs.get("words", {}), name: text})
+    return str(text)
+
+
+def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Open a study, or check that it is of the same settings and space."""
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError as error:
+        what, hint = "tune: Optuna cannot be imported", 'pip install "pyg_dynbatch[tune]"'
+        raise mismatch(ImportError, what, got=error, hint=hint) from error
+    mode: Any = "minimize" if config["checkpoint"]["mode"] == "min" else "maximize"
+    storage = optuna.storages.JournalStorage(JournalFileBackend(path))
+    study = optuna.create_study(
+        storage=storage, study_name="tune", direction=mode, load_if_exists=True
+    )
+    digest = _digest([config, space])
+    if (noted := study.user_attrs.get("settings", digest)) != digest:
+        what, hint = "tune: the study is of other settings or another space", "--study NEW_FILE"
+        raise mismatch(ValueError, what, noted, digest, where=path, hint=hint)
+    study.set_user_attr("settings", digest)
+    # A sampler that begins with the same seed again would repeat the first trials.
+    seed = int(config["seed_everything"]) + len(study.get_trials(deepcopy=False))
+    study.sampler = optuna.samplers.TPESampler(seed=seed)
+    return study, optuna
