@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from aigverse.io import read_aiger_into_aig
 from torch import Tensor
 
 
@@ -52,6 +51,8 @@ class Circuit:
 
 def read_circuit(path: Path) -> Circuit:
     """Read a binary AIGER file without latches."""
+    from aigverse.io import read_aiger_into_aig
+
     graph = read_aiger_into_aig(path)
     tensors = graph.to_graph_tensors(levels=False)
     # Edges come gate by gate; those to the outputs are the last.

@@ -35,13 +35,15 @@ def read_plan(document: str | list | dict) -> dict[str, Any]:
     found = json.loads(document) if isinstance(document, str) else document
     if isinstance(found, list) and len(found) == 1:
         found = found[0]
-    if isinstance(found, dict) and "Plan" in found:
+    if not isinstance(found, dict):
+        raise ValueError(f"not a query plan: expected a JSON object, got {type(found).__name__}")
+    if "Plan" in found:
         return _from_postgresql(found["Plan"])
-    if isinstance(found, dict):
-        # Older releases put the root beside the settings; newer ones list it under "operator".
-        roots = found.get("operator") or ([found] if "extra_info" in found else found["children"])
-        return _from_duckdb(_without_wrappers(roots[0]))
-    raise ValueError(f"not a query plan: expected a JSON object, got {type(found).__name__}")
+    # The plan stands below the settings of the query, except for EXPLAIN without ANALYZE.
+    roots = found.get("operator") or ([found] if _name(found) else found.get("children"))
+    if not roots:
+        raise ValueError(f"not a query plan: expected operators, got the keys {sorted(found)}")
+    return _from_duckdb(_without_wrappers(roots[0]))
 
 
 def _without_wrappers(operator: dict) -> dict:
