@@ -82,11 +82,11 @@ def cut_cone(circuit: Circuit, root: int, size: int) -> Circuit:
 
 
 def draw_cones(circuits: list[Circuit], count: int, seed: int = 0) -> list[Circuit]:
-    """Cut cones of up to 20, 50 or 120 gates at random gates, as many from each circuit."""
+    """Cut cones of up to 30, 150 or 750 gates at random gates, as many from each circuit."""
     rng, cones = random.Random(seed), []
     for circuit in (circuits[number % len(circuits)] for number in range(count)):
         root = rng.randrange(circuit.first_gate, circuit.num_nodes)
-        cones.append(cut_cone(circuit, root, rng.choice([20, 50, 120])))
+        cones.append(cut_cone(circuit, root, rng.choice([30, 150, 750])))
     return cones
 
 

@@ -1,8 +1,8 @@
 """A recursive cell that estimates signal probabilities, and its training on small circuits.
 
-The state of a gate holds its estimated probability, 64 simulated patterns, which show how far two
-signals are correlated, and 16 learned numbers. The estimate stays within the bounds of Frechet,
-which hold for any dependence of the two signals.
+The state of a gate holds 16 learned numbers, its estimated probability, and 64 simulated patterns,
+which show how far two signals are correlated. The estimate is a weighted mean of two: the formula
+p(a) p(b), corrected within the bounds of Frechet, and the share of the patterns.
 """
 
 import random
@@ -21,7 +21,7 @@ INPUTS = 6  # width of an input row, see GateCell
 
 
 class GateCell(RecursiveCell):
-    """Estimate p(a AND b) for many gates at once, from estimates and patterns of a and b.
+    """Estimate p(a AND b) for many gates at once.
 
     Input rows: for a gate, whether each of its two signals is inverted, and how they are related
     (:func:`shared_inputs`); for an input of the circuit its probability, twice, and zeros.
@@ -32,32 +32,40 @@ class GateCell(RecursiveCell):
         self.state_channels = (width, 1, patterns)
         self.start = nn.Parameter(torch.zeros(width))
         self.hidden = nn.Linear(3 * width + 11 + INPUTS - 2, 64)
-        self.out = nn.Linear(64, width + 1)
+        self.out = nn.Linear(64, width + 2)
 
     def leaf(self, x: Tensor) -> tuple[Tensor, ...]:
         """Draw the patterns of the circuit's inputs."""
         bits = torch.rand(x.size(0), self.state_channels[2], device=x.device) < x[:, :1]
-        return self.start.expand(x.size(0), -1), x[:, :1], bits.to(x.dtype)
+        return self.start.expand(x.size(0), -1), x[:, :1], bits
 
     def step(self, x: Tensor, children: Any) -> tuple[Tensor, ...]:
-        """Correct the formula of independent signals, within what any dependence allows."""
+        """Compute the states of gates; see the head of this file."""
         if children is None:
             return self.leaf(x)
         inverted, (h, p, bits) = x[:, :2, None], children
-        p, bits = (inverted - p).abs(), (inverted - bits).abs()
         # Inverting a signal changes the sign of half of its learned numbers.
         even, odd = h.chunk(2, dim=2)
         a, b = torch.cat([even, odd * (1 - 2 * inverted)], 2).unbind(1)
-        (u, v), both = p.unbind(1), bits.prod(1)
-        counted = both.mean(1, keepdim=True)
-        covariance = counted - bits.mean(2).prod(1, keepdim=True)
+        (u, v), bits = (inverted - p).abs().unbind(1), bits ^ (inverted > 0)
+        both = bits[:, 0] & bits[:, 1]
+        counted, (left, right) = mean(both), mean(bits).unbind(1)
+        product, covariance = u * v, counted - left * right
         low, high = (u + v - 1).clamp(min=0), torch.minimum(u, v)
-        share = ((u * v - low) / (high - low + 1e-6)).clamp(0.02, 0.98).logit()
-        known = [u + v, u * v, (u - v).abs(), low, high, high - low, share, counted, covariance]
-        known += [(u * v + covariance - low) / (high - low + 1e-2), inverted.sum(1), x[:, 2:]]
+        share = ((product - low) / (high - low + 1e-6)).clamp(0.02, 0.98).logit()
+        known = [u + v, product, (u - v).abs(), low, high, high - low, share, counted, covariance]
+        known += [(product + covariance - low) / (high - low + 1e-2), inverted.sum(1), x[:, 2:]]
         found = self.out(self.hidden(torch.cat([a + b, a * b, (a - b).abs(), *known], 1)).relu())
-        learned, change = found[:, 1:].tanh(), found[:, :1]
-        return learned, low + (high - low) * torch.sigmoid(share + change), both
+        change, weight, learned = found.split([1, 1, found.size(1) - 2], 1)
+        corrected = low + (high - low) * torch.sigmoid(share + change)
+        # Without learning, the patterns have a twentieth of the weight.
+        weight = torch.sigmoid(weight - 3)
+        return learned.tanh(), corrected + weight * (counted - corrected), both
+
+
+def mean(bits: Tensor) -> Tensor:
+    """Return the share of ones along the last axis, which is kept."""
+    return bits.float().mean(-1, keepdim=True)
 
 
 @dataclass(eq=False)

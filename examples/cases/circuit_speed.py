@@ -8,6 +8,7 @@ child-sum Tree-LSTM; times are processor times of a forward and a backward pass.
 """
 
 import argparse
+import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -39,6 +40,7 @@ def measure(run: Callable[[], object]) -> tuple[float, float]:
     """Return the processor seconds of a run, and by how many MB memory grew (on Linux)."""
     clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     if clear.exists():
+        ctypes.CDLL(None).malloc_trim(0)  # else freed memory would hide what the run takes
         clear.write_text("5")  # sets the peak to what is used now
     before, start = _peak(status), time.process_time()
     run()
@@ -85,17 +87,31 @@ def main() -> None:
     depth = len(levels_of(hyp))
     parts = [first_levels(hyp, depth // share) for share in (8, 4, 2, 1)]
     curves: dict[str, tuple[list[int], list[float]]] = {}
+    found: dict[str, list[tuple[int, int, float]]] = {}
     for circuit in [*(read_circuit(options.folder / f"{name}.aig") for name in NAMES), *parts]:
         gates, levels = len(circuit.sources), len(levels_of(circuit))
-        print(f"{circuit.name}: {gates:,} gates, {levels:,} levels")
+        print(f"{circuit.name}: {gates:,} gates, {levels:,} levels", flush=True)
         for name, run in ways(circuit).items():
             seconds, megabytes = measure(run)
-            each = f"{1e6 * seconds / gates:6.1f} us/gate, {1e6 * seconds / levels:6.0f} us/level"
-            print(f"  {name:22} {seconds:6.2f} s, {each}, {1000 * megabytes / gates:.1f} kB/gate")
+            found.setdefault(name, []).append((levels, gates, seconds))
+            each = (
+                f"{1e6 * seconds / gates:6.1f} us and {1000 * megabytes / gates:5.1f} kB per gate"
+            )
+            print(f"  {name:22} {seconds:6.2f} s, {each}", flush=True)
             if circuit in parts:
                 x, y = curves.setdefault(name, ([], []))
                 x.append(levels)
                 y.append(seconds)
+    for name, rows in found.items():
+        sizes, seconds = np.array(rows)[:, :2], np.array(rows)[:, 2]
+        # Least squares of relative errors.
+        each = np.linalg.lstsq(sizes / seconds[:, None], np.ones(len(rows)), rcond=None)[0]
+        ratio = seconds / (sizes @ each)
+        print(
+            f"{name:22} {1e6 * each[0]:.0f} us per level + {1e6 * each[1]:.1f} us per gate, ",
+            end="",
+        )
+        print(f"off by a factor of {ratio.min():.2f} to {ratio.max():.2f}")
     if options.figure:
         figure, (axes,) = new_figure(1, 1, 5, 3)
         draw_curves(axes, curves, "levels", "seconds")
