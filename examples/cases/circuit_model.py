@@ -107,6 +107,7 @@ def train(layer: RecursiveLayer, batches: list[Batch], epochs: int) -> None:
     steps = epochs * len(batches)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=steps)
     for epoch in range(epochs):
+        total = 0.0
         for batch in random.Random(epoch).sample(batches, len(batches)):
             loss = (estimate(layer, batch) - batch.label[batch.is_gate]).abs().mean()
             optimizer.zero_grad()
@@ -114,4 +115,5 @@ def train(layer: RecursiveLayer, batches: list[Batch], epochs: int) -> None:
             nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
             optimizer.step()
             rate.step()
-        print(f"epoch {epoch}, mean absolute error of the last {len(batch.label)} nodes {loss:.4f}")
+            total += float(loss.detach())
+        print(f"epoch {epoch}: mean absolute error {total / len(batches):.4f}", flush=True)

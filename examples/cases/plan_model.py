@@ -83,7 +83,7 @@ def totals(result: td.BlockResult, num_plans: int) -> tuple[Tensor, Tensor]:
 
 def train(model: Any, plans: list[Plan], log: Tensor, valid: list[Plan], valid_log: Tensor) -> None:
     """Minimise the error of plans and operators; keep the epoch that is best on validation."""
-    epochs, best = 12, (np.inf, {})
+    epochs, best = 20, (np.inf, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, weight_decay=0.01)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     traced = [model.tracer(plan) for plan in plans]

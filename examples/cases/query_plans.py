@@ -55,8 +55,10 @@ def collect(database: Path | None, queries: Path | None, size: int) -> Iterator[
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read recorded plans: as read by ``read_plan``, or as the database wrote them."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    known = (row["plan"] if "words" in row["plan"] else read_plan(row["plan"]) for row in rows)
-    return [{**row, "plan": plan} for row, plan in zip(rows, known, strict=True)]
+    for row in rows:
+        if not (isinstance(row["plan"], dict) and "words" in row["plan"]):
+            row["plan"] = read_plan(row["plan"])
+    return rows
 
 
 def split(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
