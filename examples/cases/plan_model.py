@@ -1,0 +1,144 @@
+"""A block with one module per type of operator, trained on measured plans, and flat models."""
+
+import random
+import zlib
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from plan_reader import operators_of
+from torch import Tensor, nn
+
+from pyg_dynbatch import blocks as td
+
+WORDS = 64  # buckets that words and columns are hashed into
+FEATURES = 2 * WORDS + 3
+SHORTEST = 1e-4  # seconds; shorter plans count as this, as their time is mostly noise
+Plan = dict[str, Any]
+
+
+def features(operator: Plan) -> np.ndarray:
+    """Return what a module reads: expected rows, a bag of words, and constants by column."""
+    found = np.zeros(FEATURES)
+    # The operator's own rows, and those of its first two inputs.
+    for place, each in enumerate([operator, *operator["children"]][:3]):
+        found[place] = np.log1p(each["rows"]) / 10
+    for word in operator["words"]:
+        found[3 + zlib.crc32(word.encode()) % WORDS] += 0.5
+    for column, value in operator["values"].items():
+        found[3 + WORDS + zlib.crc32(column.encode()) % WORDS] += np.arcsinh(value) / 5
+    return found
+
+
+def prepared(plan: Plan, kinds: set[str]) -> Plan:
+    """Return a plan as the block reads it; kinds outside ``kinds`` become "other"."""
+    children = [prepared(child, kinds) for child in plan["children"]]
+    kind = plan["kind"] if plan["kind"] in kinds else "other"
+    label = None if plan["seconds"] is None else np.log(max(plan["seconds"], SHORTEST / 10))
+    key = kind, min(len(children), 3)
+    own = {"key": key, "x": features(plan), "label": label, "children": children}
+    return own | dict(enumerate(children))
+
+
+def key_of(operator: Plan) -> tuple[str, int]:
+    """Return the kind of an operator, and its number of inputs (3 for more than two)."""
+    return operator["key"]
+
+
+def run_time(kinds: set[str], width: int) -> td.Block:
+    """Return the block whose metric ``log`` is the scaled logarithm of each operator's seconds."""
+    plan = td.ForwardDeclaration(td.PyObjectType(), td.TensorType(width), name="plan")
+    root, cases = plan(), {}
+    for kind in sorted({*kinds, "other"}):
+        for count in range(4):
+            inputs: list[Any] = [(number, plan()) for number in range(count)]
+            if count == 3:
+                inputs = [("children", td.Map(plan()) >> td.Sum())]
+            unit = nn.Sequential(
+                nn.Dropout(0.1),
+                nn.Linear(FEATURES + len(inputs) * width, width),
+                nn.ReLU(),
+                nn.Linear(width, width),
+                nn.ReLU(),
+            )
+            operands = td.Record([("x", td.Vector(FEATURES)), *inputs])
+            cases[kind, count] = operands >> td.Concat() >> unit
+    node = td.Composition(name="node")
+    with node.scope():
+        state = td.OneOf(key_of, cases).reads(node.input)
+        log = td.FC(1, activation=None).reads(state)
+        td.Metric("log").reads(log, td.GetItem("label").reads(node.input))
+        node.output.reads(state)
+    plan.resolve_to(node)
+    return root
+
+
+def totals(result: td.BlockResult, num_plans: int) -> tuple[Tensor, Tensor]:
+    """Return the logarithms of the seconds of each plan and of each operator."""
+    log = 3 * result.metric_tensors["log"].squeeze(-1) - 9
+    total = log.new_zeros(num_plans).index_add(0, result.metric_examples["log"], log.exp())
+    return total.log(), log
+
+
+def train(model: Any, plans: list[Plan], log: Tensor, valid: list[Plan], valid_log: Tensor) -> None:
+    """Minimise the error of plans and operators; keep the epoch that is best on validation."""
+    epochs, best = 20, (np.inf, {})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, weight_decay=0.01)
+    rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+    traced = [model.tracer(plan) for plan in plans]
+    for epoch in range(epochs):
+        model.train()
+        order = random.Random(epoch).sample(range(len(plans)), len(plans))
+        for numbers in (order[first : first + 100] for first in range(0, len(order), 100)):
+            result = model([traced[number] for number in numbers])
+            found, of_operators = totals(result, len(numbers))
+            label = torch.tensor(result.metric_labels["log"], dtype=torch.float32)
+            loss = (found - log[numbers]).abs().mean() + 0.5 * (of_operators - label).abs().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        rate.step()
+        error = float((predict(model, valid) - valid_log).abs().mean())
+        print(f"epoch {epoch}: typical factor on validation {np.exp(error):.2f}", flush=True)
+        if error < best[0]:
+            best = error, {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(best[1])
+
+
+@torch.no_grad()
+def predict(model: Any, plans: list[Plan]) -> Tensor:
+    """Return the logarithm of the seconds of each plan."""
+    model.eval()
+    return totals(model(plans), len(plans))[0]
+
+
+def flat(plans: list[Plan], kinds: list[str], texts: bool) -> np.ndarray:
+    """Return counts and summed log cardinalities by kind; with ``texts`` words and constants."""
+    table = []
+    for plan in plans:
+        count, size, bag = Counter(), Counter(), np.zeros(2 * WORDS)
+        for each in operators_of(plan):
+            count[each["kind"]] += 1
+            size[each["kind"]] += np.log1p(each["rows"])
+            bag += features(each)[3:]
+        row = [*(count[kind] for kind in kinds), *(size[kind] for kind in kinds)]
+        table.append([1.0, *row, *(bag if texts else ())])
+    return np.array(table)
+
+
+def cardinality(plans: list[Plan]) -> np.ndarray:
+    """Return the logarithm of the rows that the optimiser expects in all operators."""
+    total = [1 + sum(each["rows"] for each in operators_of(plan)) for plan in plans]
+    return np.stack([np.ones(len(total)), np.log(total)], 1)
+
+
+def ridge(tables: list[np.ndarray], log: np.ndarray, valid_log: np.ndarray) -> np.ndarray:
+    """Fit on the first table, choose the penalty on the second, predict the third."""
+    train, valid, test = tables
+    found = []
+    for penalty in 10.0 ** np.arange(-3, 5):
+        square = train.T @ train + penalty * np.eye(train.shape[1])
+        weight = np.linalg.solve(square, train.T @ log)
+        found.append((np.abs(valid @ weight - valid_log).mean(), penalty, weight))
+    return test @ min(found, key=lambda each: each[:2])[2]
