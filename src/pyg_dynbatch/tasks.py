@@ -24,6 +24,6 @@ __all__ = [
     "AveragedProperties", "DocumentFileData", "DocumentPrediction", "DocumentPredictor",
     "ListOpsData", "MoleculeDataModule", "MoleculeFileData", "MoleculeNetData",
     "MoleculePredictor", "MoleculeProperty", "MoleculeSchema", "NCIData", "PackedMoleculeData",
-    "Pretrained", "SICKData", "SSTData", "SplitOptions", "TreeClassification", "TreeDataModule", "TreeFileData",
-    "TreePredictor", "TreeRelatedness", "TreeTask", "explain",
+    "Pretrained", "SICKData", "SSTData", "SplitOptions", "TreeClassification", "TreeDataModule",
+    "TreeFileData", "TreePredictor", "TreeRelatedness", "TreeTask", "explain",
 ]

@@ -172,7 +172,7 @@ def draw_steps(
     _draw_edges(axes, x, y, edge_index)
     colours = np.array([SEQUENCE[int(number) % len(SEQUENCE)] for number in step])
     faces = colours if until is None else np.where(step <= until, colours, "white")
-    axes.scatter(x, y, s=130, c=faces, edgecolors=colours, linewidths=1.2, zorder=2)
+    axes.scatter(x, y, s=130, c=faces, edgecolors=colours.tolist(), linewidths=1.2, zorder=2)
     for node, word in enumerate(words):
         axes.text(x[node], y[node] - 0.3, word, ha="center", va="top", fontsize="small")
     axes.margins(x=0.04, y=0.15)
