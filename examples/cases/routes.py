@@ -16,12 +16,13 @@ import copy
 import csv
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from rdkit import RDLogger
-from route_data import BITS, Pairs, Route, draw, features, of_planner, pairs_of, tree
+from route_data import BITS, Pairs, Route, draw, edits, features, of_planner, pairs_of, tree
 from torch import Tensor, nn
 
 from pyg_dynbatch import DataLoader
@@ -115,7 +116,7 @@ def main() -> None:
     (routes, pairs), valid, (test, (index, target)) = parts
     print(f"{pairs[1].numel()} pairs to train on, {target.numel()} to test")
     weight = torch.linalg.lstsq(features(routes, pairs[0]), pairs[1][:, None]).solution
-    model = Embedding(BITS, ChildSumTreeLSTM(128, 128))
+    model = Embedding(BITS, ChildSumTreeLSTM(128, 128, forget_bias=2.0))
     fit(model, routes, pairs, valid, options.epochs)
     found = {
         "mean": pairs[1].mean().expand_as(target),
