@@ -210,7 +210,7 @@ class DocumentFileData(SplitDataModule):
         given["collater"] = partial(collate, self._compiler().collate)
         return ResumableLoader(dataset, batch_size=batch_size, **given)
 
-    def describe_examples(self, example: Sequence[int]) -> dict[str, np.ndarray]:
+    def describe_examples(self, example: np.ndarray) -> dict[str, np.ndarray]:
         """Return the places of documents, for the table of predictions."""
         documents = self.documents[self.predict_split]
         return {"document": np.array([documents[number][0] for number in example])}
