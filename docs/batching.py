@@ -65,8 +65,9 @@ def frame_svg(until: int) -> str:
         if until < 0:
             title = "three examples, three different graphs"
         else:
+            count = f"{widths[until]} node{'s' * (widths[until] > 1)}"
             done = f"{sum(widths)} nodes in {len(widths)} calls"
-            title = f"step {until}: one call for {widths[until]} nodes; in all, {done}"
+            title = f"step {until}: one call for {count}; in all, {done}"
         above.set_title(title, fontsize="medium")
         draw_schedule(below, names[:shown] or names, list(range(shown)), widths[:shown], "")
         below.get_legend().remove()

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
+import nbformat
 from batching import batching_svg
 from docutils.nodes import Element, SkipNode
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -258,8 +259,6 @@ def case_card(path: Path, text: str) -> str:
 
 def notebook_card(path: Path) -> str:
     """Take title and first paragraph from the first cell of a notebook."""
-    import nbformat
-
     title, text = nbformat.read(path, 4).cells[0].source.split("\n\n", 1)
     return card(
         f"/generated/notebooks/{path.name}", title.removeprefix("# "), text.split("\n\n")[0]
@@ -287,8 +286,9 @@ def front_page(index: str) -> str:
     readme = readme.partition("\n## Where to go next\n")[0]
     guides = index.partition("\n## ")[0]
     pages = re.findall(r"^\| [^|]*\]\((\w+)\.md\)", guides, flags=re.MULTILINE)
+    elsewhere = ("benchmarks", "architecture", "glossary")
     trees = {
-        "Guides": [page for page in pages if page not in ("benchmarks", "architecture")],
+        "Guides": [page for page in pages if page not in elsewhere],
         "Examples": ["generated/gallery"],
         "Measured": ["benchmarks", "generated/results"],
         "Reference": ["generated/api", "generated/configs", "glossary"],
