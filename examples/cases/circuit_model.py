@@ -1,4 +1,4 @@
-"""A recursive cell that estimates signal probabilities, and its training on small circuits.
+"""A recursive cell that estimates signal probabilities, and its training on cones.
 
 The state of a gate holds 16 learned numbers, its estimated probability, and 64 simulated patterns,
 which show how far two signals are correlated. The estimate is a weighted mean of two: the formula

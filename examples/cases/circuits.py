@@ -6,7 +6,7 @@
 
 Data: and-inverter graphs of the EPFL suite (https://github.com/lsils/benchmarks, MIT), binary
 AIGER files in FOLDER (default: ``circuits`` below ``$PYG_DYNBATCH_DATA``); labels by simulation.
-Protocol: train on cones of up to 120 gates cut from the eleven circuits below 6,000 gates; choose
+Protocol: train on cones of up to 750 gates cut from the eleven circuits below 6,000 gates; choose
 on ``square`` and ``voter``; test on the seven other circuits, whole. Results:
 ``docs/cases/circuits.md``.
 """
