@@ -118,6 +118,7 @@ def test_unknown_parts_and_classes_are_refused(here: Path, capsys: Any) -> None:
     assert "'large' or 'small'" in line
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_not_used_with_other_documents(here: Path, capsys: Any) -> None:
     changed = [{**one, "weight": 1.0} for one in documents(here)]
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, changed)))
@@ -125,6 +126,7 @@ def test_a_checkpoint_is_not_used_with_other_documents(here: Path, capsys: Any) 
     assert "other documents" in complaint(capsys, "test", *options)
 
 
+@pytest.mark.long
 def test_a_run_is_continued(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(here, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
