@@ -170,9 +170,10 @@ def draw_steps(
     """Draw trees, each node in the colour of the step that computes it, empty after ``until``."""
     x, y = tree_layout(edge_index, child_slot, depth)
     _draw_edges(axes, x, y, edge_index)
-    colours = np.array([SEQUENCE[int(number) % len(SEQUENCE)] for number in step])
-    faces = colours if until is None else np.where(step <= until, colours, "white")
-    axes.scatter(x, y, s=130, c=faces, edgecolors=colours.tolist(), linewidths=1.2, zorder=2)
+    colours = [SEQUENCE[int(number) % len(SEQUENCE)] for number in step]
+    last = np.inf if until is None else until
+    faces = [one if at <= last else "white" for one, at in zip(colours, step, strict=True)]
+    axes.scatter(x, y, s=130, c=faces, edgecolors=colours, linewidths=1.2, zorder=2)
     for node, word in enumerate(words):
         axes.text(x[node], y[node] - 0.3, word, ha="center", va="top", fontsize="small")
     axes.margins(x=0.04, y=0.15)
