@@ -33,21 +33,22 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 123
+MAX_FILES = 133
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 3_060,
-    "blocks": 5_700,
+    "blocks": 6_170,
     "core": 4_760,
-    "molecules": 7_960,
-    "nn": 4_690,
-    "training": 2_320,
+    "documents": 520,
+    "molecules": 8_670,
+    "nn": 4_960,
+    "training": 2_640,
     "trees": 4_290,
-    "other files": 2_080,
-    "installed": 31_660,
-    "benchmarks": 5_930,
+    "other files": 2_110,
+    "installed": 34_060,
+    "benchmarks": 6_080,
 }
-MAX_CODE = 20_050
+MAX_CODE = 21_660
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
