@@ -99,7 +99,7 @@ def network(parts: dict[str, Documents], name: str, seed: int, folder: Path, epo
     optimizer = OptimizerOptions("adamw", 2e-3, 0.05)
     task = DocumentPrediction(data.schema, dropout=0.3, optimizer=optimizer, **options)
     chosen = {"monitor": "val/accuracy", "mode": "max"} if name == "recipes" else {}
-    keeper = ModelCheckpoint(folder, f"seed{seed}", enable_version_counter=False, **chosen)
+    keeper = ModelCheckpoint(folder / f"seed{seed}", "best", **chosen)
     off = ("logger", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps")
     given: dict[str, Any] = {**dict.fromkeys(off, False), "callbacks": [keeper]}
     trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs or usual, **given)
