@@ -99,8 +99,8 @@ class DAGNN(nn.Module):
     among its last nodes, and among its first nodes against the edges:
 
     .. math::
-        h_G = \max_{v\ \text{sink}} (h_v^{0} \Vert \dots \Vert h_v^{L}) \,\Big\Vert\,
-            \max_{v\ \text{source}} (\tilde h_v^{0} \Vert \dots \Vert \tilde h_v^{L})
+        h_G = \max_{v\ \text{sink}} (h_v^{0} \Vert \ldots \Vert h_v^{L}) \,\Big\Vert\,
+            \max_{v\ \text{source}} (\tilde h_v^{0} \Vert \ldots \Vert \tilde h_v^{L})
 
     Time and memory are linear in nodes and edges.
 
@@ -191,7 +191,7 @@ class DAGNN(nn.Module):
         schedule: Schedule | None = None,
         schedule_down: Schedule | None = None,
     ) -> Float[Tensor, "node out"]:
-        r"""Embed nodes: return :math:`h^0 \Vert \dots \Vert h^L` of both directions.
+        r"""Embed nodes: return :math:`h^0 \Vert \ldots \Vert h^L` of both directions.
 
         Args:
             x: Input rows.
