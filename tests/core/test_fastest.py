@@ -1,4 +1,4 @@
-"""Races between ways to compute: run once per machine, and kept for later processes."""
+"""Races between ways to compute: run once per kind of processor, and kept for later processes."""
 
 import logging
 import os

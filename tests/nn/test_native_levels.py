@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Iterator
 from ctypes import CFUNCTYPE, c_void_p
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core import Schedule, native
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm, native_levels, products
+from pyg_dynbatch.nn.fused_gates import BLOCK
 from pyg_dynbatch.nn.native_gates import gates_library
 from pyg_dynbatch.nn.native_levels import multiply_address
 from tests.nn.fused import assert_near, everything, layers
@@ -172,17 +174,24 @@ def test_a_function_that_does_not_multiply_is_rejected() -> None:
 
 
 @pytest.mark.skipif(not MUST_RUN, reason="torch has no MKL here")
-def test_found_with_any_default_dtype_and_device() -> None:
-    for search in (multiply_address, native_levels.narrow_rows, products._packing_wins):
-        wanted = search.__wrapped__()
-        assert wanted is not None
-        with torch.device("meta"):
-            assert search.__wrapped__() == wanted
+@pytest.mark.parametrize("default", ("meta", "float64"))
+def test_found_and_raced_with_any_default_dtype_and_device(
+    default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native.FOLDER, str(tmp_path))  # no winner is kept there yet
+    monkeypatch.delenv(native.RACE, raising=False)
+    if default == "float64":
         torch.set_default_dtype(torch.float64)
-        try:
-            assert search.__wrapped__() == wanted
-        finally:
-            torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("meta" if default == "meta" else "cpu"):
+            assert multiply_address.__wrapped__() is not None
+            assert native_levels.narrow_rows.__wrapped__() in (7, 8, 32, BLOCK)
+            assert isinstance(products._packing_wins.__wrapped__(), bool)
+            assert isinstance(products._transposed_wins.__wrapped__(), bool)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    kept = {path.name.partition("-")[2] for path in tmp_path.glob("fastest-*")}
+    assert {name.rsplit("-", 1)[0] for name in kept} >= {"large-products", "weight-gradients"}
 
 
 @pytest.mark.parametrize("name", ("bias", "weight_hidden", "weight_input"))

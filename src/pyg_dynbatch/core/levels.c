@@ -2,7 +2,6 @@
    valid graphs only. levels.py calls this. */
 
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct graph {
@@ -58,7 +57,7 @@ static int64_t find_depth(const struct graph *g, int64_t *depth, int64_t *waitin
 /* Sorts nodes by level, those with an input first; returns the number of levels, or -1. */
 static int64_t sort_nodes(const struct graph *g, const int64_t *depth)
 {
-    int64_t deepest = -1, levels = 0, position = 0, numbered = 0, seen = 0;
+    int64_t deepest = -1, position = 0, numbered = 0, seen = 0;
     for (int64_t node = 0; node < g->nodes; node++)
         deepest = depth[node] > deepest ? depth[node] : deepest;
     if (deepest >= g->nodes)
@@ -80,7 +79,7 @@ static int64_t sort_nodes(const struct graph *g, const int64_t *depth)
     }
     for (int64_t node = 0; node < g->nodes; node++)
         g->row[node] = 1 + of_level[g->filled && !g->filled[node]][depth[node]]++;
-    levels = deepest + 1;
+    const int64_t levels = deepest + 1;
     for (int64_t level = 0; level < levels; level++) {
         const int64_t filled = g->sizes[level] - numbered, size = g->inputs[level] - numbered;
         for (int64_t each = 0; each < size; each++)
