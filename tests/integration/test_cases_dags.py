@@ -90,9 +90,9 @@ def test_dagnn_predicts_accuracies_better_than_counts(
     path = shared_data("dags/final_structures6.txt.gz")
     parts = case("architectures")["read"](path, None)
     assert [len(part) for part in parts] == [16_118, 1000, 1902]
-    run("architectures", path, "--seeds", 1, "--epochs", 6, "--most", 6000)
+    run("architectures", path, "--seeds", 1, "--epochs", 4)
     printed = capsys.readouterr().out
-    assert numbers(printed, "DAGNN")[0] < 0.7 * numbers(printed, "counts, ridge")[0]
+    assert numbers(printed, "DAGNN")[0] < 0.6 * numbers(printed, "counts, ridge")[0]
 
 
 def test_identifiers_of_a_function_are_shared_and_its_name_is_hidden() -> None:
