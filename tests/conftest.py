@@ -1,5 +1,6 @@
 """Shared by all tests: seed, threads, Hypothesis profile, checks of annotations, data."""
 
+import gc
 import os
 import random
 import warnings
@@ -41,11 +42,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Count every law among the long tests if these are selected."""
+    """Mark the slowest doctest as long, and every law if the long tests are selected."""
+    for item in items:
+        if item.name == "pyg_dynbatch.molecules.datasets.NCI":
+            item.add_marker("long")
     if config.option.markexpr == "long":
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):
                 item.add_marker("long")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage less often: pytest keeps a million objects that are not."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

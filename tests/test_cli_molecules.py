@@ -302,6 +302,7 @@ def test_featurize_with_texts_that_mean_a_missing_label(folder: Path) -> None:
     assert PackedMolecules("packed").targets[1].tolist() == [1.0]
 
 
+@pytest.mark.long
 def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     """Fit, go on, predict a stream, pack and explain; the YAML may choose descriptors too."""
     base = yaml.safe_load(Path("small.yaml").read_text(encoding="utf-8"))

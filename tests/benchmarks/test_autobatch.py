@@ -26,6 +26,7 @@ from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF
 SMALL = ["--repeats", "1", "--trees", "4", "--width", "4", "--sentences", "3"]
 
 
+@pytest.mark.long
 def test_trees(
     run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

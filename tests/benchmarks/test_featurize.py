@@ -95,6 +95,7 @@ def test_records(
     assert "1 left out" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_beside_deepchem(
     run: Any, golden: Path, interpreter: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from benchmarks.fidelity import agreement, rounding
 SMALL = ["--steps", "3", "--batch", "4", "--units", "6", "--trees", "10"]
 
 
+@pytest.mark.long
 def test_losses_agree_in_all_modes_and_precisions(
     run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_way_that_differs_is_not_timed(run: Any, monkeypatch: pytest.MonkeyPat
         run(weave, *SMALL, "--batch-sizes", "1", "--modes", "fused", "plain")
 
 
+@pytest.mark.long
 def test_beside_deepchem(run: Any, interpreter: Callable[[str], Path]) -> None:
     python = interpreter(STAND_IN.format(fault=""))
     options = ["--batch-sizes", "2", "--sizes", "--modes", "fused"]

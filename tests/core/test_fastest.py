@@ -51,6 +51,7 @@ def test_a_later_process_takes_the_same(folder: Path) -> None:
     assert found.stdout == "second\n"
 
 
+@pytest.mark.long
 def test_of_two_processes_one_races(folder: Path) -> None:
     code = """
 import sys, time

@@ -82,6 +82,7 @@ SLOW = (
     "autobatch_lattice",
     "autobatch_spinn",
     "autobatch_syntax",
+    "blocks_text",
     "autobatch_translation",
     "blocks_attention",
     "blocks_sentiment",

@@ -107,7 +107,12 @@ def test_merged_stores_are_those_of_one_process(
 
 @pytest.mark.parametrize(
     ("kind", "prints", "options"),
-    [("csv", "p.npy", {"--narrow": ""}), ("csv", "p.csv", {}), ("smi.gz", "", {}), ("sdf", "", {})],
+    [
+        ("csv", "p.npy", {"--narrow": ""}),
+        pytest.param("csv", "p.csv", {}, marks=pytest.mark.long),
+        pytest.param("smi.gz", "", {}, marks=pytest.mark.long),
+        pytest.param("sdf", "", {}, marks=pytest.mark.long),
+    ],
 )
 def test_merged_predictions_are_those_of_one_process(
     tmp_path: Path,

@@ -128,7 +128,8 @@ def assert_equal_runs(one: Any, other: Any) -> None:
         assert other[1][name] == pytest.approx(one[1][name], rel=1e-6), name
 
 
-@pytest.mark.parametrize("make", [trees, pytest.param(molecules, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("make", [trees, molecules])
 def test_a_run_stopped_within_an_epoch_goes_on_with_any_number_of_ranks(
     tmp_path: Path, make: Any
 ) -> None:
