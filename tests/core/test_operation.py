@@ -165,3 +165,18 @@ def test_shared_parameters_are_counted_once() -> None:
     operations.add(shared, [VECTOR], [VECTOR])
     operations.add(shared, [TensorType((3,), tag="other")], [VECTOR])
     assert len(list(Engine(operations).parameters())) == 2
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_copy_knows_its_own_modules(again) -> None:
+    operations, cell = Operations(), NaryTreeLSTMCell(3, 3)
+    operations.add(nn.Linear(3, 3), [VECTOR], [VECTOR], name="linear")
+    operations.add(cell.forward, [VECTOR], [VECTOR], name="method")
+    copied = again(operations)
+    for _ in range(2):
+        for name in ("linear", "method"):
+            called = copied[name].module
+            assert copied.add(called, [VECTOR], [VECTOR]) is copied[name].signature
+        copied.add(operations["linear"].module, [VECTOR], [VECTOR], name="other")
+        assert len(copied) == 3
+    assert len(operations) == 2

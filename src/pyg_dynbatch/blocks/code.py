@@ -29,6 +29,7 @@ names: ``M0`` and ``N0`` hold values and labels of metric 0; ``f0`` is the funct
 block, called by ``v2 = yield f0, x1``; ``g0`` is a host object, and ``h0`` a dictionary.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -131,6 +132,7 @@ class Model:
         self._names: dict[str, Any] = {}
         self._functions: list[tuple[Code, Block]] = []
         self._dictionaries: list[str] = []
+        self._numbers: Counter[str] = Counter()  # of the operations of a name
         self._unique: dict[Any, Any] = {}
 
     def unique(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -166,15 +168,18 @@ class Model:
         """Register an operation and number its signature."""
         clean = (name or "").replace(".", "_")
         if not clean or clean in self.operations:
-            stem, number = _name_of(module), 0
-            while (clean := f"{stem}_{number}" if number else stem) in self.operations:
-                number += 1
+            stem = _name_of(module)
+            while (
+                clean := f"{stem}_{n}" if (n := self._numbers[stem]) else stem
+            ) in self.operations:
+                self._numbers[stem] += 1
         found = self.operations.add(module, inputs, outputs, name=clean)
-        if found not in self.signatures:
+        number: int = self.unique(("signature", found.name), lambda: len(self.signatures))
+        if number == len(self.signatures):
             self.signatures.append(found)
             for wanted in [*outputs, *inputs]:
                 self.number_of_type(row_type_of(wanted))
-        return self.signatures.index(found)
+        return number
 
     def site(self, kind: int, types: Sequence[RowType], *fields: Any, **more: Any) -> int:
         """Add a call site and number it."""

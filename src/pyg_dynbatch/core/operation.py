@@ -143,6 +143,11 @@ def module_of(called: object) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
+def _identity(module: Callable[..., Any]) -> Any:
+    """Return what two references to a module have in common: a method is a new object each time."""
+    return (id(module.__self__), module.__func__) if isinstance(module, MethodType) else id(module)
+
+
 def draws_random_numbers(module: object) -> bool:
     """Return whether a module has dropout, or an attribute ``random`` that is true."""
     owner = module_of(module)
@@ -182,6 +187,7 @@ class Operations(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._by_name = nn.ModuleDict()
+        self._added: dict[Any, Signature] = {}
 
     def add(
         self,
@@ -208,16 +214,15 @@ class Operations(nn.Module):
         Raises:
             ValueError: If the name is taken, or the module was added with other outputs.
         """
-        for known in self:
-            # Every access to a method creates a new object.
-            method = isinstance(module, MethodType) and known.module == module
-            signature = known.signature
-            if (known.module is module or method) and signature.inputs == tuple(inputs):
-                if signature.outputs != tuple(outputs):
-                    what = f"Operations: {signature.name!r} was added before with other outputs"
-                    both = (signature.outputs, outputs)
-                    raise mismatch(ValueError, what, *(", ".join(map(describe, o)) for o in both))
-                return signature
+        if len(self._added) < len(self):  # in a copy
+            self._added = {(_identity(k.module), k.signature.inputs): k.signature for k in self}
+        key = _identity(module), tuple(inputs)
+        if known := self._added.get(key):
+            if known.outputs != tuple(outputs):
+                what = f"Operations: {known.name!r} was added before with other outputs"
+                both = (known.outputs, outputs)
+                raise mismatch(ValueError, what, *(", ".join(map(describe, o)) for o in both))
+            return known
         if not name:
             stem = type(module).__name__.lower()
             names = chain([stem], (f"{stem}_{number}" for number in count(1)))
@@ -229,7 +234,12 @@ class Operations(nn.Module):
         draws = draws_random_numbers(module) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
+        self._added[key] = signature
         return signature
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the identities of modules, which a copy does not share."""
+        return {**vars(self), "_added": {}}
 
     def __getitem__(self, name: str) -> Operation:
         """Return the operation with a name."""
