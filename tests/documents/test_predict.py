@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,42 @@ def test_a_run_is_continued(here: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert run("fit", "--run", "runs/small/version_0", "--trainer.max_epochs", "11") == 0
     rows = rows_of("runs/small/version_0/metrics.csv")
     assert [int(row["epoch"]) for row in rows if row["val/accuracy"]] == list(range(11))
+
+
+def test_numbers_are_predicted_in_their_units(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    shutil.copy(trained / "small.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = [one for one in documents(trained) if "weight" in one]
+    Path("documents.jsonl").write_text("\n".join(map(json.dumps, given)))
+    label = "--data.init_args.label"
+    fit = ["fit", "--config", "small.yaml", label, "weight", "--data.init_args.overrides"]
+    assert "the override {$.weight: number}" in complaint(capsys, *fit, "{}")
+    assert "expected: number or categories" in complaint(capsys, *fit, "{$.weight: mean}")
+    fit.append("{$.weight: number, $.name: ignore}")
+    assert "--checkpoint.monitor val/rmse --checkpoint.mode min" in complaint(capsys, *fit)
+    fit += ["--checkpoint.monitor", "val/rmse", "--checkpoint.mode", "min"]
+    text = complaint(capsys, *fit, label, "kind", "--data.init_args.overrides", "{$.kind: number}")
+    assert "expected: number" in text and "path $.kind" in text
+    assert run(*fit) == 0
+    shown = capsys.readouterr().out
+    rows = rows_of("runs/small/version_0/predictions.csv")
+    assert list(rows[0]) == ["example", "document", "prediction", "target"]
+    pairs = [(float(row["prediction"]), float(row["target"])) for row in rows]
+    for row, (_, target) in zip(rows, pairs, strict=True):
+        line = int(row["document"].removeprefix("documents.jsonl:"))
+        assert target == pytest.approx(given[line - 1]["weight"])
+    error = math.sqrt(sum((found - target) ** 2 for found, target in pairs) / len(pairs))
+    (said,) = re.findall(r"^test/rmse: ([\d.]+)", shown, re.MULTILINE)
+    assert error == pytest.approx(float(said), abs=1e-3)
+    assert error < 0.5 * torch.tensor([one["weight"] for one in given]).std()
+
+    predictor = DocumentPredictor([CKPT, CKPT])
+    document = {"kind": "large", "parts": [{"size": 3.0, "color": "red"}]}
+    (whole,), (without,) = (
+        predictor.predict([one])["prediction"] for one in (document, {"parts": document["parts"]})
+    )
+    assert dict(predictor.explain(document))["$.kind"] == pytest.approx(whole - without, abs=1e-4)
+    with pytest.raises(ValueError, match="a number is predicted"):
+        predictor.explain(document, "large")

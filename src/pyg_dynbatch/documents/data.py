@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,12 @@ def traced(tracer: Any, place: str, document: Any) -> Any:
         raise
 
 
-def collate(collater: Any, examples: Sequence[tuple[Any, int]]) -> Batch:
+def is_number(label: str, overrides: Mapping[str, str]) -> bool:
+    """Return whether an override makes the label a value, and not a class."""
+    return overrides.get(f"${step_to(label)}") == "number"
+
+
+def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch:
     """Merge documents, traced or not, with their targets into a batch."""
     documents, targets = zip(*examples, strict=True)
     batch: Any = empty_batch(Data)
@@ -92,7 +97,8 @@ class DocumentFileData(SplitDataModule):
     Args:
         file: One JSON document per line; or one array of documents, if the name is that of a
             ``.json`` file. Both can be compressed (``.gz``).
-        label: Key of the label in every document, a string, number, true or false.
+        label: Key of the label in every document, a string, number, true or false. With the
+            override ``"number"`` of its path, the label is a value to predict, and not a class.
         val_file: Documents to choose the best checkpoint by; by default drawn from ``file``.
         test_file: Documents to test and predict; by default drawn from ``file``.
         val_share: Share of ``file`` for validation.
@@ -126,7 +132,7 @@ class DocumentFileData(SplitDataModule):
         self.file, self.label, self.overrides = file, label, overrides or {}
         self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
         self.split_seed = split_seed
-        self._traced: dict[str, tuple[Any, list[tuple[Any, int]]]] = {}
+        self._traced: dict[str, tuple[Any, list[tuple[Any, float | int]]]] = {}
 
     @cached_property
     def documents(self) -> dict[str, list[tuple[str, Any]]]:
@@ -147,7 +153,18 @@ class DocumentFileData(SplitDataModule):
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """Schema of the documents, key of the label, and its classes."""
+        """Schema of the documents, key of the label, and its classes or its scale."""
+        path = f"${step_to(self.label)}"
+        choices = {**self.overrides, path: "ignore"}
+        documents = DocumentSchema.infer(self.documents["train"], choices).as_dict()
+        common = {"documents": documents, "label": self.label}
+        if self.is_number:
+            values = [self._label(*pair) for pair in self.documents["train"]]
+            scale = {"mean": float(np.mean(values)), "deviation": float(np.std(values)) or 1.0}
+            return {**common, "scale": scale}
+        if (got := self.overrides.get(path, "categories")) not in ("categories", "ignore"):
+            what, expected = "the override of the label cannot be used", "number or categories"
+            raise mismatch(ValueError, what, expected, got, where=path)
         # Classes that only validation or test documents have are known too, but nothing else.
         own = [split for split in SPLITS if self.given.get(split, (None,))[0] is None]
         pairs = [pair for split in own for pair in self.documents[split]]
@@ -156,21 +173,32 @@ class DocumentFileData(SplitDataModule):
         if not 2 <= len(classes) <= len(pairs) / 2:
             what, expected = "the labels are no classes", "at least 2, each seen twice on average"
             got = f"{len(classes)} different labels of {len(pairs)} documents"
-            raise mismatch(ValueError, what, expected, got, where=self.file)
-        choices = {**self.overrides, f"${step_to(self.label)}": "ignore"}
-        documents = DocumentSchema.infer(self.documents["train"], choices).as_dict()
-        return {"documents": documents, "label": self.label, "classes": classes}
+            hint = f"the override {{{path}: number}} to predict numbers"
+            raise mismatch(ValueError, what, expected, got, where=self.file, hint=hint)
+        return {**common, "classes": classes}
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the label is a value, and not a class."""
+        return is_number(self.label, self.overrides)
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return as ``kind`` whether values or classes are predicted."""
+        number = is_number(options["label"], options.get("overrides") or {})
+        return {"kind": "regression" if number else "classification"}
 
     def _label(self, place: str, document: Any) -> Any:
         """Return the label of a document, or raise an error."""
         is_object = isinstance(document, dict)
         value = document.get(self.label, ...) if is_object else document
         kind = "no such key" if value is ... else kind_of(value)
-        if not is_object or kind not in _LABELS:
+        known = ("number",) if self.is_number else _LABELS
+        if not is_object or kind not in known:
             what, where = "a document has no label", f"{place}, path ${step_to(self.label)}"
             got = kind if is_object else f"{kind}, not an object"
             hint = "the option label; documents without one can be predicted only"
-            raise mismatch(ValueError, what, " or ".join(_LABELS), got, where=where, hint=hint)
+            raise mismatch(ValueError, what, " or ".join(known), got, where=where, hint=hint)
         return value
 
     def setup(self, stage: str) -> None:
@@ -179,11 +207,12 @@ class DocumentFileData(SplitDataModule):
         if stage == "fit":
             rank_zero_info(str(DocumentSchema.from_dict(documents)))
 
-    def dataset(self, split: SplitName) -> list[tuple[Any, int]]:
+    def dataset(self, split: SplitName) -> list[tuple[Any, float | int]]:
         """Return the documents of a split, traced for the model of the trainer, and targets."""
         tracer = self._compiler().tracer
         if split not in self._traced or self._traced[split][0] is not tracer:
-            known = {category_of(label): n for n, label in enumerate(self.schema["classes"])}
+            classes = self.schema.get("classes", ())
+            known = {category_of(label): n for n, label in enumerate(classes)}
             pairs = self.documents[split]
             examples = [(traced(tracer, *pair), self._target(known, *pair)) for pair in pairs]
             self._traced[split] = tracer, examples
@@ -193,8 +222,11 @@ class DocumentFileData(SplitDataModule):
         modules = self.trainer.lightning_module.modules()  # type: ignore[union-attr]
         return next(module for module in modules if isinstance(module, Compiler))
 
-    def _target(self, known: dict[str, int], place: str, document: Any) -> int:
-        name = category_of(self._label(place, document))
+    def _target(self, known: dict[str, int], place: str, document: Any) -> float | int:
+        label = self._label(place, document)
+        if self.is_number:
+            return float(label)
+        name = category_of(label)
         if name not in known:
             what, expected = "the label is unknown", f"a class of {self.file}"
             raise mismatch(ValueError, what, expected, name, where=place)

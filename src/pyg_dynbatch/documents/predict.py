@@ -68,7 +68,7 @@ class DocumentPredictor:
             documents: JSON values, or documents that the ``tracer`` of the ``encoder`` has traced.
 
         Returns:
-            The columns ``prediction`` and ``probability_NAME``.
+            The columns ``prediction`` and, for classes, ``probability_NAME``.
         """
         with torch.inference_mode():
             columns = self.task.predict_step(self._batch(documents))
@@ -82,7 +82,7 @@ class DocumentPredictor:
         """Attribute a prediction to the parts of a document, outer parts first.
 
         The attribution of a part is f(document) - f(document without it), where f is the log-odds
-        of a class.
+        of a class, or the predicted number.
 
         Args:
             document: A JSON value; it is changed in between, and restored.
@@ -92,6 +92,9 @@ class DocumentPredictor:
         Returns:
             The path and attribution of every part.
         """
+        if label is not None and self.task.scale is not None:
+            what, expected = "explain: a number is predicted", "no label"
+            raise mismatch(ValueError, what, expected, label)
         if label is not None:
             checked_choice("explain: unknown class", label, self.task.classes)
         variants, paths = [self.encoder.tracer(document)], []
@@ -107,6 +110,9 @@ class DocumentPredictor:
         with torch.inference_mode():
             chunks = [variants[n : n + 256] for n in range(0, len(variants), 256)]
             output = torch.cat([self.task(self._batch(chunk)) for chunk in chunks]).float()
+        if self.task.scale is not None:
+            values = output[:, 0] * self.task.scale["deviation"]
+            return list(zip(paths, (values[0] - values[1:]).tolist(), strict=True))
         number = int(output[0].argmax()) if label is None else self.task.classes.index(label)
         others = torch.cat([output[:, :number], output[:, number + 1 :]], 1)
         odds = output[:, number] - others.logsumexp(1)

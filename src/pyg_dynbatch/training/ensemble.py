@@ -27,6 +27,7 @@ class AveragedNetwork(nn.Module):
 
     Args:
         members: The networks, at least one.
+        values: Whether the outputs are values, whose mean is returned, and not logits.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, table 2, last row.
@@ -37,16 +38,19 @@ class AveragedNetwork(nn.Module):
         1.0
     """
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    def __init__(self, members: Sequence[nn.Module], *, values: bool = False) -> None:
         super().__init__()
+        self.values = values
         if not members:
             raise mismatch(ValueError, "AveragedNetwork: no networks", "at least 1", 0)
         self.members = nn.ModuleList(members)
 
     def forward(self, batch: Any) -> Float[Tensor, "row class"]:
-        """Return log-probabilities, averaged over the members."""
-        logs = torch.stack([F.log_softmax(member(batch), dim=-1) for member in self.members])
-        return logs.logsumexp(0) - math.log(len(self.members))
+        """Return log-probabilities or values, averaged over the members."""
+        outputs = torch.stack([member(batch) for member in self.members])
+        if self.values:
+            return outputs.mean(0)
+        return F.log_softmax(outputs, dim=-1).logsumexp(0) - math.log(len(self.members))
 
 
 def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
