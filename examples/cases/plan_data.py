@@ -99,7 +99,7 @@ def draw_template(rng: random.Random) -> tuple[str, list[tuple[int, int]]]:
     return grouped + (" ORDER BY total DESC LIMIT 10" if shape == 4 else ""), bounds
 
 
-def draw_queries(templates: int, each: int, seed: int = 0) -> list[tuple[str, str]]:
+def draw_queries(templates: int, each: int, seed: int = 16) -> list[tuple[str, str]]:
     """Draw queries of different templates: the template and the query."""
     rng, drawn = random.Random(seed), {}
     while len(drawn) < templates:
