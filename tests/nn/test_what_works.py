@@ -99,6 +99,8 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
 @pytest.mark.parametrize("way", REFUSED)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_refused_through_a_schedule(kind: str, way: str) -> None:
+    if way == "export" and not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("a layer cannot find out that this torch exports it")
     model, (run, named) = Whole(LAYERS[kind]()), REFUSED[way]
     before = model(X)
     with as_users_run_it(), pytest.raises(RuntimeError, match=named) as caught:
