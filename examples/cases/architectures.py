@@ -139,7 +139,7 @@ def main() -> None:
         print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f}", flush=True)
     if options.figure:
         target = torch.cat([each.target for each in test]).numpy()
-        figure, axes = new_figure(1, 3, 3.4, 3.4)
+        figure, axes = new_figure(1, 3, 3.4, 3.9)
         for number, name in enumerate((COUNTS, "GIN", "DAGNN")):
             draw_parity(axes[number], target, found[name][0].numpy(), name)
         print("figure:", save_figure(figure, options.figure))
