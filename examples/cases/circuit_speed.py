@@ -78,7 +78,7 @@ def ways(circuit: Circuit) -> dict[str, Callable[[], Tensor]]:
 def main() -> None:
     """Print a table, and draw time against levels for the parts of ``hyp``."""
     parser = argparse.ArgumentParser()
-    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "../shared/data")) / "circuits"
+    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "data")) / "circuits"
     parser.add_argument("--folder", type=Path, default=default)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()

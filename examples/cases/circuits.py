@@ -53,7 +53,7 @@ def draw(path: Path, table: dict[str, dict[str, float]]) -> None:
 def main() -> None:
     """Train on cones, then print and draw the errors on whole circuits."""
     parser = argparse.ArgumentParser()
-    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "../shared/data")) / "circuits"
+    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "data")) / "circuits"
     parser.add_argument("--folder", type=Path, default=default)
     parser.add_argument("--cones", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=15)

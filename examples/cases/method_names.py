@@ -32,7 +32,7 @@ Function = tuple[str, list[str], list[tuple[int, int]]]  # first word, token of 
 def read(folder: Path, rng: random.Random) -> list[list[Function]]:
     """Read the functions of all modules, those of a module in the same part."""
     parts: list[list[Function]] = [[], [], []]
-    left_out = {"test", "tests", "encodings", "lib2to3", "site-packages"}
+    left_out = {"test", "tests", "idle_test", "encodings", "lib2to3", "site-packages"}
     for path in sorted(folder.rglob("*.py")):
         if left_out.isdisjoint(path.relative_to(folder).parts):
             part = parts[rng.choices(range(3), [8, 1, 1])[0]]

@@ -1,13 +1,11 @@
-"""A block with one module per type of operator, trained on measured plans, and flat models."""
+"""A block with one module per type of operator, trained on measured plans."""
 
 import random
 import zlib
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import torch
-from plan_reader import operators_of
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
@@ -31,11 +29,16 @@ def features(operator: Plan) -> np.ndarray:
     return found
 
 
+def log_seconds(operator: Plan) -> float:
+    """Return the logarithm of the seconds of an operator."""
+    return float(np.log(max(operator["seconds"], SHORTEST / 10)))
+
+
 def prepared(plan: Plan, kinds: set[str]) -> Plan:
     """Return a plan as the block reads it; kinds outside ``kinds`` become "other"."""
     children = [prepared(child, kinds) for child in plan["children"]]
     kind = plan["kind"] if plan["kind"] in kinds else "other"
-    label = None if plan["seconds"] is None else np.log(max(plan["seconds"], SHORTEST / 10))
+    label = None if plan["seconds"] is None else log_seconds(plan)
     key = kind, min(len(children), 3)
     own = {"key": key, "x": features(plan), "label": label, "children": children}
     return own | dict(enumerate(children))
@@ -111,34 +114,3 @@ def predict(model: Any, plans: list[Plan]) -> Tensor:
     """Return the logarithm of the seconds of each plan."""
     model.eval()
     return totals(model(plans), len(plans))[0]
-
-
-def flat(plans: list[Plan], kinds: list[str], texts: bool) -> np.ndarray:
-    """Return counts and summed log cardinalities by kind; with ``texts`` words and constants."""
-    table = []
-    for plan in plans:
-        count, size, bag = Counter(), Counter(), np.zeros(2 * WORDS)
-        for each in operators_of(plan):
-            count[each["kind"]] += 1
-            size[each["kind"]] += np.log1p(each["rows"])
-            bag += features(each)[3:]
-        row = [*(count[kind] for kind in kinds), *(size[kind] for kind in kinds)]
-        table.append([1.0, *row, *(bag if texts else ())])
-    return np.array(table)
-
-
-def cardinality(plans: list[Plan]) -> np.ndarray:
-    """Return the logarithm of the rows that the optimiser expects in all operators."""
-    total = [1 + sum(each["rows"] for each in operators_of(plan)) for plan in plans]
-    return np.stack([np.ones(len(total)), np.log(total)], 1)
-
-
-def ridge(tables: list[np.ndarray], log: np.ndarray, valid_log: np.ndarray) -> np.ndarray:
-    """Fit on the first table, choose the penalty on the second, predict the third."""
-    train, valid, test = tables
-    found = []
-    for penalty in 10.0 ** np.arange(-3, 5):
-        square = train.T @ train + penalty * np.eye(train.shape[1])
-        weight = np.linalg.solve(square, train.T @ log)
-        found.append((np.abs(valid @ weight - valid_log).mean(), penalty, weight))
-    return test @ min(found, key=lambda each: each[:2])[2]

@@ -19,6 +19,7 @@ performance prediction", arXiv:1902.00132. Differs: the time of a plan is the su
 
 import argparse
 import json
+import os
 import random
 import re
 from collections import Counter
@@ -28,11 +29,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from plan_model import SHORTEST, cardinality, flat, predict, prepared, ridge, run_time, train
+from plan_baselines import cardinality, flat, per_operator, ridge
+from plan_model import SHORTEST, predict, prepared, run_time, train
 from plan_reader import operators_of, read_plan, seconds_of
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
+
+MODULES = "one module per operator"
 
 
 def collect(database: Path | None, queries: Path | None, size: int) -> Iterator[dict[str, Any]]:
@@ -46,7 +50,15 @@ def collect(database: Path | None, queries: Path | None, size: int) -> Iterator[
         yield from run_queries(connection, draw_queries(size // 10, 10))
         return
     connection = duckdb.connect(str(database), read_only=True)
-    texts = [each.query for each in duckdb.extract_statements(queries.read_text(encoding="utf-8"))]
+    texts = []
+    for each in duckdb.extract_statements(queries.read_text(encoding="utf-8")):
+        try:  # before any query is measured
+            if each.type != duckdb.StatementType.SELECT:
+                raise SystemExit(f"{queries}: not a query: {each.query.strip()}")
+            connection.execute(f"EXPLAIN {each.query}")
+        except duckdb.Error as error:
+            raise SystemExit(f"{queries}: {error}\n{each.query.strip()}") from None
+        texts.append(each.query)
     # Queries that differ in their constants alone are of one template.
     named = [(re.sub(r"'[^']*'|\b\d+(\.\d+)?\b", "?", text), text) for text in texts]
     yield from run_queries(connection, named)
@@ -54,10 +66,15 @@ def collect(database: Path | None, queries: Path | None, size: int) -> Iterator[
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read recorded plans: as read by ``read_plan``, or as the database wrote them."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for row in rows:
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise SystemExit(f"{path} is not a file of plans; a database needs queries too") from error
+    for number, row in enumerate(rows, start=1):
         if not (isinstance(row["plan"], dict) and "words" in row["plan"]):
             row["plan"] = read_plan(row["plan"])
+        if any(each["seconds"] is None for each in operators_of(row["plan"])):
+            raise SystemExit(f"{path}:{number}: no times: EXPLAIN (ANALYZE, FORMAT JSON) has them")
     return rows
 
 
@@ -72,9 +89,7 @@ def split(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [[row for row in rows if part[row["template"]] == number] for number in range(3)]
 
 
-def compare(
-    rows: list[dict[str, Any]], width: int = 32
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def compare(rows: list[dict[str, Any]]) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Train all models; return their predictions for the test plans, and the measured seconds."""
     parts = split(rows)
     plans = [[row["plan"] for row in part] for part in parts]
@@ -88,12 +103,13 @@ def compare(
         "flat, with texts": [flat(part, sorted(kinds), True) for part in plans],
     }
     guesses = {name: ridge(tables, log[0], log[1]) for name, tables in found.items()}
+    guesses["linear per operator"] = per_operator(plans, sorted(kinds))
     torch.manual_seed(0)
-    model = td.Compiler.create(run_time(kinds, width))
+    model = td.Compiler.create(run_time(kinds, 32))
     read = [[prepared(plan, kinds) for plan in part] for part in plans]
     logs = [torch.from_numpy(each).float() for each in log]
     train(model, read[0], logs[0], read[1], logs[1])
-    guesses["one module per operator"] = predict(model, read[2]).numpy()
+    guesses[MODULES] = predict(model, read[2]).numpy()
     if all("times" in row for row in parts[2]):
         again = [max(SHORTEST, row["times"][len(row["times"]) // 2]) for row in parts[2]]
         guesses["a run of the same query"] = np.log(again)
@@ -112,20 +128,19 @@ def main() -> None:
     if options.source and not options.queries:
         rows = read_lines(options.source)
     else:
-        rows = list(collect(options.source, options.queries, options.size))
-    if options.save:
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        options.save.write_text(lines, encoding="utf-8")
+        rows = []
+        with (options.save or Path(os.devnull)).open("w", encoding="utf-8") as file:
+            for row in collect(options.source, options.queries, options.size):
+                file.write(json.dumps(row) + "\n")
+                rows.append(row)
     guesses, log = compare(rows)
     print(f"{len(log)} test plans, {np.exp(np.median(log)) * 1000:.1f} ms; q-error 50%, 90%, 99%")
     for name, guess in guesses.items():
-        print(
-            f"{name:28}",
-            *(f"{q:7.2f}" for q in np.exp(np.percentile(abs(guess - log), [50, 90, 99]))),
-        )
+        factors = np.exp(np.percentile(abs(guess - log), [50, 90, 99]))
+        print(f"{name:28}", *(f"{factor:7.2f}" for factor in factors))
     if options.figure:
         figure, axes = new_figure(1, 2, 3.5, 3.5)
-        for each, name in zip(axes, list(guesses)[1::2], strict=False):
+        for each, name in zip(axes, (list(guesses)[1], MODULES), strict=True):
             draw_parity(each, log / np.log(10), guesses[name] / np.log(10), f"{name} (log10 s)")
         save_figure(figure, options.figure)
 

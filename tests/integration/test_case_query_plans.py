@@ -88,7 +88,7 @@ def test_the_time_of_a_plan_is_the_sum_of_its_operators(samples: Path) -> None:
 
 
 def test_a_penalty_keeps_ridge_from_following_noise() -> None:
-    from plan_model import ridge
+    from plan_baselines import ridge
 
     rng = np.random.default_rng(0)
     tables = [np.hstack([np.ones((40, 1)), rng.normal(size=(40, 30))]) for _ in range(3)]
@@ -112,6 +112,29 @@ def test_plans_of_a_real_database_hold_nothing_measured() -> None:
         assert row["times"] == sorted(row["times"]) and row["times"][0] > 0
         [[_, text]] = connection.execute(f"EXPLAIN (FORMAT JSON) {row['query']}").fetchall()
         assert read_plan(text) == without_seconds(row["plan"])
+
+
+def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    from query_plans import main
+
+    database = tmp_path / "my.duckdb"
+    duckdb.connect(str(database)).close()
+
+    def complaint(*given: object) -> str:
+        with mock.patch.object(sys, "argv", ["query_plans.py", *map(str, given)]):
+            with pytest.raises(SystemExit) as caught:
+                main()
+        return str(caught.value)
+
+    assert "a database needs queries too" in complaint(database)
+    (queries := tmp_path / "queries.sql").write_text("SELECT 1; CREATE TABLE t (a INT)")
+    assert "not a query: CREATE TABLE t" in complaint(database, queries)
+    queries.write_text("SELECT 1; SELECT a FROM missing")
+    assert "SELECT a FROM missing" in complaint(database, queries)
+    plan = duckdb.sql("EXPLAIN (FORMAT JSON) SELECT 1").fetchall()[0][1]
+    (plans := tmp_path / "plans.jsonl").write_text(json.dumps({"template": "a", "plan": plan}))
+    assert f"{plans}:1: no times" in complaint(plans)
 
 
 @pytest.mark.long
