@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,9 @@ def test_attributions_are_differences_of_log_odds(here: Path) -> None:
     before = json.dumps(document)
     found = dict(predictor.explain(document, "large"))
     assert json.dumps(document) == before
+    with pytest.raises(ValueError, match="unknown"):
+        DocumentPredictor([CKPT], unknown="refuse").explain({**document, "x": 1})
+    assert json.dumps(document) == before
     assert list(found) == ["$.weight", "$.parts", "$.parts[0]", "$.parts[1]", *PARTS_OF_FIRST]
 
     def odds(one: dict[str, Any]) -> float:
@@ -97,9 +101,13 @@ def test_attributions_are_differences_of_log_odds(here: Path) -> None:
 PARTS_OF_FIRST = ["$.parts[0].size", "$.parts[0].color"]
 
 
-def test_the_command_explains_a_file(here: Path) -> None:
+def test_the_command_explains_a_file(here: Path, capsys: Any) -> None:
     command = ["explain", "--checkpoint", CKPT, "--input", "documents.jsonl", "--output", "e.csv"]
-    assert run(*command, "--label", "small", "--most", "3") == 0
+    assert run(*command) == 0
+    assert "stopped" not in capsys.readouterr().err
+    longer = [n for n in Counter(row["document"] for row in rows_of("e.csv")).values() if n > 5]
+    assert run(*command, "--label", "small", "--most", "5") == 0
+    assert f"stopped after 5 parts of {len(longer)} of them" in capsys.readouterr().err
     rows = rows_of("e.csv")
     assert rows[0]["document"] == "documents.jsonl:1" and rows[0]["path"].startswith("$.")
     assert not [row for row in rows if "kind" in row["path"] or "name" in row["path"]]

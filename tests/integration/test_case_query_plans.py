@@ -122,9 +122,9 @@ def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> 
     duckdb.connect(str(database)).close()
 
     def complaint(*given: object) -> str:
-        with mock.patch.object(sys, "argv", ["query_plans.py", *map(str, given)]):
-            with pytest.raises(SystemExit) as caught:
-                main()
+        argv = ["query_plans.py", *map(str, given)]
+        with mock.patch.object(sys, "argv", argv), pytest.raises(SystemExit) as caught:
+            main()
         return str(caught.value)
 
     assert "a database needs queries too" in complaint(database)

@@ -19,7 +19,7 @@ from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_o
 from pyg_dynbatch.blocks.sequences import Map, Max, Mean, Sum
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 
 Unknown = Literal["ignore", "refuse"]
 
@@ -78,6 +78,7 @@ def from_examples(
 
 def block_of(schema: DocumentSchema, width: int, unknown: Unknown = "ignore") -> Block:
     """Return the block that maps a document of a schema to a vector."""
+    checked_count("from_examples: width", width)
     checked_choice("from_examples: unknown option", unknown, ("ignore", "refuse"))
     builder = _Builder(schema, width)
     block: Any = InputTransform(_Check(schema, unknown), name="check") >> builder.at("$")
@@ -124,6 +125,7 @@ class _Builder:
 
     def node(self, node: Node) -> Block:
         """Return a block that distinguishes the kinds of values."""
+        # A method per kind, whose parameters are the encoding in the schema.
         cases = {kind: getattr(self, f"_{kind}")(**how) for kind, how in node.kinds.items()}
         return OneOf(
             partial(_case_of, frozenset(cases)), {**cases, "": self._null()}, name=node.path
@@ -133,15 +135,17 @@ class _Builder:
         # Zeros are the mean of numbers, and of categories at first.
         return FromTensor(nn.Parameter(torch.zeros(self.width)))
 
-    def _boolean(self, categories: list[str]) -> Block:
+    def _category(self, categories: list[str]) -> Block:
         rows = {name: number for number, name in enumerate(categories, start=1)}
         table = Embedding(len(rows) + 1, self.width, _first_row_zero)  # the first: all others
         return InputTransform(partial(_row_of, rows)) >> Scalar("int64") >> table
 
+    _boolean = _category
+
     def _number(
         self, categories: list[str] | None = None, mean: float = 0.0, deviation: float = 0.0
     ) -> Block:
-        parts = [] if categories is None else [self._boolean(categories)]
+        parts = [] if categories is None else [self._category(categories)]
         if deviation:
             scaled = InputTransform(partial(_standardised, mean, deviation)) >> Vector(1)
             parts.append(scaled >> nn.Linear(1, self.width, bias=False))
@@ -149,7 +153,7 @@ class _Builder:
 
     def _string(self, categories: list[str] | None = None, buckets: int = 0) -> Block:
         if categories is not None:
-            return self._boolean(categories)
+            return self._category(categories)
         table = Embedding(buckets, self.width, _small)
         pieces = Map(Scalar("int64") >> table)
         return InputTransform(partial(_pieces_of, buckets)) >> pieces >> Mean()

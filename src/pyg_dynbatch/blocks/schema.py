@@ -23,10 +23,10 @@ _CHOICES = {
     **{"number": ("number",), "categories": ("number", "string"), "text": ("string",)},
     **{"mean": ("array",), "max": ("array",), "sum": ("array",), "like": _KINDS, "ignore": _KINDS},
 }
-LARGEST = 1e300
+LARGEST = 1e150
 # Rows that the words and trigrams of a text are hashed into.
 _BUCKETS = 4096
-# More different values are no categories.
+# With more different values, they are not categories.
 _MAX_CATEGORIES = 100
 _MAX_LEVELS = 64
 
@@ -35,7 +35,7 @@ def kind_of(value: Any, where: object = "") -> str:
     """Return the kind of a JSON value; raise an error for anything else."""
     kind = _KIND_OF_CLASS.get(type(value), "")
     if not kind or (kind == "number" and not abs(value) <= LARGEST):
-        expected = "null, true, false, a string, an array, an object, or a number up to 1e300"
+        expected = f"null, true, false, a string, array, object, or number up to {LARGEST:.0e}"
         got = "a larger number, or NaN" if kind else type(value).__name__
         raise mismatch(ValueError, "the value cannot be used", expected, got, where=where)
     return kind
@@ -67,7 +67,8 @@ class Node:
             yield from (
                 (self.path + step_to(key), path) for key, path in how.get("fields", {}).items()
             )
-            yield from ((f"{self.path}[]", how[key]) for key in how if key == "element")
+            if "element" in how:
+                yield f"{self.path}[]", how["element"]
 
     def lines(self) -> Iterator[str]:
         """Describe each kind of values in one line."""

@@ -129,6 +129,13 @@ class DocumentFileData(SplitDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
+        shares = {"val_share": val_share, "test_share": test_share}
+        if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+            what, expected = (
+                "DocumentFileData: the shares leave no split",
+                "at least 0, in sum below 1",
+            )
+            raise mismatch(ValueError, what, expected, shares)
         self.file, self.label, self.overrides = file, label, overrides or {}
         self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
         self.split_seed = split_seed
@@ -171,7 +178,10 @@ class DocumentFileData(SplitDataModule):
         labels = {category_of(label): label for label in (self._label(*pair) for pair in pairs)}
         classes = sorted(labels.values(), key=lambda label: (kind_of(label), label))
         if not 2 <= len(classes) <= len(pairs) / 2:
-            what, expected = "the labels are no classes", "at least 2, each seen twice on average"
+            what, expected = (
+                "the labels cannot be classes",
+                "at least 2, each seen twice on average",
+            )
             got = f"{len(classes)} different labels of {len(pairs)} documents"
             hint = f"the override {{{path}: number}} to predict numbers"
             raise mismatch(ValueError, what, expected, got, where=self.file, hint=hint)

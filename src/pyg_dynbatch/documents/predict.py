@@ -1,7 +1,8 @@
 """Predict JSON documents from checkpoints alone, and explain the predictions."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class DocumentPredictor:
         of a class, or the predicted number.
 
         Args:
-            document: A JSON value; it is changed in between, and restored.
+            document: A JSON value.
             label: The class to explain; by default the predicted one.
             most: The number of parts after which it stops.
 
@@ -100,26 +101,34 @@ class DocumentPredictor:
         variants, paths = [self.encoder.tracer(document)], []
         parts = (part for part in self.task.documents.walk(document) if not part.problem)
         for part in [part for part in islice(parts, most + 1) if part.owner is not None]:
-            del part.owner[part.key]
-            variants.append(self.encoder.tracer(document))
+            with _without(part.owner, part.key):
+                variants.append(self.encoder.tracer(document))
             paths.append(part.path)
-            if isinstance(part.owner, list):
-                part.owner.insert(part.key, part.value)
-            else:
-                part.owner[part.key] = part.value
         with torch.inference_mode():
             chunks = [variants[n : n + 256] for n in range(0, len(variants), 256)]
             output = torch.cat([self.task(self._batch(chunk)) for chunk in chunks]).float()
         if self.task.scale is not None:
-            values = output[:, 0] * self.task.scale["deviation"]
-            return list(zip(paths, (values[0] - values[1:]).tolist(), strict=True))
-        number = int(output[0].argmax()) if label is None else self.task.classes.index(label)
-        others = torch.cat([output[:, :number], output[:, number + 1 :]], 1)
-        odds = output[:, number] - others.logsumexp(1)
-        return list(zip(paths, (odds[0] - odds[1:]).tolist(), strict=True))
+            value = output[:, 0] * self.task.scale["deviation"]
+        else:
+            number = int(output[0].argmax()) if label is None else self.task.classes.index(label)
+            others = torch.cat([output[:, :number], output[:, number + 1 :]], 1)
+            value = output[:, number] - others.logsumexp(1)
+        return list(zip(paths, (value[0] - value[1:]).tolist(), strict=True))
 
     def _batch(self, documents: Sequence[Any]) -> Any:
         return collate(self.encoder.collate, [(one, 0) for one in documents]).to(self.device)
+
+
+@contextmanager
+def _without(owner: Any, key: Any) -> Iterator[None]:
+    """Leave a part out of an object or a list, and restore it, the order of keys included."""
+    before = owner.copy()
+    del owner[key]
+    try:
+        yield
+    finally:
+        owner.clear()
+        owner.update(before) if isinstance(owner, dict) else owner.extend(before)
 
 
 def run_documents(command: str, argv: list[str]) -> int:
@@ -139,7 +148,7 @@ def run_documents(command: str, argv: list[str]) -> int:
     check_outputs(command, [options.output], [options.input, *options.checkpoint])
     predictor = DocumentPredictor(options.checkpoint, options.device, options.unknown)
     tracer, names, parts = predictor.encoder.tracer, ("document", "path", "attribution"), []
-    documents, count = read_documents(options.input), 0
+    documents, count, cut = read_documents(options.input), 0, 0
     size = checked_count("--batch-size", options.batch_size)
     while chunk := list(islice(documents, size)):
         count += len(chunk)
@@ -148,12 +157,16 @@ def run_documents(command: str, argv: list[str]) -> int:
             places = np.array([place for place, _ in chunk])
             parts.append({"document": places, **predictor.predict(given)})
             continue
-        found = [
-            (place, *pair)
-            for place, document in chunk
-            for pair in predictor.explain(document, options.label, options.most)
-        ]
+        found = []
+        for place, document in chunk:
+            pairs = predictor.explain(document, options.label, options.most + 1)
+            found += [(place, *pair) for pair in pairs[: options.most]]
+            cut += len(pairs) > options.most
         parts.append({name: np.array([row[n] for row in found]) for n, name in enumerate(names)})
     predictions.write_table(options.output, predictions.merge_columns(parts))
     print(f"{command}ed {count:,} documents", file=sys.stderr)
+    if cut:
+        print(
+            f"stopped after {options.most:,} parts of {cut:,} of them; see --most", file=sys.stderr
+        )
     return 0
