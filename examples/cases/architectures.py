@@ -135,7 +135,7 @@ def main() -> None:
             models = (fit(kind, train, valid, s, options.epochs) for s in range(options.seeds))
             found[name] = [predict(model, test) for model in models]
         rows = np.array([errors(each, test) for each in found[name]])
-        (rmse, r), (more, most) = rows.mean(0), rows.std(0)
+        (rmse, r), (more, most) = rows.mean(0), rows.std(0, ddof=len(rows) > 1)
         print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f}", flush=True)
     if options.figure:
         target = torch.cat([each.target for each in test]).numpy()
