@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyg_dynbatch import DataLoader, DynTreeData
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core import RaggedRows, Schedule
 from pyg_dynbatch.nn import DAGNN, DAGNNCell, RecursiveLayer
+from pyg_dynbatch.nn.recursive import level_row
 from tests.nn.recursion import refused
 from tests.strategies import Dag, batches, chain, dags, diamond, few, single_node, wide
 
@@ -81,6 +82,39 @@ def test_equals_the_recursion_node_by_node(both: bool, dag: Dag) -> None:
         wanted = node_by_node(model, dag, x)[number].view_as(mine)
         same(mine, wanted)
         same(gradients(mine, leaves), gradients(wanted, leaves))
+    with torch.no_grad():
+        same(model.embed(x, dag.edge_index), mine)
+
+
+@few(5)
+@given(dag=dags(8, 4))
+def test_every_way_to_run_a_layer_gives_the_same(dag: Dag) -> None:
+    layer = RecursiveLayer(DAGNNCell(IN, HIDDEN)).double()
+    has_input = torch.arange(dag.num_nodes) % 3 > 0
+    x, leaves = inputs_of(dag) * has_input[:, None], list(layer.parameters())
+    some = Schedule.from_structure(dag.edge_index, dag.num_nodes, has_input=has_input)
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    mine = layer(x, dag.edge_index)
+    wanted = gradients(mine, leaves)
+    in_levels = layer(x, schedule=schedule, level_order=True)
+    for other in (layer(x, schedule=some), in_levels.index_select(0, level_row(schedule))):
+        same(other, mine)
+        same(gradients(other, leaves), wanted)
+
+
+class ShiftedCell(DAGNNCell):
+    """A cell with formulas of its own."""
+
+    def step(self, projected: Tensor, children: Any) -> tuple[Tensor, ...]:
+        return (super().step(projected, children)[0] + 1,)
+
+
+def test_a_subclass_keeps_its_own_formulas() -> None:
+    dag, layer = chain(3), RecursiveLayer(ShiftedCell(IN, HIDDEN)).double()
+    x = inputs_of(dag)
+    first = layer.cell(x[:1])
+    second = layer.cell(x[1:2], [first])
+    same(layer(x, dag.edge_index), torch.cat([first, second, layer.cell(x[2:], [second])]))
 
 
 @few(5)
@@ -127,6 +161,26 @@ def test_equal_predecessors_leave_a_gru_over_the_chain() -> None:
             getattr(layer.cell, mine).copy_(theirs)
     x = inputs_of(chain(9))
     same(layer(x, chain(9).edge_index), gru(x[:, None])[0][:, 0])
+
+
+def test_of_scores_a_thousand_apart_the_largest_counts_alone() -> None:
+    cell, x = DAGNNCell(IN, 2), torch.randn(1, IN)
+    h = torch.tensor([[-1.0, 0.5], [1.0, 0.2], [-0.9, 0.1]])
+    with torch.no_grad():
+        cell.attention.copy_(torch.tensor([1000.0, 0.0]))
+    gru = cell.weight_input, cell.weight_hidden, cell.bias, cell.bias_hidden
+    found = cell(x, RaggedRows(h, torch.zeros(3, dtype=torch.long), 1))
+    torch.testing.assert_close(found, torch.gru_cell(x, h[1:2], *gru))
+    model, dag = model_of(), wide(40)
+    x = inputs_of(dag).requires_grad_()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("attention"):
+                parameter.mul_(1e4)
+    leaves, mine = [x, *model.parameters()], model.embed(x, dag.edge_index)
+    wanted = node_by_node(model, dag, x)[1]
+    same(mine, wanted)
+    same(gradients(mine, leaves), gradients(wanted, leaves))
 
 
 def test_attention_is_stable_for_large_and_many_scores() -> None:
@@ -206,4 +260,7 @@ def test_bad_input_is_refused() -> None:
     partial = Schedule.from_structure(edges, 4, has_input=some)
     refused(ValueError, lambda: model(x, edges, schedule=partial), "4 inputs", "3", "has_input")
     refused(ValueError, lambda: DAGNN(IN, HIDDEN, 0), "num_layers")
+    loss = model(x.requires_grad_(), edges).sum()
+    twice = {"create_graph": True}
+    refused(RuntimeError, lambda: torch.autograd.grad(loss, x, **twice), "second derivatives")
     refused(ValueError, lambda: DAGNN(IN, 0), "out_channels")
