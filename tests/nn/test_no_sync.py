@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
+from pyg_dynbatch.nn import DAGNN, ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 
 
 def without_values(schedule: Schedule) -> Schedule:
@@ -38,3 +38,16 @@ def test_fused_step_reads_no_value(
         assert h.shape == (nodes, 4) and found[0].shape == x.shape
         with pytest.raises(DataDependentOutputException):
             h.sum().item()
+
+
+def test_dagnn_reads_no_value() -> None:
+    edges = torch.tensor([[0, 0, 1, 2, 4], [1, 2, 3, 3, 5]])
+    ways = ("bottom_up", "top_down")
+    both = [Schedule.from_structure(edges, 6, direction=way) for way in ways]
+    assert all(schedule.steps for schedule in both), "listed on the host"
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model, x = DAGNN(3, 4), torch.empty(6, 3, requires_grad=True)
+        names = zip(("schedule", "schedule_down"), map(without_values, both), strict=True)
+        batch = torch.empty(6, dtype=torch.long)
+        found = model(x, torch.empty(2, 5, dtype=torch.long), batch, batch_size=2, **dict(names))
+        assert torch.autograd.grad(found.sum(), x)[0].shape == x.shape

@@ -229,18 +229,19 @@ class DAGNN(nn.Module):
             x: Input rows.
             edge_index: Edges from predecessor to successor.
             batch: Graph of every node; by default all are in one graph.
-            batch_size: Number of graphs; by default one more than the largest in ``batch``.
+            batch_size: Number of graphs; by default one more than the largest in ``batch``, whose
+                value the forward pass then waits for on a GPU.
             **schedules: Of :meth:`embed`.
         """
         if batch is None:
             batch = edge_index.new_zeros(x.size(0))
         halves = self.embed(x, edge_index, **schedules).chunk(len(self.layers), 1)
         pooled = []
-        for rows, has_successor in zip(halves, edge_index, strict=False):
-            is_last = batch.new_ones(x.size(0), dtype=torch.bool).index_fill(0, has_successor, 0)
-            last = is_last.nonzero()[:, 0]
-            found = rows.index_select(0, last), batch.index_select(0, last)
-            pooled.append(global_max_pool(*found, batch_size))
+        # Nodes with a successor are no sinks; against the edges, those with a predecessor.
+        for rows, inner in zip(halves, edge_index, strict=False):
+            is_inner = batch.new_zeros(x.size(0), dtype=torch.bool).index_fill(0, inner, 1)
+            sinks = rows.masked_fill(is_inner[:, None], -math.inf)
+            pooled.append(global_max_pool(sinks, batch, batch_size))
         return torch.cat(pooled, 1)
 
     def embed(
@@ -258,7 +259,8 @@ class DAGNN(nn.Module):
             edge_index: Edges from predecessor to successor.
             schedule: Schedule of the edges, such as ``batch.schedule`` of this package's loader;
                 derived at every call by default.
-            schedule_down: The same against the edges, of a loader with ``direction="both"``.
+            schedule_down: The same against the edges, of a loader with ``direction="both"``;
+                not read without ``bidirectional``.
         """
         rows, options = list[Tensor](), {"channels": self.in_channels}
         for layers, given in zip(cast(Any, self.layers), (schedule, schedule_down), strict=False):
