@@ -12,8 +12,11 @@ import torch
 import yaml
 
 from pyg_dynbatch.cli import main, one_line
+from pyg_dynbatch.training import command as command_file
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.training.helpers import tree_files
+
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 pytestmark = [
     # Lightning 2.6 uses names that jsonargparse has since replaced.
@@ -129,11 +132,24 @@ def test_wrong_options_and_missing_files(folder: Path, argv: str, said: str, cap
 
 @pytest.mark.parametrize("form", [["--config", "listops.yaml"], ["--config=configs/listops.yaml"]])
 def test_a_configuration_of_the_package_is_found_by_its_name(
-    folder: Path, capsys, form: list[str]
+    folder: Path, capsys, form: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(command_file, "rank_zero_info", lines.append)
     assert run("fit", *form, "--print_config") == 0
     settings = yaml.safe_load(capsys.readouterr().out)
     assert settings["data"]["class_path"].endswith("ListOpsData")
+    (line,) = lines  # so that nobody takes it for a file of this folder
+    assert Path(line.removeprefix("settings of the package: ")).samefile(CONFIGS / "listops.yaml")
+
+
+def test_a_search_space_of_the_package_is_found_too(folder: Path) -> None:
+    name = "spaces/molecules.yaml"
+    assert Path(command_file.find_config(f"configs/{name}")).samefile(CONFIGS / name)
+    assert Path(command_file.find_config(name)).samefile(CONFIGS / name)
+    (folder / "spaces").mkdir()
+    shutil.copy("small.yaml", name)
+    assert command_file.find_config(name) == name
 
 
 def test_a_file_with_the_name_of_a_packaged_configuration_wins(folder: Path, capsys) -> None:

@@ -1,16 +1,25 @@
 """Features of molecules from a file: found by the SMILES, and refused where they do not match."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import numpy as np
 import pytest
 import torch
+from rdkit import Chem
 
-from pyg_dynbatch.data import FeatureFile, MoleculeError, MoleculeFeaturizer, parse_smiles
+from pyg_dynbatch.data import (
+    FeatureFile,
+    MoleculeError,
+    MoleculeFeaturizer,
+    parse_mol_block,
+    parse_smiles,
+)
 from tests.console import complaint, fit_small, prepare, rows_of, run
-from tests.molecules.molecules import molecule_csv
+from tests.molecules.molecules import SMILES, molecule_csv, molecule_data, trained
+from tests.molecules.test_predict_files import kill
 from tests.test_cli_molecules import CONFIG
 
 pytestmark = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
@@ -64,6 +73,61 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         FeatureFile(str(tmp_path / "none.csv"))
     with pytest.raises(ValueError, match="twice.*|not a finite number|label"):
         FeatureFile(write(tmp_path / "text.csv", "smiles,a\nCO,high\n"))
+
+
+def test_records_of_an_sdf_are_found_after_standardizing(tmp_path: Path) -> None:
+    block = Chem.MolToMolBlock(Chem.MolFromSmiles("[Na+].CC(=O)[O-]"))
+    file = write(tmp_path / "salt.sdf", f"{block}>  <pKa>\n4.5\n\n$$$$\n")
+    options = {"fragments": "largest", "standardize": ["neutral"]}
+    made = MoleculeFeaturizer(descriptors=FeatureFile(file), **options)
+    found = made(parse_mol_block(block))
+    assert found.descriptor.tolist() == [[4.5]]
+    assert len(found.x) == 4
+    kekulized = Chem.MolFromSmiles("C1=CC=CC=C1.[Na+]", sanitize=False)
+    file = write(tmp_path / "ring.csv", "smiles,a\n[Na+].c1ccccc1,7\n")
+    assert MoleculeFeaturizer(descriptors=FeatureFile(file), **options)(
+        kekulized
+    ).descriptor.tolist() == [[7.0]]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model with numbers from a file, in a folder that does not have it any more."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{text},{number}" for number, text in enumerate(SMILES)]
+    write(tmp_path / "given.csv", "\n".join(["smiles,number", *lines]) + "\n")
+    featurizer = MoleculeFeaturizer(descriptors=FeatureFile("given.csv"))
+    path = trained(tmp_path, make=partial(molecule_data, featurizer=featurizer))
+    Path("given.csv").unlink()
+    return path
+
+
+def test_a_killed_prediction_does_not_continue_with_other_features(
+    checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    write(tmp_path / "many.smi", "CCO ethanol\n" * 300)
+    write(tmp_path / "more.csv", "smiles,number\nCCO,1\n")
+    argv = ["predict", "--checkpoint", checkpoint, "--input", "many.smi", "--output", "out.csv"]
+    argv += ["--features", "more.csv"]
+    kill(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run(*argv)
+    write(tmp_path / "more.csv", "smiles,number\nCCO,2\n")
+    assert "a different --features" in complaint(capsys, *argv)
+    write(tmp_path / "more.csv", "smiles,number\nCCO,1\n")
+    assert run(*argv) == 0
+    assert {row["status"] for row in rows_of("out.csv")} == {"ok"}
+
+
+def test_explain_new_molecules_with_features_of_a_file(
+    checkpoint: str, tmp_path: Path, capsys
+) -> None:
+    argv = ["explain", "--checkpoint", checkpoint, "--output", "o", "--features"]
+    given = write(tmp_path / "new.csv", "smiles,number\nOCCCCCO,40\n")
+    assert run(*argv, "new.csv", "--smiles", "OCCCCCO", "CO") == 0
+    assert "explained 1 molecules, 1 bad records" in capsys.readouterr().out
+    assert "it is not in the file of features" in Path("o/report.html").read_text(encoding="utf-8")
+    assert "an output is also an input" in complaint(capsys, *argv, "o/atoms.csv", "--input", given)
 
 
 @pytest.mark.long

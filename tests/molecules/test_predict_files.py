@@ -36,7 +36,9 @@ def table(path: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-@pytest.mark.parametrize("link", ["same", "dots", "symbolic", "hard", "checkpoint", "twice"])
+@pytest.mark.parametrize(
+    "link", ["same", "dots", "symbolic", "hard", "checkpoint", "twice", "features"]
+)
 def test_no_output_is_an_input(folder: Path, checkpoint: str, link: str, capsys) -> None:
     output = {"same": "in.csv", "dots": "sub/../in.csv", "checkpoint": checkpoint}.get(link, "to")
     if link == "symbolic":
@@ -45,7 +47,7 @@ def test_no_output_is_an_input(folder: Path, checkpoint: str, link: str, capsys)
         Path("to").hardlink_to("in.csv")
     before = Path("in.csv").read_bytes(), Path(checkpoint).read_bytes()
     argv = ["--checkpoint", checkpoint, "--input", "in.csv", "--output", output]
-    more = ["--fingerprints", output] if link == "twice" else []
+    more = {"twice": ["--fingerprints", output], "features": ["--features", output]}.get(link, [])
     assert main(["predict", *argv, *more]) == 2
     assert "predict: an output is also an" in capsys.readouterr().err
     assert (Path("in.csv").read_bytes(), Path(checkpoint).read_bytes()) == before

@@ -15,7 +15,7 @@ from typing import Any
 from pyg_dynbatch import __version__
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, sha256_of
+from pyg_dynbatch.core.files import atomic_file, existing, sha256_of
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.data import MoleculeData
@@ -61,6 +61,16 @@ def _reading(options: argparse.Namespace, targets: list[str] | None = None) -> d
     }
 
 
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the checkpoints and what they compute from."""
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
+    text = "their numbers, if trained with a FeatureFile: CSV, or .npy in the order of the input"
+    add("--features", metavar="FILE", help=text)
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+
+
 def _add_shard(parser: argparse.ArgumentParser) -> None:
     """Add the options for one of several shards of a file."""
     add = parser.add_argument
@@ -88,7 +98,7 @@ def _predict_parser() -> argparse.ArgumentParser:
         "checkpoint of trees the input is a file of bracketed trees; --help lists its options.",
     )
     add = parser.add_argument
-    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    _add_model(parser)
     add_input(parser)
     text = "CSV file; - for stdout (default); with --shard, a folder"
     add("--output", default="-", metavar="FILE", help=text)
@@ -98,10 +108,6 @@ def _predict_parser() -> argparse.ArgumentParser:
     add("--fingerprints", metavar="FILE", help=text)
     add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
     add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
-    add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
-    text = "their numbers, if trained with a FeatureFile: CSV, or .npy in the order of the input"
-    add("--features", metavar="FILE", help=text)
-    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     _add_shard(parser)
     return parser
 
@@ -114,7 +120,7 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     if options.shard is not None:
         return _predict_shard(parser, options)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
-    check_outputs("predict", written, [options.input, *paths])
+    check_outputs("predict", written, [options.input, options.features, *paths])
     first = MoleculeProperty.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
     given = (options.device, options.dropout, options.max_pairs, options.max_atoms)
     features = (options.features, options.input)
@@ -156,6 +162,8 @@ def _identity(options: argparse.Namespace) -> dict[str, str] | None:
     given = {name: value for name, value in vars(options).items() if name not in passed}
     identity = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     identity["--input"] = sha256_of(options.input)
+    if options.features is not None:
+        identity["--features"] = sha256_of(existing(options.features, "a file"))
     identity["--checkpoint"] = " ".join(map(sha256_of, options.checkpoint))
     return {**identity, "version": __version__}
 
@@ -254,7 +262,7 @@ def _explain_parser() -> argparse.ArgumentParser:
         "with all of them. Numbers are in the units of the property, log-odds for classes.",
     )
     add = parser.add_argument
-    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    _add_model(parser)
     add_input(parser, required=False)
     add("--smiles", nargs="+", metavar="SMILES", help="molecules, instead of --input")
     add("--output", required=True, metavar="FOLDER", help="where pictures, tables and page go")
@@ -264,8 +272,6 @@ def _explain_parser() -> argparse.ArgumentParser:
     add("--pairs", type=int, default=5, metavar="N", help="strongest pairs to draw (default: 5)")
     add("--picture", choices=("svg", "png"), default="svg", help="kind of the pictures")
     add("--most", type=int, default=100, metavar="N", help="records to explain (default: 100)")
-    add("--max-atoms", type=int, metavar="N", help="larger molecules are bad (default: as trained)")
-    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
     return parser
 
 
@@ -301,8 +307,10 @@ def run_explain(argv: list[str]) -> int:
         parser.error("the following arguments are required: --input or --smiles, not both")
     _check_numbers(parser, options, most=1, pairs=0)
     written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
-    check_outputs("explain", written, [options.input, *options.checkpoint])
-    predictor = MoleculePredictor(options.checkpoint, options.device, max_atoms=options.max_atoms)
+    check_outputs("explain", written, [options.input, options.features, *options.checkpoint])
+    names = ("device", "max_atoms", "features")
+    model: dict[str, Any] = {name: getattr(options, name) for name in names}
+    predictor = MoleculePredictor(options.checkpoint, records=options.input, **model)
     given = (
         RawMolecule(number, f"--smiles {number + 1}", smiles=text)
         for number, text in enumerate(options.smiles or ())

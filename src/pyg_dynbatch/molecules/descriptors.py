@@ -173,8 +173,8 @@ class FeatureFile(MoleculeDescriptors):
     r"""Numbers from a file, found by the SMILES of a molecule as it is written.
 
     Hashes of the files are kept with the names of the columns, so that training cannot go on, and
-    packed molecules are not used, after a file has changed. To predict other molecules,
-    ``pyg-dynbatch predict --features`` names a file with their numbers.
+    packed molecules are not used, after a file has changed. For other molecules,
+    ``--features`` of ``pyg-dynbatch predict`` and ``explain`` names a file with their numbers.
 
     Args:
         file: A CSV or TSV file whose columns, except that of the SMILES, are numbers, or an

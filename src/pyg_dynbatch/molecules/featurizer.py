@@ -27,6 +27,7 @@ from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.rdkit_access import (
     Mol,
     MoleculeError,
+    canonical_smiles,
     chem,
     largest_fragment,
     parse_smiles,
@@ -218,8 +219,10 @@ class MoleculeFeaturizer:
         mol, descriptor = self._with_hydrogens(plain, molecule), None
         if self._descriptors:
             whole = chem().Mol(plain)  # a copy, for the property
-            if isinstance(molecule, str):
-                whole.SetProp(AS_GIVEN, molecule.strip())
+            text = molecule
+            if not isinstance(text, str):  # not of `plain`, which `standardize` has changed
+                text = canonical_smiles(sanitized_copy(molecule))
+            whole.SetProp(AS_GIVEN, text.strip())
             # Of copies, because descriptors may set properties of the molecule that features read.
             row = [_checked_row(part.row(chem().Mol(whole)), part) for part in self._descriptors]
             descriptor = torch.from_numpy(np.concatenate(row))[None]

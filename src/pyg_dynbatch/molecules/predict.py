@@ -122,15 +122,18 @@ class MoleculePredictor:
             spec["options"] = {**spec["options"], "max_atoms": self.max_atoms}
         file, records = self.features
         if file is not None:
-            spec["descriptors"] = [
-                self._from_file(part, file, records) for part in spec.get("descriptors", ())
-            ]
+            parts = spec["descriptors"] = [*spec.get("descriptors", ())]
+            suffix = f":{FeatureFile.__qualname__}"
+            places = [k for k, part in enumerate(parts) if part["class"].endswith(suffix)]
+            if not places:
+                what = "MoleculePredictor: the model was not trained with a FeatureFile"
+                raise mismatch(ValueError, what, "no file of features", file)
+            for place in places:
+                parts[place] = self._from_file(parts[place], file, records)
         return MoleculeFeaturizer.from_spec(spec)
 
     def _from_file(self, part: dict[str, Any], file: str, records: str | None) -> dict[str, Any]:
         """Replace the file of features in the spec of descriptors."""
-        if not part["class"].endswith(f":{FeatureFile.__qualname__}"):
-            return part
         column = part["options"]["smiles_column"]
         new = FeatureFile(file, records if file.endswith(".npy") else None, column)
         if list(new.names) != part["names"]:

@@ -115,20 +115,21 @@ def _classes() -> list[str]:
 
 
 def packaged_configs() -> dict[str, Path]:
-    """List the configurations that come with the package, by file name."""
+    """List the configurations and search spaces that come with the package, by name."""
     package = Path(__file__).parents[1]
     installed = package / "configs"
     # An editable install reads those of the checkout.
     folder = installed if installed.is_dir() else package.parents[1] / "configs"
-    return {path.name: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def find_config(path: str) -> str:
     """Return the path of a configuration: a file of the user, or else one of the package."""
-    given = Path(path)
-    if given.is_file() or given.parent not in (Path(), Path("configs")):
+    packaged = packaged_configs().get(Path(path).as_posix().removeprefix("configs/"))
+    if packaged is None or Path(path).is_file():
         return path
-    return str(packaged_configs().get(given.name, path))
+    rank_zero_info(f"settings of the package: {packaged}")
+    return str(packaged)
 
 
 def with_packaged_configs(argv: Sequence[str]) -> list[str]:
@@ -148,7 +149,8 @@ def check_config_file(path: str | Path) -> None:
     """Detect what jsonargparse reports poorly: empty files, invalid YAML, mistyped class keys."""
     wanted = "settings such as 'trainer:', 'model:' and 'data:'"
     if not Path(path).is_file():
-        expected = f"a YAML file, or one of the package: {', '.join(packaged_configs())}"
+        packaged = [name for name in packaged_configs() if "/" not in name]
+        expected = f"a YAML file, or one of the package: {', '.join(packaged)}"
         raise mismatch(FileNotFoundError, "the configuration is missing", expected, path)
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
