@@ -22,6 +22,7 @@ import torch
 
 from pyg_dynbatch.bulk import featurize, predict
 from pyg_dynbatch.datasets import FeaturizeOptions
+from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.training.helpers import OLD_NAME
 
@@ -221,7 +222,13 @@ def test_the_scripts_of_the_guide_run(
             script.write_text(block, encoding="utf-8")
             command = [sys.executable, script.name]
             printed += subprocess.check_output(command, cwd=tmp_path, text=True)
-    assert {"True", "99 molecules", "99 predictions"} <= set(printed.splitlines())
+    lines = printed.splitlines()
+    assert {"True", "99 molecules", "99 predictions"} <= set(lines)
+    assert lines.count("[0, 0]") == 2  # processes that share the runs of repeat and of tune
+    assert len(list(tmp_path.glob("runs/listops/version_*/predictions.csv"))) == 3
+    (row,) = [row for row in rows_of(tmp_path / "repeated.csv") if row["metric"] == "accuracy"]
+    assert row["runs"] == "3" and row["run_1"] and row["run_2"] and row["run_3"]
+    assert re.search(r"best of [34] trials: val/accuracy", printed)
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)
