@@ -267,8 +267,7 @@ def run_tune(argv: list[str]) -> int:
 
     def objective(trial: Any) -> float:
         # Not a seed per process: several that begin together would choose the same.
-        seed = int(config["seed_everything"]) + trial.number
-        study.sampler = optuna.samplers.TPESampler(seed=seed)
+        study.sampler = optuna.samplers.TPESampler(seed=config["seed_everything"] + trial.number)
         words = [word for name in space for word in (f"--{name}", _suggested(trial, name, space))]
         print(f"trial {trial.number}: {' '.join(words)}")
         keeper = best_checkpoint(_run(TrialCLI, "fit", [*options, *words]).trainer)
