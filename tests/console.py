@@ -36,10 +36,7 @@ def fit_small(folder: Path) -> Path:
 
 def run(*argv: str) -> int:
     """Run a command, and return its exit code."""
-    try:
-        return main(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
+    return main(argv)
 
 
 def complaint(capsys: pytest.CaptureFixture, *argv: str) -> str:

@@ -2,12 +2,19 @@
 
 import json
 import statistics
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 import yaml
 
+from pyg_dynbatch.cli import main
+from pyg_dynbatch.core.files import locked_folder
 from pyg_dynbatch.training.experiments import read_space
 from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv
@@ -120,6 +127,9 @@ def test_a_study_goes_on_and_its_best_settings_can_be_trained(folder: Path, caps
     assert min(float(value) for value in metrics if value) == pytest.approx(best, rel=1e-4)
     said = complaint(capsys, *argv, "9", "--trainer.max_epochs", "2")
     assert "the study is of other settings" in said
+    study.ask()  # by a process that is stopped before it has a result
+    assert run(*argv, "3") == 0
+    assert "trials [3]: failed, stopped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("space", ["", "model.init_args.hidden: 3", "a: {low: 1}", "a: []"])
@@ -141,6 +151,71 @@ def test_trees_are_repeated_too(folder: Path, capsys) -> None:
     for before, now in zip(first, rows_of("o.csv"), strict=True):
         assert now["runs"] == "3" and now["run_3"]
         assert [now["run_1"], now["run_2"]] == [before["run_1"], before["run_2"]]
+
+
+def together(argv: list[str]) -> list[int]:
+    """Start a command in two processes, as a user of Dask or Ray would."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(main, [argv] * 2))
+
+
+@pytest.mark.long
+def test_processes_share_the_runs_of_a_table(folder: Path, capfd) -> None:
+    Path("trees.yaml").write_text(yaml.safe_dump(TREES), encoding="utf-8")
+    argv = ["repeat", "--config", "trees.yaml", "--times", "4", "--output"]
+    assert run(*argv, "alone.csv") == 0
+
+    # One is killed in its first run, which another process begins anew.
+    killed = subprocess.Popen([sys.executable, "-m", "pyg_dynbatch", *argv, "shared.csv"])
+    while not Path(".shared.csv.run_1.lock").exists():
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    capfd.readouterr()
+    assert together([*argv, "shared.csv"]) == [0, 0]
+    said = capfd.readouterr().out
+    assert [said.count(f"run {n} of 4: --seed_everything {n}\n") for n in (1, 2, 3, 4)] == [1] * 4
+    assert Path("shared.csv").read_bytes() == Path("alone.csv").read_bytes()
+    assert not list(Path().glob(".shared.csv*"))
+    assert run(*argv, "shared.csv") == 0
+    assert capfd.readouterr().out.count("done before") == 4
+    fewer = ["repeat", "--config", "trees.yaml", "--output", "shared.csv", "--times", "2"]
+    assert "the table is of more runs" in complaint(capfd, *fewer)
+
+
+@pytest.mark.long
+def test_processes_share_the_trials_of_a_study(folder: Path, capfd) -> None:
+    optuna = pytest.importorskip("optuna")
+    Path("space.yaml").write_text(yaml.safe_dump(SPACE), encoding="utf-8")
+    argv = ["tune", "--config", "small.yaml", "--space", "space.yaml", "--trials", "4"]
+    assert together(argv) == [0, 0]
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend("study.log")
+    )
+    study = optuna.load_study(study_name="tune", storage=storage)
+    assert len(study.trials) == len({json.dumps(trial.params) for trial in study.trials})
+    assert 4 <= len(study.trials) <= 5  # both may have begun the last one
+    assert len(list(Path("runs/small").iterdir())) == len(study.trials)
+    best = f"# val/scaled_rmse {study.best_value:.6g}: trial {study.best_trial.number} of study.log"
+    assert Path("best.yaml").read_text(encoding="utf-8").startswith(best)
+
+
+@pytest.mark.long
+def test_a_run_of_another_process_is_missing_until_it_is_done(folder: Path, capsys) -> None:
+    Path("trees.yaml").write_text(yaml.safe_dump(TREES), encoding="utf-8")
+    argv = ["repeat", "--config", "trees.yaml", "--output", "o.csv", "--times"]
+    with locked_folder(".", name=".o.csv.run_1.lock"):
+        assert run(*argv, "2") == 0
+    said = capsys.readouterr().out
+    assert "run 1 of 2: in another process\n" in said
+    assert "missing:          runs [1]" in said
+    assert {(row["runs"], row["run_1"], row["run_2"] != "") for row in rows_of("o.csv")} == {
+        ("1", "", True)
+    }
+    assert run(*argv, "2") == 0
+    said = capsys.readouterr().out
+    assert "run 2 of 2: done before" in said and "missing" not in said
+    assert all(row["runs"] == "2" and row["run_1"] for row in rows_of("o.csv"))
 
 
 def test_the_shipped_space_has_options_of_the_shipped_settings(capsys) -> None:

@@ -6,8 +6,11 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 
 from pyg_dynbatch import __version__
+
+_ONE_AT_A_TIME = Lock()  # a command sets seeds and sys.argv, which threads share
 
 _COMMANDS = {
     "fit": "train; then test and predict with the best checkpoint, and draw pictures",
@@ -103,10 +106,13 @@ To predict a file of molecules, bracketed trees or JSON documents from checkpoin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line."""
+    """Run a command line, and return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(given)
+        with _ONE_AT_A_TIME:
+            return _dispatch(given)
+    except SystemExit as end:  # of a parser; it would end a worker of Dask
+        return int(end.code or 0)
     except Exception as error:
         if os.environ.get("PYG_DYNBATCH_TRACEBACK") or not _is_complaint(error):
             raise

@@ -22,6 +22,7 @@ import torch
 
 from pyg_dynbatch.bulk import featurize, predict
 from pyg_dynbatch.datasets import FeaturizeOptions
+from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.training.helpers import OLD_NAME
 
@@ -201,14 +202,16 @@ def test_an_error_names_row_and_shard(client: Any, tmp_path: Path) -> None:
 
 @OLD_NAME
 @pytest.mark.long
+@pytest.mark.parametrize("work", ["shards", "repeat and tune"])
 def test_the_scripts_of_the_guide_run(
-    nothing_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nothing_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     """Run all of them; ``tests/test_docs.py`` runs only what is not under ``if __name__``."""
     for package in ("distributed", "ray"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     guide = Path(__file__).parents[2] / "docs" / "scale.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.M | re.S)
+    blocks = [block for block in blocks if ("main(command)" in block) == (work != "shards")]
     Path(trained(tmp_path / "trained")).rename(tmp_path / "best.ckpt")
     printed = ""
     with tempfile.TemporaryDirectory(prefix="shards") as folder:
@@ -221,7 +224,15 @@ def test_the_scripts_of_the_guide_run(
             script.write_text(block, encoding="utf-8")
             command = [sys.executable, script.name]
             printed += subprocess.check_output(command, cwd=tmp_path, text=True)
-    assert {"True", "99 molecules", "99 predictions"} <= set(printed.splitlines())
+    lines = printed.splitlines()
+    if work == "shards":
+        assert {"True", "99 molecules", "99 predictions"} <= set(lines)
+        return
+    assert lines.count("[0, 0]") == 2  # processes that share the runs of repeat and of tune
+    assert len(list(tmp_path.glob("runs/listops/version_*/predictions.csv"))) == 3
+    (row,) = [row for row in rows_of(tmp_path / "repeated.csv") if row["metric"] == "accuracy"]
+    assert row["runs"] == "3" and row["run_1"] and row["run_2"] and row["run_3"]
+    assert re.search(r"best of [34] trials: val/accuracy", printed)
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)

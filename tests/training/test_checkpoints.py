@@ -1,13 +1,17 @@
 """Resuming: the weights of a resumed run equal those of a run that was never stopped."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from threading import Barrier
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.training import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.checkpoints import read_checkpoint
+from pyg_dynbatch.training.checkpoints import claim_folder, read_checkpoint
 from tests.training.helpers import last_of, listops, task, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -101,3 +105,21 @@ def test_a_foreign_pickle_is_neither_run_nor_loaded(tmp_path: Path, monkeypatch)
             getattr(trainer(tmp_path), use)(task(data), datamodule=data, ckpt_path="foreign.ckpt")
         assert "foreign.ckpt" in str(caught.value)
     assert not Path("attacked").exists()
+
+
+def test_runs_that_start_together_have_different_folders(tmp_path: Path) -> None:
+    ready = Barrier(8)
+
+    def folder_of_a_run(_: int) -> str:
+        # Two loggers of a run share a folder.
+        loggers = [CSVLogger(tmp_path, name="runs") for _ in range(2)]
+        options = {"accelerator": "cpu", "enable_checkpointing": False}
+        run = pl.Trainer(logger=loggers, enable_progress_bar=False, **options)
+        ready.wait()
+        claim_folder(run)
+        assert loggers[0].log_dir == loggers[1].log_dir
+        return loggers[0].log_dir
+
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(folder_of_a_run, range(8)))
+    assert sorted(folders) == [str(tmp_path / "runs" / f"version_{n}") for n in range(8)]

@@ -128,9 +128,9 @@ class _WatchedFile(io.FileIO):
 
 
 @contextmanager
-def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
-    """Keep other processes from writing to a folder at the same time."""
-    path = Path(folder) / ".lock"
+def locked_folder(folder: str | Path, wait: bool = False, name: str = ".lock") -> Iterator[None]:
+    """Keep other processes that use this name from writing to a folder at the same time."""
+    path = Path(folder) / name
     while True:
         with _blamed_on_the_folder(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +146,7 @@ def locked_folder(folder: str | Path, wait: bool = False) -> Iterator[None]:
                         "wait, or use a different folder",
                     )
                     raise mismatch(
-                        OSError, "the folder is in use", wanted, got, where=where, hint=hint
+                        BlockingIOError, "the folder is in use", wanted, got, where=where, hint=hint
                     )
                 print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
                 fcntl.flock(file, fcntl.LOCK_EX)

@@ -5,7 +5,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
@@ -333,6 +333,19 @@ class MetricsTable(ExperimentWriter):
             with Path(self.metrics_file_path).open(newline="", encoding="utf-8") as file:
                 self.metrics_keys = next(csv.reader(file))
         return super()._record_new_keys()
+
+
+def claim_folder(trainer: pl.Trainer) -> None:
+    """Create the folder of a new run, which a process that starts at the same time may choose."""
+    new: list[Any] = [each for each in trainer.loggers if getattr(each, "_version", 0) is None]
+    for logger in new:
+        _ = logger.version  # chosen now
+    while new and trainer.is_global_zero:
+        with suppress(FileExistsError):
+            Path(new[0].log_dir).mkdir(parents=True)
+            return
+        for logger in new:
+            logger._version += 1
 
 
 def append_metrics(trainer: pl.Trainer) -> None:

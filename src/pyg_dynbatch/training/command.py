@@ -32,6 +32,7 @@ from pyg_dynbatch.training.checkpoints import (
     best_checkpoint,
     check_options,
     check_run_folder,
+    claim_folder,
     continue_in,
     find_checkpoint,
     naming_file,
@@ -335,24 +336,24 @@ class TaskCLI(LightningCLI):
             raise mismatch(ValueError, what, got=error, hint="fit --help_all") from error
 
     def after_instantiate_classes(self) -> None:
-        """Choose the folder of the run before ranks are forked."""
+        """Check the monitored metrics, and choose the folder of the run before ranks are forked."""
         self.model.data_options = plain_options(self.plain_config()["data"])
         if self.checkpoint is not None:
             self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint)
         if self.subcommand != "fit":
+            claim_folder(self.trainer)
             return
+        self.check_monitors(self.model)  # now that it is known
         if self.checkpoint is not None and folder_of(self.trainer) is not None:
             continue_in(self.trainer, self.checkpoint, self.contents)
-        for logger in self.trainer.loggers:
-            _ = logger.version
+        claim_folder(self.trainer)
         folder = folder_of(self.trainer)
         for keeper in self.trainer.checkpoint_callbacks:
             if isinstance(keeper, RunCheckpoint) and keeper.dirpath is None and folder is not None:
                 keeper.dirpath = str(folder)
 
     def before_fit(self) -> None:
-        """Check the monitored metrics, now that the model is known."""
-        self.check_monitors(self.model)
+        """Keep the metrics that a continued run has logged before."""
         append_metrics(self.trainer)
 
     def after_fit(self) -> None:

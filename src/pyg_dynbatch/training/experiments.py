@@ -4,7 +4,8 @@ import csv
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ import yaml
 
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, existing
+from pyg_dynbatch.core.files import atomic_file, existing, locked_folder
 from pyg_dynbatch.training.checkpoints import best_checkpoint
 from pyg_dynbatch.training.command import TaskCLI, prepare_process
 from pyg_dynbatch.training.predictions import folder_of, write_table
 from pyg_dynbatch.training.report import panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
-Runs = dict[tuple[str, str, str], list[float]]
-"""The results of all runs by model, property and metric."""
+Runs = dict[tuple[str, str, str], list[float | None]]
+"""The results of all runs by model, property and metric; None for a run that is not done."""
+_FACTS = ("model", "task", "metric", "runs", "mean", "deviation", "settings")
 _MOST_SHOWN = 13  # properties
 
 
@@ -57,7 +59,8 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) 
         "pyg-dynbatch repeat",
         "Train and test with the seeds S, S+1, ..., which also split the data, or on each of the "
         "folds of a split by kfold, and write one table of means and standard deviations. With "
-        "--output, the same command continues after an interruption. All options of 'fit' are "
+        "--output, the same command continues after an interruption; started several times, on "
+        "machines that share its file, the runs go on side by side. All options of 'fit' are "
         "available too, such as --config.",
     )
     add = parser.add_argument
@@ -76,25 +79,62 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) 
     for name, cli in baselines.items() if own.baselines else ():
         models[name] = partial(_run, cli, "test")
     settings = _digest([config, [*models]])
-    runs = read_repeated(Path(own.output), settings) if own.output else {}
-    for number, words in enumerate(variants, 1):
-        if number <= max(map(len, runs.values()), default=0):
-            print(f"run {number} of {len(variants)}: done before")
-            continue
-        print(f"run {number} of {len(variants)}: {' '.join(words)}")
-        done = {name: _folder(run([*options, *words])) for name, run in models.items()}
-        own.output = own.output or str(done["network"] / "repeated.csv")
-        for name, folder in done.items():
-            for task, metric, value in tested_scores(folder):
-                runs.setdefault((name, task, metric), []).append(value)
-        write_repeated(Path(own.output), runs, settings)  # now, in case a later run fails
-    metrics = [metric for _, _, metric in runs]
-    main = config["checkpoint"]["monitor"].rpartition("/")[2]
-    main = main if main in metrics else metrics[0]
-    print(*summary(runs, main), sep="\n")
-    picture = draw_runs(Path(own.output).with_suffix(".png"), runs, main)
-    print(f"runs:             {own.output}\npicture:          {picture}")
+    given = (settings, len(variants))
+    for number, words in enumerate(variants):
+        with _claimed(own.output, *given, number) as state:
+            print(f"run {number + 1} of {len(variants)}: {state or ' '.join(words)}")
+            if state:
+                continue
+            done = {name: _folder(run([*options, *words])) for name, run in models.items()}
+            own.output = own.output or str(done["network"] / "repeated.csv")
+            _add_run(Path(own.output), *given, number, done)  # now, in case a later run fails
+    with _locked(own.output):
+        runs = read_repeated(Path(own.output), *given)
+        if missing := [number + 1 for number in range(len(variants)) if not _has(runs, number)]:
+            print(f"missing:          runs {missing}: in other processes, or to be run again")
+        if metrics := [metric for _, _, metric in runs]:
+            main = config["checkpoint"]["monitor"].rpartition("/")[2]
+            main = main if main in metrics else metrics[0]
+            print(*summary(runs, main), sep="\n")
+            picture = draw_runs(Path(own.output).with_suffix(".png"), runs, main)
+            print(f"runs:             {own.output}\npicture:          {picture}")
     return 0
+
+
+def _locked(path: str | Path, run: str = "", wait: bool = True) -> Any:
+    """Lock a file to which several processes write, or one run of it."""
+    return locked_folder(Path(path).parent, wait, f".{Path(path).name}{run}.lock")
+
+
+@contextmanager
+def _claimed(path: str | None, settings: str, count: int, number: int) -> Iterator[str]:
+    """Keep other processes from a run; yield the reason if it must not be done."""
+    state = ""
+    with ExitStack() as held:
+        if path is not None:
+            try:
+                held.enter_context(_locked(path, f".run_{number + 1}", wait=False))
+            except BlockingIOError:
+                state = "in another process"
+            if _has(read_repeated(Path(path), settings, count), number):
+                state = "done before"
+        yield state
+
+
+def _add_run(path: Path, settings: str, count: int, number: int, done: Mapping[str, Path]) -> None:
+    """Add the results of a run to the table, as other processes do."""
+    with _locked(path):
+        runs = read_repeated(path, settings, count)
+        for model, folder in done.items():
+            for task, metric, value in tested_scores(folder):
+                # Rounded as in the table, so that the order of the runs makes no difference.
+                each = runs.setdefault((model, task, metric), [None] * count)
+                each[number] = float(f"{value:.6g}")
+        write_repeated(path, runs, settings)
+
+
+def _has(runs: Runs, number: int) -> bool:
+    return any(each[number] is not None for each in runs.values())
 
 
 def _variants(config: Mapping[str, Any], times: int | None) -> list[list[str]]:
@@ -130,14 +170,16 @@ def _digest(facts: Any) -> str:
 def write_repeated(path: Path, runs: Runs, settings: str) -> None:
     """Write a row per model, property and metric: mean, deviation, and the result of each run."""
     count = max(map(len, runs.values()))
-    names = ["model", "task", "metric", "runs", "mean", "deviation", "settings"]
-    names += [f"run_{number}" for number in range(1, count + 1)]
-    rows = [[*key, count, *_spread(each), settings, *each] for key, each in runs.items()]
+    names = [*_FACTS, *(f"run_{number}" for number in range(1, count + 1))]
+    rows = []
+    for key, each in runs.items():
+        cells = ["" if value is None else f"{value:.6g}" for value in each]
+        rows.append([*key, count - cells.count(""), *_spread(each), settings, *cells])
     columns = (np.array(column, dtype=object) for column in zip(*rows, strict=True))
     write_table(path, dict(zip(names, columns, strict=True)))
 
 
-def read_repeated(path: Path, settings: str) -> Runs:
+def read_repeated(path: Path, settings: str, count: int) -> Runs:
     """Read the runs of a table that is continued; none if there is no table."""
     if not path.is_file():
         return {}
@@ -149,14 +191,18 @@ def read_repeated(path: Path, settings: str) -> Runs:
                 raise mismatch(
                     ValueError, what, settings, row.get("settings"), where=path, hint=hint
                 )
-            each = [row[f"run_{number}"] for number in range(1, int(row["runs"]) + 1)]
-            runs[row["model"], row["task"], row["metric"]] = [float(one or "nan") for one in each]
+            if (found := len(row) - len(_FACTS)) > count:
+                what, hint = "repeat: the table is of more runs", f"--times {found}"
+                raise mismatch(ValueError, what, count, found, where=path, hint=hint)
+            cells = [row.get(f"run_{number}") for number in range(1, count + 1)]
+            each = [float(cell) if cell else None for cell in cells]
+            runs[row["model"], row["task"], row["metric"]] = each
     return runs
 
 
-def _spread(values: list[float]) -> tuple[float, float]:
+def _spread(values: list[float | None]) -> tuple[float, float]:
     """Return mean and standard deviation of the runs for which a metric is defined."""
-    known = [value for value in values if not np.isnan(value)]
+    known = [value for value in values if value is not None and not np.isnan(value)]
     mean = float(np.mean(known)) if known else float("nan")
     return mean, float(np.std(known, ddof=1)) if len(known) > 1 else float("nan")
 
@@ -216,9 +262,12 @@ def run_tune(argv: list[str]) -> int:
     check_outputs("tune", [own.study, own.output], [own.space, *options])
     space = read_space(own.space)
     config = _run(ParsedCLI, "fit", options).plain_config()
-    study, optuna = _open_study(own.study, config, space)
+    with _locked(own.study):
+        study, optuna = _open_study(own.study, config, space)
 
     def objective(trial: Any) -> float:
+        # Not a seed per process: several that begin together would choose the same.
+        study.sampler = optuna.samplers.TPESampler(seed=config["seed_everything"] + trial.number)
         words = [word for name in space for word in (f"--{name}", _suggested(trial, name, space))]
         print(f"trial {trial.number}: {' '.join(words)}")
         keeper = best_checkpoint(_run(TrialCLI, "fit", [*options, *words]).trainer)
@@ -230,17 +279,19 @@ def run_tune(argv: list[str]) -> int:
         # The callback counts the trials of other processes too.
         enough = optuna.study.MaxTrialsCallback(own.trials, states=complete)
         study.optimize(objective, n_trials=left, callbacks=[enough])
-    best = study.best_trial
-    words = [
-        word for name, text in best.user_attrs["words"].items() for word in (f"--{name}", text)
-    ]
-    chosen = _run(ParsedCLI, "fit", [*options, *words]).plain_config()
-    about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
-    with atomic_file(own.output, encoding="utf-8") as file:
-        file.write(f"# {about}: trial {best.number} of {own.study}\n")
-        yaml.safe_dump(chosen, file, sort_keys=False)
+    if others := [trial.number for trial in study.trials if trial.state not in complete]:
+        print(f"without result:   trials {others}: failed, stopped, or in other processes")
+    with _locked(own.output):  # the last process to write knows all trials
+        best = study.best_trial
+        suggested = best.user_attrs["words"].items()
+        words = [word for name, text in suggested for word in (f"--{name}", text)]
+        chosen = _run(ParsedCLI, "fit", [*options, *words]).plain_config()
+        about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
+        with atomic_file(own.output, encoding="utf-8") as file:
+            file.write(f"# {about}: trial {best.number} of {own.study}\n")
+            yaml.safe_dump(chosen, file, sort_keys=False)
     print(f"best of {len(study.get_trials(states=complete))} trials: {about}")
-    print(*(f"  {name}: {text}" for name, text in best.user_attrs["words"].items()), sep="\n")
+    print(*(f"  {name}: {text}" for name, text in suggested), sep="\n")
     print(f"settings:         {own.output}")
     return 0
 
@@ -293,7 +344,4 @@ def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) 
         what, hint = "tune: the study is of other settings or another space", "--study NEW_FILE"
         raise mismatch(ValueError, what, noted, digest, where=path, hint=hint)
     study.set_user_attr("settings", digest)
-    # A sampler that begins with the same seed again would repeat the first trials.
-    seed = int(config["seed_everything"]) + len(study.get_trials(deepcopy=False))
-    study.sampler = optuna.samplers.TPESampler(seed=seed)
     return study, optuna
