@@ -67,7 +67,7 @@ def test_runs_over_seeds_beside_baselines(folder: Path, capsys) -> None:
     assert run(*more, "2", "--baselines") == 0
     assert capsys.readouterr().out.count("done before") == 2
     assert len(list(Path("runs/small").iterdir())) == 6
-    assert "the table is of other settings" in complaint(capsys, *more, "2")
+    assert "the table was made with other settings" in complaint(capsys, *more, "2")
 
 
 @pytest.mark.long
@@ -126,7 +126,7 @@ def test_a_study_goes_on_and_its_best_settings_can_be_trained(folder: Path, caps
     metrics = [row["val/scaled_rmse"] for row in rows_of("runs/small/version_3/metrics.csv")]
     assert min(float(value) for value in metrics if value) == pytest.approx(best, rel=1e-4)
     said = complaint(capsys, *argv, "9", "--trainer.max_epochs", "2")
-    assert "the study is of other settings" in said
+    assert "the study was made with other settings" in said
     study.ask()  # by a process that is stopped before it has a result
     assert run(*argv, "3") == 0
     assert "trials [3]: failed, stopped" in capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_processes_share_the_runs_of_a_table(folder: Path, capfd) -> None:
     assert run(*argv, "shared.csv") == 0
     assert capfd.readouterr().out.count("done before") == 4
     fewer = ["repeat", "--config", "trees.yaml", "--output", "shared.csv", "--times", "2"]
-    assert "the table is of more runs" in complaint(capfd, *fewer)
+    assert "the table has more runs" in complaint(capfd, *fewer)
 
 
 @pytest.mark.long

@@ -181,3 +181,19 @@ def test_numbers_are_predicted_in_their_units(
     assert dict(predictor.explain(document))["$.kind"] == pytest.approx(whole - without, abs=1e-4)
     with pytest.raises(ValueError, match="a number is predicted"):
         predictor.explain(document, "large")
+
+
+@pytest.mark.long
+def test_repeated_runs_draw_splits_of_their_own(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("documents.jsonl", "small.yaml"):
+        shutil.copy(here / name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    argv = ["repeat", "--config", "small.yaml", "--times", "2", "--output", "two.csv"]
+    assert run(*argv, "--trainer.max_epochs", "1") == 0
+    tested = [
+        {row["document"] for row in rows_of(f"runs/small/version_{number}/predictions.csv")}
+        for number in range(2)
+    ]
+    assert tested[0] != tested[1] and len(tested[0]) == len(tested[1])

@@ -17,7 +17,7 @@ from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import atomic_file, existing, locked_folder
 from pyg_dynbatch.training.checkpoints import best_checkpoint
-from pyg_dynbatch.training.command import TaskCLI, prepare_process
+from pyg_dynbatch.training.command import TaskCLI, find_config, prepare_process
 from pyg_dynbatch.training.predictions import folder_of, write_table
 from pyg_dynbatch.training.report import panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
@@ -29,7 +29,7 @@ _MOST_SHOWN = 13  # properties
 
 
 class ParsedCLI(TaskCLI):
-    """Read and check options, without loading data."""
+    """Read and check options, without loading data: the steps that follow do nothing."""
 
     def instantiate_classes(self) -> None:
         """Do nothing."""
@@ -60,8 +60,8 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) 
         "Train and test with the seeds S, S+1, ..., which also split the data, or on each of the "
         "folds of a split by kfold, and write one table of means and standard deviations. With "
         "--output, the same command continues after an interruption; started several times, on "
-        "machines that share its file, the runs go on side by side. All options of 'fit' are "
-        "available too, such as --config.",
+        "machines that share its file, the runs go on side by side. All options of 'fit' but "
+        "--run are available too, such as --config.",
     )
     add = parser.add_argument
     add("--times", type=int, metavar="N", help="runs (default: 5, or the number of folds)")
@@ -139,20 +139,23 @@ def _has(runs: Runs, number: int) -> bool:
 
 def _variants(config: Mapping[str, Any], times: int | None) -> list[list[str]]:
     """List the options in which the runs differ."""
-    split = (config["data"].get("init_args") or {}).get("split") or {}
-    key = "--data.init_args.split."
+    data, key = config["data"].get("init_args") or {}, "--data.init_args.split."
+    split = data.get("split") or {}
     if split.get("method") == "kfold":
         folds = int(split["folds"])
         if (times or 0) > folds:
             raise mismatch(ValueError, "repeat: too few folds", f"at most {folds} runs", times)
         return [[f"{key}fold", str(fold)] for fold in range(times or folds)]
     first = int(config["seed_everything"])
-    drawn = first if split.get("seed") is None else int(split["seed"])
-    found = []
-    for number in range(times or 5):
-        words = ["--seed_everything", str(first + number)]
-        found.append(words + ([f"{key}seed", str(drawn + number)] if split else []))
-    return found
+    seeds = {"--seed_everything": first}
+    if split:
+        seeds[f"{key}seed"] = first if split.get("seed") is None else int(split["seed"])
+    if "split_seed" in data:
+        seeds["--data.init_args.split_seed"] = data["split_seed"]
+    return [
+        [word for name, seed in seeds.items() for word in (name, str(seed + number))]
+        for number in range(times or 5)
+    ]
 
 
 def _folder(done: TaskCLI) -> Path:
@@ -187,12 +190,12 @@ def read_repeated(path: Path, settings: str, count: int) -> Runs:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row.get("settings") != settings:
-                what, hint = "repeat: the table is of other settings", "another --output"
+                what, hint = "repeat: the table was made with other settings", "another --output"
                 raise mismatch(
                     ValueError, what, settings, row.get("settings"), where=path, hint=hint
                 )
             if (found := len(row) - len(_FACTS)) > count:
-                what, hint = "repeat: the table is of more runs", f"--times {found}"
+                what, hint = "repeat: the table has more runs", f"--times {found}"
                 raise mismatch(ValueError, what, count, found, where=path, hint=hint)
             cells = [row.get(f"run_{number}") for number in range(1, count + 1)]
             each = [float(cell) if cell else None for cell in cells]
@@ -246,7 +249,7 @@ def run_tune(argv: list[str]) -> int:
         "Choose options by Optuna, on the validation split only: every trial is a run of 'fit' "
         "without a test, measured by its best checkpoint. The same command continues a study; "
         "started several times, on machines that share its file, the trials run side by side. All "
-        "options of 'fit' are available too, such as --config.",
+        "options of 'fit' but --run are available too, such as --config.",
     )
     add = parser.add_argument
     text = "YAML: options of fit, each with a list of choices, or {low, high} and log or step"
@@ -298,7 +301,9 @@ def run_tune(argv: list[str]) -> int:
 
 def read_space(path: str) -> dict[str, Any]:
     """Read a search space: a list of choices, or bounds, per option of ``fit``."""
-    space = yaml.safe_load(existing(path, "a search space").read_text(encoding="utf-8"))
+    space = yaml.safe_load(
+        existing(find_config(path), "a search space").read_text(encoding="utf-8")
+    )
     what, hint = "tune: the search space cannot be used", "model.init_args.hidden: [32, 64]"
     if not isinstance(space, dict) or not space:
         raise mismatch(ValueError, what, "options with choices", repr(space), where=path, hint=hint)
@@ -341,7 +346,8 @@ def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) 
     )
     digest = _digest([config, space])
     if (noted := study.user_attrs.get("settings", digest)) != digest:
-        what, hint = "tune: the study is of other settings or another space", "--study NEW_FILE"
+        what = "tune: the study was made with other settings or another space"
+        hint = "--study NEW_FILE"
         raise mismatch(ValueError, what, noted, digest, where=path, hint=hint)
     study.set_user_attr("settings", digest)
     return study, optuna
