@@ -38,17 +38,17 @@ MAX_FILES = 133
 MAX_LINES = {
     "autobatch": 3_060,
     "blocks": 6_170,
-    "core": 4_760,
-    "documents": 520,
+    "core": 4_770,
+    "documents": 600,
     "molecules": 8_670,
-    "nn": 4_960,
-    "training": 2_640,
+    "nn": 5_020,
+    "training": 2_710,
     "trees": 4_290,
     "other files": 2_110,
-    "installed": 34_060,
+    "installed": 34_310,
     "benchmarks": 6_080,
 }
-MAX_CODE = 21_660
+MAX_CODE = 21_870
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyg_dynbatch.trees.collate import Collater, DataLoader
     from pyg_dynbatch.trees.data import DynTreeData
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _NAMESPACES = (
     "autobatch", "blocks", "bulk", "core", "data", "datasets", "loader", "models", "nn", "tasks",
