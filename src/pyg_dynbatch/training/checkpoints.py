@@ -338,14 +338,15 @@ class MetricsTable(ExperimentWriter):
 def claim_folder(trainer: pl.Trainer) -> None:
     """Create the folder of a new run, which a process that starts at the same time may choose."""
     new: list[Any] = [each for each in trainer.loggers if getattr(each, "_version", 0) is None]
-    for logger in new:
-        _ = logger.version  # chosen now
-    while new and trainer.is_global_zero:
+    folders = [Path(logger.log_dir).parent for logger in new]  # its number is chosen now
+    together = [logger for logger, each in zip(new, folders, strict=True) if each == folders[0]]
+    while together and trainer.is_global_zero:
         with suppress(FileExistsError):
-            Path(new[0].log_dir).mkdir(parents=True)
-            return
-        for logger in new:
-            logger._version += 1
+            Path(together[0].log_dir).mkdir(parents=True)
+            break
+        together[0]._version += 1
+    for logger in together:
+        logger._version = together[0]._version
 
 
 def append_metrics(trainer: pl.Trainer) -> None:
