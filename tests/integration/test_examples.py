@@ -82,10 +82,10 @@ SLOW = (
     "autobatch_lattice",
     "autobatch_spinn",
     "autobatch_syntax",
-    "blocks_text",
     "autobatch_translation",
     "blocks_attention",
     "blocks_sentiment",
+    "blocks_text",
     "molecule_predict_and_draw",
     "weave_in_pyg_model",
 )
