@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, is_instance
-from pyg_dynbatch.autobatch.row_law import ReadsValue
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table
 from pyg_dynbatch.autobatch.tracing import (
@@ -34,6 +33,7 @@ from pyg_dynbatch.autobatch.tracing import (
 )
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.row_law import ReadsValue
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
 _MOST_SITES, _MOST_MODES = 4096, 16
@@ -202,6 +202,7 @@ class AutoBatch(nn.Module):
         mode = (
             tuple(map(_code_of, self.modules())),
             tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
+            torch.is_grad_enabled(),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip

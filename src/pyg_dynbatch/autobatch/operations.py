@@ -1,6 +1,6 @@
 """Batched forms of torch functions: the same for rows with a batch axis in front.
 
-A form is compared with single rows before it is used (:mod:`row_law`), so it has to be right only
+A form is compared with single rows before it is used (:mod:`forms`), so it has to be right only
 where it is chosen; where there is none, the function is called directly or through ``torch.vmap``.
 """
 
@@ -29,14 +29,6 @@ def _named(names: str) -> Iterator[Any]:
         owners = (Tensor,) if name.startswith("__") else (torch, Tensor, F)
         yield from (found for o in owners if (found := getattr(o, name, None)))
 
-
-RANDOM = set(
-    _named(
-        "dropout alpha_dropout feature_alpha_dropout dropout1d rand_like randn_like bernoulli "
-        "rrelu gumbel_softmax multinomial poisson normal"
-    )
-)
-"""Functions that draw random numbers; only shapes, and that rows are independent, are checked."""
 
 _FORMS: dict[Any, Callable[..., Form | None]] = {}
 

@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from pyg_dynbatch.autobatch.forms import Candidate, Examined, examine
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
-from pyg_dynbatch.autobatch.operations import RANDOM, ROW, fast_form
-from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
+from pyg_dynbatch.autobatch.operations import ROW, fast_form
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
+from pyg_dynbatch.core.row_law import ReadsValue, draw_rows, drawn_like, shadow, undisturbed
 from pyg_dynbatch.core.types import TensorType
 
 
@@ -159,8 +161,16 @@ class Table:
             leaves = [row_type_of(spec.inputs[-1])]
             form = torch.no_grad()(spec.target) if spec.no_grad else spec.target
             return Examined(form, "ragged", leaves, tree_flatten(0)[1], False)
-        call = _Call(spec, module, self.tensors)
-        return examine(call, module, spec.inputs, device, name, where, spec.target in RANDOM)
+
+        def fresh() -> _Call:
+            return _Call(spec, shadow(module, fresh=True), _Drawn(self.tensors))
+
+        if module is not None and any(map(is_lazy, module.parameters())):
+            call = _Call(spec, module, self.tensors)  # which gives them their shapes
+            with undisturbed(device), torch.no_grad():
+                draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
+        calls = (_Call(spec, part, self.tensors) for part in (module, shadow(module)))
+        return examine(Candidate(*calls, fresh, module), spec.inputs, device, name, where)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Tabulate the sites, for decoding."""
@@ -204,6 +214,18 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return value
 
 
+class _Drawn(dict[str, Tensor]):
+    """Tensors like those of a table, each drawn when it is used."""
+
+    def __init__(self, like: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.like = like
+
+    def __missing__(self, name: str) -> Tensor:
+        self[name] = drawn_like(self.like[name])
+        return self[name]
+
+
 class _Call:
     """Call a target with rows and parameters in the places of its template."""
 
@@ -219,17 +241,17 @@ class _Call:
 
     def fast(self, *rows: Any) -> Any:
         """Call the known batched form."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
+            return self._form()(*rows)
+
+    def has_fast(self) -> bool:
+        """Return whether there is a known batched form."""
+        return self._form() is not None
+
+    def _form(self) -> Any:
         args, kwargs = (self._resolved(part) for part in self.spec.template)
         ranks = [len(row_type.shape) for row_type in self.spec.inputs]
-        form = fast_form(self.target, args, kwargs, ranks)
-        if form is None:
-            raise NotImplementedError
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
-            return form(*rows)
-
-    def expanded(self, *rows: Any) -> Any:
-        """Call the target with one copy of each parameter per row."""
-        return self._filled(rows, self.target, rows[0].size(0))
+        return fast_form(self.target, args, kwargs, ranks)
 
     def _resolved(self, value: Any) -> Any:
         if isinstance(value, Shared):
@@ -237,17 +259,16 @@ class _Call:
             return tensor.as_strided(*value.view) if value.view else tensor
         return mapped(self._resolved, value)
 
-    def _filled(self, rows: Any, target: Any, size: int | None = None) -> Any:
+    def _filled(self, rows: Any, target: Any) -> Any:
         given = iter(rows)
-        args, kwargs = (self._fill(part, given, size) for part in self.spec.template)
+        args, kwargs = (self._fill(part, given) for part in self.spec.template)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
             return target(*args, **kwargs)
 
-    def _fill(self, value: Any, rows: Iterator[Any], size: int | None) -> Any:
+    def _fill(self, value: Any, rows: Iterator[Any]) -> Any:
         if isinstance(value, Shared):
-            tensor = self._resolved(value)
-            return tensor if size is None else tensor.expand(size, *tensor.shape)
-        return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows, size), value)
+            return self._resolved(value)
+        return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows), value)
 
 
 def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:

@@ -1,0 +1,205 @@
+"""Choose how a call that is written for one example is run on stacked rows.
+
+The first of three forms that obeys the row law (:mod:`pyg_dynbatch.core.row_law`) is used: a known
+batched form (:mod:`operations`), the call itself, ``torch.vmap``, which is right by definition.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from pyg_dynbatch.core import row_law
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import draws_random_numbers
+from pyg_dynbatch.core.row_law import ChangesArgument, ChangesState, Operand, ReadsValue
+from pyg_dynbatch.core.types import TensorType
+
+Form = Callable[..., Any]
+
+
+class Examined(NamedTuple):
+    """How a call is run on many rows at once.
+
+    Args:
+        form: Takes the stacked rows; returns the result of the call, with a batch axis.
+        way: ``"fast"``, ``"direct"`` or ``"vmap"``.
+        leaves: For each leaf of the result its tensor type, or the object itself.
+        spec: Structure of the result.
+        random: Whether each call draws random numbers.
+    """
+
+    form: Form
+    way: str
+    leaves: list[Any]
+    spec: Any
+    random: bool
+
+
+class Candidate(NamedTuple):
+    """A call to examine.
+
+    Args:
+        call: What will be run.
+        copied: The same on a copy of the module, so that no check changes anything of it.
+        fresh: Makes one on a copy with parameters drawn anew.
+        module: The module that is called, unless it is a function.
+    """
+
+    call: Any
+    copied: Any
+    fresh: Callable[[], Any]
+    module: nn.Module | None
+
+
+def examine(
+    given: Candidate, row_types: Sequence[TensorType], device: torch.device, name: str, where: str
+) -> Examined:
+    """Run a call on random rows, once per signature, and choose its batched form.
+
+    Raises:
+        ReadsValue: If it reads a value or keeps state.
+        ValueError: If no form equals the call row by row.
+        TypeError: If it changes its argument.
+        RuntimeError: If it changes its module.
+    """
+    module, call = given.module, given.copied
+    for part in () if module is None else module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+            what = f"autobatch: {name} normalizes over the batch, so its rows are not independent"
+            hint = "nn.LayerNorm or nn.GroupNorm"
+            raise mismatch(ValueError, what, got=type(part).__name__, where=where, hint=hint)
+    with row_law.undisturbed(device):
+        try:
+            rows, results, random = _results(call, row_types, device)
+        except ChangesArgument:
+            what = f"autobatch: {name} changes its argument in place"
+            hint = "the form that returns a new tensor: x + y, torch.stack, inplace=False"
+            raise mismatch(TypeError, what, where=where, hint=hint) from None
+        except ChangesState as error:
+            raise _changes(name, _described(call.target, error.args[0]), where) from None
+        leaves, spec = tree_flatten(results[0])
+        _check_results(results, device, name, where)
+        _check_state(call, rows, None if random else results[0], name, where)
+        way, form = _form(given, rows, random, name, where)
+    types = [TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
+    random |= module is not None and draws_random_numbers(module)
+    return Examined(form, way, types, spec, random)
+
+
+def _results(
+    call: Form, row_types: Sequence[TensorType], device: torch.device
+) -> tuple[list[Tensor], list[Any], bool]:
+    """Draw rows on which the call works; also return what it makes of each, and how."""
+    found: list[Any] = []
+
+    def run(rows: Sequence[Tensor]) -> None:
+        found[:] = [row_law.listed(call, [row[n] for row in rows]) for n in range(3)]
+
+    rows = row_law.draw_rows(run, row_types, device)
+    return rows, [result for _, result in found], any(c.random for c in found[0][0].calls)
+
+
+def _described(target: Any, changed: Tensor) -> str:
+    if isinstance(target, nn.Module):
+        for kind, named in ("buffer", target.named_buffers), ("parameter", target.named_parameters):
+            for name, tensor in named():
+                if row_law.share_memory(tensor, changed):
+                    return f"its {kind} {name!r}"
+    return "a tensor that it has not made"
+
+
+def _changes(name: str, what: str, where: str) -> RuntimeError:
+    what, wanted = (
+        f"autobatch: {name} changes {what} when it is called",
+        "the same result every time",
+    )
+    hint = "keep no state between calls, or autobatch.open(module)"
+    return mismatch(RuntimeError, what, wanted, where=where, hint=hint)
+
+
+def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, where: str) -> None:
+    """Raise an error if the next call finds what an earlier one has left behind."""
+    before = row_law.state_of(call.target)
+    again = call(*(row[0].clone() for row in rows))
+    if result is not None and not row_law.agree(result, again):
+        what = f"autobatch: {name} gives a different result when it is called again"
+        hint = "keep no state between calls; draw random numbers by functions of torch"
+        raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
+    after = row_law.state_of(call.target)
+    for kept in (k for k in {**before, **after} if not row_law.alike(before.get(k), after.get(k))):
+        if kept in call.target.state_dict():
+            raise _changes(name, f"its buffer {kept!r}", where)
+        raise ReadsValue(f"it keeps state in {kept!r}")
+
+
+def _check_results(results: list[Any], device: torch.device, name: str, where: str) -> None:
+    outputs = [x for x in tree_flatten(results[0])[0] if isinstance(x, Tensor)]
+    if not outputs:
+        what = f"autobatch: {name} returns no tensor"
+        hint = "item() or tolist() of the argument, which suspend the example"
+        got = tree_flatten(results[0])[0]
+        raise mismatch(TypeError, what, "at least one tensor", got, where=where, hint=hint)
+    if elsewhere := [leaf.device for leaf in outputs if leaf.device != device]:
+        what = f"autobatch: {name} returns a tensor on a different device"
+        raise mismatch(ValueError, what, device, elsewhere[0], where=where)
+    if not all(row_law.agree(result, results[0], values=False) for result in results):
+        what = f"autobatch: the result of {name} depends on values in shape or structure"
+        hint = "item() or tolist() of the argument, which suspend the example"
+        raise mismatch(ValueError, what, "one shape for all rows", where=where, hint=hint)
+
+
+def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
+    """Return whether rows are independent in batches, which a single row may not be a case of."""
+    try:
+        # Nothing is listed of the backward pass of an autograd.Function.
+        return row_law.judge(call, rows, batched=True) or row_law.has_custom_node(call, rows)
+    except Exception:  # noqa: BLE001 - it takes no batches
+        return False
+
+
+def _form(
+    given: Candidate, rows: list[Tensor], random: bool, name: str, where: str
+) -> tuple[str, Form]:
+    call, device = given.call, rows[0].device
+    operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in rows]
+
+    def equal(one: Form, many: Form) -> bool:
+        flat = [row_law.flat(form) for form in (one, many)]
+        return all(row_law.obeys(*flat, operands, size, device) for size in (1, 3))
+
+    if call.has_fast() and equal(fresh := given.fresh(), fresh.fast):
+        return "fast", call.fast
+    verdict = row_law.judge(given.copied, rows)
+    if verdict is None and _takes_batches(given.copied, rows):
+        fresh = given.fresh()
+        if random and given.module is not None:
+            fresh.target.eval()
+        verdict = equal(fresh, fresh)
+    if verdict:
+        return "direct", call
+
+    def by_vmap(*rows: Tensor) -> Any:
+        return torch.vmap(call, randomness="different")(*rows)
+
+    reason: Any = "results that differ from row by row"
+    try:
+        found = torch.vmap(given.copied, randomness="different")(*rows)
+        agrees = all(
+            row_law.agree(
+                tree_map_only(Tensor, lambda leaf, n=n: leaf[n], found),
+                given.copied(*(row[n] for row in rows)),
+                values=not random,
+            )
+            for n in range(3)
+        )
+        if agrees:
+            return "vmap", by_vmap
+    except Exception as error:  # noqa: BLE001 - part of the message
+        reason = f"torch.vmap: {error}"
+    what = f"autobatch: {name} cannot be run on several rows at once"
+    wanted = "a form that equals row by row"
+    hint = "autobatch.open(module) records what is inside" if given.module is not None else ""
+    raise mismatch(ValueError, what, wanted, reason, where=where, hint=hint)

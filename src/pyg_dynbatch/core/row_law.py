@@ -1,0 +1,598 @@
+"""Decide whether a function treats the rows of a batch independently: the row law.
+
+The function is run on one row and on stacked rows, and the functions of torch that it calls are
+listed. If both lists name the same functions, each of them is checked by itself on fresh random
+operands, which also replace parameters: ``function(stacked) = stack(function(row))``, values and
+gradients. What holds for each of them holds for their composition, so an initial weight, a gate or
+a clamp cannot hide how rows are mixed.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from threading import RLock
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from pyg_dynbatch.core.operation import module_of
+from pyg_dynbatch.core.types import TensorType, has_gradient
+
+Tensors = Sequence[Tensor]
+Compute = Callable[[Tensors], list[Tensor]]
+LOCK = RLock()
+"""Held while random numbers are drawn for a check and the user's state is restored afterwards."""
+
+
+class ReadsValue(Exception):
+    """The function reads a value or keeps state, so that its Python must run for every example."""
+
+
+class ChangesArgument(Exception):
+    """The function changes its argument in place."""
+
+
+class ChangesState(Exception):
+    """The function changes a tensor in place that it has not made, such as a buffer."""
+
+
+_READS = {
+    getattr(Tensor, name)
+    for name in (
+        "__bool__", "item", "tolist", "__int__", "__float__", "__complex__", "__index__", "numpy",
+        "__array__", "__contains__", "__format__", "equal", "allclose", "is_nonzero",
+    )
+} | {torch.equal, torch.allclose, torch.is_nonzero}  # fmt: skip
+_UNDEFINED = {torch.empty, torch.empty_like, Tensor.new_empty}
+# Random functions that draw each element, or each row, by itself.
+_DRAWS_PER_ROW = {
+    "dropout", "alpha_dropout", "bernoulli", "bernoulli_", "rand", "rand_like", "randn",
+    "randn_like", "rrelu", "multinomial", "poisson", "normal", "normal_", "uniform_",
+    "exponential_",
+}  # fmt: skip
+
+
+class _Mixes(Exception):
+    """A torch function breaks the row law."""
+
+
+class _Undecided(Exception):
+    """Two lists of calls cannot be compared."""
+
+
+class Called(NamedTuple):
+    """One call of a torch function."""
+
+    func: Callable[..., Any]
+    leaves: list[Any]  # of the arguments
+    spec: Any
+    results: list[Tensor]
+    changed: list[int]  # operands that were changed in place, by their number
+    random: bool
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """Tensors among the arguments."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+    def again(self, operands: Tensors) -> list[Tensor]:
+        """Call it with other operands; return its results, then what it changed in place."""
+        given = iter(operands)
+        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        found = _tensors(self.func(*args, **kwargs))
+        return found + [operands[number] for number in self.changed]
+
+    def aliases(self) -> list[bool]:
+        """Return, for each result and operand, whether they share memory."""
+        return [_storage(r) == _storage(o) for r in self.results for o in self.operands]
+
+
+class Listing(TorchFunctionMode):
+    """List the calls of torch functions; raise for those that read values or change state.
+
+    Args:
+        rows: What the function is called on.
+    """
+
+    def __init__(self, rows: Tensors) -> None:
+        super().__init__()
+        self.rows, self.calls = list(rows), list[Called]()
+        self._made: set[int] = set()  # storages
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _READS and isinstance(args[0], Tensor):
+            raise ReadsValue
+        leaves, spec = tree_flatten((args, kwargs))
+        operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._check_targets(_changed_by(func, args, kwargs))
+        before, versions = _random_state(operands), list(map(_version, operands))
+        result = func(*args, **kwargs)
+        results, after = _tensors(result), _random_state(operands)
+        changed = [n for n, t in enumerate(operands) if _version(t) != versions[n]]
+        self._check_targets([operands[n] for n in changed])
+        known = set(map(_storage, operands))
+        self._made |= {_storage(found) for found in results} - known
+        if results or changed:
+            random = any(map(_unequal, before, after))
+            self.calls.append(Called(func, leaves, spec, results, changed, random))
+        return result
+
+    def _check_targets(self, targets: Tensors) -> None:
+        for target in targets:
+            if _storage(target) in map(_storage, self.rows):
+                raise ChangesArgument
+            if _storage(target) not in self._made:
+                raise ChangesState(target)
+
+
+def _changed_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that a function is going to change, as far as its name says so."""
+    name, first = getattr(func, "__name__", ""), list(args[:1])
+    in_place = name in ("__setitem__", "__set__") or kwargs.get("inplace") is True
+    in_place |= name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")
+    in_place |= name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
+    return _tensors([kwargs.get("out"), first if in_place else None])
+
+
+def listed(function: Callable[..., Any], rows: Tensors) -> tuple[Listing, Any]:
+    """Call a function on rows; return the list of its calls, and its result."""
+    rows = [row.detach().requires_grad_(has_gradient(row.dtype)).clone() for row in rows]
+    with Listing(rows) as listing:
+        result = function(*rows)
+    return listing, result
+
+
+def sizes_for(rows: Tensors) -> tuple[int, ...]:
+    """Return the numbers of rows with which a function is checked."""
+    return (1, 3, 67 if sum(row[0].numel() for row in rows) < 10_000 else 5)
+
+
+def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False) -> bool | None:
+    """Return whether a function of one row may be called on stacked rows as it is.
+
+    Args:
+        function: The function; see :func:`shadow` for one that changes nothing of a module.
+        rows: Stacked rows, at least three, for each argument.
+        batched: Whether the function takes a batch axis: one row is then a batch of one.
+
+    Returns:
+        None if that cannot be decided, as the two calls other functions.
+
+    Raises:
+        ReadsValue: If it reads a value.
+        ChangesArgument: If it changes a row in place.
+        ChangesState: If it changes something else in place.
+    """
+    single = listed(function, [_row(column, 0, batched) for column in rows])
+    try:
+        for size in sizes_for(rows):
+            index = torch.arange(size, device=rows[0].device) % len(rows[0])
+            try:
+                stacked = listed(function, [column[index] for column in rows])
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                raise _Mixes from error
+            _compare(single, stacked, size, batched)
+    except _Mixes:
+        return False
+    except _Undecided:
+        return None
+    return None if _is_custom(single[1]) else True
+
+
+def _compare(single: Any, stacked: Any, size: int, batched: bool) -> None:
+    (one, result), (many, results) = single, stacked
+    if len(one.calls) != len(many.calls):
+        raise _Undecided
+    rows, made = [set(map(id, one.rows)), set(map(id, many.rows))], [set[int](), set[int]()]
+    in_place = any(call.changed for call in one.calls)
+    for mine, other in zip(one.calls, many.calls, strict=True):
+        pair = Pair(mine, other, size, batched)
+        are_rows = pair.operands_that_are_rows(rows, made)
+        kinds = pair.results_that_are_rows(are_rows)
+        if in_place and mine.aliases() != other.aliases():
+            raise _Undecided
+        for side, call in enumerate((mine, other)):
+            made[side] |= set(map(id, call.results))
+            rows[side] |= {id(r) for r, is_row in zip(call.results, kinds, strict=True) if is_row}
+    if not _outputs_are_rows(result, results, rows, size, batched):
+        raise _Undecided
+
+
+def _outputs_are_rows(one: Any, many: Any, rows: list[set[int]], size: int, batched: bool) -> bool:
+    (mine, spec), (others, other_spec) = tree_flatten(one), tree_flatten(many)
+    if spec != other_spec:
+        return False
+    for a, b in zip(mine, others, strict=True):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if id(a) not in rows[0] or id(b) not in rows[1] or not _rows_of(a, b, size, batched):
+                return False
+        elif isinstance(a, Tensor) or isinstance(b, Tensor) or a != b:
+            return False
+    return True
+
+
+class Pair(NamedTuple):
+    """The call of a function on one row, and what should be the same on stacked rows."""
+
+    one: Called
+    many: Called
+    size: int
+    batched: bool
+
+    def operands_that_are_rows(self, rows: list[set[int]], made: list[set[int]]) -> list[bool]:
+        """Return which operands depend on rows."""
+        one, many = self.one.operands, self.many.operands
+        if self.one.func != self.many.func or len(one) != len(many):
+            raise _Undecided
+        if (self.one.changed, self.one.random) != (self.many.changed, self.many.random):
+            raise _Undecided
+        if len(self.one.results) != len(self.many.results):
+            raise _Mixes  # such as the rows that a loop takes apart
+        found = []
+        for a, b in zip(one, many, strict=True):
+            is_row = id(a) in rows[0]
+            known = a is b or (id(a) in made[0] and id(b) in made[1])
+            fits = self._fit(a, b) if is_row else a.shape == b.shape and known
+            if is_row is not (id(b) in rows[1]) or a.dtype != b.dtype or not fits:
+                raise _Undecided  # computed where no call is listed
+            found.append(is_row)
+        if any(not found[n] for n in self.one.changed) and any(found):
+            raise _Undecided  # an operand without rows may hold them afterwards
+        return found
+
+    def results_that_are_rows(self, are_rows: list[bool]) -> list[bool]:
+        """Return which results depend on rows, after a check."""
+        if self.one.random:
+            if all(map(self._fit, self.one.results, self.many.results)):
+                if getattr(self.one.func, "__name__", "") in _DRAWS_PER_ROW:
+                    return [True] * len(self.one.results)
+                raise _Undecided
+            raise _Mixes
+        if not any(are_rows):
+            return list(map(self._is_repeated, self.one.results, self.many.results))
+        operands = [
+            Operand(tuple(t.shape[1:] if is_row and self.batched else t.shape), t.dtype, is_row)
+            for t, is_row in zip(self.one.operands, are_rows, strict=True)
+        ]
+        device = self.one.operands[0].device
+        kinds = obeys(self.one.again, self.many.again, operands, self.size, device, self.batched)
+        if kinds is None:
+            raise _Undecided
+        if not kinds:
+            raise _Mixes
+        return kinds[: len(self.one.results)]
+
+    def _fit(self, one: Tensor, many: Tensor) -> bool:
+        return _rows_of(one, many, self.size, self.batched)
+
+    def _is_repeated(self, one: Tensor, many: Tensor) -> bool:
+        """Return whether a result in which rows have no part is repeated for each of them."""
+        same = one.shape == many.shape
+        if not same and not self._fit(one, many):
+            raise _Undecided
+        expanded = (one if same or self.batched else one[None]).expand_as(many)
+        if self.one.func not in _UNDEFINED and not _close(expanded, many):
+            raise _Mixes
+        return not same
+
+
+class Operand(NamedTuple):
+    """What random operands are drawn like: a row, or a tensor that all rows share."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_row: bool
+
+
+_DRAWS = 4  # normal, wide, between 0 and 1, at least a half
+
+
+def obeys(
+    single: Compute, stacked: Compute, operands: Sequence[Operand], size: int,
+    device: torch.device, batched: bool = False,
+) -> list[bool] | None:  # fmt: skip
+    """Compare a function of one row with one of stacked rows on fresh random operands.
+
+    Returns:
+        Which of the results are rows, the others being equal for all rows; empty if results
+        or gradients differ, None if no random operands are valid.
+    """
+    kinds: list[bool] | None = None
+    needs_gradient = size > 1
+    for attempt in range(_DRAWS if 1 < size < 10 else 2):
+        values = _drawn(operands, size, device, attempt)
+        picked = sorted({0, size // 2, size - 1})
+        with torch.no_grad():
+            try:
+                ones = [single(_ones(values, operands, n, batched)) for n in picked]
+            except Exception:  # noqa: BLE001, S112 - values that this function does not take
+                continue
+            try:
+                many = stacked([value.clone() for value in values])
+            except Exception:  # noqa: BLE001 - what a single row allows, stacked rows must allow
+                return []
+        found = _kinds(ones, many, picked, size, batched)
+        if not found or found != (kinds or found):
+            return []
+        kinds = found
+        if needs_gradient and all(bool(leaf.isfinite().all()) for leaf in many):
+            needs_gradient = False
+            if not _gradients_agree(single, stacked, operands, values, (picked, kinds, batched)):
+                return []
+    return kinds
+
+
+def _kinds(
+    ones: list[list[Tensor]], many: list[Tensor], picked: list[int], size: int, batched: bool
+) -> list[bool]:
+    found = []
+    for whole, *parts in zip(many, *ones, strict=True):
+        is_row = all(_rows_of(part, whole, size, batched) for part in parts)
+        rows = [_row(whole, n, batched) for n in picked] if is_row else [whole] * len(parts)
+        pairs = list(zip(parts, rows, strict=True))
+        if not all(a.shape == b.shape and a.dtype == b.dtype and _close(a, b) for a, b in pairs):
+            return []
+        found.append(is_row)
+    return found
+
+
+def _gradients_agree(
+    single: Compute, stacked: Compute, operands: Sequence[Operand], values: Tensors, facts: Any
+) -> bool:
+    picked, kinds, batched = facts
+    values = [value.requires_grad_(has_gradient(value.dtype)) for value in values]
+    wanted = [n for n, value in enumerate(values) if value.requires_grad]
+    with torch.enable_grad():
+        whole = stacked([value.clone() for value in values])
+        used = [n for n, leaf in enumerate(whole) if kinds[n] and leaf.requires_grad]
+        ones = [single(_ones(values, operands, n, batched)) for n in picked]
+        if any(one[n].requires_grad is not (n in used) for one in ones for n in range(len(whole))
+               if kinds[n]):  # fmt: skip
+            return False
+        if not (used and wanted):
+            return True
+        # Rows that are not picked have no weight, so that no gradient may reach them.
+        weights = [torch.zeros_like(whole[n]) for n in used]
+        for weight in weights:
+            weight[picked] = torch.randn_like(weight[picked])
+        rows = [[_row(w, n, batched) for w in weights] for n in picked]
+        inputs, options = [values[n] for n in wanted], {"materialize_grads": True}
+        found = torch.autograd.grad([whole[n] for n in used], inputs, weights, **options)
+        expected = torch.autograd.grad(
+            [one[n] for one in ones for n in used], inputs, [w for row in rows for w in row],
+            **options,
+        )  # fmt: skip
+    return all(map(_close, found, expected))
+
+
+def _ones(values: Tensors, operands: Sequence[Operand], n: int, batched: bool) -> list[Tensor]:
+    pairs = zip(values, operands, strict=True)
+    return [(_row(v, n, batched) if operand.is_row else v).clone() for v, operand in pairs]
+
+
+def _drawn(
+    operands: Sequence[Operand], size: int, device: torch.device, attempt: int
+) -> list[Tensor]:
+    """Draw random operands; integers are small enough to be an index of any other operand."""
+    shapes = [(size, *o.shape) if o.is_row else o.shape for o in operands]
+    floating = [o.shape for o in operands if has_gradient(o.dtype)]
+    most = min((length for shape in floating for length in shape), default=3)
+    return [
+        draw(shape, operand.dtype, device, attempt, max(most, 1))
+        for shape, operand in zip(shapes, operands, strict=True)
+    ]
+
+
+def draw(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, attempt: int, most: int = 3
+) -> Tensor:
+    """Draw a tensor of a dtype, from another distribution at each attempt."""
+    if dtype == torch.bool:
+        return torch.rand(shape, device=device) < 0.5
+    if not has_gradient(dtype):
+        least, above = ((-100, 100), (0, most), (0, 2), (0, 1))[attempt]
+        return torch.randint(0 if dtype == torch.uint8 else least, above, shape, device=device).to(
+            dtype
+        )
+    values = torch.randn(shape, device=device, dtype=dtype)
+    if dtype.is_complex or attempt == 0:
+        return values
+    return (values * 30, values.sigmoid(), values.abs() + 0.5)[attempt - 1]
+
+
+def shadow(called: Any, fresh: bool = False) -> Any:
+    """Copy a module, or the module of a method, so that a check leaves the original as it is.
+
+    Buffers and attributes are copied; parameters are shared, or drawn anew if ``fresh``.
+    """
+    if isinstance(called, partial):
+        return partial(shadow(called.func, fresh), *called.args, **called.keywords)
+    if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
+        return MethodType(called.__func__, shadow(called.__self__, fresh))
+    return _copied(called, {}, fresh) if isinstance(called, nn.Module) else called
+
+
+def drawn_like(tensor: Tensor) -> Tensor:
+    """Draw a tensor with the shape, strides and dtype of a given one."""
+    drawn = draw(tensor.shape, tensor.dtype, tensor.device, 0, 2)
+    return torch.empty_like(tensor).copy_(drawn).requires_grad_(tensor.requires_grad)
+
+
+def _copied(module: nn.Module, done: dict[int, Any], fresh: bool) -> nn.Module:
+    if id(module) in done:
+        return done[id(module)]
+    twin = done[id(module)] = module.__new__(type(module))
+    vars(twin).update(
+        (k, copy.copy(v) if type(v) in (list, dict, set) else v) for k, v in vars(module).items()
+    )
+
+    def tensor(value: Tensor) -> Tensor:
+        if id(value) not in done:
+            done[id(value)] = drawn_like(value) if fresh else value.detach().clone()
+        return done[id(value)]
+
+    def parameter(value: Any) -> Any:
+        drawn = fresh and type(value) is nn.Parameter
+        return nn.Parameter(tensor(value), value.requires_grad) if drawn else value
+
+    vars(twin)["_parameters"] = {k: parameter(p) for k, p in module._parameters.items()}
+    vars(twin)["_buffers"] = {k: b if b is None else tensor(b) for k, b in module._buffers.items()}
+    vars(twin)["_modules"] = {
+        k: m if m is None else _copied(m, done, fresh) for k, m in module._modules.items()
+    }
+    return twin
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Restore random numbers afterwards; no inference mode, whose tensors count no changes."""
+    devices = [device] if device.type == "cuda" else []
+    grad = torch.is_grad_enabled()  # off in inference mode
+    with LOCK, torch.random.fork_rng(devices), torch.inference_mode(False):
+        with torch.set_grad_enabled(grad):
+            yield
+
+
+def draw_rows(
+    works: Callable[[Tensors], Any], row_types: Sequence[TensorType], device: torch.device
+) -> list[Tensor]:
+    """Draw three rows for each argument on which a function works."""
+    first: Exception | None = None
+    for attempt, most in ((0, 3), (3, 3), (0, 1)):
+        rows = []
+        for kind in row_types:
+            shape, dtype = (3, *(kind.shape or ())), kind.dtype or torch.float32
+            number = attempt if has_gradient(dtype) else 1
+            rows.append(draw(shape, dtype, device, number, most))
+        try:
+            works(rows)
+            return rows
+        except (ReadsValue, ChangesArgument, ChangesState):
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again if no rows do
+            first = first or error
+    raise first  # type: ignore[misc]
+
+
+def has_custom_node(function: Callable[..., Any], rows: Tensors) -> bool:
+    """Return whether gradients pass an ``autograd.Function`` that is written in Python."""
+    _, result = listed(function, [column[0] for column in rows])
+    return _is_custom(result)
+
+
+def _is_custom(result: Any) -> bool:
+    nodes: list[Any] = [leaf.grad_fn for leaf in _tensors(result)]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
+
+
+def state_of(called: Any) -> dict[str, Any]:
+    """Return the attributes and buffers of a module and its parts, by path; lists are copied."""
+    module = module_of(called)
+    found: dict[str, Any] = {}
+    for path, part in () if module is None else module.named_modules():
+        kept = {k: v for k, v in vars(part).items() if not k.startswith("_")}
+        prefix = f"{path}." if path else ""
+        for name, value in {**kept, **part._buffers, **part._parameters}.items():
+            found[prefix + name] = copy.copy(value) if type(value) in (list, dict, set) else value
+    return found
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Return whether two attributes are the same or equal."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and _close(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(map(alike, a.values(), b.values()))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(alike, a, b))
+    return bool(a == b)
+
+
+def agree(a: Any, b: Any, values: bool = True) -> bool:
+    """Return whether two results are equal, or have the same structure, shapes and dtypes."""
+    (mine, spec), (others, other_spec) = tree_flatten(a), tree_flatten(b)
+    if spec != other_spec:
+        return False
+    for x, y in zip(mine, others, strict=True):
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            if x.shape != y.shape or x.dtype != y.dtype or (values and not _close(x, y)):
+                return False
+        elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
+            return False
+    return True
+
+
+def flat(function: Callable[..., Any]) -> Compute:
+    """Return a function of a list of tensors that returns a list of tensors."""
+    return lambda tensors: _tensors(function(*tensors))
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors lie in the same memory."""
+    return _storage(a) == _storage(b)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _row(column: Tensor, number: int, batched: bool) -> Tensor:
+    return column[number : number + 1] if batched else column[number]
+
+
+def _rows_of(one: Tensor, many: Tensor, size: int, batched: bool) -> bool:
+    """Return whether a tensor has the shape of the stacked results of single rows."""
+    if batched and (not one.dim() or one.size(0) != 1):
+        return False
+    return many.shape == (size, *one.shape[batched:]) and one.dtype == many.dtype
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
+
+
+def _storage(tensor: Tensor) -> int:
+    with suppress(RuntimeError, NotImplementedError):  # without memory of its own
+        return tensor.untyped_storage().data_ptr()
+    return id(tensor)
+
+
+def _random_state(operands: Tensors) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if any(operand.is_cuda for operand in operands):
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _unequal(a: Tensor, b: Tensor) -> bool:
+    return not torch.equal(a, b)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not has_gradient(a.dtype):
+        return torch.equal(a, b)
+    # A batched product adds up in another order, in half precision under autocast.
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 5e-2)
+    tolerance = 5e-2 if torch.is_autocast_enabled(a.device.type) else tolerance
+    finite = b.detach().abs().nan_to_num(0, 0, 0)
+    scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
