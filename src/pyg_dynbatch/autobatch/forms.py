@@ -18,6 +18,8 @@ from pyg_dynbatch.core.row_law import ChangesArgument, ChangesState, Operand, Re
 from pyg_dynbatch.core.types import TensorType
 
 Form = Callable[..., Any]
+# Whose modules are operators with parameters as operands.
+_LIBRARIES = {"torch.nn.modules", "pyg_dynbatch.nn"}
 
 
 class Examined(NamedTuple):
@@ -151,12 +153,16 @@ def _check_results(results: list[Any], device: torch.device, name: str, where: s
         raise mismatch(ValueError, what, "one shape for all rows", where=where, hint=hint)
 
 
-def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
-    """Return whether rows are independent in batches, which a single row may not be a case of."""
+def _takes_batches(call: Any, rows: list[Tensor]) -> bool:
+    """Return whether a few draws decide a call: an operator, or one that works on batches."""
+    if isinstance(call.target, nn.Module):
+        makers = {type(part).__module__.rpartition(".")[0] for part in call.target.modules()}
+        if makers <= _LIBRARIES:
+            return True
     try:
         # Nothing is listed of the backward pass of an autograd.Function.
         return row_law.judge(call, rows, batched=True) or row_law.has_custom_node(call, rows)
-    except Exception:  # noqa: BLE001 - it takes no batches
+    except Exception:  # noqa: BLE001 - it does not take batches
         return False
 
 

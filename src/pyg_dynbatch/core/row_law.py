@@ -8,6 +8,7 @@ a clamp cannot hide how rows are mixed.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -453,11 +454,13 @@ def _copied(module: nn.Module, done: dict[int, Any], fresh: bool) -> nn.Module:
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore random numbers afterwards; no inference mode, whose tensors count no changes."""
+    """Restore random numbers afterwards; not in inference mode, which counts no changes."""
     devices = [device] if device.type == "cuda" else []
     grad = torch.is_grad_enabled()  # off in inference mode
     with LOCK, torch.random.fork_rng(devices), torch.inference_mode(False):
-        with torch.set_grad_enabled(grad):
+        # Random operands may cause warnings that have nothing to do with the user's values.
+        with torch.set_grad_enabled(grad), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
 
 
