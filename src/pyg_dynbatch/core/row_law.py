@@ -264,7 +264,14 @@ class Pair(NamedTuple):
             for t, is_row in zip(self.one.operands, are_rows, strict=True)
         ]
         device = self.one.operands[0].device
-        kinds = obeys(self.one.again, self.many.again, operands, self.size, device, self.batched)
+        key = (*map(_key, (self.one, self.many)), *operands, self.size, self.batched, device.type)
+        key += (torch.is_autocast_enabled(device.type),)
+        if key not in _KNOWN:
+            if len(_KNOWN) > 10_000:
+                _KNOWN.clear()
+            calls = self.one.again, self.many.again
+            _KNOWN[key] = obeys(*calls, operands, self.size, device, self.batched)
+        kinds = _KNOWN[key]
         if kinds is None:
             raise _Undecided
         if not kinds:
@@ -283,6 +290,16 @@ class Pair(NamedTuple):
         if self.one.func not in _UNDEFINED and not _close(expanded, many):
             raise _Mixes
         return not same
+
+
+# Verdicts on torch functions; the lock is held.
+_KNOWN: dict[Any, list[bool] | None] = {}
+
+
+def _key(call: Called) -> Any:
+    """Identify a call but for the values of its operands."""
+    static = (None if isinstance(x, Tensor) else (type(x), repr(x)) for x in call.leaves)
+    return call.func, call.spec, tuple(static), tuple(call.changed), len(call.results)
 
 
 class Operand(NamedTuple):
@@ -307,8 +324,8 @@ def obeys(
         or gradients differ, None if no random operands are valid.
     """
     kinds: list[bool] | None = None
-    needs_gradient = size > 1
-    for attempt in range(_DRAWS if 1 < size < 10 else 2):
+    needs_gradient = 1 < size < 10
+    for attempt in range(_DRAWS if needs_gradient else 2):
         values = _drawn(operands, size, device, attempt)
         picked = sorted({0, size // 2, size - 1})
         with torch.no_grad():
