@@ -33,7 +33,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +113,16 @@ class CompiledSource:
         self.tables = {name: np.array(found, dtype=np.int64) for name, found in columns.items()}
         self.tables["type"] = self.tables["type"].reshape(-1, width)
         self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the model's structure: without parameters, the same in every process."""
+        types = self.signatures, self.row_types, self.metric_types, self.result_type
+        digest = sha256(f"{self.source}{types}".encode())
+        for site in self.sites:
+            digest.update(f"{site._replace(table=None)}".encode())
+            digest.update(b"" if site.table is None else site.table.tobytes())
+        return digest.hexdigest()[:16]
 
 
 # Python allows at most 20 nested loops and 100 indentations.
