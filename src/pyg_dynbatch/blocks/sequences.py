@@ -80,6 +80,8 @@ def each(code: Code, sequence: Any, kind: ResultType) -> Iterator[Any]:
         source = f"zip({', '.join(sources)})"
         if len(sources) == 1:
             (walked,), (source,) = walked, sources
+    if isinstance(kind, PyObjectType):
+        source = code.reading(source)
     with code.inside(f"for {packed(walked)} in {source}:", loop=True):
         yield element
 

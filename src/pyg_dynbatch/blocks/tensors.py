@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
-from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened
+from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened, read_once
 from pyg_dynbatch.blocks.functions import record
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
@@ -139,7 +139,8 @@ class InputTransform(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         result = code.fresh()
-        code.line(f"{result} = {code.model.name_of(self.py_fn)}({value})", users_own=True)
+        function, checked = map(code.model.name_of, (self.py_fn, read_once))
+        code.line(f"{result} = {function}({checked}({value}))", users_own=True)
         return result
 
 

@@ -64,13 +64,15 @@ def check_model(source: CompiledSource, model: str, what: str) -> None:
         names = ", ".join(signature.name for signature in source.signatures) or "none"
         expected = f"a trace by this model, {source.fingerprint} (operations: {names})"
         got, hint = f"a trace by model {model}", "trace the examples again"
-        raise mismatch(ValueError, f"Compiler: {what} of a different model", expected, got, hint=hint)
+        raise mismatch(
+            ValueError, f"Compiler: {what} of a different model", expected, got, hint=hint
+        )
 
 
 def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Program, np.ndarray]:
     """Merge traced examples into what the core schedules; also return the site of each call."""
-    for number, one in enumerate(traced):
-        check_model(source, one.model, f"example {number} is a trace")
+    for n, one in enumerate(traced):
+        check_model(source, one.model, f"example {n} is a trace")
     # Positions are those in the joined code.
     sizes = np.array([one.code.size for one in traced], dtype=np.int64)
     offset = np.cumsum(sizes) - sizes
@@ -250,8 +252,11 @@ def _stacked(items: Any, wanted: RowTensorType) -> np.ndarray:
         parts = [_stacked([item], wanted) for item in items] if more else []
         if more:
             return np.concatenate(parts)
-        parsed = found.astype(_WIDEST[kind])
-        if kind != "i" and (np.isinf(parsed) & (np.char.find(np.char.lower(found), "inf") < 0)).any():
+        parsed: np.ndarray = found.astype(_WIDEST[kind])
+        if (
+            kind != "i"
+            and (np.isinf(parsed) & (np.char.find(np.char.lower(found), "inf") < 0)).any()
+        ):
             raise OverflowError("a number is out of range")
         return parsed
     if found.dtype.kind == "f" and kind == "i":
@@ -307,16 +312,20 @@ class Tracer:
         exec(compile(source.source, _FILENAME, "exec"), names)  # noqa: S102 - our own text
         self._begin = names["begin"]
 
-    def __call__(self, example: Any, number: int | None = None) -> Traced:
+    def __call__(
+        self, example: Any, number: int | None = None, max_depth: int | None = None
+    ) -> Traced:
         """Record the calls of one example; its number is for messages."""
-        return self.trace(example, number)[0]
+        return self.trace(example, number, max_depth)[0]
 
-    def trace(self, example: Any, number: int | None = None) -> tuple[Traced, Any]:
+    def trace(
+        self, example: Any, number: int | None = None, max_depth: int | None = None
+    ) -> tuple[Traced, Any]:
         """Record the calls of one example; also return the output, with positions of values."""
         source = self.source
         code, starts, data, metrics, labels, root = self._begin()
         try:
-            result = run_trampoline(root, example)
+            result = run_trampoline(root, example, max_depth)
             outputs: dict[str, list[int]] = {}
             for name, value in named_terminals(source.result_type, result):
                 if name:
@@ -477,7 +486,8 @@ class Collater:
         tracer: From a compiler.
         policy: ``"depth"``, ``"agenda"``, a ``LearnedPolicy`` or a function.
         merge_equal: Compute equal calls on equal constants once.
-        max_depth: Raise an ``AssertionError`` for deeper examples.
+        max_depth: Raise an ``AssertionError`` for examples with more calls one after another. An
+            example nested ten times as deep in declared blocks is not traced to its end.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -503,7 +513,7 @@ class Collater:
     def __call__(self, examples: Iterable[Any]) -> TracedBatch:
         """Return the mini-batch of some examples, traced or not."""
         traced = [
-            one if isinstance(one, Traced) else self.tracer(one, number)
+            one if isinstance(one, Traced) else self.tracer(one, number, self.max_depth)
             for number, one in enumerate(list_of_examples(examples))
         ]
         if not traced:
