@@ -97,7 +97,7 @@ def test_invalid_constants(row_type: Any, data: Any, error: type, found: tuple[s
 def test_integers_beyond_the_dtype(data: object) -> None:
     row_type = TensorType(tuple(np.shape(data)), torch.uint8)
     text = message(ValueError, Program().constant, row_type, data)
-    assert "Program.constant: an integer is beyond the range of its dtype" in text
+    assert "Program.constant: a number is beyond the range of its dtype" in text
     assert "uint8" in text and "from 0 to 255" in text
     assert constant_of(TensorType((2,), torch.uint8), np.array([0, 255])).tolist() == [0, 255]
     assert constant_of(TensorType((0,), torch.uint8), np.zeros(0, dtype=int)).tolist() == []

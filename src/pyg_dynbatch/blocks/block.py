@@ -206,7 +206,9 @@ class Block(IOBase):
     # Running.
 
     def eval(self, inp: Any, *, tolist: bool = False, inputs: Any = None, **options: Any) -> Any:
-        """Evaluate one input.
+        """Evaluate one input, in evaluation mode: without dropout, with the statistics of norms.
+
+        A compiled block, see :class:`Compiler`, follows ``train()`` and ``eval()``.
 
         Args:
             inp: The input: a Python object.

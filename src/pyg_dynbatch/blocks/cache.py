@@ -34,7 +34,6 @@ from weakref import ReferenceType
 import numpy as np
 import torch
 
-from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import atomic_file
@@ -49,11 +48,11 @@ class TracedExamples:
         path: A file to keep them. It is used again as long as the model, the host functions
             with all globals and closures they read, and the number of examples are the same;
             different examples need a different file, and so do changed files that functions
-            read. Reading it runs no code; a corrupt file is rewritten, with a warning.
+            read. Reading it runs no code. A corrupt file, or one of something else, is renamed
+            to ``*.corrupt`` and written anew, with a warning.
         pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
 
     Raises:
-        ValueError: If the file does not hold traced examples.
         TypeError: If there is a path, and a host function reads what cannot be compared between
             runs, such as an open file; or if the label of a metric is not a plain value.
 
@@ -75,7 +74,8 @@ class TracedExamples:
         pool: Any = None,
     ) -> None:
         # Before tracing, in which a function may change what it reads.
-        key = None if path is None else (_fingerprint(tracer.source), len(examples))
+        model = tracer.source.fingerprint
+        key = None if path is None else (model, stable_text(tracer.source.names), len(examples))
         found = None if key is None else _read(Path(path), key)  # type: ignore[arg-type]
         if found is None:
             traced = map(tracer, examples, count())
@@ -95,20 +95,17 @@ class TracedExamples:
 _MAGIC = b"pyg_dynbatch traced examples, sha256 "
 
 
-def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
+def _read(file: Path, key: tuple[str, str, int]) -> list[Traced] | None:
     if not file.exists():
         return None
     raw = memoryview(file.read_bytes())
-    if raw[: len(_MAGIC)] != _MAGIC:
-        what = "TracedExamples: the file does not hold traced examples"
-        expected, got = "a file written by this version, or none", f"{len(raw)} other bytes"
-        raise mismatch(ValueError, what, expected, got, where=file, hint="a different path")
     start = len(_MAGIC) + sha256().digest_size
-    if sha256(raw[start:]).digest() != raw[len(_MAGIC) : start]:
+    if raw[:start] != _MAGIC + sha256(raw[start:]).digest():
+        # Kept, since it may hold something else.
+        kept = file.replace(f"{file}.corrupt")
         what = "TracedExamples: the file is corrupt; the examples are traced again"
-        warnings.warn(
-            mismatch_text(what, "bytes that match the checksum", where=file), stacklevel=3
-        )
+        expected, got = "bytes that match the checksum", f"other bytes, moved to {kept.name}"
+        warnings.warn(mismatch_text(what, expected, got, where=file), stacklevel=3)
         return None
     with np.load(BytesIO(raw[start:]), allow_pickle=False) as arrays:
         found_key, names, metrics, labels = literal_eval(str(arrays["text"]))
@@ -122,19 +119,21 @@ def _read(file: Path, key: tuple[str, int]) -> list[Traced] | None:
         {name: rows for name, rows in zip(names, parts, strict=True) if len(rows)}
         for parts in zip(*columns, strict=True)
     ]
-    return [_traced(one, metrics, labels.get(n, {})) for n, one in enumerate(fields)]
+    return [_traced(one, metrics, labels.get(n, {}), key[0]) for n, one in enumerate(fields)]
 
 
-def _traced(fields: dict[Any, np.ndarray], metrics: list[str], labels: dict[str, Any]) -> Traced:
+def _traced(
+    fields: dict[Any, np.ndarray], metrics: list[str], labels: dict[str, Any], model: str
+) -> Traced:
     """Create an example from arrays that are named by field, by call site or by output."""
     code, starts = fields.pop("code"), fields.pop("starts")
     data = {name: rows for name, rows in fields.items() if isinstance(name, int)}
     outputs = {name: rows for name, rows in fields.items() if isinstance(name, str)}
     without = {name: [None] * len(outputs.get(f"metric:{name}", ())) for name in metrics}
-    return Traced(code, starts, data, outputs, without | labels)
+    return Traced(code, starts, data, outputs, without | labels, model)
 
 
-def _write(file: Path, key: tuple[str, int], traced: list[Traced]) -> None:
+def _write(file: Path, key: tuple[str, str, int], traced: list[Traced]) -> None:
     """Write arrays and plain values atomically."""
     fields: list[dict[Any, np.ndarray]] = [
         {"code": one.code, "starts": one.starts, **one.data, **one.outputs} for one in traced
@@ -167,13 +166,6 @@ def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
             where, hint = f"example {number}", "a plain label, or path=None"
             raise mismatch(TypeError, what, expected, repr(labels)[:200], where=where, hint=hint)
     return given
-
-
-def _fingerprint(source: CompiledSource) -> str:
-    """Identify the code of a model and everything it reads."""
-    types = [str(source.signatures), str(source.row_types), str(source.result_type)]
-    tables = [site.table for site in source.sites]
-    return stable_text([source.source, *types, tables, source.names])[:16]
 
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)

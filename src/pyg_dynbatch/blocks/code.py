@@ -33,7 +33,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from hashlib import sha256
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +114,16 @@ class CompiledSource:
         self.tables = {name: np.array(found, dtype=np.int64) for name, found in columns.items()}
         self.tables["type"] = self.tables["type"].reshape(-1, width)
         self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the model's structure: without parameters, the same in every process."""
+        types = self.signatures, self.row_types, self.metric_types, self.result_type
+        digest = sha256(f"{self.source}{types}".encode())
+        for site in self.sites:
+            digest.update(f"{site._replace(table=None)}".encode())
+            digest.update(b"" if site.table is None else site.table.tobytes())
+        return digest.hexdigest()[:16]
 
 
 # Python allows at most 20 nested loops and 100 indentations.
@@ -325,6 +337,11 @@ class Code:
             return self.new(result_type.element_type, stem, varying=varying)
         return self.fresh(stem, varying=varying)
 
+    def reading(self, value: str) -> str:
+        """Write an expression for a host object that is read as a sequence."""
+        seen = self.model.unique("read", self.model.dictionary)
+        return f"{self.model.name_of(read_once)}({value}, {seen})"
+
     def is_broadcast(self, value: str) -> bool:
         """Whether a tensor was created outside the current loop."""
         return self._levels.get(value, 0) < self._level
@@ -416,17 +433,65 @@ def flattened(value: Any) -> list[Any]:
     return [value]
 
 
-def run_trampoline(function: Callable[[Any], Any], argument: Any) -> Any:
+def read_once(value: Any, seen: dict[int, Any] | None = None) -> Any:
+    """Return what is about to be read; raise an error for an iterator that was read before."""
+    if hasattr(type(value), "__next__"):
+        is_empty = isinstance(value, GeneratorType) and value.gi_frame is None
+        if is_empty or (seen is not None and id(value) in seen):
+            what, expected = "an iterator is read twice", "a list, or an iterator read once"
+            raise TraceError(ValueError, what, expected, type(value).__name__)
+        if seen is not None:
+            # The iterator is kept, so that no other object gets its identity.
+            seen[id(value)] = value
+    return value
+
+
+# Of calls of declared blocks, after which the arguments are compared for the first time.
+_NESTING = 1000
+
+
+def run_trampoline(
+    function: Callable[[Any], Any], argument: Any, max_depth: int | None = None
+) -> Any:
     """Run a generator function that yields calls of others; the depth is not limited."""
     callers: list[Any] = []
     running = function(argument)
-    value = None
+    value, check_at = None, _NESTING
     while True:
         called, value = running.send(value)
         if called is not None:
             callers.append(running)
             running, value = called(value), None
+            if len(callers) == check_at:
+                check_at *= 2
+                _check_ends(callers, max_depth)
         elif callers:
             running = callers.pop()
         else:
             return value
+
+
+def _check_ends(callers: list[Any], max_depth: int | None) -> None:
+    """Raise an error if calls that have not returned repeat, or go far beyond a depth."""
+    if max_depth is not None and len(callers) > 10 * max_depth:
+        what, expected = "an example is deeper than max_depth", f"a depth of {max_depth}"
+        got = f"{len(callers)} nested calls of declared blocks"
+        raise TraceError(AssertionError, what, expected, got)
+    seen: set[Any] = set()
+    for caller in callers:
+        frame = caller.gi_frame
+        argument = frame.f_locals[frame.f_code.co_varnames[0]]
+        # What reads an iterator changes it.
+        if not hasattr(type(argument), "__next__"):
+            call = frame.f_code, _identity(argument)
+            if call in seen:
+                expected, got = "a tree or an acyclic graph", type(argument).__name__
+                raise TraceError(ValueError, "an object contains itself", expected, got)
+            seen.add(call)
+
+
+def _identity(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        return tuple(map(_identity, argument))
+    # Positions of tensors are integers.
+    return argument if type(argument) is int else ("object", id(argument))

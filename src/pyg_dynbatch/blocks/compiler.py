@@ -13,6 +13,7 @@ from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, opened,
 from pyg_dynbatch.blocks.code import Code, Model, TraceError
 from pyg_dynbatch.blocks.control import Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
+from pyg_dynbatch.blocks.functions import in_evaluation_mode
 from pyg_dynbatch.blocks.indexing import Broadcast
 from pyg_dynbatch.blocks.records import Record
 from pyg_dynbatch.blocks.rewrites import MERGE_EQUAL, PASSES, SPLIT_LINEAR, split_linear
@@ -24,6 +25,7 @@ from pyg_dynbatch.blocks.tracing import (
     Traced,
     TracedBatch,
     Tracer,
+    check_model,
     list_of_examples,
     named_terminals,
     pool_of,
@@ -112,7 +114,8 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     first = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if first is None else first.device)
     schedule = Schedule.from_programs([tracer.program(traced)]).to(engine.device)
-    found = engine(schedule, inputs)
+    with in_evaluation_mode(engine):
+        found = engine(schedule, inputs)
     if tolist:
         found = {name: tensor.tolist() for name, tensor in found.items()}
     kind, rows = block._known("output"), {name: iter(tensor) for name, tensor in found.items()}
@@ -249,6 +252,7 @@ class Compiler(nn.Module):
         """
         engine = self._made_by("init_loom", self.engine)
         batch = examples if isinstance(examples, TracedBatch) else self.collate(examples)
+        check_model(self.tracer.source, batch.model, "the mini-batch is")
         batch = batch.to(engine.device)
         schedule, found = batch.schedule, engine(batch.schedule, inputs)
         rows = (found[f"output_{number}"] for number in count())

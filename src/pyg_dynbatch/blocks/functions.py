@@ -53,7 +53,7 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
                 found.append(called(*spread))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
-    return _type_of(block, input_type, like, *found)
+    return _type_of(block, input_type, *found)
 
 
 def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
@@ -63,18 +63,22 @@ def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
 
 @contextmanager
 def _without_side_effects(called: Any) -> Iterator[Tensor]:
-    """Evaluate a module without side effects; yield a tensor of its device and precision."""
-    owner = module_of(called)
-    modules = [] if owner is None else list(owner.modules())
-    parameters = (p for module in modules for p in module.parameters() if p.is_floating_point())
-    training = [module.training for module in modules]
-    for module in modules:
-        module.training = False
+    """Evaluate a module without side effects; yield a tensor of its device."""
+    owner = module_of(called) or nn.Module()
+    with in_evaluation_mode(owner), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        yield next(owner.parameters(), torch.empty(0))
+
+
+@contextmanager
+def in_evaluation_mode(owner: nn.Module) -> Iterator[None]:
+    """Set a module and all inside to evaluation mode; restore the modes afterwards."""
+    training = {module: module.training for module in owner.modules()}
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield next(parameters, torch.empty(0))
+        for module in training:
+            module.training = False
+        yield
     finally:
-        for module, flag in zip(modules, training, strict=True):
+        for module, flag in training.items():
             module.training = flag
 
 
@@ -87,19 +91,15 @@ def _rows_of_zeros(input_type: ResultType, rows: int, like: Tensor) -> Any:
         segment_ids = torch.arange(rows, device=like.device).repeat_interleave(2)
         return RaggedRows(nested, segment_ids, rows)
     (kind,) = (k for k in input_type.terminal_types() if isinstance(k, TensorType))
-    # float32 means the precision of the model, which may be double by now.
-    dtype = like.dtype if kind.torch_dtype == torch.float32 else kind.torch_dtype
-    return torch.zeros((rows, *kind.shape), dtype=dtype, device=like.device)
+    return torch.zeros((rows, *kind.shape), dtype=kind.torch_dtype, device=like.device)
 
 
-def _type_of(
-    block: Block, input_type: ResultType, like: Tensor, two: Any, three: Any
-) -> ResultType:
+def _type_of(block: Block, input_type: ResultType, two: Any, three: Any) -> ResultType:
     problem = ""
     if isinstance(two, tuple | list):
         if flattened(two):
             pairs = zip(two, three, strict=True)
-            return TupleType(*(_type_of(block, input_type, like, *pair) for pair in pairs))
+            return TupleType(*(_type_of(block, input_type, *pair) for pair in pairs))
         problem = "nothing, where tensors were expected"
     elif not isinstance(two, Tensor):
         problem = f"{type(two).__name__}, which is not a tensor"
@@ -111,7 +111,7 @@ def _type_of(
         problem = f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
     if problem:
         _fail_to_infer(block, input_type, problem)
-    return TensorType(tuple(two.shape[1:]), "float32" if two.dtype == like.dtype else two.dtype)
+    return TensorType(tuple(two.shape[1:]), two.dtype)
 
 
 class Called(nn.Module):
@@ -261,7 +261,7 @@ class Function(Block):
         _check_input(self, self.input_type, sequences=self._takes_sequence)
         if self._layer is not None:
             self._layer.set_input_type(self.input_type)
-        if self._infers:
+        if self._infers and not getattr(self._layer, "has_types", False):
             self._infers = False
             self.set_output_type(infer_output_type(self, self.tf_fn, self.input_type))
         if self._layer is not None:

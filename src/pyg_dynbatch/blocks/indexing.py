@@ -221,11 +221,14 @@ class Zip(Block):
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("input")
         if isinstance(kind, PyObjectType):
-            return code.fresh("s", f"list(zip(*{value}))")
+            return code.fresh("s", f"list(zip(*{code.reading(value)}))")
         endless = [isinstance(item, BroadcastSequenceType) for item in kind]
         if all(endless):
             return value
         repeated, texts = code.model.name_of(repeat), list(map(packed, value))
+        for number, item in enumerate(kind):
+            if isinstance(item, PyObjectType):
+                texts[number] = code.reading(texts[number])
         pairs = list(zip(texts, endless, strict=True))
         sequences = [f"{repeated}({text})" if never else text for text, never in pairs]
         # Evaluated only by readers that do not loop over it, such as ``Length``.

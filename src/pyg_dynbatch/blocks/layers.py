@@ -40,6 +40,14 @@ class Layer(IOBase, nn.Module):
         IOBase.__init__(self, input_type, output_type, name_or_scope)
         self._is_built = False
 
+    @property
+    def has_types(self) -> bool:
+        """Whether an earlier use has created the parameters and found the types.
+
+        The parameters may be of a different precision by now, for which float32 stands.
+        """
+        return self._is_built and self.output_type is not None
+
     def build(self, input_type: Any) -> None:
         """Create the parameters, once; later calls only check the input type."""
         self.set_input_type(convert_to_type(input_type))
@@ -129,9 +137,12 @@ class ScopedLayer(Layer):
     @property
     def state_size(self) -> Any:
         """Size of the state of a recurrent cell; of other modules their ``state_size``."""
+        return self._state(self.output_size) or getattr(self.layer_fn, "state_size", None)
+
+    def _state(self, part: Any) -> Any:
+        """The state of a recurrent cell from one part of it; None for other modules."""
         is_lstm = isinstance(self.layer_fn, nn.LSTMCell)
-        size = self.layer_fn.hidden_size if self._is_cell else None
-        return (size, size) if is_lstm else size or getattr(self.layer_fn, "state_size", None)
+        return ((part, part) if is_lstm else part) if self._is_cell else None
 
     @property
     def output_size(self) -> Any:
@@ -141,6 +152,8 @@ class ScopedLayer(Layer):
     @property
     def state_type(self) -> ResultType | None:
         """Type of the state of a recurrent cell, if it is known."""
+        if self._is_cell:
+            return convert_to_type(self._state([self.output_size, self.layer_fn.weight_hh.dtype]))
         return None if self.state_size is None else convert_to_type(self.state_size)
 
     def _process(self, *rows: Any) -> Any:

@@ -173,7 +173,8 @@ class ForwardDeclaration(IOBase):
 
     Raises:
         ValueError: If it is called or resolved after it was resolved; and, when an example is
-            evaluated with ``memoize``, if an object contains itself.
+            evaluated, if an object contains itself: at once with ``memoize``, otherwise after a
+            thousand nested calls.
 
     Example:
         >>> import torch

@@ -22,6 +22,7 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
     VoidType,
 )
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import RaggedRows
 
 
@@ -79,6 +80,8 @@ def each(code: Code, sequence: Any, kind: ResultType) -> Iterator[Any]:
         source = f"zip({', '.join(sources)})"
         if len(sources) == 1:
             (walked,), (source,) = walked, sources
+    if isinstance(kind, PyObjectType):
+        source = code.reading(source)
     with code.inside(f"for {packed(walked)} in {source}:", loop=True):
         yield element
 
@@ -272,6 +275,10 @@ class RNN(Block):
         initial_state_from_input: bool = False,
         name: Any = None,
     ) -> None:
+        if isinstance(cell, nn.RNNBase):
+            kind = type(cell).__name__
+            what = f"RNN: nn.{kind} runs over whole sequences, and is not a cell"
+            raise mismatch(TypeError, what, f"nn.{kind}Cell", repr(cell))
         if isinstance(cell, nn.RNNCellBase):
             cell = ScopedLayer(cell)
         given = [Zeros() if initial_state is None else initial_state]

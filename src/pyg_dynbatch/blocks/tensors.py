@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
-from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened
+from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened, read_once
 from pyg_dynbatch.blocks.functions import record
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
@@ -20,11 +20,11 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
     VoidType,
-    numpy_dtype_of,
 )
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.program import CONSTANT, INPUT
 from pyg_dynbatch.core.types import TensorType as RowTensorType
+from pyg_dynbatch.core.types import numpy_dtype_of
 
 
 class Tensor(Block):
@@ -139,7 +139,8 @@ class InputTransform(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         result = code.fresh()
-        code.line(f"{result} = {code.model.name_of(self.py_fn)}({value})", users_own=True)
+        function, checked = map(code.model.name_of, (self.py_fn, read_once))
+        code.line(f"{result} = {function}({checked}({value}))", users_own=True)
         return result
 
 
@@ -257,6 +258,8 @@ class FromTensor(Block):
         if not isinstance(tensor, torch.Tensor | np.ndarray | np.generic):
             what, expected = "neither a tensor nor an array", "a tensor, parameter or numpy array"
             self._fail(what, expected, repr(tensor), hint="torch.tensor(...)")
+        if np.ma.is_masked(tensor):
+            self._fail("the array has masked entries", "a number in every entry", repr(tensor))
         if isinstance(tensor, nn.UninitializedParameter):
             self._fail("the shape is not known yet", "a full shape", repr(tensor))
         self.tensor = tensor if isinstance(tensor, torch.Tensor) else torch.as_tensor(tensor)

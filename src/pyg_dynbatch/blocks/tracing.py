@@ -19,14 +19,14 @@ from pyg_dynbatch.blocks.code import (
     flattened,
     run_trampoline,
 )
-from pyg_dynbatch.blocks.types import ResultType, TensorType, numpy_dtype_of
+from pyg_dynbatch.blocks.types import ResultType, TensorType
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.policy import Policy, policy_of
 from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType as RowTensorType
-from pyg_dynbatch.core.types import overflowing_value, range_of
+from pyg_dynbatch.core.types import constant_dtype, overflowing_value, range_of
 
 
 class Traced(NamedTuple):
@@ -41,6 +41,7 @@ class Traced(NamedTuple):
         data: Constants of each call site that reads the example, one per record.
         outputs: The values of each output.
         labels: The labels of the values of each metric.
+        model: Fingerprint of the model that traced it; others refuse it.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -54,10 +55,24 @@ class Traced(NamedTuple):
     data: dict[int, np.ndarray]
     outputs: dict[str, np.ndarray]
     labels: dict[str, list[Any]]
+    model: str
+
+
+def check_model(source: CompiledSource, model: str, what: str) -> None:
+    """Raise an error for traces of a different model."""
+    if model != source.fingerprint:
+        names = ", ".join(signature.name for signature in source.signatures) or "none"
+        expected = f"a trace by this model, {source.fingerprint} (operations: {names})"
+        got, hint = f"a trace by model {model}", "trace the examples again"
+        raise mismatch(
+            ValueError, f"Compiler: {what} of a different model", expected, got, hint=hint
+        )
 
 
 def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Program, np.ndarray]:
     """Merge traced examples into what the core schedules; also return the site of each call."""
+    for n, one in enumerate(traced):
+        check_model(source, one.model, f"example {n} is a trace")
     # Positions are those in the joined code.
     sizes = np.array([one.code.size for one in traced], dtype=np.int64)
     offset = np.cumsum(sizes) - sizes
@@ -212,9 +227,9 @@ def _rows_of(site: CallSite, wanted: Any, items: Sequence[Any]) -> np.ndarray:
         raise TraceError(kind, what, str(wanted), got, site.path)
     dtype = wanted.dtype or torch.float32
     if (wrong := overflowing_value(rows, dtype)) is not None:
-        what, expected = "an integer is out of range", f"{wanted}, {range_of(dtype)}"
+        what, expected = "a number is out of range", f"{wanted}, {range_of(dtype)}"
         raise TraceError(ValueError, what, expected, wrong, site.path)
-    return rows.astype(numpy_dtype_of(dtype), copy=False)
+    return rows.astype(constant_dtype(rows.dtype, dtype), copy=False)
 
 
 def _kind(wanted: RowTensorType) -> str:
@@ -228,18 +243,39 @@ def _stacked(items: Any, wanted: RowTensorType) -> np.ndarray:
     if isinstance(items[0], torch.Tensor):
         rows = torch.stack([torch.as_tensor(item).detach() for item in items]).cpu()
         items = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+    if _is_masked(items):
+        raise TypeError("a masked array has missing entries")
     found, kind = np.asarray(items), _kind(wanted)
     if found.dtype.kind == "U":
         # One by one, since numpy converts numbers to strings if there is a string among them.
         more = len(items) > 1
         parts = [_stacked([item], wanted) for item in items] if more else []
-        return np.concatenate(parts) if more else found.astype(_WIDEST[kind])
+        if more:
+            return np.concatenate(parts)
+        parsed: np.ndarray = found.astype(_WIDEST[kind])
+        if (
+            kind != "i"
+            and (np.isinf(parsed) & (np.char.find(np.char.lower(found), "inf") < 0)).any()
+        ):
+            raise OverflowError("a number is out of range")
+        return parsed
     if found.dtype.kind == "f" and kind == "i":
         with np.errstate(invalid="ignore"):
             # From the items, since large integers among floats have lost digits by now.
             whole = np.asarray(items, np.int64)
         return whole if (whole == found).all() else found
     return found
+
+
+_SCALARS = {int, float, bool, str}
+
+
+def _is_masked(value: Any) -> bool:
+    """Whether entries are missing, which numpy would replace by what is in memory."""
+    if isinstance(value, np.ma.MaskedArray):
+        return bool(np.ma.is_masked(value))
+    is_nested = isinstance(value, list | tuple) and not set(map(type, value)) <= _SCALARS
+    return is_nested and any(map(_is_masked, value))
 
 
 def _input_rows(site: CallSite, items: Sequence[Any]) -> np.ndarray:
@@ -276,16 +312,20 @@ class Tracer:
         exec(compile(source.source, _FILENAME, "exec"), names)  # noqa: S102 - our own text
         self._begin = names["begin"]
 
-    def __call__(self, example: Any, number: int | None = None) -> Traced:
+    def __call__(
+        self, example: Any, number: int | None = None, max_depth: int | None = None
+    ) -> Traced:
         """Record the calls of one example; its number is for messages."""
-        return self.trace(example, number)[0]
+        return self.trace(example, number, max_depth)[0]
 
-    def trace(self, example: Any, number: int | None = None) -> tuple[Traced, Any]:
+    def trace(
+        self, example: Any, number: int | None = None, max_depth: int | None = None
+    ) -> tuple[Traced, Any]:
         """Record the calls of one example; also return the output, with positions of values."""
         source = self.source
         code, starts, data, metrics, labels, root = self._begin()
         try:
-            result = run_trampoline(root, example)
+            result = run_trampoline(root, example, max_depth)
             outputs: dict[str, list[int]] = {}
             for name, value in named_terminals(source.result_type, result):
                 if name:
@@ -306,6 +346,7 @@ class Tracer:
             constants,
             {name: np.array(values, dtype=np.int32) for name, values in outputs.items()},
             dict(zip(source.metric_types, labels, strict=True)),
+            source.fingerprint,
         )
         return traced, result
 
@@ -368,6 +409,7 @@ class TracedBatch(MovablePlan):
     Args:
         schedule: Integers and constants.
         labels: For each metric the labels of its values, one example after another.
+        model: Fingerprint of the model that made it; others refuse it.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -378,6 +420,7 @@ class TracedBatch(MovablePlan):
 
     schedule: Schedule
     labels: dict[str, list[Any]]
+    model: str
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return self.schedule._tensors()
@@ -443,7 +486,8 @@ class Collater:
         tracer: From a compiler.
         policy: ``"depth"``, ``"agenda"``, a ``LearnedPolicy`` or a function.
         merge_equal: Compute equal calls on equal constants once.
-        max_depth: Raise an ``AssertionError`` for deeper examples.
+        max_depth: Raise an ``AssertionError`` for examples with more calls one after another. An
+            example nested ten times as deep in declared blocks is not traced to its end.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -469,7 +513,7 @@ class Collater:
     def __call__(self, examples: Iterable[Any]) -> TracedBatch:
         """Return the mini-batch of some examples, traced or not."""
         traced = [
-            one if isinstance(one, Traced) else self.tracer(one, number)
+            one if isinstance(one, Traced) else self.tracer(one, number, self.max_depth)
             for number, one in enumerate(list_of_examples(examples))
         ]
         if not traced:
@@ -486,7 +530,7 @@ class Collater:
             name: [label for one in traced for label in one.labels[name]]
             for name in source.metric_types
         }
-        return TracedBatch(schedule, labels)
+        return TracedBatch(schedule, labels, source.fingerprint)
 
 
 def pool_of(tracer: Tracer, processes: int | None) -> Any:

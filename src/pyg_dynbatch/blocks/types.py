@@ -4,7 +4,6 @@ import threading
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import repeat
 from numbers import Integral
 from typing import Any, NoReturn, TypeVar
@@ -25,15 +24,6 @@ def dtype_of(dtype: Any) -> torch.dtype:
         expected = "a torch dtype or its name, such as 'float32' or 'int64'"
         raise mismatch(TypeError, "TensorType: unknown dtype", expected, repr(dtype))
     return found
-
-
-@cache
-def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
-    """Dtype of the arrays that hold constants; float32 where numpy has none, as for bfloat16."""
-    try:
-        return np.dtype(str(dtype).removeprefix("torch."))
-    except TypeError:
-        return np.dtype(np.float32)
 
 
 class ResultType:

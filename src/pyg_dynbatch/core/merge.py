@@ -13,7 +13,7 @@ from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
 from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, concatenate
 from pyg_dynbatch.core.structure import numbers_among_equals
-from pyg_dynbatch.core.types import describe, parts_of
+from pyg_dynbatch.core.types import describe
 
 Constants = list[tuple[Tensor, ...] | None]
 """The constant rows of each row type, one tensor per part; None if there are none."""
@@ -84,7 +84,7 @@ def _distinct_constants(program: Program) -> tuple[Constants, list[np.ndarray]]:
     """Keep one of each group of equal constants; also return the row of every constant."""
     distinct: Constants = []
     row_of_constant = []
-    for number, row_type in enumerate(program.row_types):
+    for number in range(len(program.row_types)):
         parts = program.constant_rows(number)
         if not parts:
             distinct.append(None)
@@ -100,10 +100,8 @@ def _distinct_constants(program: Program) -> tuple[Constants, list[np.ndarray]]:
         key = joined.view(np.dtype((np.void, joined.shape[1]))).reshape(-1)
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
         order = np.argsort(first)  # of first appearance, whatever the bytes are
-        kept = zip(parts, parts_of(row_type), strict=True)
-        distinct.append(
-            tuple(torch.from_numpy(part[first[order]]).to(each.dtype) for part, each in kept)
-        )
+        # In the precision given: the engine converts them to its working precision.
+        distinct.append(tuple(torch.from_numpy(part[first[order]]) for part in parts))
         row_of_constant.append(np.argsort(order)[group.reshape(-1)])
     return distinct, row_of_constant
 

@@ -15,6 +15,7 @@ from pyg_dynbatch.core.structure import longest_paths
 from pyg_dynbatch.core.types import (
     RowType,
     TensorType,
+    constant_dtype,
     describe,
     has_gradient,
     overflowing_value,
@@ -339,7 +340,9 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     if part.shape is None or part.dtype is None:
         what = "Program.constant: the type leaves shape or dtype open"
         raise mismatch(TypeError, what, "a TensorType with shape and dtype", part)
-    tensor = torch.as_tensor(data).detach().cpu()
+    # numpy reads Python floats in double precision, torch in single precision.
+    tensor = torch.as_tensor(data if isinstance(data, torch.Tensor) else np.asarray(data))
+    tensor = tensor.detach().cpu()
     shape = tuple(tensor.shape)
     if shape != part.shape:
         got = TensorType(shape, tensor.dtype)
@@ -347,16 +350,13 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     if has_gradient(tensor.dtype) and not has_gradient(part.dtype):
         got = TensorType(shape, tensor.dtype)
         raise mismatch(TypeError, "Program.constant: dtype differs", part, got)
-    if (wrong := overflowing_value(tensor, part.dtype)) is not None:
-        what = "Program.constant: an integer is beyond the range of its dtype"
-        raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
-    if not isinstance(data, torch.Tensor | np.ndarray):
-        # Python floats are float64; torch.as_tensor above has rounded them to float32.
-        tensor = torch.as_tensor(data, dtype=part.dtype)
     # numpy has no bfloat16; float32 represents it exactly.
-    stored = torch.float32 if part.dtype == torch.bfloat16 else part.dtype
+    rows = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    if (wrong := overflowing_value(rows, part.dtype)) is not None:
+        what = "Program.constant: a number is beyond the range of its dtype"
+        raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
     # A copy: the program must not change when the caller's array does.
-    return tensor.to(stored).numpy().copy()
+    return rows.astype(constant_dtype(rows.dtype, part.dtype))
 
 
 def number_arguments(position: np.ndarray, fixed: np.ndarray, ragged: np.ndarray) -> np.ndarray:

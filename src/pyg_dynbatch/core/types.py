@@ -1,6 +1,7 @@
 """Describe rows: shape, dtype and tag; all rows of a ragged argument."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,19 +98,47 @@ def has_gradient(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def overflowing_value(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> int | None:
-    """Return an integer that a dtype cannot hold, which would silently overflow; None if none."""
-    if has_gradient(dtype) or dtype == torch.bool:
+def overflowing_value(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> Any:
+    """Return a finite number that a dtype cannot hold, other than by rounding; None if none."""
+    array = np.asarray(values)
+    name = str(dtype).removeprefix("torch.")
+    if not array.size or (name != "bfloat16" and np.can_cast(array.dtype, name)):
         return None
-    array, bounds = np.asarray(values), torch.iinfo(dtype)
-    if np.can_cast(array.dtype, str(dtype).removeprefix("torch.")) or not array.size:
-        return None
-    least, most = int(array.min()), int(array.max())
-    if least < bounds.min:
-        return least
-    return most if most > bounds.max else None
+    if has_gradient(dtype):
+        if np.abs(array).max() <= torch.finfo(dtype).max:
+            return None
+        finite = array[np.isfinite(array)]
+        with np.errstate(over="ignore"):
+            wide = finite.astype(np.complex128 if dtype.is_complex else np.float64)
+        lost = finite[~torch.from_numpy(wide).to(dtype).isfinite().numpy()]
+        return lost[0].item() if lost.size else None
+    bounds = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    extremes = int(array.min()), int(array.max())
+    return next((n for n in extremes if not bounds[0] <= n <= bounds[1]), None)
 
 
 def range_of(dtype: torch.dtype) -> str:
-    """Describe the range of an integer dtype."""
-    return f"from {torch.iinfo(dtype).min} to {torch.iinfo(dtype).max}"
+    """Describe the range of a dtype."""
+    if dtype == torch.bool:
+        return "0 or 1"
+    info = torch.finfo(dtype) if has_gradient(dtype) else torch.iinfo(dtype)
+    return f"from {info.min} to {info.max}"
+
+
+def constant_dtype(given: np.dtype[Any], dtype: torch.dtype | None) -> np.dtype[Any]:
+    """Dtype in which constants are kept for rows of a dtype; numpy has no bfloat16.
+
+    The engine replaces float32 by its working precision, so double precision is kept for it.
+    """
+    if dtype in (None, torch.float32) and np.result_type(given, np.float32) != np.float32:
+        return np.dtype(np.float64)
+    return numpy_dtype_of(dtype or torch.float32)
+
+
+@cache
+def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    """Dtype of the arrays that hold constants; float32 where numpy has none, as for bfloat16."""
+    try:
+        return np.dtype(str(dtype).removeprefix("torch."))
+    except TypeError:
+        return np.dtype(np.float32)
