@@ -81,7 +81,7 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.norm, self.drop = nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.5)
+        self.linear, self.norm, self.drop = nn.Linear(2, 3), nn.LayerNorm(3), nn.Dropout(0.5)
 
     def encode(self, x: Tensor) -> Tensor:
         return self.drop(self.norm(self.linear(x)))
@@ -94,7 +94,6 @@ def test_methods_train_and_move_their_module() -> None:
     encoder = Encoder()
     one, two = td.Function(encoder.encode), td.Function(partial(encoder.encode_two))
     model = td.Compiler.create((td.Vector(2) >> one, (td.Vector(2), td.Vector(2)) >> two))
-    assert encoder.norm.num_batches_tracked == 0, "types are inferred in evaluation mode"
     assert set(model.parameters()) == set(encoder.parameters())
     assert all(operation.signature.random for operation in model.engine.operations)
     assert not model.eval().double().training and not encoder.drop.training
@@ -117,3 +116,64 @@ def test_segment() -> None:
     two = lambda: td.AllOf(numbers(), numbers()) >> td.Segment(mean_of_pairs)  # noqa: E731
     assert "the input has two sequences" in message(TypeError, two)
     assert "tf_fn cannot be called" in message(TypeError, td.Segment, 3)
+
+
+def mixing(function: Any) -> Any:
+    return td.Vector(3) >> td.Function(function)
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (nn.BatchNorm1d(3), "normalizes over the batch"),
+        (lambda x: x.softmax(0), "mixes the rows"),
+        (lambda x: x - x.mean(), "mixes the rows"),
+        (lambda x: x.flip(0), "mixes the rows"),
+        (lambda x: x + 1e-9 * x.sum(0), "mixes the rows"),
+        (lambda x: x * (5 / x.norm()).clamp(max=1), "mixes the rows"),
+        (lambda x: x if x.sum() > 1e4 else x.relu(), "reads values"),
+        (lambda x: torch.stack([x[0] for _ in x]), "mixes the rows"),
+        (torch.nn.utils.spectral_norm(nn.Linear(3, 3)), "changes its state"),
+    ],
+)
+def test_functions_that_mix_rows_are_refused(function: Any, what: str) -> None:
+    with pytest.raises(TypeError, match=what) as caught:
+        td.Compiler.create(mixing(function))
+    assert "where:    Root.Function" in str(caught.value) and "try:" in str(caught.value)
+
+
+def test_segments_that_mix_calls_are_refused() -> None:
+    spread = td.Map(td.Vector(2)) >> td.Segment(lambda ragged: ragged.sum() - ragged.rows.mean())
+    with pytest.raises(TypeError, match="mixes the rows"):
+        td.Compiler.create(spread)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.stack([row.cumsum(0) for row in x]),
+        lambda x: x.view(x.size(0), 3, 1).squeeze(2),
+        lambda x: torch.cat([x, torch.zeros(x.size(0), 1)], 1),
+        nn.MultiheadAttention,
+        nn.LayerNorm(3),
+    ],
+)
+def test_functions_of_each_row_are_not_refused(function: Any) -> None:
+    if function is nn.MultiheadAttention:
+        attend = nn.MultiheadAttention(3, 1, batch_first=True)
+        function = lambda x: attend(x[:, None], x[:, None], x[:, None])[0][:, 0]  # noqa: E731
+    td.Compiler.create(mixing(function))
+
+
+class OwnDropout(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+def test_equal_calls_that_draw_random_numbers_are_not_merged() -> None:
+    words = td.Map(td.Vector(3) >> td.Function(OwnDropout()))
+    model = td.Compiler.create(words >> td.Sum(), passes=("merge_equal",))
+    assert any(operation.signature.random for operation in model.engine.operations)
+    torch.manual_seed(0)
+    found = model([[[1.0, 1.0, 1.0]] * 100]).output
+    assert ((found > 0) & (found < 200)).all()

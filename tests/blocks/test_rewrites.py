@@ -142,8 +142,7 @@ def hooked(layer: nn.Module) -> nn.Module:
         lambda: hooked(nn.Sequential(nn.Linear(5, 3), nn.Tanh())),
         lambda: nn.Sequential(hooked(nn.Linear(5, 3)), nn.Tanh()),
         lambda: hooked(td.FC(3)),
-        lambda: torch.nn.utils.spectral_norm(nn.Linear(5, 3)),
-        lambda: torch.nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3)),
+        lambda: torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)),
     ],
 )
 def test_layers_with_hooks_are_called_whole(make: Callable[[], nn.Module]) -> None:

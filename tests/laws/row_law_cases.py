@@ -141,7 +141,8 @@ WRONG: dict[str, Case] = {
     "norm in training": of(lambda m, x: x / x.norm() if m.training else x, (3,), direct=False),
     "spectral norm": Case(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
                           ((3,),), False, True),
-    "old spectral norm": Case(lambda: nn.utils.spectral_norm(nn.Linear(3, 3)), ((3,),), False, True),
+    "old spectral norm": Case(lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+                              ((3,),), False, True),
     "running mean": Case(lambda: EMA(True), ((3,),), False, True),
     "running mean by assignment": Case(lambda: EMA(False), ((3,),), False, True),
     "BatchNorm in training": Case(lambda: nn.BatchNorm1d(3), ((2, 3),), False, True),
@@ -233,7 +234,8 @@ RIGHT: dict[str, Case] = {
     "our cell of children": of(lambda m, x, h, c: m.cell(x, [(h, c), (c, h)])[0], (3,), (3,), (3,),
                                direct=True, cell=lambda: ChildSumTreeLSTMCell(3, 3)),
     "transformer layer": Case(
-        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), ((5, 4),), True),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        ((5, 4),), True),
 }  # fmt: skip
 CASES = {**WRONG, **MIXES, **RIGHT}
 

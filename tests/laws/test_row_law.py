@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pyg_dynbatch.autobatch import AutoBatch, autobatch
-from tests.laws.row_law_cases import CASES, MIXES, RIGHT, WRONG, Case, examples
+from tests.laws.row_law_cases import CASES, MIXES, RIGHT, Case, examples
 
 RANDOM = {"one mask for all", "dropout", "noise"}
 

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.operation import draws_random_numbers
 from pyg_dynbatch.core.row_law import ChangesArgument, ChangesState, Operand, ReadsValue
 from pyg_dynbatch.core.types import TensorType
 
@@ -68,11 +67,9 @@ def examine(
         RuntimeError: If it changes its module.
     """
     module, call = given.module, given.copied
-    for part in () if module is None else module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
-            what = f"autobatch: {name} normalizes over the batch, so its rows are not independent"
-            hint = "nn.LayerNorm or nn.GroupNorm"
-            raise mismatch(ValueError, what, got=type(part).__name__, where=where, hint=hint)
+    if got := row_law.normalizes_over_rows(module):
+        what = f"autobatch: {name} {row_law.NORMALIZES}"
+        raise mismatch(ValueError, what, got=got, where=where, hint=row_law.OTHER_NORMS)
     with row_law.undisturbed(device):
         try:
             rows, results, random = _results(call, row_types, device)
@@ -87,7 +84,7 @@ def examine(
         _check_state(call, rows, None if random else results[0], name, where)
         way, form = _form(given, rows, random, name, where)
     types = [TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
-    random |= module is not None and draws_random_numbers(module)
+    random |= row_law.draws_random_numbers(module)
     return Examined(form, way, types, spec, random)
 
 
@@ -181,8 +178,8 @@ def _form(
     verdict = row_law.judge(given.copied, rows)
     if verdict is None and _takes_batches(given.copied, rows):
         fresh = given.fresh()
-        if random and given.module is not None:
-            fresh.target.eval()
+        if random:
+            row_law.in_mode(fresh.target, False)
         verdict = equal(fresh, fresh)
     if verdict:
         return "direct", call

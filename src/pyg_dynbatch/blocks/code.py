@@ -176,6 +176,7 @@ class Model:
         inputs: Sequence[RowType | Ragged],
         outputs: Sequence[RowType],
         name: str | None = None,
+        random: bool | None = None,
     ) -> int:
         """Register an operation and number its signature."""
         clean = (name or "").replace(".", "_")
@@ -185,7 +186,7 @@ class Model:
                 clean := f"{stem}_{n}" if (n := self._numbers[stem]) else stem
             ) in self.operations:
                 self._numbers[stem] += 1
-        found = self.operations.add(module, inputs, outputs, name=clean)
+        found = self.operations.add(module, inputs, outputs, name=clean, random=random)
         number: int = self.unique(("signature", found.name), lambda: len(self.signatures))
         if number == len(self.signatures):
             self.signatures.append(found)

@@ -1,11 +1,12 @@
 """Blocks that call batched functions, and the inference of result types by calling them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, flattened, packed
@@ -17,7 +18,9 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
 )
-from pyg_dynbatch.core.operation import Ragged, module_of
+from pyg_dynbatch.core import row_law
+from pyg_dynbatch.core.operation import Ragged, row_type_of
+from pyg_dynbatch.core.row_law import module_of
 from pyg_dynbatch.core.types import RaggedRows
 
 
@@ -114,6 +117,105 @@ def _type_of(block: Block, input_type: ResultType, two: Any, three: Any) -> Resu
     return TensorType(tuple(two.shape[1:]), two.dtype)
 
 
+def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> bool:
+    """Raise an error if a function mixes rows; return whether it draws random numbers."""
+    if getattr(called, "random", False) is True:
+        return True  # its author says so, and that rows are independent
+    owner, random = module_of(called), row_law.draws_random_numbers(called)
+    device = next(owner.parameters(), torch.empty(0)).device if owner else torch.device("cpu")
+    with row_law.undisturbed(device):
+        for training in (True, False) if owner else (False,):
+
+            def function(fresh: bool, training: bool = training) -> Called:
+                copied = row_law.in_mode(row_law.shadow(called, fresh), training)
+                return Called(copied, input_type)
+
+            if got := row_law.normalizes_over_rows(function(False)):
+                block._fail(row_law.NORMALIZES, got=got, hint=row_law.OTHER_NORMS)
+            try:
+                judged = _judge_ragged if _is_ragged(input_type) else _judge_fixed
+                draws, is_right = judged(function, input_type, device, random and training)
+            except row_law.ReadsValue:
+                expected = "functions of torch that return tensors"
+                hint = "torch.where(condition, a, b), or td.OneOf to decide by the input"
+                block._fail("its function reads values of its rows", expected, hint=hint)
+            except row_law.ChangesState:
+                expected = "the same result every time"
+                hint = "keep no state between calls; weight_norm in place of spectral_norm"
+                block._fail("its function changes its state when it is called", expected, hint=hint)
+            random |= draws
+            if not is_right:
+                expected = "a function of each row by itself"
+                hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
+                block._fail("its function mixes the rows of a batch", expected, hint=hint)
+    return random
+
+
+def _is_ragged(input_type: ResultType) -> bool:
+    return any(isinstance(kind, Ragged) for kind in tensors_in(input_type))
+
+
+def _judge_fixed(
+    make: Any, input_type: ResultType, device: torch.device, draws: bool
+) -> tuple[bool, bool]:
+    """Return whether a function draws random numbers, and whether it obeys the row law."""
+    kinds, function, verdict = tensors_in(input_type), make(False), None
+    with suppress(row_law.ChangesArgument):  # refused when it is run
+        try:
+            rows = row_law.draw_rows(lambda rows: function(*rows), kinds, device)
+        except Exception:  # noqa: BLE001 - it works on its own values alone
+            return draws, True
+        draws |= any(call.random for call in row_law.listed(function, rows)[0].calls)
+        verdict = row_law.judge(function, rows, batched=True)
+        if verdict is None and not draws:
+            fresh = row_law.flat(make(True))
+            operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in kinds]
+            verdict = row_law.obeys(fresh, fresh, operands, 3, device, batched=True) != []
+    return draws, verdict is not False
+
+
+_LENGTHS = (2, 1, 3)  # of the sequences of three calls
+
+
+def _judge_ragged(
+    make: Any, input_type: ResultType, device: torch.device, draws: bool
+) -> tuple[bool, bool]:
+    """Compare all calls with each call by itself, with parameters drawn anew."""
+    kinds = sorted(tensors_in(input_type), key=lambda kind: isinstance(kind, Ragged))
+    function = make(True)
+
+    def run(values: list[Any], calls: Sequence[int]) -> Any:
+        ids = torch.arange(len(calls), device=device)
+        ids = ids.repeat_interleave(torch.tensor([_LENGTHS[n] for n in calls], device=device))
+        return function(*(
+            RaggedRows(torch.cat([value[n] for n in calls]), ids, len(calls))
+            if isinstance(kind, Ragged) else torch.cat([value[n] for n in calls])
+            for kind, value in zip(kinds, values, strict=True)
+        ))  # fmt: skip
+
+    for attempt in range(2):
+        values = [
+            [
+                row_law.draw(
+                    (length if isinstance(kind, Ragged) else 1, *row_type_of(kind).shape),
+                    row_type_of(kind).dtype, device, attempt, 1,
+                )
+                for length in _LENGTHS
+            ]
+            for kind in kinds
+        ]  # fmt: skip
+        try:
+            whole, again = run(values, range(3)), run(values, range(3))
+            ones = [run(values, [n]) for n in range(3)]
+        except Exception:  # noqa: BLE001, S112 - it works on its own values alone
+            continue
+        draws |= not row_law.agree(whole, again)
+        parts = [tree_map_only(Tensor, lambda x, n=n: x[n : n + 1], whole) for n in range(3)]
+        if not draws and not all(map(row_law.agree, ones, parts)):
+            return draws, False
+    return draws, True
+
+
 class Called(nn.Module):
     """Call a function with arguments nested as in the input type of its block."""
 
@@ -130,11 +232,6 @@ class Called(nn.Module):
         if (owner := module_of(called)) is not called:
             # The module of a method is trained and moved.
             self.owner = owner
-
-    @property
-    def random(self) -> bool:
-        """Whether every call draws its own random numbers."""
-        return bool(getattr(self.called, "random", False))
 
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
@@ -167,6 +264,7 @@ def record(
     *,
     name: str | None = None,
     once: bool = False,
+    random: bool | None = False,
 ) -> Any:
     """Write a call of a function, and return its output value."""
     inputs = sorted(tensors_in(input_type), key=lambda wanted: isinstance(wanted, Ragged))
@@ -176,7 +274,8 @@ def record(
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: Called(called, input_type))
-    signature = code.model.signature(module, inputs, tensors_in(output_type), name)
+    outputs = tensors_in(output_type)
+    signature = code.model.signature(module, inputs, outputs, name, random)
     fixed, rows = _arguments(code, input_type, value)
     return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
 
@@ -248,6 +347,7 @@ class Function(Block):
             expected = "a function or module on batched tensors"
             self._fail("tf_fn cannot be called", expected, repr(tf_fn))
         self.tf_fn, self._infers = tf_fn, infer_output_type
+        self._draws: bool | None = None  # random numbers; found out when it is compiled
         # A layer has an input and an output type, too.
         self._layer = tf_fn if isinstance(tf_fn, IOBase) else None
         if self._layer is not None:
@@ -269,7 +369,10 @@ class Function(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         types = self._known("input"), self._known("output")
-        return record(code, self.tf_fn, *types, value, name=self._name)
+        if self._draws is None:
+            self._draws = judge_rows(self, self.tf_fn, types[0])
+        random = self._draws or None  # also if an attribute says so
+        return record(code, self.tf_fn, *types, value, name=self._name, random=random)
 
 
 conversion.register(nn.Module, Function)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
 from types import MethodType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.row_law import draws_random_numbers, module_of
 from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 
@@ -135,33 +135,9 @@ class Operation(nn.Module):
         return self.module(*arguments)
 
 
-def module_of(called: object) -> nn.Module | None:
-    """Return the module of a callable: itself, or that of a method or a ``partial``; else None."""
-    while isinstance(called, partial):
-        called = called.func
-    owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
-    return owner if isinstance(owner, nn.Module) else None
-
-
 def _identity(module: Callable[..., Any]) -> Any:
     """Return what two references to a module have in common: a method is a new object each time."""
     return (id(module.__self__), module.__func__) if isinstance(module, MethodType) else id(module)
-
-
-def draws_random_numbers(module: object) -> bool:
-    """Return whether a module has dropout, or an attribute ``random`` that is true."""
-    owner = module_of(module)
-    parts = () if owner is None else owner.modules()
-    return getattr(module, "random", False) is True or any(map(_draws_itself, parts))
-
-
-def _draws_itself(part: nn.Module) -> bool:
-    if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
-        return bool(getattr(part, "p", 1))
-    # Attributes in which modules store a dropout probability.
-    shares = [getattr(part, name, None) for name in ("dropout", "recurrent_dropout")]
-    marked = getattr(part, "random", False) is True
-    return marked or any(isinstance(share, float) and share > 0 for share in shares)
 
 
 # Prefix that separates operations called "double" or "train" from the methods of nn.Module.
@@ -205,8 +181,8 @@ class Operations(nn.Module):
             inputs: Type of each argument.
             outputs: Type of each result.
             name: Name in messages and pictures; by default that of the class.
-            random: Whether each call draws random numbers; by default, whether the module has
-                dropout.
+            random: Whether each call draws random numbers; by default that is found by calling
+                the module, in training mode, on a copy.
 
         Returns:
             The signature that programs call.
@@ -231,7 +207,7 @@ class Operations(nn.Module):
             what = f"Operations: the name {name!r} is taken or has a full stop"
             taken = ", ".join(s.name for s in self.signatures)
             raise mismatch(ValueError, what, f"a name without a full stop, none of: {taken}", name)
-        draws = draws_random_numbers(module) if random is None else random
+        draws = draws_random_numbers(module, inputs) if random is None else random
         signature = Signature(name, tuple(inputs), tuple(outputs), draws)
         self._by_name[_KEY + name] = Operation(signature, module)
         self._added[key] = signature

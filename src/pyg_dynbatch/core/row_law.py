@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from threading import RLock
 from types import MethodType
 from typing import Any, NamedTuple
@@ -22,13 +23,16 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pyg_dynbatch.core.operation import module_of
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
 Tensors = Sequence[Tensor]
 Compute = Callable[[Tensors], list[Tensor]]
 LOCK = RLock()
 """Held while random numbers are drawn for a check and the user's state is restored afterwards."""
+
+
+NORMALIZES = "normalizes over the batch, so its rows are not independent"
+OTHER_NORMS = "nn.LayerNorm or nn.GroupNorm"
 
 
 class ReadsValue(Exception):
@@ -321,13 +325,13 @@ def obeys(
 
     Returns:
         Which of the results are rows, the others being equal for all rows; empty if results
-        or gradients differ, None if no random operands are valid.
+        or gradients differ, None if no random operands are valid, or shapes cannot be compared.
     """
     kinds: list[bool] | None = None
     needs_gradient = 1 < size < 10
     for attempt in range(_DRAWS if needs_gradient else 2):
         values = _drawn(operands, size, device, attempt)
-        picked = sorted({0, size // 2, size - 1})
+        picked = list(range(min(size, 3)))  # the others repeat these
         with torch.no_grad():
             try:
                 ones = [single(_ones(values, operands, n, batched)) for n in picked]
@@ -339,7 +343,7 @@ def obeys(
                 return []
         found = _kinds(ones, many, picked, size, batched)
         if not found or found != (kinds or found):
-            return []
+            return found and []
         kinds = found
         if needs_gradient and all(bool(leaf.isfinite().all()) for leaf in many):
             needs_gradient = False
@@ -350,13 +354,15 @@ def obeys(
 
 def _kinds(
     ones: list[list[Tensor]], many: list[Tensor], picked: list[int], size: int, batched: bool
-) -> list[bool]:
+) -> list[bool] | None:
     found = []
     for whole, *parts in zip(many, *ones, strict=True):
         is_row = all(_rows_of(part, whole, size, batched) for part in parts)
+        if not is_row and any(part.shape != whole.shape for part in parts):
+            return None  # such as an axis of rows that is not the first
         rows = [_row(whole, n, batched) for n in picked] if is_row else [whole] * len(parts)
         pairs = list(zip(parts, rows, strict=True))
-        if not all(a.shape == b.shape and a.dtype == b.dtype and _close(a, b) for a, b in pairs):
+        if not all(a.dtype == b.dtype and _close(a, b) for a, b in pairs):
             return []
         found.append(is_row)
     return found
@@ -400,13 +406,14 @@ def _drawn(
     operands: Sequence[Operand], size: int, device: torch.device, attempt: int
 ) -> list[Tensor]:
     """Draw random operands; integers are small enough to be an index of any other operand."""
-    shapes = [(size, *o.shape) if o.is_row else o.shape for o in operands]
     floating = [o.shape for o in operands if has_gradient(o.dtype)]
     most = min((length for shape in floating for length in shape), default=3)
-    return [
-        draw(shape, operand.dtype, device, attempt, max(most, 1))
-        for shape, operand in zip(shapes, operands, strict=True)
-    ]
+    found = []
+    for operand in operands:
+        shape = (min(size, 3), *operand.shape) if operand.is_row else operand.shape
+        drawn = draw(shape, operand.dtype, device, attempt, max(most, 1))
+        found.append(drawn[torch.arange(size, device=device) % 3] if operand.is_row else drawn)
+    return found
 
 
 def draw(
@@ -424,6 +431,71 @@ def draw(
     if dtype.is_complex or attempt == 0:
         return values
     return (values * 30, values.sigmoid(), values.abs() + 0.5)[attempt - 1]
+
+
+def module_of(called: object) -> nn.Module | None:
+    """Return the module of a callable: itself, or that of a method or a ``partial``; else None."""
+    while isinstance(called, partial):
+        called = called.func
+    owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def normalizes_over_rows(called: Any) -> str:
+    """Return the class of a batch normalization in training mode; empty if there is none."""
+    owner = module_of(called)
+    parts = () if owner is None else owner.modules()
+    kind = nn.modules.batchnorm._BatchNorm
+    return next((type(p).__name__ for p in parts if isinstance(p, kind) and p.training), "")
+
+
+def draws_random_numbers(called: Any, inputs: Sequence[Any] = ()) -> bool:
+    """Return whether a batched function draws random numbers in training mode.
+
+    Args:
+        called: The function; an attribute ``random`` that is true says that it does.
+        inputs: Types of its arguments. If they are open or ragged, only known layers count.
+    """
+    owner = module_of(called)
+    parts = () if owner is None else owner.modules()
+    if getattr(called, "random", False) is True or any(map(_draws_itself, parts)):
+        return True
+    if not inputs or not all(
+        type(kind) is TensorType and kind.shape is not None for kind in inputs
+    ):
+        return False
+    found = False
+
+    def run(rows: Tensors) -> None:
+        nonlocal found
+        found = any(call.random for call in listed(copied, rows)[0].calls)
+
+    copied, first = in_mode(shadow(called), True), next(_tensors_of(owner), torch.empty(0))
+    # A function that cannot be called on these rows is found to be so when it is run.
+    with undisturbed(first.device), torch.no_grad(), suppress(Exception):
+        draw_rows(run, inputs, first.device)
+    return found
+
+
+def _draws_itself(part: nn.Module) -> bool:
+    if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
+        return bool(getattr(part, "p", 1))
+    # Attributes in which modules store a dropout probability.
+    shares = [getattr(part, name, None) for name in ("dropout", "recurrent_dropout")]
+    marked = getattr(part, "random", False) is True
+    return marked or any(isinstance(share, float) and share > 0 for share in shares)
+
+
+def _tensors_of(owner: nn.Module | None) -> Iterator[Tensor]:
+    return iter(()) if owner is None else chain(owner.parameters(), owner.buffers())
+
+
+def in_mode(called: Any, training: bool) -> Any:
+    """Set the module of a function to training or evaluation mode; return the function."""
+    if (owner := module_of(called)) is not None:
+        for part in owner.modules():
+            part.training = training
+    return called
 
 
 def shadow(called: Any, fresh: bool = False) -> Any:
@@ -475,8 +547,8 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     devices = [device] if device.type == "cuda" else []
     grad = torch.is_grad_enabled()  # off in inference mode
     with LOCK, torch.random.fork_rng(devices), torch.inference_mode(False):
-        # Random operands may cause warnings that have nothing to do with the user's values.
-        with torch.set_grad_enabled(grad), warnings.catch_warnings():
+        torch.set_grad_enabled(grad)  # until inference mode is restored
+        with warnings.catch_warnings():  # random operands cause warnings
             warnings.simplefilter("ignore")
             yield
 
