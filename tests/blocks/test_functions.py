@@ -24,8 +24,8 @@ def test_nested_tuples_in_and_out() -> None:
 
 
 def test_modules_with_parameters() -> None:
-    double = td.Vector(2) >> nn.Linear(2, 3).double()
-    assert double.output_type == td.TensorType((3,))
+    double = td.Vector(2, "float64") >> nn.Linear(2, 3).double()
+    assert double.output_type == td.TensorType((3,), "float64")
     three_ways(td.Vector(3) >> nn.Linear(3, 2) >> nn.Tanh(), [[1, 2, 3], [0, 0, 1], [1, 2, 3]])
 
 
@@ -74,6 +74,15 @@ def test_inference_leaves_the_module_as_it_was() -> None:
     assert norm.training and drop.training
     assert norm.num_batches_tracked == 0 and torch.equal(norm.running_mean, torch.zeros(2))
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_eval_is_in_evaluation_mode() -> None:
+    drop, norm = nn.Dropout(0.5), nn.BatchNorm1d(2)
+    block = td.Vector(2) >> norm >> drop >> td.Function(lambda x: x * 1)
+    assert block.eval([1, 2]).tolist() == pytest.approx([1, 2], abs=1e-3)
+    assert drop.training and norm.training and norm.num_batches_tracked == 0
+    model = td.Compiler.create(td.Vector(1000) >> drop)
+    assert (model([[1.0] * 1000]).output == 0).any(), "a compiled block is in training mode"
 
 
 class Encoder(nn.Module):

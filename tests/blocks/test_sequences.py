@@ -215,3 +215,10 @@ def test_totals_of_integers() -> None:
     for extreme in (td.Min, td.Max):
         text = message(TypeError, lambda: td.Map(td.Scalar("complex64")) >> extreme())  # noqa: B023
         assert "the elements have an invalid dtype" in text
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_network_over_sequences_is_not_a_cell(kind: Any) -> None:
+    text = message(TypeError, td.RNN, kind(2, 3))
+    assert f"RNN: nn.{kind.__name__} runs over whole sequences" in text
+    assert f"expected: nn.{kind.__name__}Cell" in text

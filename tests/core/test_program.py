@@ -50,11 +50,18 @@ def test_several_results_come_as_a_tuple() -> None:
 )
 def test_constants_from_anything(data: object) -> None:
     row = constant_of(VECTOR, data)
-    assert row.dtype == np.float32
+    given = np.float32 if isinstance(data, torch.Tensor) else np.float64
+    assert row.dtype == given, "the engine converts it to its working precision"
     assert row.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_constants_keep_float64() -> None:
+    program = Program()
+    program.output(program.constant(SCALAR, 0.1))
+    engine = Engine(Operations())
+    schedule = Schedule.from_programs([program])
+    assert engine(schedule)["output"].tolist() == torch.tensor([0.1]).tolist()
+    assert engine.double()(schedule)["output"].tolist() == [0.1]
     double = TensorType((), torch.float64)
     assert constant_of(double, 0.1) == 0.1
     assert constant_of(double, np.float64(0.1)) == 0.1
@@ -81,7 +88,7 @@ def test_constants_are_copies(row: Any) -> None:
 @pytest.mark.parametrize(
     ("row_type", "data", "error", "found"),
     [
-        (VECTOR, [1.0, 2.0], ValueError, ("shape differs", "float32[3]", "float32[2]")),
+        (VECTOR, [1.0, 2.0], ValueError, ("shape differs", "float32[3]", "float64[2]")),
         (WORD, 1.5, TypeError, ("dtype differs", "int64[]<word>")),
         (TensorType(None), 1.5, TypeError, ("the type leaves shape or dtype open",)),
         (TensorType((), None), 1.5, TypeError, ("the type leaves shape or dtype open",)),
@@ -101,7 +108,18 @@ def test_integers_beyond_the_dtype(data: object) -> None:
     assert "uint8" in text and "from 0 to 255" in text
     assert constant_of(TensorType((2,), torch.uint8), np.array([0, 255])).tolist() == [0, 255]
     assert constant_of(TensorType((0,), torch.uint8), np.zeros(0, dtype=int)).tolist() == []
-    assert constant_of(TensorType((), torch.bool), 2)
+    assert constant_of(TensorType((), torch.bool), 1)
+    text = message(ValueError, Program().constant, TensorType((), torch.bool), 2)
+    assert "expected: bool[], 0 or 1" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "data"), [(torch.float32, 1e300), (torch.float16, 70000), (torch.bfloat16, 3.4e38)]
+)
+def test_floats_beyond_the_dtype(dtype: torch.dtype, data: float) -> None:
+    text = message(ValueError, Program().constant, TensorType((), dtype), data)
+    assert "a number is beyond the range of its dtype" in text and str(data) in text
+    assert constant_of(TensorType((), dtype), float("inf")) == float("inf")
 
 
 def test_declared_inputs() -> None:

@@ -174,6 +174,24 @@ def test_double_computes_in_double_precision_throughout() -> None:
     check(cases, "float64", 1e-12, double)
 
 
+@pytest.mark.parametrize("dtype", [*INTEGERS, "float64", "float32", "bfloat16"])
+def test_external_rows_keep_their_dtype(dtype: str) -> None:
+    rows = torch.tensor([[1, 2], [3, 4]], dtype=getattr(torch, dtype))
+    model = td.Compiler.create(td.InputRow("x", 2, dtype))
+    found = model([1], inputs={"x": rows}).output
+    assert found.dtype is rows.dtype and torch.equal(found, rows[1:])
+    if dtype == "float32":
+        assert torch.equal(
+            model.double()([1], inputs={"x": rows.double()}).output, rows[1:].double()
+        )
+
+
+def test_results_in_double_precision_are_not_rounded() -> None:
+    wide = td.Function(lambda x: x.double(), infer_output_type=False).set_output_type(2)
+    with pytest.raises(TypeError, match="its results would be rounded"):
+        (td.Vector(2) >> wide).eval([1, 2])
+
+
 def test_layers_of_a_converted_model_can_be_used_again() -> None:
     layer = td.FC(2, torch.tanh)
     td.Compiler.create(td.Vector(2) >> layer).double()
@@ -220,7 +238,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@few(80)
+@few(40)
 @given(dtype=st.sampled_from(DTYPES), value=NUMBERS, form=st.sampled_from(list(FORMS)))
 @example(dtype="float32", value=1e300, form="number")
 @example(dtype="float16", value=70000, form="array")

@@ -53,12 +53,11 @@ def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
                 taker.eval()(again)
         for other, different in models.items():
             same = {name, other} == {"one hot", "one hot from 1"}
-            for traced in traces if other != name and not same else ():
+            for traced in traces[1:] if other != name and not same else ():
                 with pytest.raises(ValueError, match="of a different model"):
                     different(traced)
-                if not isinstance(traced, td.TracedBatch):
-                    with pytest.raises(ValueError, match="of a different model"):
-                        different.tracer.program(traced[0])
+        with pytest.raises(ValueError, match="of a different model"):
+            td.Compiler.create(td.Scalar()).tracer.program(kept[0])
 
 
 MODEL = td.Compiler.create(td.AllOf(each() >> td.Sum(), each() >> td.Max()))
@@ -83,7 +82,7 @@ def damages(draw: Any) -> Callable[[bytes], bytes]:
     return damage
 
 
-@few(20)
+@few(10)
 @given(damage=damages())
 def test_a_damaged_file_is_written_anew(
     damage: Callable[[bytes], bytes], tmp_path_factory: pytest.TempPathFactory

@@ -7,9 +7,10 @@ For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
         L = C.__len__; E = C.extend; A = C.append; S = P.append
         z2 = 0  # the zeros of call site 2, the same in every example: record 0 of each
         D0 = []; d0 = D0.append  # the constants of call site 0
+        h0 = {}  # the iterators that were read
         def root(x1):
             s2 = []
-            for x3 in x1:
+            for x3 in g0(x1, h0):  # g0 is read_once
                 c4 = L(); S(c4); A(0); d0(x3)  # a record of call site 0: a constant
                 s2.append(c4)
             s5 = s2
@@ -481,18 +482,13 @@ def _check_ends(callers: list[Any], max_depth: int | None) -> None:
     seen: set[Any] = set()
     for caller in callers:
         frame = caller.gi_frame
-        argument = frame.f_locals[frame.f_code.co_varnames[0]]
+        name = frame.f_code.co_varnames[0]
+        argument = frame.f_locals[name]
+        # Several values are a new tuple every time; positions of tensors are integers.
+        parts = argument if name == "x_" else (argument,)
+        call = frame.f_code, *((type(p), p if type(p) is int else id(p)) for p in parts)
         # What reads an iterator changes it.
-        if not hasattr(type(argument), "__next__"):
-            call = frame.f_code, _identity(argument)
-            if call in seen:
-                expected, got = "a tree or an acyclic graph", type(argument).__name__
-                raise TraceError(ValueError, "an object contains itself", expected, got)
-            seen.add(call)
-
-
-def _identity(argument: Any) -> Any:
-    if isinstance(argument, tuple):
-        return tuple(map(_identity, argument))
-    # Positions of tensors are integers.
-    return argument if type(argument) is int else ("object", id(argument))
+        if call in seen and not hasattr(type(argument), "__next__"):
+            expected, got = "a tree or an acyclic graph", type(argument).__name__
+            raise TraceError(ValueError, "an object contains itself", expected, got)
+        seen.add(call)

@@ -96,7 +96,7 @@ class InputRow(Block):
     Args:
         tag: Key of the tensor in the ``inputs`` of the compiler's call.
         shape: Shape of one row.
-        dtype: Its dtype.
+        dtype: Its dtype; external rows of other floats are converted to it.
 
     Example:
         >>> import torch

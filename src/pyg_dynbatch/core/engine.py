@@ -285,8 +285,9 @@ class Run:
             arguments.append(argument)
         results = _call(operation, arguments, rows_of_all, where)
         checked = _checked_results(signature, results, step.size, where)
-        for (buffer, start), rows in zip(step.results, checked, strict=True):
-            self.pending.append(Write(self.buffers[buffer], start, rows))
+        for (store, start), rows in zip(step.results, checked, strict=True):
+            _check_precision(self.buffers[store], rows, signature, where)
+            self.pending.append(Write(self.buffers[store], start, rows))
 
     def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
         """Write the pending rows, then read."""
@@ -436,6 +437,15 @@ def _check_rows(
         wanted = f"{size} rows of {describe(parts if len(parts) > 1 else parts[0])}"
         got, hint = ", ".join(map(describe_value, rows)), "one row per call, along the first axis"
         raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
+
+
+def _check_precision(buffer: RowBuffer, rows: Rows, signature: Signature, where: str) -> None:
+    """Raise an error for results in double precision that would be rounded."""
+    for row, kept in zip(rows, buffer.buffers, strict=True):
+        if row.dtype == torch.float64 != kept.dtype:
+            what = f"Operation {signature.name!r}: its results would be rounded"
+            hint = "float64 as the type of the result, or engine.double()"
+            raise mismatch(TypeError, what, kept.dtype, row.dtype, where=where, hint=hint)
 
 
 def _fits(row: Any, part: TensorType, size: int) -> bool:

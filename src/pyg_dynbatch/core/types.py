@@ -100,9 +100,10 @@ def has_gradient(dtype: torch.dtype) -> bool:
 
 def overflowing_value(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> Any:
     """Return a finite number that a dtype cannot hold, other than by rounding; None if none."""
-    array = np.asarray(values)
-    name = str(dtype).removeprefix("torch.")
-    if not array.size or (name != "bfloat16" and np.can_cast(array.dtype, name)):
+    array, stored = np.asarray(values), numpy_dtype_of(dtype)
+    # Dtypes that numpy does not have are stored in a wider one.
+    is_own = stored.itemsize == dtype.itemsize
+    if not array.size or (is_own and np.can_cast(array.dtype, stored)):
         return None
     if has_gradient(dtype):
         if np.abs(array).max() <= torch.finfo(dtype).max:
