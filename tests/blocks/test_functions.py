@@ -77,10 +77,10 @@ def test_inference_leaves_the_module_as_it_was() -> None:
 
 
 def test_eval_is_in_evaluation_mode() -> None:
-    drop, norm = nn.Dropout(0.5), nn.BatchNorm1d(2)
-    block = td.Vector(2) >> norm >> drop >> td.Function(lambda x: x * 1)
-    assert block.eval([1, 2]).tolist() == pytest.approx([1, 2], abs=1e-3)
-    assert drop.training and norm.training and norm.num_batches_tracked == 0
+    drop = nn.Dropout(0.5)
+    block = td.Vector(2) >> drop >> td.Function(lambda x: x * 1)
+    assert block.eval([1, 2]).tolist() == [1, 2]
+    assert drop.training
     model = td.Compiler.create(td.Vector(1000) >> drop)
     assert (model([[1.0] * 1000]).output == 0).any(), "a compiled block is in training mode"
 

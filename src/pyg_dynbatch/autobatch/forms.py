@@ -5,6 +5,7 @@ batched form (:mod:`operations`), the call itself, ``torch.vmap``, which is righ
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -170,8 +171,8 @@ def _form(
     operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in rows]
 
     def equal(one: Form, many: Form) -> bool:
-        flat = [row_law.flat(form) for form in (one, many)]
-        return all(row_law.obeys(*flat, operands, size, device) for size in (1, 3))
+        single, stacked = row_law.flat(one), row_law.flat(many)
+        return all(row_law.obeys(single, stacked, operands, size, device) for size in (1, 3))
 
     if call.has_fast() and equal(fresh := given.fresh(), fresh.fast):
         return "fast", call.fast
@@ -192,7 +193,7 @@ def _form(
         found = torch.vmap(given.copied, randomness="different")(*rows)
         agrees = all(
             row_law.agree(
-                tree_map_only(Tensor, lambda leaf, n=n: leaf[n], found),
+                tree_map_only(Tensor, itemgetter(n), found),
                 given.copied(*(row[n] for row in rows)),
                 values=not random,
             )

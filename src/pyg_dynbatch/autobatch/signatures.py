@@ -169,8 +169,9 @@ class Table:
             call = _Call(spec, module, self.tensors)  # which gives them their shapes
             with undisturbed(device), torch.no_grad():
                 draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
-        calls = (_Call(spec, part, self.tensors) for part in (module, shadow(module)))
-        return examine(Candidate(*calls, fresh, module), spec.inputs, device, name, where)
+        call, copied = (_Call(spec, part, self.tensors) for part in (module, shadow(module)))
+        given = Candidate(call, copied, fresh, module)
+        return examine(given, spec.inputs, device, name, where)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Tabulate the sites, for decoding."""

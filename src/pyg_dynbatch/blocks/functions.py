@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
@@ -177,6 +178,12 @@ def _judge_fixed(
 _LENGTHS = (2, 1, 3)  # of the sequences of three calls
 
 
+def _drawn(kind: Any, length: int, device: torch.device, attempt: int) -> Tensor:
+    row: Any = row_type_of(kind)
+    shape = (length if isinstance(kind, Ragged) else 1, *row.shape)
+    return row_law.draw(shape, row.dtype, device, attempt, 1)
+
+
 def _judge_ragged(
     make: Any, input_type: ResultType, device: torch.device, draws: bool
 ) -> tuple[bool, bool]:
@@ -194,23 +201,14 @@ def _judge_ragged(
         ))  # fmt: skip
 
     for attempt in range(2):
-        values = [
-            [
-                row_law.draw(
-                    (length if isinstance(kind, Ragged) else 1, *row_type_of(kind).shape),
-                    row_type_of(kind).dtype, device, attempt, 1,
-                )
-                for length in _LENGTHS
-            ]
-            for kind in kinds
-        ]  # fmt: skip
+        values = [[_drawn(kind, length, device, attempt) for length in _LENGTHS] for kind in kinds]
         try:
             whole, again = run(values, range(3)), run(values, range(3))
             ones = [run(values, [n]) for n in range(3)]
         except Exception:  # noqa: BLE001, S112 - it works on its own values alone
             continue
         draws |= not row_law.agree(whole, again)
-        parts = [tree_map_only(Tensor, lambda x, n=n: x[n : n + 1], whole) for n in range(3)]
+        parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
         if not draws and not all(map(row_law.agree, ones, parts)):
             return draws, False
     return draws, True
