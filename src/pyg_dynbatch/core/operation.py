@@ -151,7 +151,12 @@ def calls_only(module: object, **code: Any) -> bool:
 
     If so, a faster way to compute what they do may replace the call.
     """
-    if not isinstance(module, nn.Module) or nn.modules.module._has_any_global_hook():
+    return is_unchanged(module, **code) and not nn.modules.module._has_any_global_hook()
+
+
+def is_unchanged(module: object, **code: Any) -> bool:
+    """Whether a module has these methods and no hooks of its own; there may be global hooks."""
+    if not isinstance(module, nn.Module):
         return False
     own, kind = vars(module), type(module)
     if any(own[hooks] for hooks in _HOOKS) or kind.__call__ is not nn.Module.__call__:

@@ -120,8 +120,6 @@ class RecursiveCell(nn.Module, ABC):
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
         """Return the projected row of a node without input, which is that of a row of zeros."""
-        if self._has_gates:
-            return self.bias[None]
         return self.project(like.new_zeros(1, self.in_channels))
 
     def drop_candidate(self, candidate: Tensor) -> Tensor:

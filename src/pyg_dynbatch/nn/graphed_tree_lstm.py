@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.core.operation import calls_only
+from pyg_dynbatch.core.operation import calls_only, is_unchanged
 from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, schedule_of_shape
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
@@ -221,7 +221,7 @@ class GraphedTreeLSTM(RecursiveLayer):
         if not isinstance(layer.cell, NaryTreeLSTMCell | ChildSumTreeLSTMCell):
             what, wanted = "the layer is not a Tree-LSTM", "NaryTreeLSTM or ChildSumTreeLSTM"
             raise mismatch(TypeError, f"GraphedTreeLSTM: {what}", wanted, type(layer).__name__)
-        if not calls_only(layer, forward=RecursiveLayer.forward):
+        if not is_unchanged(layer, forward=RecursiveLayer.forward):
             what, got = "the layer has hooks or overrides forward", type(layer).__name__
             hint = "register the hooks on the GraphedTreeLSTM"
             raise mismatch(ValueError, f"GraphedTreeLSTM: {what}", "neither", got, hint=hint)
