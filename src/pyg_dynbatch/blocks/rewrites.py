@@ -77,7 +77,9 @@ def _can_split(called: Any) -> bool:
 def _changed(layer: nn.Module) -> RuntimeError:
     what = f"{type(layer).__name__}: hooks or an override have come since the model was compiled"
     hint = "register them before, or Compiler.create(..., passes=('merge_equal',))"
-    return mismatch(RuntimeError, what, "none, as the product was split; global hooks count", hint=hint)
+    return mismatch(
+        RuntimeError, what, "none, as the product was split; global hooks count", hint=hint
+    )
 
 
 def _linear_in(block: Block) -> tuple[nn.Module, list[nn.Module]] | None:

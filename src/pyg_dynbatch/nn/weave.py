@@ -455,7 +455,9 @@ class WeaveConv(nn.Module):
             rows = self.norms[name](rows, counts, total)
         elif self.norm == "layer":
             rows = self.norms[name](rows)
-        return rows.relu_()
+        # A hook may have kept the rows.
+        last = self.norms[name] if self.norm else getattr(self, f"lin_{name}")
+        return rows.relu_() if calls_only(last) else rows.relu()
 
     def _check(self, x: Tensor, pair: Tensor, pairs: Pairs, coded: bool) -> None:
         table = ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
