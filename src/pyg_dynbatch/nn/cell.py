@@ -26,13 +26,7 @@ States = tuple[Tensor, ...]
 _BLOCK_BYTES = 2**22
 
 # Methods of a cell that may be overridden without changing its states.
-_NO_MATHEMATICS = (
-    "__init__",
-    "__init_subclass__",
-    "extra_repr",
-    "reset_parameters",
-    "run_schedule",
-)
+_NO_MATHEMATICS = ("__init__", "extra_repr", "reset_parameters", "run_schedule")
 
 
 class RecursiveCell(nn.Module, ABC):

@@ -429,12 +429,13 @@ class WeaveConv(nn.Module):
         """Call the modules of f_AP with both orders of all pairs, and add the two."""
         ends = [x.index_select(0, pairs.first), x.index_select(0, pairs.second)]
         both = torch.cat([torch.cat(ends, 1), torch.cat(ends[::-1], 1)])
-        rows, norm = self.lin_ap(both), self.norm and self.norms["ap"]
+        rows = self.lin_ap(both)
         if self.norm == "batch":
             # A pair of an atom with itself counts once, not twice.
-            rows = norm(rows, (_counts(pairs, False, rows.dtype) / 2).repeat(2), pairs.num_entries)
-        elif norm:
-            rows = norm(rows)
+            counts = (_counts(pairs, False, rows.dtype) / 2).repeat(2)
+            rows = self.norms["ap"](rows, counts, pairs.num_entries)
+        elif self.norm == "layer":
+            rows = self.norms["ap"](rows)
         return rows.relu().unflatten(0, (2, -1)).sum(0)
 
     def update_atoms(self, x: Tensor, total: Tensor) -> Tensor:
