@@ -1,9 +1,14 @@
 """Laws of weave: equal to the equations, whatever the numbers of the atoms and the batch."""
 
+import copy
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
@@ -11,7 +16,9 @@ from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
+from tests.laws.changes import CHANGES, OVERRIDES
 from tests.nn.plain_weave import Molecules, close, gradients, molecules, plain_weave, shaken
+from tests.nn.recursion import refused
 from tests.strategies import few
 
 FEW = few(12)
@@ -212,3 +219,62 @@ def test_sums_over_pairs_and_their_backward_passes_are_adjoint(mols: Molecules) 
         close((result * b).sum(), (a * adjoint).sum())
         if name == "neighbour_sum":
             close(adjoint, pair_sums.neighbour_sum(b, pairs))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize(
+    "change", [name for name in CHANGES if name not in (*OVERRIDES, "global hook")]
+)
+def test_changed_modules_are_called(change: str) -> None:
+    """Hooks and other weights of the linear maps and normalisations, while training."""
+    mols = Molecules([3, 1], [0, 1, 2, 3, 1, 0, 4])
+    stack, (x, table) = stack_of("layer", True, 3), inputs_of(mols)
+    for module in [m for m in stack.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]:
+        # The largest singular value stands out, so that its iterations converge.
+        nn.init.normal_(module.weight, 0.4, 0.15)
+        CHANGES[change](module)
+    weave = WeaveProgram(stack, table.detach()).double()
+    programs = [weave.program(len(codes), codes) for codes in mols.tables()]
+    optimizer = SGD(stack.parameters(), 0.1)
+    for _ in range(3):
+        wanted = [x, *stack.parameters()]
+        found, expected = stack(x, table.detach(), pairs_of(mols)), weave(x, programs)
+        close(found, expected)
+        optimizer.zero_grad()
+        expected.sum().backward()
+        right = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in wanted]
+        optimizer.zero_grad()
+        x.grad = None
+        found.sum().backward()
+        close([torch.zeros_like(p) if p.grad is None else p.grad for p in wanted], right)
+        x.grad = None
+        optimizer.step()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", [None, "batch", "layer"])
+def test_hooks_that_only_look_change_nothing(norm: str | None, training: bool) -> None:
+    mols = Molecules([3, 1], [0, 1, 2, 3, 1, 0, 4])
+    stack, (x, table) = stack_of(norm, True, 3).train(training), inputs_of(mols)
+    stack.pair_block = 2
+    wanted = [x, table, *stack.parameters()]
+    other = copy.deepcopy(stack)
+    expected, seen = stack(x, table, pairs_of(mols)), list[Any]()
+    for module in other.modules():
+        module.register_forward_hook(lambda m, x, found: seen.append(m))
+    found = other(x, table, pairs_of(mols))
+    close(found, expected)
+    right = gradients([expected], wanted)
+    close(gradients([found], [x, table, *other.parameters()]), right)
+    assert {m for m in other.modules() if next(m.children(), None) is None} <= set(seen)
+    for name, buffer in stack.named_buffers():
+        close(other.get_buffer(name), buffer)
+
+
+def test_programs_refuse_modules_with_hooks() -> None:
+    stack, table = WeaveStack(3, 2, 4), torch.eye(2)
+    weave = WeaveProgram(stack, table)
+    stack.convs[0].register_forward_hook(lambda *_: None)
+    program = weave.program(1, [[0]])
+    refused(ValueError, lambda: weave(torch.randn(1, 3), [program]), "WeaveProgram: a module has")

@@ -93,7 +93,7 @@ def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatc
     model = classifier(cell).double()
     batch = Collater(arity=ARITY[cell])([EXAMPLES[0]] * 3 + EXAMPLES)
     rows: list[int] = []
-    model.encoder.input_dropout.register_forward_hook(lambda *call: rows.append(len(call[2])))
+    model.encoder.layer.register_forward_pre_hook(lambda m, given: rows.append(len(given[0])))
 
     def results() -> list[torch.Tensor]:
         logits = model(batch)
@@ -114,11 +114,18 @@ def test_leaves_with_dropout_of_their_own_are_computed_each(
     model = classifier(**{option: 0.5})
     batch = Collater(arity=3)([EXAMPLES[0]] * 3)
     rows: list[int] = []
-    model.encoder.input_dropout.register_forward_hook(lambda *call: rows.append(len(call[2])))
+    model.encoder.layer.register_forward_pre_hook(lambda m, given: rows.append(len(given[0])))
     model(batch)
     model.eval()(batch)
-    dropping, evaluating = rows
+    # Dropout that stays on at inference, and a hook on the embedding, which might add noise.
+    model.encoder.input_dropout.train()
+    model.encoder.layer.cell.train()
+    model(batch)
+    model.eval().encoder.embedding.register_forward_hook(lambda m, token, found: found)
+    model(batch)
+    dropping, evaluating, *others = rows
     assert evaluating < dropping == batch.num_nodes
+    assert others == [dropping, dropping]
 
 
 def test_one_stock_batch_serves_models_of_different_arity() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import check_precision
 
 
@@ -293,7 +294,8 @@ class FC(TensorToTensorLayer):
 
     def can_split(self) -> bool:
         """Return whether the product can be computed in parts: not after dropout."""
-        return self.input_keep_prob == 1.0
+        code = {"forward": FC.forward, "_process": FC._process}
+        return self.input_keep_prob == 1.0 and type(self) is FC and calls_only(self, **code)
 
     def after_product(self, total: Tensor) -> Tensor:
         """Add the bias, and apply normalization, activation and dropout."""

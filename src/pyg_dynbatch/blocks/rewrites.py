@@ -17,6 +17,8 @@ from pyg_dynbatch.blocks.code import Code
 from pyg_dynbatch.blocks.functions import Function, record
 from pyg_dynbatch.blocks.tensors import Concat
 from pyg_dynbatch.blocks.types import TensorType, TupleType
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import calls_only
 
 SPLIT_LINEAR, MERGE_EQUAL = "split_linear", "merge_equal"
 PASSES = (SPLIT_LINEAR, MERGE_EQUAL)
@@ -33,6 +35,8 @@ class LinearPart(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the product of the item."""
+        if not _can_split(self.layer):
+            raise _changed(self.layer)
         rows = rows[:, None] if rows.dim() == 1 else rows
         return nn.functional.linear(rows, _weight(self.layer)[:, self.first : self.last])
 
@@ -40,12 +44,16 @@ class LinearPart(nn.Module):
 class LinearRest(nn.Module):
     """Add up the products and the bias, then apply what follows the linear layer."""
 
-    def __init__(self, layer: nn.Module, rest: list[nn.Module]) -> None:
+    def __init__(self, called: nn.Module, layer: nn.Module, rest: list[nn.Module]) -> None:
         super().__init__()
         self.layer, self.rest = layer, nn.ModuleList(rest)
+        self._called = (called,)  # no submodule, whose parameters would be saved twice
 
     def forward(self, *products: Tensor) -> Tensor:
         """Return the output of the layers for the concatenation."""
+        (called,) = self._called
+        if not (called is self.layer or calls_only(called, forward=nn.Sequential.forward)):
+            raise _changed(called)
         total = torch.stack(products).sum(0)
         finish = getattr(self.layer, "after_product", None)
         bias: Any = self.layer.bias
@@ -59,25 +67,32 @@ def _weight(layer: nn.Module) -> Tensor:
     return layer.weight if type(layer) is nn.Linear else layer.weights  # type: ignore[return-value]
 
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+def _can_split(called: Any) -> bool:
+    """Whether a call multiplies by a weight, and hooks or overrides do nothing else."""
+    if type(called) is nn.Linear:
+        return calls_only(called, forward=nn.Linear.forward)
+    return hasattr(called, "can_split") and calls_only(called) and called.can_split()
 
 
-def _has_hooks(called: Any) -> bool:
-    """Whether calling does more than ``forward``, as with ``spectral_norm``."""
-    return any(getattr(called, name, None) for name in _HOOKS)
+def _changed(layer: nn.Module) -> RuntimeError:
+    what = f"{type(layer).__name__}: hooks or an override have come since the model was compiled"
+    hint = "register them before, or Compiler.create(..., passes=('merge_equal',))"
+    return mismatch(
+        RuntimeError, what, "none, as the product was split; global hooks count", hint=hint
+    )
 
 
 def _linear_in(block: Block) -> tuple[nn.Module, list[nn.Module]] | None:
     """The linear layer with which the module of a function begins, and what follows it."""
     # A declared block has a separate function, which gets the whole concatenation.
-    if type(block) is not Function or block._declaration is not None or _has_hooks(block.tf_fn):
+    if type(block) is not Function or block._declaration is not None:
         return None
     called: Any = block.tf_fn
     rest: list[nn.Module] = []
-    if type(called) is nn.Sequential and len(called):
+    is_sequential = type(called) is nn.Sequential and len(called)
+    if is_sequential and calls_only(called, forward=nn.Sequential.forward):
         called, *rest = list(called)
-    can_split = getattr(called, "can_split", lambda: type(called) is nn.Linear)
-    return (called, rest) if can_split() and not _has_hooks(called) else None
+    return (called, rest) if _can_split(called) else None
 
 
 def split_linear(blocks: Iterable[Block]) -> dict[int, Callable[[Code, Any], Any]]:
@@ -109,7 +124,7 @@ def _write_concat(concat: Block, is_needed: bool, code: Code, value: Any) -> Any
 
 
 def _write_linear(
-    concat: Block, function: Block, layer: nn.Module, rest: list[nn.Module], code: Code, value: Any
+    concat: Block, function: Any, layer: nn.Module, rest: list[nn.Module], code: Code, value: Any
 ) -> Any:
     if value not in code.items:
         return function._emit(code, value)
@@ -124,7 +139,7 @@ def _write_linear(
         )
         products.append(record(code, module, kind, width, item, once=True))
         first += size
-    key = ("rest", id(layer), len(products), tuple(map(id, rest)))
-    module = code.model.unique(key, partial(LinearRest, layer, rest))
+    key = ("rest", id(function.tf_fn), len(products), tuple(map(id, rest)))
+    module = code.model.unique(key, partial(LinearRest, function.tf_fn, layer, rest))
     total = TupleType(*[width] * len(products))
     return record(code, module, total, function._known("output"), tuple(products))

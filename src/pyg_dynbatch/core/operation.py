@@ -135,6 +135,29 @@ class Operation(nn.Module):
         return self.module(*arguments)
 
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def calls_only(module: object, **code: Any) -> bool:
+    """Whether a call of a module runs these methods, given by name, and no hook.
+
+    If so, a faster way to compute what they do may replace the call.
+    """
+    return is_unchanged(module, **code) and not nn.modules.module._has_any_global_hook()
+
+
+def is_unchanged(module: object, **code: Any) -> bool:
+    """Whether a module has these methods and no hooks of its own; there may be global hooks."""
+    if not isinstance(module, nn.Module):
+        return False
+    own, kind = vars(module), type(module)
+    if any(own[hooks] for hooks in _HOOKS) or kind.__call__ is not nn.Module.__call__:
+        return False
+    return all(
+        name not in own and getattr(kind, name, None) is method for name, method in code.items()
+    )
+
+
 def _identity(module: Callable[..., Any]) -> Any:
     """Return what two references to a module have in common: a method is a new object each time."""
     return (id(module.__self__), module.__func__) if isinstance(module, MethodType) else id(module)

@@ -14,7 +14,7 @@ from torch_geometric.nn.resolver import aggregation_resolver
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, calls_only
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, TensorType
@@ -190,6 +190,10 @@ def _readout(name: str, channels: int) -> Aggregation:
         raise mismatch(ValueError, what, expected, str(error).splitlines()[0]) from error
 
 
+# What a program records in place of.
+_WEAVE_METHODS = ("forward", "split", "sum_pairs", "update_pairs", "update_atoms")
+
+
 class WeaveProgram(nn.Module):
     """Run the modules of a :class:`WeaveStack` by dynamic batching, with the same weights.
 
@@ -205,7 +209,8 @@ class WeaveProgram(nn.Module):
         - returns: ``[atom, channels]``
 
     Raises:
-        ValueError: If the modules have batch normalisation, which depends on other calls.
+        ValueError: If the modules have batch normalisation, which depends on other calls, or
+            hooks, or override methods.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, equations 4-5.
@@ -258,6 +263,12 @@ class WeaveProgram(nn.Module):
         self, x: Float[Tensor, "atom feature"], programs: Sequence[Program]
     ) -> Float[Tensor, "atom out"]:
         """Compute the atom rows of all molecules after the last module."""
+        code = {name: getattr(WeaveConv, name) for name in _WEAVE_METHODS}
+        for module in self.levels:
+            if not calls_only(module.conv, **code):
+                what, got = "a module has hooks or overrides methods", type(module.conv).__name__
+                hint = "hooks on its linear layers and normalisations, or the stack itself"
+                raise mismatch(ValueError, f"WeaveProgram: {what}", "neither", got, hint=hint)
         schedule = Schedule.from_programs(programs)
         return self.engine(schedule.to(x.device), {"atom": x})["output"]
 

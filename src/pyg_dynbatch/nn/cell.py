@@ -1,8 +1,10 @@
 """The interface of a recurrent cell: one step of mathematics on the rows of many nodes."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +14,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import Pick, RowBuffer, new_token
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, TensorType
@@ -22,6 +25,9 @@ States = tuple[Tensor, ...]
 # cell computes in between, several times as much, stays in the cache.
 _BLOCK_BYTES = 2**22
 
+# Methods of a cell that may be overridden without changing its states.
+_NO_MATHEMATICS = ("__init__", "extra_repr", "reset_parameters", "run_schedule")
+
 
 class RecursiveCell(nn.Module, ABC):
     """Compute the state of nodes from their inputs and the states of their children.
@@ -29,7 +35,8 @@ class RecursiveCell(nn.Module, ABC):
     A subclass defines :meth:`step`, sets ``state_channels`` if a state has several parts, and may
     define :meth:`project`, which a layer calls once for all nodes of a mini-batch, :meth:`leaf` and
     :meth:`run_schedule`. A cell is a module too, ``cell(x, *children)``; in that form it can be
-    passed to :meth:`pyg_dynbatch.core.Engine.of_cell`.
+    passed to :meth:`pyg_dynbatch.core.Engine.of_cell`. A layer calls it so, level by level, if it
+    has hooks or a different :meth:`forward`.
 
     Args:
         in_channels: Width of an input row.
@@ -45,6 +52,18 @@ class RecursiveCell(nn.Module, ABC):
 
     state_channels: tuple[int, ...]
     """Width of each part of a state; the first part is the hidden row, which is the default."""
+
+    _scheduled: ClassVar[dict[str, Any]] = {}
+    """The methods whose results :meth:`run_schedule` computes, as its class found them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "run_schedule" in vars(cls):
+            cls._scheduled = {
+                name: method
+                for name, method in inspect.getmembers(cls, inspect.isfunction)
+                if name not in _NO_MATHEMATICS and method is not getattr(nn.Module, name, None)
+            }
 
     def __init__(
         self,
@@ -101,8 +120,6 @@ class RecursiveCell(nn.Module, ABC):
 
     def no_input(self, like: Tensor) -> Float[Tensor, "one projected"]:
         """Return the projected row of a node without input, which is that of a row of zeros."""
-        if self._has_gates:
-            return self.bias[None]
         return self.project(like.new_zeros(1, self.in_channels))
 
     def drop_candidate(self, candidate: Tensor) -> Tensor:
@@ -135,19 +152,19 @@ class RecursiveCell(nn.Module, ABC):
 
         Returns:
             The states of all nodes, or ``None`` to run level by level.
+
+        Not called while the cell has hooks, or if a method is overridden after this one.
         """
         return None
 
     @property
     def is_recordable(self) -> bool:
         """Whether :meth:`run_recorded` computes what calls do: no hooks, no different forward."""
-        hooks = self._forward_hooks, self._forward_pre_hooks, self._backward_hooks
-        own = type(self).forward is RecursiveCell.forward and "forward" not in vars(self)
-        return own and not any((*hooks, self._backward_pre_hooks))
+        return calls_only(self, forward=RecursiveCell.forward)
 
     def run_recorded(self, schedule: Schedule, inputs: Tensor) -> States:
         """Compute the states of recorded calls, whose structure is known, in level order."""
-        states = self.run_schedule(schedule, inputs, level_order=True)
+        states = run_at_once(self, schedule, inputs, level_order=True)
         return run_levels(self, schedule, inputs, level_order=True) if states is None else states
 
     def forward(self, x: Tensor | None, *children: Any) -> Any:
@@ -220,6 +237,19 @@ def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Schedule)
     return torch.cat([inputs.index_select(0, leaf_inverse), inputs[shared:]])
 
 
+def run_at_once(
+    cell: RecursiveCell,
+    schedule: Schedule,
+    inputs: Tensor,
+    leaf_inverse: Tensor | None = None,
+    level_order: bool = False,
+) -> States | None:
+    """Run a whole schedule in the cell's faster way, unless its calls compute something else."""
+    if not calls_only(cell, **cell._scheduled):
+        return None
+    return cell.run_schedule(schedule, inputs, leaf_inverse, level_order)
+
+
 def run_levels(
     cell: RecursiveCell,
     schedule: Schedule,
@@ -231,17 +261,23 @@ def run_levels(
 ) -> States:
     """Run a cell over all levels: one product with all inputs, then one step per level.
 
-    Returns the states in node order or level order, or the rows ``chosen`` of the level order.
-    ``weight`` are factors of the states of children, see :func:`child_weights`.
+    A cell with hooks, or a different ``forward``, is called once per level instead. Returns the
+    states in node order or level order, or the rows ``chosen`` of the level order. ``weight`` are
+    factors of the states of children, see :func:`child_weights`.
     """
     arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
-    none = cell.no_input(inputs)
-    projected = cell.project(inputs[num_leaves:]).split(counts or [0])
+    leaf, compute, own = cell.leaf, cell.step, inputs[num_leaves:]
+    if calls_only(cell, forward=RecursiveCell.forward):
+        none, own = cell.no_input(inputs), cell.project(own)
+    else:
+        none = _checked_zeros(cell, inputs, sum(counts) < sum(step.size for step in steps[1:]))
+        leaf = compute = partial(_called, cell)
+    projected = own.split(counts or [0])
     leaves, missing = inputs[:num_leaves], (steps[0].size if steps else 0) - num_leaves
     if missing:
         # One row for each of them, so that dropout inside the cell is drawn for each.
         leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
-    states = cell.leaf(leaves)
+    states = leaf(leaves)
     store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
     store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
@@ -260,20 +296,40 @@ def run_levels(
                 factors = weight[start : start + children.size(0), None]
                 states = tuple(part * factors for part in states)
             given = _as_children(arity, states, segment_ids, size)
-            states = cell.step(rows[first : first + size], given)
+            states = compute(rows[first : first + size], given)
             token = store.write(token, step.results[0][1] + first, states)
     if len(steps) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training expects a gradient of every parameter on every rank.
         nothing = schedule.index[:0]
         given = _as_children(arity, store.read(token, nothing), nothing, 0)
-        token = store.write(token, 1, cell.step(projected[0][:0], given))
+        token = store.write(token, 1, compute(projected[0][:0], given))
     pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
     if chosen is not None:
         pick = chosen + 1
     elif not level_order:
         pick = schedule.rows_of(schedule.outputs["node"].rows)
     return store.read(token, pick, copy=True)
+
+
+def _checked_zeros(cell: RecursiveCell, inputs: Tensor, missing: bool) -> Tensor:
+    """Return the input row with which a cell is called for nodes without an input."""
+    if missing and ("no_input" in vars(cell) or type(cell).no_input is not RecursiveCell.no_input):
+        what = f"{type(cell).__name__}: overrides no_input, and has hooks or a different forward"
+        wanted = "one of the two, as calls pass a row of zeros to nodes without an input"
+        raise mismatch(ValueError, what, wanted, "nodes without an input", hint="inputs for all")
+    return inputs.new_zeros(1, cell.in_channels)
+
+
+def _called(cell: RecursiveCell, x: Tensor, children: Any = None) -> States:
+    """Compute states by a call of the cell, which runs its hooks."""
+    if isinstance(children, RaggedRows):
+        given = [children._replace(rows=_single_or_tuple(children.rows))]
+    else:
+        slots = zip(*(part.unbind(1) for part in children or ()), strict=True)
+        given = list(map(_single_or_tuple, slots))
+    found = cell(x, *given)
+    return found if isinstance(found, tuple) else (found,)
 
 
 def stored_dtypes(states: States) -> tuple[torch.dtype, ...]:

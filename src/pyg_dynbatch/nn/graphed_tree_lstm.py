@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.operation import calls_only, is_unchanged
 from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, schedule_of_shape
 from pyg_dynbatch.core.row_buffer import refuse_second_derivative
 from pyg_dynbatch.core.schedule import Schedule
@@ -178,7 +179,8 @@ class GraphedTreeLSTM(RecursiveLayer):
     Used like the layer itself, with the same parameters under the same names; values and gradients
     are the same up to rounding. A graph runs if the schedule contains its padded form, which loader
     workers compute: see :class:`~pyg_dynbatch.loader.Collater`. The layer itself runs for
-    batches that fit no shape, and while an earlier call waits for its backward pass. On a CPU the
+    batches that fit no shape, while an earlier call waits for its backward pass, and if the cell
+    has hooks, parametrizations, other submodules or overridden methods. On a CPU the
     same padded runs are computed without graphs, for tests; that gains nothing.
 
     An optimiser may change the parameters in place; moving them, or changing whether one requires
@@ -219,6 +221,10 @@ class GraphedTreeLSTM(RecursiveLayer):
         if not isinstance(layer.cell, NaryTreeLSTMCell | ChildSumTreeLSTMCell):
             what, wanted = "the layer is not a Tree-LSTM", "NaryTreeLSTM or ChildSumTreeLSTM"
             raise mismatch(TypeError, f"GraphedTreeLSTM: {what}", wanted, type(layer).__name__)
+        if not is_unchanged(layer, forward=RecursiveLayer.forward):
+            what, got = "the layer has hooks or overrides forward", type(layer).__name__
+            hint = "register the hooks on the GraphedTreeLSTM"
+            raise mismatch(ValueError, f"GraphedTreeLSTM: {what}", "neither", got, hint=hint)
         checked_count("GraphedTreeLSTM: max_graphs", max_graphs)
         super().__init__(layer.cell, layer.direction)
         self.buckets, self.max_graphs, self._recorder = buckets, max_graphs, recorder
@@ -242,10 +248,14 @@ class GraphedTreeLSTM(RecursiveLayer):
         parts: int,
     ) -> States | None:
         """Compute states by graphs if possible, otherwise as the layer does."""
-        form, states = padded_form(schedule), None
+        form, states, cell = padded_form(schedule), None, self.cell
+        if cell is not self._runs.cell:
+            self.clear()
         if form is None and self.buckets is not None and schedule.device.type == "cpu":
             form = padded_form(self.buckets.pad(schedule))
-        if form is not None and schedule.steps:
+        # Graphs repeat kernels only, not the Python of hooks and submodules.
+        can_repeat = not cell._modules and calls_only(cell, **cell._scheduled)
+        if form is not None and schedule.steps and can_repeat:
             place = form.level_position if level_order else form.node_position
             states = self._runs.run(spread_rows(x, leaf_inverse, schedule), form, place, parts)
         if states is None:

@@ -12,7 +12,7 @@ from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.row_buffer import check_no_transforms, check_precision, unsupported
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
-from pyg_dynbatch.nn.cell import RecursiveCell, States, run_levels, spread_rows
+from pyg_dynbatch.nn.cell import RecursiveCell, States, run_at_once, run_levels, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
@@ -200,7 +200,7 @@ class RecursiveLayer(MessagePassing):
         parts: int,
     ) -> States | None:
         """Compute at least the first parts of all states at once; None to run level by level."""
-        return self.cell.run_schedule(schedule, x, leaf_inverse, level_order)
+        return run_at_once(self.cell, schedule, x, leaf_inverse, level_order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""

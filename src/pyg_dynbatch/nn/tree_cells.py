@@ -13,9 +13,6 @@ from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 
-# Where the mathematics is that the fused functions repeat.
-_KNOWN = (__name__, RecursiveCell.__module__)
-
 
 def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
     """Fill weights as slices of one matrix with Glorot's uniform bound."""
@@ -56,11 +53,8 @@ class _TreeLSTMCell(RecursiveCell):
         level_order: bool = False,
     ) -> States | None:
         """Run a whole schedule in one autograd function; autocast applies to its products only."""
-        mathematics = (
-            getattr(type(self), name) for name in ("step", "project", "leaf", "no_input")
-        )
-        if not schedule.level_sizes or any(each.__module__ not in _KNOWN for each in mathematics):
-            return None  # a subclass with other mathematics runs level by level
+        if not schedule.level_sizes:
+            return None
         mask = precision = None
         if not self.shares_leaves:
             mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
@@ -73,11 +67,6 @@ class _TreeLSTMCell(RecursiveCell):
         weights = self.weight_input, self.weight_hidden, self.bias
         options = {"leaf_inverse": leaf_inverse, "level_order": level_order, "precision": precision}
         return fused_tree_lstm(schedule, inputs, weights, dropout_mask=mask, **options)
-
-    def leaf(self, x: Float[Tensor, "row feature"]) -> States:
-        """Compute leaves, for which the forget gates are not needed."""
-        width = 3 * self.out_channels
-        return self.step(functional.linear(x, self.weight_input[:width], self.bias[:width]), None)
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):
@@ -125,6 +114,8 @@ class NaryTreeLSTMCell(_TreeLSTMCell):
     ) -> None:
         checked_count(f"{type(self).__name__}: arity", arity)
         super().__init__(in_channels, out_channels, arity, forget_bias, recurrent_dropout)
+
+    run_schedule = _TreeLSTMCell.run_schedule  # repeats the step below
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""
@@ -190,6 +181,8 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(in_channels, out_channels, None, forget_bias, recurrent_dropout)
+
+    run_schedule = _TreeLSTMCell.run_schedule  # repeats the step below
 
     def step(self, projected: Float[Tensor, "row projected"], children: Any) -> States:
         """Compute the gates and the new state; see the class."""

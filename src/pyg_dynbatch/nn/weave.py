@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.nn.pair_sums import (
     code_rows,
     in_single,
@@ -358,8 +359,11 @@ class WeaveConv(nn.Module):
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Apply the linear map of f_AP: ``[atom, 2 * width]``, one part per position in a pair.
 
-        Batch normalisation needs all pairs of the mini-batch.
+        Batch normalisation needs all pairs of the mini-batch. The rows themselves, if hooks or
+        an override require that the modules of f_AP are called with the rows of pairs.
         """
+        if self._calls_between():
+            return x
         weight, bias = self.lin_ap.weight, self.lin_ap.bias
         weight = torch.cat(weight.split(self.atom_in, 1))
         parts = functional.linear(x, weight, torch.cat([torch.zeros_like(bias), bias]))
@@ -385,26 +389,54 @@ class WeaveConv(nn.Module):
         self, parts: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool = False
     ) -> Tensor:
         """Compute f_P from the result of :meth:`split` and the rows of the pairs."""
-        if self.norm == "layer":
+        if self._calls_between():
+            between = self._call_between(parts, pairs)
+        elif self.norm == "layer":
             both = order_gather(parts, pairs)
             between = self.norms["ap"](both).relu().sum(0)
         else:
             between = order_relu(parts, pairs)
-        weight_between, weight_own = self.lin_p.weight.split(
-            [self.lin_ap.out_features, self.lin_pp.out_features], 1
-        )
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
-        total = functional.linear(own, weight_own, self.lin_p.bias)
-        if coded:
-            total = code_rows(total, pairs)
-        if total.dtype == between.dtype == weight_between.dtype:
-            total = total.addmm_(between, weight_between.t())
+        if calls_only(self.lin_p, forward=nn.Linear.forward):
+            total = self._total(between, own, pairs, coded)
         else:
-            total = torch.addmm(total, between, weight_between.t())
+            own = code_rows(own, pairs) if coded else own
+            total = self.lin_p(torch.cat([between.to(own.dtype), own], 1))
         updated = self._activated("p", total, pairs, coded=False)
         if self.residual and self.pair_in == self.pair_out:
             updated = updated + (code_rows(pair, pairs) if coded else pair)
         return updated
+
+    def _total(self, between: Tensor, own: Tensor, pairs: Pairs, coded: bool) -> Tensor:
+        """Apply the linear map of f_P, to the second part once per code."""
+        weight_between, weight_own = self.lin_p.weight.split(
+            [self.lin_ap.out_features, self.lin_pp.out_features], 1
+        )
+        total = functional.linear(own, weight_own, self.lin_p.bias)
+        if coded:
+            total = code_rows(total, pairs)
+        if total.dtype == between.dtype == weight_between.dtype:
+            return total.addmm_(between, weight_between.t())
+        return torch.addmm(total, between, weight_between.t())
+
+    def _calls_between(self) -> bool:
+        norm = self.norm != "batch" or calls_only(
+            self.norms["ap"], forward=CountedBatchNorm.forward
+        )
+        return not (norm and calls_only(self.lin_ap, forward=nn.Linear.forward))
+
+    def _call_between(self, x: Tensor, pairs: Pairs) -> Tensor:
+        """Call the modules of f_AP with both orders of all pairs, and add the two."""
+        ends = [x.index_select(0, pairs.first), x.index_select(0, pairs.second)]
+        both = torch.cat([torch.cat(ends, 1), torch.cat(ends[::-1], 1)])
+        rows = self.lin_ap(both)
+        if self.norm == "batch":
+            # A pair of an atom with itself counts once, not twice.
+            counts = (_counts(pairs, False, rows.dtype) / 2).repeat(2)
+            rows = self.norms["ap"](rows, counts, pairs.num_entries)
+        elif self.norm == "layer":
+            rows = self.norms["ap"](rows)
+        return rows.relu().unflatten(0, (2, -1)).sum(0)
 
     def update_atoms(self, x: Tensor, total: Tensor) -> Tensor:
         """Compute f_A from atom rows and the sums over their pairs."""
@@ -424,7 +456,9 @@ class WeaveConv(nn.Module):
             rows = self.norms[name](rows, counts, total)
         elif self.norm == "layer":
             rows = self.norms[name](rows)
-        return rows.relu_()
+        # A hook may have kept the rows.
+        last = self.norms[name] if self.norm else getattr(self, f"lin_{name}")
+        return rows.relu_() if calls_only(last) else rows.relu()
 
     def _check(self, x: Tensor, pair: Tensor, pairs: Pairs, coded: bool) -> None:
         table = ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
@@ -470,7 +504,8 @@ class WeaveStack(nn.Module):
     The last module updates atoms only. With ``pair_block`` each module sums over blocks of pairs,
     and both passes recompute the rows of a block from the atoms: memory is proportional to the
     atoms and the block instead of the pairs, and results are the same up to rounding. Training with
-    batch normalisation, which needs all pairs at once, ignores ``pair_block``.
+    batch normalisation, which needs all pairs at once, ignores ``pair_block``; so do modules with
+    hooks or a different ``forward``, which are called as a whole.
 
     Args:
         atom_in: Width of an atom row.
@@ -529,6 +564,7 @@ class WeaveStack(nn.Module):
         """Compute the atom rows after the last module."""
         convs: Any = self.convs
         whole = self.training and convs[0].norm == "batch"
+        whole |= not all(calls_only(conv, forward=WeaveConv.forward) for conv in convs)
         if self.pair_block is not None and pairs.num_pairs > self.pair_block and not whole:
             return self._by_blocks(x, table, pairs, self.pair_block)
         pair = table

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
@@ -114,8 +115,11 @@ class TreeEncoder(nn.Module):
 
     def _distinct_leaves(self, token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
         """Find the distinct tokens of leaves, if computing equal leaves once pays off."""
-        # Equal leaves differ where each has its own dropout.
-        dropping = self.training and self.input_dropout.p > 0
+        # Equal leaves differ where each has its own dropout, or a hook may see each.
+        dropout = self.input_dropout
+        dropping = dropout.p > 0 and dropout.training
+        dropping |= not calls_only(dropout, forward=nn.Dropout.forward)
+        dropping |= not calls_only(self.embedding, forward=nn.Embedding.forward)
         leaves = schedule.level_inputs[0] if schedule.level_inputs else 0
         # On other devices the host would have to wait for the number of words.
         on_cpu = schedule.device.type == "cpu"

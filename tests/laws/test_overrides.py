@@ -1,0 +1,224 @@
+"""Laws of changed cells: hooks, reparametrised weights and overrides count in every batched run.
+
+A changed cell gives what a plain recursion through its ``__call__`` gives, while it is trained.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from pyg_dynbatch import blocks as td
+from pyg_dynbatch.autobatch import autobatch
+from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.padding import LevelBuckets
+from pyg_dynbatch.nn import GraphedTreeLSTM, NaryTreeLSTM, RecursiveCell, RecursiveLayer
+from tests.laws.cells import CELLS, IN, OUT, parts_of
+from tests.laws.changes import CHANGES, OVERRIDES, scaled
+from tests.nn.recursion import refused
+from tests.strategies import Dag, chain
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+]
+
+
+class Parts(RecursiveCell):
+    """A cell whose weights are in submodules."""
+
+    def __init__(self) -> None:
+        super().__init__(IN, OUT, None)
+        self.input, self.hidden = nn.Linear(IN, OUT), nn.Linear(OUT, OUT)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.input(x)
+
+    def step(self, projected: Tensor, children: Any) -> tuple[Tensor, ...]:
+        if children is None:
+            return (projected.tanh(),)
+        total = children._replace(rows=children.rows[0]).sum()
+        return ((projected + self.hidden(total)).tanh(),)
+
+
+MAKERS: dict[str, Callable[[], Any]] = {"parts": Parts}
+MAKERS |= {n: c.make for n, c in CELLS.items() if isinstance(c.make(), RecursiveCell)}
+MOST = ("parts", "nary_tree_lstm", "dagnn", "tree_gru")
+FEW = ("old weight_norm", "forward hook", "step of the object", "step_with_parts in a subclass")
+
+
+@contextmanager
+def changed(kind: str, change: str) -> Iterator[list[Any]]:
+    """Two equal cells with the same change."""
+    cells = []
+    with ExitStack() as stack:
+        if change == "global hook":
+            hook: Any = lambda m, x, found: scaled(found) if m in cells else None  # noqa: E731
+            stack.enter_context(register_module_forward_hook(hook))
+        for _ in range(2):
+            torch.manual_seed(0)
+            cell = MAKERS[kind]().double()
+            with torch.no_grad():
+                for parameter in cell.parameters():
+                    parameter.normal_(0.4, 0.15)
+            CHANGES[change](cell)
+            cells.append(cell)
+        yield cells
+
+
+class Recursion(nn.Module):
+    """Call a cell node by node; ``none`` is the input of a node without one."""
+
+    def __init__(self, cell: Any, none: Tensor | None) -> None:
+        super().__init__()
+        self.cell, self.none = cell, none
+
+    def forward(self, given: tuple[Dag, Tensor, list[bool]]) -> Tensor:
+        (dag, x, has_input), arity, states = given, self.cell.arity, {}
+        for node in dag.order:
+            below: list[Any] = [states[child] for child in dag.children[node]]
+            row = x[node] if has_input[node] else self.none if below else x.new_zeros(IN)
+            if below:
+                below = [below] if arity is None else below + [None] * (arity - len(below))
+            states[node] = self.cell(row, *below)
+        return torch.stack([parts_of(states[node])[0] for node in range(dag.num_nodes)])
+
+
+def by_layer(plain: Recursion, dag: Dag, x: Tensor, has_input: list[bool]) -> Tensor:
+    return RecursiveLayer(plain.cell)(x, schedule=schedule_of(plain.cell, dag, has_input))
+
+
+def by_graphs(plain: Recursion, dag: Dag, x: Tensor, has_input: list[bool]) -> Tensor:
+    schedule = schedule_of(plain.cell, dag, has_input)
+    padded = LevelBuckets.fit([schedule]).pad(schedule)
+    return GraphedTreeLSTM(RecursiveLayer(plain.cell))(x, schedule=padded)
+
+
+def by_autobatch(plain: Recursion, *given: Any) -> Tensor:
+    if "batched" not in vars(plain):
+        vars(plain)["batched"] = autobatch(plain)
+    return vars(plain)["batched"]([given])[0]
+
+
+def schedule_of(cell: Any, dag: Dag, has_input: list[bool]) -> Schedule:
+    given = torch.tensor(has_input)
+    return Schedule.from_structure(dag.edge_index, dag.num_nodes, arity=cell.arity, has_input=given)
+
+
+def train(kind: str, change: str, run: Callable[..., Tensor]) -> None:
+    """Train two equal models, and compare values and gradients at every step."""
+    is_chain = MAKERS[kind]().arity == 1
+    dag = chain(3) if is_chain else Dag(((), (), (0, 1), (2,), (), (2, 4)))
+    with changed(kind, change) as cells:
+        none = None if "no_input" in change else torch.zeros(IN, dtype=torch.float64)
+        models = [Recursion(cell, none) for cell in cells]
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+        for number in range(3):
+            has_input = [number < 2 or node % 2 == 0 for node in range(dag.num_nodes)]
+            x = torch.randn(dag.num_nodes, IN, dtype=torch.float64, requires_grad=True)
+            results = []
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.zero_grad()
+                x.grad = None
+                given = dag, x, has_input
+                h = model(given) if model is models[0] else run(model, *given)
+                (h * torch.linspace(-1, 2, h.numel()).view_as(h)).sum().backward()
+                named = [("x", x), *model.named_parameters()]
+                grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named}
+                results.append((h, grads))
+            torch.testing.assert_close(results[1], results[0], rtol=1e-8, atol=1e-8)
+            for optimizer in optimizers:
+                optimizer.step()
+
+
+def cases(whole: str, *kinds: str) -> list[Any]:
+    """List cells with their changes; all of one cell and a few of most others run every time."""
+    return [
+        pytest.param(kind, change, marks=[] if is_quick else pytest.mark.long)
+        for kind in dict.fromkeys((*filter(None, [whole]), *kinds))
+        for change in CHANGES
+        if change not in OVERRIDES or hasattr(MAKERS[kind](), change.split()[0])
+        for is_quick in [kind == whole or (kind in MOST and change in FEW)]
+    ]
+
+
+@pytest.mark.parametrize(("kind", "change"), cases("child_sum_tree_lstm", *MAKERS))
+def test_layers_are_the_recursion(kind: str, change: str) -> None:
+    train(kind, change, by_layer)
+
+
+@pytest.mark.parametrize(("kind", "change"), cases("", "parts", "nary_tree_lstm"))
+def test_autobatch_is_the_recursion(kind: str, change: str) -> None:
+    train(kind, change, by_autobatch)
+
+
+@pytest.mark.parametrize(("kind", "change"), cases("", "nary_tree_lstm"))
+def test_graphs_are_the_recursion(kind: str, change: str) -> None:
+    train(kind, change, by_graphs)
+
+
+def test_hooks_and_a_different_start_row_are_refused() -> None:
+    """A call cannot pass the row of a node without an input."""
+    with changed("child_sum_tree_lstm", "no_input of the object") as (cell, _):
+        cell.register_forward_hook(lambda *_: None)
+        schedule = schedule_of(cell, chain(3), [True, False, True])
+        x = torch.randn(3, IN, dtype=torch.float64)
+        layer = RecursiveLayer(cell)
+        refused(ValueError, lambda: layer(x, schedule=schedule), "overrides no_input", "has hooks")
+
+
+def test_graphs_of_a_layer_with_hooks_or_of_another_cell() -> None:
+    layer, dag = NaryTreeLSTM(IN, OUT).double(), chain(3)
+    schedule = schedule_of(layer.cell, dag, [True] * 3)
+    padded = LevelBuckets.fit([schedule]).pad(schedule)
+    graphed, x = GraphedTreeLSTM(layer), torch.randn(3, IN, dtype=torch.float64)
+    for _ in range(2):
+        torch.testing.assert_close(graphed(x, schedule=padded), layer(x, schedule=schedule))
+        assert graphed.num_graphs == 1
+        graphed.cell = layer.cell = NaryTreeLSTM(IN, OUT).double().cell
+    layer.register_forward_hook(lambda *_: None)
+    refused(ValueError, lambda: GraphedTreeLSTM(layer), "has hooks or overrides forward")
+
+
+LINEAR, IN_SEQUENCE, FULL = nn.Linear(5, 4), nn.Sequential(nn.Linear(5, 4), nn.Tanh()), td.FC(4)
+SPLIT = [(LINEAR, LINEAR), (IN_SEQUENCE, IN_SEQUENCE), (IN_SEQUENCE[0], IN_SEQUENCE), (FULL, FULL)]
+
+
+def attention(layer: nn.Module) -> td.Block:
+    """Rows of a list, each concatenated with one other row that all of them share."""
+    rows = {"a": td.Vector(3) >> td.Broadcast(), "k": td.Map(td.Vector(2))}
+    return rows >> td.ZipWith(td.Concat() >> layer) >> td.Sum()
+
+
+QUERY = {"a": [1, 2, 3], "k": [[1, 2], [3, 4]]}
+
+
+@pytest.mark.parametrize(("changed", "called"), SPLIT)
+def test_blocks_refuse_hooks_that_come_after_compiling(
+    changed: nn.Module, called: nn.Module
+) -> None:
+    """The compiled code computes products of parts."""
+    model = td.Compiler.create(attention(called))
+    before = model([QUERY]).output
+    handle = changed.register_forward_hook(lambda m, x, found: 2 * found)
+    refused(RuntimeError, lambda: model([QUERY]), "since the model was compiled")
+    handle.remove()
+    torch.testing.assert_close(model([QUERY]).output, before)
+
+
+class Louder(td.FC):
+    def _process(self, *rows: Any) -> Any:
+        return 2 * super()._process(*rows)
+
+
+def test_blocks_call_layers_that_compute_something_else() -> None:
+    layer = Louder(4)
+    on, off = (
+        td.Compiler.create(attention(layer), passes=p)([QUERY]).output
+        for p in (("split_linear",), ())
+    )
+    torch.testing.assert_close(on, off)
