@@ -63,11 +63,12 @@ def test_the_forest_is_that_of_scikit_learn(tmp_path: Path) -> None:
     found = task.predicted(task(batch))
     texts = [data.molecules[int(number)].smiles for number in data.indices("train")]
     for column in range(2):
-        gold = data.targets("train")[:, column].numpy()
+        gold = task.scale.scaled(data.targets("train"))[:, column].float().numpy()
         known = ~np.isnan(gold)
         forest = ensemble.RandomForestRegressor(500, random_state=3)
         forest.fit(described(texts, MorganCounts())[known], gold[known])
         expected = forest.predict(described(batch.smiles, MorganCounts()))
+        expected = expected * float(task.scale.deviation[column]) + float(task.scale.mean[column])
         np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-4)
 
 
