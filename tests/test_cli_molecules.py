@@ -18,10 +18,7 @@ from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import molecule_csv, trained
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
-    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 CONFIG = {
     "trainer": {**TRAINER, "max_epochs": 1},
@@ -434,6 +431,7 @@ FEATURIZE = "featurize --output o --input"
         (f"{FEATURIZE} some.csv --bad raise", "some.csv:3"),
         (f"{FEATURIZE} bad.csv", "bad"),
         (f"{FEATURIZE} some.csv --targets y", "y"),
+        (f"{FEATURIZE} some.csv --targets name name", "a target is named twice"),
         ("ensemble --config small.yaml", "--checkpoints or --members"),
         ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
     ],

@@ -35,11 +35,7 @@ from tests.molecules.molecules import (
 )
 from tests.training.helpers import OLD_NAME, last_of
 
-pytestmark = [
-    OLD_NAME,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
-]
+pytestmark = [OLD_NAME, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
 
 
 @pytest.mark.parametrize(
