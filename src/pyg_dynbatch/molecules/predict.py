@@ -453,7 +453,7 @@ class PredictionFiles:
     def _print(self, row: int, found: Float[np.ndarray, " number"]) -> bytes:
         if not self._is_text:
             return np.ascontiguousarray(found, dtype="<f4").tobytes()
-        return f"{row},{','.join(map(cell, found))}\n".encode()
+        return f"{row},{','.join(found.astype(str)).replace('nan', '')}\n".encode()
 
     def _write_note(self, *files: Any) -> None:
         if self.identity is None:

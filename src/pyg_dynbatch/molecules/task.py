@@ -168,10 +168,10 @@ class AveragedProperties(nn.Module):
         pairs: Any = zip(self.scales, outputs, strict=True)
         values = torch.stack([scale.restored(output) for scale, output in pairs])
         if self.kind == "regression":
-            return self.scale.scaled(values.mean(0)).to(outputs.dtype)
+            return self.scale.scaled(values.mean(0)).float()
         # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
         mean = F.logsigmoid(values).logsumexp(0) - F.logsigmoid(-values).logsumexp(0)
-        return self.scale.scaled(mean).to(outputs.dtype)
+        return self.scale.scaled(mean).float()
 
 
 class MoleculeProperty(Task):
