@@ -45,7 +45,7 @@ def trees(checkpoints: Sequence[str], device: str) -> Service:
     def answer(examples: list[Any]) -> list[Any]:
         found = predictor.predict(examples)
         names = ("prediction", "probability")
-        return rows({name: found[name][found["is_root"]].tolist() for name in names})
+        return rows({name: found[name][found["is_root"]] for name in names})
 
     return Service("tree", predictor.read, answer)
 
@@ -60,9 +60,10 @@ def molecules(checkpoints: Sequence[str], device: str) -> Service:
     return Service("smiles", predictor.featurizer, answer)
 
 
-def rows(columns: dict[str, list[Any]]) -> list[Any]:
+def rows(columns: dict[str, Any]) -> list[Any]:
     """Turn columns into one dictionary per row."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    listed = (column.tolist() for column in columns.values())
+    return [dict(zip(columns, row, strict=True)) for row in zip(*listed, strict=True)]
 
 
 def load_service(name: str, device: str) -> Service:

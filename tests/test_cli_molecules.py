@@ -18,10 +18,7 @@ from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import molecule_csv, trained
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
-    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 CONFIG = {
     "trainer": {**TRAINER, "max_epochs": 1},
@@ -77,7 +74,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_fit_then_both_ways_to_predict(folder: Path, fitted: Path) -> None:
     shutil.copytree(fitted, folder, dirs_exist_ok=True)
     said = Path("output.txt").read_text(encoding="utf-8")
-    assert re.search(r"^test/scaled_rmse: \d+\.\d{4}$", said, re.MULTILINE)
+    assert re.search(r"^test/scaled_rmse: \d+\.\d+$", said, re.MULTILINE)
     written = dict(re.findall(r"^([a-z ]+): +(runs/\S+)$", said, re.MULTILINE))
     assert list(written) == [
         *("checkpoint", "metrics", "predictions", "split"),
@@ -219,7 +216,7 @@ def test_fit_from_a_packed_folder_alone(folder: Path, capsys) -> None:
     capsys.readouterr()
     assert run("fit", "--config", "packed.yaml") == 0
     said = capsys.readouterr().out
-    assert re.search(r"^test/scaled_rmse: \d+\.\d{4}$", said, re.MULTILINE)
+    assert re.search(r"^test/scaled_rmse: \d+\.\d+$", said, re.MULTILINE)
     best = re.findall(r"^checkpoint: +(\S+)$", said, re.MULTILINE)[0]
     argv = ["predict", "--checkpoint", best, "--input", "some.csv", "--output", "o.csv"]
     assert run(*argv) == 0
@@ -434,6 +431,7 @@ FEATURIZE = "featurize --output o --input"
         (f"{FEATURIZE} some.csv --bad raise", "some.csv:3"),
         (f"{FEATURIZE} bad.csv", "bad"),
         (f"{FEATURIZE} some.csv --targets y", "y"),
+        (f"{FEATURIZE} some.csv --targets name name", "a target is named twice"),
         ("ensemble --config small.yaml", "--checkpoints or --members"),
         ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
     ],

@@ -124,3 +124,10 @@ def test_documents_can_be_nested_a_thousand_levels(tmp_path: Path) -> None:
 def test_shares_that_leave_no_split_are_refused(shares: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="at least 0, in sum below 1"):
         DocumentFileData("all.jsonl", "y", **shares)
+
+
+def test_a_number_that_is_always_the_same_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"x": 1, "y": 0.1}\n' * 9, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"nothing to learn[\s\S]*0.1 in all"):
+        assert DocumentFileData(str(path), "y", overrides={"$.y": "number"}).schema

@@ -47,7 +47,7 @@ def documents(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_learns_and_names_classes(here: Path) -> None:
-    assert "test/accuracy: 1.0000" in (here / "output.txt").read_text()
+    assert "test/accuracy: 1.000" in (here / "output.txt").read_text()
     rows = rows_of("runs/small/version_0/predictions.csv")
     assert list(rows[0]) == [
         *("example", "document", "prediction", "probability_large", "probability_small", "target")

@@ -18,7 +18,7 @@ def molecule(atoms: int, row: int) -> MoleculeData:
     x[:, 1] = torch.rand(atoms, generator=generator) * 1e-3
     x[:, 2] = torch.randint(-128, 128, (atoms,), generator=generator)
     code = torch.randint(0, 256, (atoms * (atoms + 1) // 2,), generator=generator)
-    y = torch.tensor([[row + 0.25, float("nan")]])
+    y = torch.tensor([[row / 3, float("nan")]], dtype=torch.double)
     whole = torch.tensor([[row / 3, float("nan"), 1e30]])
     fields = {"y": y, "smiles": "é" * atoms, "row": row, "descriptor": whole}
     return MoleculeData(x, code.to(torch.uint8), **fields)

@@ -16,10 +16,7 @@ from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv
 from tests.test_cli_molecules import CONFIG
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
-    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 TABLE = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
 

@@ -49,7 +49,7 @@ def test_a_sound_molecule_is_valid(atoms):
         ({"descriptor": torch.zeros(2, 3)}, "descriptor is missing or invalid"),
         ({"descriptor": torch.zeros(1, 3).double()}, "got:      float64 tensor [1, 3]"),
         ({"descriptor": torch.tensor([[0.0, torch.inf]])}, "got:      inf for descriptor 1"),
-        ({"y": torch.zeros(2)}, "y is missing or invalid.\n  expected: float32 [1, task]"),
+        ({"y": torch.zeros(2)}, "y is missing or invalid.\n  expected: float64 or float32 [1"),
         ({"y_mask": None}, "y_mask is missing or invalid.\n  expected: bool [1, 2]"),
         ({"y_mask": torch.ones(1, 2, dtype=torch.bool)}, "got:      nan for task 0"),
     ],

@@ -383,10 +383,10 @@ def test_a_part_with_one_class(tmp_path: Path, part: str, lines: list[str]) -> N
         MoleculeFileData(str(path), ["y"], "binary", split=options, reading=QUIET).setup("fit")
     assert "split.method stratified" in str(caught.value)
     MoleculeFileData(str(path), ["y", "z"], split=options, reading=QUIET).setup("fit")
-    assert any(
-        line.startswith("constant targets of the") and "1 of 2 properties (y)" in line
-        for line in lines
-    )
+    constant = [line for line in lines if line.startswith("constant targets of the train split")]
+    assert constant[-1].endswith("1 of 2 properties (y), which are not standardised")
+    with pytest.raises(ValueError, match="a target is named twice"):
+        MoleculeFileData(str(path), ["y", "y"], split=options, reading=QUIET).setup("fit")
 
 
 def test_only_one_target_needs_no_name(tmp_path: Path) -> None:

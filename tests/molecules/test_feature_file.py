@@ -64,9 +64,10 @@ def test_rows_of_an_array_belong_to_the_records_of_a_file(tmp_path: Path) -> Non
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    file = write(tmp_path / "twice.csv", "smiles,a\nCO,1\nCO,2\n")
-    with pytest.raises(ValueError, match=r"twice with different numbers[\s\S]*records 0 and 1"):
-        FeatureFile(file)
+    for low, high in ((1, 2), (1e-9, 2e-9)):
+        file = write(tmp_path / "twice.csv", f"smiles,a\nCO,{low}\nCO,{high}\n")
+        with pytest.raises(ValueError, match=r"twice with different numbers[\s\S]*records 0 and 1"):
+            FeatureFile(file)
     with pytest.raises(ValueError, match="records do not fit"):
         FeatureFile(file, records=file)
     with pytest.raises(FileNotFoundError, match="there is no such file"):

@@ -67,7 +67,7 @@ def test_facts(dataset):
     assert dataset.featurizer_spec == {"option": "plain"}
     assert dataset.pair_table == Letters().pair_table
     assert dataset.num_atoms.tolist() == [data.num_nodes for data in wanted()]
-    assert dataset.targets.dtype == np.float32
+    assert dataset.targets.dtype == np.float64
     assert np.array_equal(
         dataset.targets, torch.cat([data.y for data in wanted()]).numpy(), equal_nan=True
     )

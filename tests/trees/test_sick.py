@@ -18,8 +18,6 @@ from pyg_dynbatch.training import OptimizerOptions, PredictionTable
 from pyg_dynbatch.trees.models import mean_score
 from tests.training.helpers import SIZES, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The variance of predictions or target is close")
-
 
 @pytest.fixture
 def raw(samples: Path, tmp_path: Path) -> Path:

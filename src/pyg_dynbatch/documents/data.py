@@ -83,7 +83,8 @@ def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch
     """Merge documents, traced or not, with their targets into a batch."""
     documents, targets = zip(*examples, strict=True)
     batch: Any = empty_batch(Data)
-    batch.plan, batch.y = collater(documents), torch.tensor(targets)
+    # Through NumPy, which keeps the digits of numbers.
+    batch.plan, batch.y = collater(documents), torch.from_numpy(np.array(targets))
     batch._num_graphs = len(examples)
     return batch
 
@@ -167,7 +168,11 @@ class DocumentFileData(SplitDataModule):
         common = {"documents": documents, "label": self.label}
         if self.is_number:
             values = [self._label(*pair) for pair in self.documents["train"]]
-            scale = {"mean": float(np.mean(values)), "deviation": float(np.std(values)) or 1.0}
+            if min(values) == max(values):
+                what, got = "there is nothing to learn from the label", f"{values[0]} in all"
+                expected = "two different numbers in the training documents"
+                raise mismatch(ValueError, what, expected, got, where=self.file)
+            scale = {"mean": float(np.mean(values)), "deviation": float(np.std(values))}
             return {**common, "scale": scale}
         if (got := self.overrides.get(path, "categories")) not in ("categories", "ignore"):
             what, expected = "the override of the label cannot be used", "number or categories"

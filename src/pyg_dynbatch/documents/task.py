@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torchmetrics import MeanSquaredError, Metric
+from torchmetrics import Metric
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown, block_of
@@ -17,6 +17,7 @@ from pyg_dynbatch.blocks.schema import DocumentSchema, category_of
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.ensemble import AveragedNetwork
+from pyg_dynbatch.training.exact import Agreement, rmse
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import (
     SAME_CONFIGURATION,
@@ -87,9 +88,7 @@ class DocumentPrediction(Task):
         self.scale: dict[str, float] | None = scale
         self.main_metric = "accuracy" if scale is None else "rmse"
         self.classes = [x if type(x) is str else category_of(x) for x in classes]
-        kind = (
-            partial(RatioMetric, 0) if scale is None else partial(MeanSquaredError, squared=False)
-        )
+        kind = partial(RatioMetric, 0) if scale is None else partial(Agreement, rmse)
         self.scores = nn.ModuleDict({f"{stage}_score": kind() for stage in STAGES})
 
     @classmethod
@@ -122,7 +121,7 @@ class DocumentPrediction(Task):
     def _restored(self, output: Float[Tensor, "document 1"]) -> Float[Tensor, " document"]:
         """Convert outputs to values in the units of the label."""
         scale = cast("dict[str, float]", self.scale)
-        return output[:, 0].float() * scale["deviation"] + scale["mean"]
+        return output[:, 0].double() * scale["deviation"] + scale["mean"]
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Predict every document.

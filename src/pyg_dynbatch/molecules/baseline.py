@@ -61,6 +61,10 @@ class Baseline(nn.Module):
         train, val = (self._described(texts[data.indices(part)]) for part in ("train", "val"))
         self.inputs.fit(torch.from_numpy(train))
         names, parts = data.molecules.task_names, [data.targets("train"), data.targets("val")]
+        if self.kind == "regression":
+            # scikit-learn compares variances with an epsilon; and sums of float32 are exact, so
+            # that no rounding decides between equal splits of a tree.
+            parts = [self.scale.scaled(part).float() for part in parts]
         self.models = [
             self._fitted(name, self._scaled(train), gold.numpy(), self._scaled(val), held.numpy())
             for name, gold, held in zip(names, *(part.unbind(1) for part in parts), strict=True)
@@ -70,9 +74,10 @@ class Baseline(nn.Module):
         """Return scaled values, logits, or log-probabilities, as a network does."""
         x = self._scaled(self._described(batch.smiles))
         values = torch.from_numpy(np.stack([self._predicted(m, x) for m in self.models], 1)).float()
+        values = values.to(self.scale.mean.device)
         if self.kind == "regression":
-            return self.scale.scaled(values.to(self.scale.mean.device))
-        chance = values.clamp(_LEAST, 1 - _LEAST).to(self.scale.mean.device)
+            return values
+        chance = values.clamp(_LEAST, 1 - _LEAST)
         return chance[..., 1].logit() if self.kind == "binary" else chance.log().flatten(1)
 
     def _described(self, texts: Iterable[str]) -> Float32[np.ndarray, "molecule descriptor"]:
@@ -88,7 +93,7 @@ class Baseline(nn.Module):
     def _scaled(self, rows: Float32[np.ndarray, "molecule descriptor"]) -> np.ndarray:
         if self.method == "forest":
             return np.nan_to_num(rows)
-        return self.inputs.cpu()(torch.from_numpy(rows)).numpy()
+        return self.inputs.cpu()(torch.from_numpy(rows)).double().numpy()
 
     def _fitted(
         self, name: str, x: np.ndarray, gold: np.ndarray, val: np.ndarray, held: np.ndarray
@@ -170,12 +175,13 @@ class BaselineCLI(TaskCLI):
         if self.checkpoint is not None:  # for its split; the weights are not used
             self.take_split(self.contents, self.checkpoint)
             self.config_init["test"]["ckpt_path"] = None
+        data.setup("fit")  # checks the targets, as 'fit' does
         task.fit_targets(data.targets("train"))
         seed = int(self.config["test"]["seed_everything"])
         task.network = Baseline(data, self.method, task.scale, seed)
         self.trainer.validate(task, data, verbose=False)
         name = f"val/{task.main_metric}"
-        print(f"{name}: {float(self.trainer.callback_metrics[name]):.4f}")
+        print(f"{name}: {float(self.trainer.callback_metrics[name]):#.4g}")
 
 
 BASELINES = {method: partial(BaselineCLI, method) for method in METHODS}

@@ -152,7 +152,7 @@ def featurize_record(
     targets = record.targets if num_tasks is None else record.targets[:num_tasks]
     if targets:
         values = [np.nan if value is None else value for value in targets]
-        data.y = torch.tensor([values], dtype=torch.float32)
+        data.y = torch.tensor([values], dtype=torch.float64)
         data.y_mask = ~torch.isnan(data.y)
     return data
 

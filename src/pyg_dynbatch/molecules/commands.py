@@ -398,18 +398,18 @@ class _Writer:
         found = explain(self.predictor, molecule, self.task, self.options.label)
         labels = atom_labels(mol)
         rows = [
-            (str(atom), element, f"{found.leave_one_out[i]:.6g}", f"{found.gradient[i]:.6g}")
+            (str(atom), element, f"{found.leave_one_out[i]:.9g}", f"{found.gradient[i]:.9g}")
             for i, (atom, element) in enumerate(labels)
         ]
         self.atoms.writerows([record.row, *row] for row in rows)
         ends, bonds = found.pair_index.T.tolist(), found.pair_bonds.tolist()
         for (first, second), far, value in zip(ends, bonds, found.pair_gradient, strict=True):
             numbers = [labels[first][0], labels[second][0]]
-            self.pairs.writerow([record.row, *numbers, far, f"{value:.6g}"])
+            self.pairs.writerow([record.row, *numbers, far, f"{value:.9g}"])
         yield self._draw(record, mol, found)
         given = (self.predictor.schema, self.predictor.sets)
         named = named_columns(self.predictor.predict([molecule]), *given)
-        yield _table([(name, f"{column[0]:.4g}") for name, column in named.items()])
+        yield _table([(name, f"{column[0]:.9g}") for name, column in named.items()])
         if rows:
             atoms = _table(rows, _ATOM_COLUMNS)
             yield f"<details><summary>atoms</summary>\n{atoms}</details>\n"
@@ -419,7 +419,7 @@ class _Writer:
         values = getattr(found, self.options.method)
         shown = found.strongest_pairs(self.options.pairs)
         of = f"{self.unit} of " if self.unit else ""
-        caption = f"{of}{self.task}: {found.value:.4g}"
+        caption = f"{of}{self.task}: {found.value:.9g}"
         for kind in {"svg", self.options.picture}:
             content = draw_attributions(mol, values, shown, caption=caption, format=kind)
             if kind == self.options.picture:

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.training.exact import ExactBuffers
 
 
-class ConformalSets(nn.Module):
+class ConformalSets(ExactBuffers):
     r"""Intervals and sets that hold the target of a new molecule with a chosen probability.
 
     The score of a molecule is :math:`|y - \hat y|` for a value, :math:`1 - \hat p_y` for a class.
@@ -41,7 +42,7 @@ class ConformalSets(nn.Module):
             raise mismatch(ValueError, what, "between 0 and 1, such as 0.9", coverage)
         self.schema = schema
         self.coverage = coverage
-        self.register_buffer("margin", torch.full((schema.num_tasks,), math.nan))
+        self.register_buffer("margin", torch.full((schema.num_tasks,), math.nan).double())
 
     @property
     def fitted(self) -> bool:

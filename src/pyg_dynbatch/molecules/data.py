@@ -40,8 +40,8 @@ class MoleculeData(Data):
     ``pair_code``  [N (N + 1) / 2]    uint8    row of the pair table         dim 0
     ``descriptor`` [1, descriptor],   float32  descriptors of the whole      dim 0
                    optional                    molecule, NaN where unknown
-    ``y``          [1, task],         float32  targets, NaN where missing    dim 0
-                   optional
+    ``y``          [1, task],         float64, targets, NaN where missing    dim 0
+                   optional           float32
     ``y_mask``     [1, task], with    bool     where a target is known       dim 0
                    ``y``
     ``smiles``     str, optional      str      as it was given               list
@@ -161,7 +161,9 @@ class MoleculeData(Data):
             row = self.descriptor
             _check_values(*texts, torch.isinf(row), row, "for descriptor {1}", where)
         if "y" in self or "y_mask" in self:
-            self._check_form("y", torch.float32, (1, None), "float32 [1, task]", where)
+            single = getattr(self.get("y"), "dtype", None) == torch.float32
+            kind = torch.float32 if single else torch.float64
+            self._check_form("y", kind, (1, None), "float64 or float32 [1, task]", where)
             form = f"bool {list(self.y.shape)}, the shape of y"
             self._check_form("y_mask", torch.bool, self.y.shape, form, where)
             wrong = self.y_mask & ~torch.isfinite(self.y)

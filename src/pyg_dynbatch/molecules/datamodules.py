@@ -223,18 +223,24 @@ class MoleculeDataModule(SplitDataModule):
             raise self._error(what, expected, got, self._where, "--data.init_args.kind binary")
 
     def _check_parts(self) -> None:
-        """Report targets that are constant in a split; raise an error if all of its classes are."""
+        """Report targets that are constant in a split; raise an error if none can be learned."""
         names = self.molecules.task_names
         splits: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
         for split in splits:
-            constant = [*_constant(self.targets(split).numpy(), names)]
-            if len(constant) == len(names) and self.kind != "regression":
+            found = _constant(self.targets(split).numpy(), names)
+            constant, values = [*found], self.kind == "regression"
+            if values and (unknown := [name for name in found if not len(found[name])]):
+                what, got = "the training split has no target of a property", ", ".join(unknown)
+                hint = "leave it out of the targets, or different fractions"
+                raise self._error(what, "at least one of each", f"none of {got}", self._where, hint)
+            if len(constant) == len(names) and not values:
                 what, got = f"all targets of the {split} split are constant", f"none of {names}"
                 hint = "--data.init_args.split.method stratified, or different fractions"
                 raise self._error(what, "at least two different values", got, self._where, hint)
             if constant:
                 shown = ", ".join(constant[:_SHOWN]) + ", …" * (len(constant) > _SHOWN)
                 share = f"{len(constant)} of {len(names)} properties ({shown})"
+                share += ", which are not standardised" * values
                 rank_zero_info(f"constant targets of the {split} split: {share}")
 
     def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:

@@ -181,8 +181,8 @@ class MoleculeNet(PackedMolecules):
         >>> folder = Path(tempfile.mkdtemp())
         >>> size = (folder / "freesolv.csv").write_text("iupac,smiles,expt,calc\nx,CO,-5.1,-3\n")
         >>> dataset = MoleculeNet(None, "FreeSolv", raw_dir=folder, verify=False)
-        >>> dataset.task_names, dataset.task_type, dataset[0].y
-        (('expt',), 'regression', tensor([[-5.1000]]))
+        >>> dataset.task_names, dataset.task_type, dataset[0].y.tolist()
+        (('expt',), 'regression', [[-5.1]])
     """
 
     def __init__(
@@ -282,8 +282,8 @@ class NCI(PackedMolecules):
 
     Example:
         >>> nci = NCI()
-        >>> nci[0].smiles, nci[0].y
-        ('CC1=CC(=O)C=CC1=O', tensor([[34.1400]]))
+        >>> nci[0].smiles, nci[0].y.tolist()
+        ('CC1=CC(=O)C=CC1=O', [[34.14]])
     """
 
     task_type = "regression"

@@ -224,13 +224,14 @@ class FeatureFile(MoleculeDescriptors):
         self.file = file
         self.rows = finite_or_nan(rows)
         self.row_of: dict[str, int] = {}
+        size = 1e-4 * np.abs(np.nan_to_num(self.rows)).max(0, initial=0)  # of the column
         for number, record in enumerate(listed):
             text = record.smiles
             if text is None:  # of an SDF file
                 text = canonical_smiles(parse_mol_block(record.block or ""))
             first = self.row_of.setdefault(text, number)
             pair = self.rows[first], self.rows[number]
-            if first != number and not np.allclose(*pair, 1e-3, 1e-4, True):
+            if first != number and not np.allclose(*pair, 1e-3, size, True):
                 what = "FeatureFile: a molecule occurs twice with different numbers"
                 where = f"{file}, records {first} and {number}"
                 raise mismatch(ValueError, what, "one row per molecule", text, where=where)

@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
@@ -24,7 +25,7 @@ FORMATS = {
 }
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 MISSING = ("", "nan", "na")
-_LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which targets are kept
+_LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which networks compute
 
 # Without the second bracket, a line such as ">5 <100" is a value, not the header of a field.
 _FIELD = re.compile(r">[^<]*<(.*)>")
@@ -129,6 +130,9 @@ def read_molecules(
         raise mismatch(TypeError, what, "a list of names", repr(target_columns), hint=hint)
     kind = _format_of(str(path), format)
     targets = tuple(target_columns or ())
+    if twice := [name for name, count in Counter(targets).items() if count > 1]:
+        what = "read_molecules: a target is named twice"
+        raise mismatch(ValueError, what, "different columns", ", ".join(twice), where=path)
     if kind in ("smi", "sdf") and (smiles_column or name_column):
         what = f"read_molecules: {kind} files have no columns of SMILES or names"
         got, expected = smiles_column or name_column, "smiles_column and name_column for csv, tsv"

@@ -10,15 +10,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchmetrics.functional import (
-    mean_absolute_error,
-    mean_squared_error,
-    r2_score,
-    spearman_corrcoef,
-)
-from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.training.exact import average_precision, r2, rmse, spearman, varies
 from pyg_dynbatch.training.predictions import Columns, write_table
 from pyg_dynbatch.training.report import FILES, panels
 from pyg_dynbatch.visualize import draw_calibration, draw_parity, save_figure
@@ -46,36 +40,31 @@ def property_scores(
 ) -> dict[str, float]:
     """Measure the predictions of one property; NaN where a metric is not defined."""
     known = ~torch.isnan(target)
-    guess, gold = prediction[known].double().cpu(), target[known].double().cpu()
+    guess, gold = (each[known].double().cpu().numpy() for each in (prediction, target))
     scores = dict.fromkeys(METRICS[kind], _NAN)
-    if gold.numel() == 0:
+    if gold.size == 0:
         return scores
-    label = gold.long()
     if kind == "regression":
         guess = guess[:, 0]
-        scores["rmse"] = float(mean_squared_error(guess, gold, squared=False))
+        scores["rmse"] = rmse(guess, gold)
         scores["scaled_rmse"] = scores["rmse"] / deviation
-        scores["mae"] = float(mean_absolute_error(guess, gold))
-        if _varies(gold):
-            scores["r2"] = float(r2_score(guess, gold))
-        if _varies(gold) and _varies(guess):
-            scores["spearman"] = float(spearman_corrcoef(guess, gold))
+        scores["mae"] = float(np.abs(guess - gold).mean())
+        scores["r2"], scores["spearman"] = r2(guess, gold), spearman(guess, gold)
     elif kind == "binary":
-        scores["accuracy"] = float(((guess[:, 0] > 0.5) == (label == 1)).double().mean())
-        if _varies(gold):
-            scores["roc_auc"] = float(binary_auroc(guess[:, 0], label))
-            scores["prc_auc"] = float(binary_average_precision(guess[:, 0], label))
+        scores["accuracy"] = float(((guess[:, 0] > 0.5) == (gold == 1)).mean())
+        if varies(gold):
+            scores["roc_auc"] = _area(guess[:, 0], gold == 1)
+            scores["prc_auc"] = average_precision(guess[:, 0], gold == 1)
     else:
-        scores["accuracy"] = float((guess.argmax(1) == label).double().mean())
+        scores["accuracy"] = float((guess.argmax(1) == gold).mean())
         # The mean over the classes for which the area is defined.
-        parts = [(guess[:, c], label == c) for c in range(guess.size(1)) if _varies(label == c)]
-        areas = [binary_auroc(chance, is_class.long()) for chance, is_class in parts]
-        scores["roc_auc"] = float(torch.stack(areas).mean()) if areas else _NAN
+        areas = [_area(chance, gold == c) for c, chance in enumerate(guess.T) if varies(gold == c)]
+        scores["roc_auc"] = float(np.mean(areas)) if areas else _NAN
     return scores
 
 
-def _varies(values: Tensor) -> bool:
-    return values.unique().numel() > 1
+def _area(score: np.ndarray, positive: np.ndarray) -> float:
+    return float(weighted_area(score, positive, np.ones((1, score.size)))[0])
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,7 @@ class ScoredSplit:
         found = []
         for column in self.target.unbind(1):
             known = column[~column.isnan()]
-            single = self.schema.kind == "binary" and not _varies(known)
+            single = self.schema.kind == "binary" and not varies(known.numpy())
             reason = "single class" if single else "counted"
             found.append(reason if known.numel() else "no target")
         return found
@@ -214,7 +203,7 @@ def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
     gold, guess = split.target.double().numpy(), split.prediction.double().numpy()
     for panel, task in zip(axes, drawn, strict=True):
         score, status = table[main][task], table["status"][task]
-        found = status if np.isnan(score) else f"{main} {score:.3f}"
+        found = status if np.isnan(score) else f"{main} {score:.4g}"
         title = f"{table['task'][task]}\n{found}, {table['molecules'][task]:,} molecules"
         if schema.kind == "regression":
             draw_parity(panel, gold[:, task], guess[:, task], title)

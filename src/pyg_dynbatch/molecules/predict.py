@@ -32,7 +32,7 @@ from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty, property_columns
 from pyg_dynbatch.samplers import pack_in_order
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
-from pyg_dynbatch.training.predictions import checked_device, numbered_columns
+from pyg_dynbatch.training.predictions import cell, checked_device, numbered_columns
 
 
 class Predicted(NamedTuple):
@@ -176,7 +176,7 @@ class MoleculePredictor:
 
     def _passes(self, task: MoleculeProperty, batch: Any) -> Iterator[Tensor]:
         if not self.dropout:
-            yield task.predicted(task(batch)).float()
+            yield task.predicted(task(batch))
             return
         layers = _dropout_layers(task)
         cuda = [self.device] if self.device.type == "cuda" else []
@@ -191,7 +191,7 @@ class MoleculePredictor:
                     with torch.cuda.device(device):
                         torch.cuda.manual_seed(0)
                 for _ in range(self.dropout):
-                    yield task.predicted(task(batch)).float()
+                    yield task.predicted(task(batch))
         finally:
             for layer in layers:
                 layer.eval()
@@ -247,10 +247,8 @@ def predict_stream(
         errors = {error.row: error for error in piece.errors}
         molecules = packing.unpack(piece.arrays, np.arange(len(piece.arrays["row"])))
         found = predictor.predict(molecules, fingerprints)
-        texts = (
-            [f"{value:.6g}" if isinstance(value, float) else str(value) for value in column]
-            for column in named_columns(found, predictor.schema, predictor.sets).values()
-        )
+        columns = named_columns(found, predictor.schema, predictor.sets).values()
+        texts = ([cell(value) or "nan" for value in column] for column in columns)
         for number, cells in enumerate(zip(*texts, strict=True)):
             record = waiting.popleft()
             mark = None if found.fingerprint is None else found.fingerprint[number]
@@ -264,8 +262,8 @@ def predict_stream(
 
 def named_columns(
     found: Predicted, schema: MoleculeSchema, sets: ConformalSets | None = None
-) -> dict[str, list[Any]]:
-    """List the entries of all columns of predictions by name."""
+) -> dict[str, np.ndarray]:
+    """Return all columns of predictions by name."""
     values = torch.from_numpy(found.values)
     columns = property_columns(values, schema)
     if sets is not None:
@@ -455,8 +453,7 @@ class PredictionFiles:
     def _print(self, row: int, found: Float[np.ndarray, " number"]) -> bytes:
         if not self._is_text:
             return np.ascontiguousarray(found, dtype="<f4").tobytes()
-        cells = ("" if value != value else f"{value:.6g}" for value in found.tolist())
-        return f"{row},{','.join(cells)}\n".encode()
+        return f"{row},{','.join(found.astype(str)).replace('nan', '')}\n".encode()
 
     def _write_note(self, *files: Any) -> None:
         if self.identity is None:

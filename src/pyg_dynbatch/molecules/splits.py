@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float64, Int64
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, write_atomically
@@ -679,7 +679,7 @@ def make_split(
     return Split.read(_given(options, "file"))
 
 
-def _labels(molecules: PackedMolecules, target: str | None) -> Float32[np.ndarray, " molecule"]:
+def _labels(molecules: PackedMolecules, target: str | None) -> Float64[np.ndarray, " molecule"]:
     names = molecules.task_names
     if target is None and len(names) == 1:
         target = names[0]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
@@ -24,7 +24,7 @@ from pyg_dynbatch.molecules.features import KINDS
 from pyg_dynbatch.molecules.files import BadMolecule
 from pyg_dynbatch.molecules.pair_table import PairTable
 
-FORMAT = "pyg_dynbatch.molecules.3"
+FORMAT = "pyg_dynbatch.molecules.4"
 HEADER = "store.json"
 BUILD_AGAIN = "delete it and build the data set again"
 PARTS = "part-" + "[0-9a-f]" * 16  # folders of a build that is not finished
@@ -69,7 +69,7 @@ class AtomPacking:
         no_atoms = np.empty((0, self.width), np.float32)
         x = np.concatenate([no_atoms, *(one.x.numpy() for one in molecules)])
         codes = [one.pair_code.numpy() for one in molecules]
-        targets = np.full((len(molecules), self.num_tasks), np.nan, np.float32)
+        targets = np.full((len(molecules), self.num_tasks), np.nan)
         for number, one in enumerate(molecules):
             if self.num_tasks and getattr(one, "y", None) is not None:
                 targets[number] = np.where(one.y_mask.numpy(), one.y.numpy(), np.nan)
@@ -320,7 +320,7 @@ class PackedMolecules(Dataset[MoleculeData]):
         return np.array(self.arrays["descriptor"])
 
     @cached_property
-    def targets(self) -> Float32[np.ndarray, "molecule task"]:
+    def targets(self) -> Float64[np.ndarray, "molecule task"]:
         """Targets, NaN where one is missing."""
         return np.array(self.arrays["y"])
 

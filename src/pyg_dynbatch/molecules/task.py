@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torchmetrics import CatMetric
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.conformal import ConformalSets
@@ -21,6 +20,7 @@ from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.elastic import sampler_of
+from pyg_dynbatch.training.exact import ExactBuffers, Rows
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import SAME_CONFIGURATION, Task
 
@@ -33,10 +33,11 @@ _REGRESSION_LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.smooth_l1_l
 _VERSIONS = ("featurizer.rdkit", "featurizer.pyg_dynbatch")
 
 
-class TargetScale(nn.Module):
+class TargetScale(ExactBuffers):
     """Scale targets to mean 0 and standard deviation 1, and predictions back.
 
-    For labels the deviation is 1 over the temperature.
+    It computes in double precision: the differences between targets may be far smaller than the
+    targets. For labels the deviation is 1 over the temperature.
     """
 
     mean: Tensor
@@ -44,16 +45,18 @@ class TargetScale(nn.Module):
 
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(num_tasks))
-        self.register_buffer("deviation", torch.ones(num_tasks))
+        self.register_buffer("mean", torch.zeros(num_tasks).double())
+        self.register_buffer("deviation", torch.ones(num_tasks).double())
 
     def fit(self, targets: Float[Tensor, "molecule task"]) -> None:
-        """Measure mean and standard deviation of the known targets of every property."""
+        """Measure mean and deviation of the known targets; of a constant it is taken to be 1."""
         exact = targets.double()
         mean = exact.nanmean(0).nan_to_num(0.0)
         deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
+        first = exact.nan_to_num(math.inf).amin(0)  # a rounded mean may differ from all targets
+        varies = (exact > first).any(0)
         self.mean.copy_(mean)
-        self.deviation.copy_(torch.where(deviation > 1e-8, deviation, torch.ones_like(deviation)))
+        self.deviation.copy_(torch.where(varies, deviation, 1.0))
 
     def calibrate(
         self, logits: Float[Tensor, "molecule task"], target: Float[Tensor, "molecule task"]
@@ -69,7 +72,7 @@ class TargetScale(nn.Module):
             middle = (low + high) / 2
             slope = (score * ((score * middle.exp()).sigmoid() - label)).sum(0)
             low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
-        self.deviation.copy_(1 / (-(low + high) / 2).exp().float())
+        self.deviation.copy_(1 / (-(low + high) / 2).exp())
 
     def scaled(self, values: Float[Tensor, "molecule task"]) -> Float[Tensor, "molecule task"]:
         """Convert values to the scale of the model."""
@@ -165,10 +168,10 @@ class AveragedProperties(nn.Module):
         pairs: Any = zip(self.scales, outputs, strict=True)
         values = torch.stack([scale.restored(output) for scale, output in pairs])
         if self.kind == "regression":
-            return self.scale.scaled(values.mean(0))
+            return self.scale.scaled(values.mean(0)).float()
         # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
         mean = F.logsigmoid(values).logsumexp(0) - F.logsigmoid(-values).logsumexp(0)
-        return self.scale.scaled(mean)
+        return self.scale.scaled(mean).float()
 
 
 class MoleculeProperty(Task):
@@ -262,7 +265,7 @@ class MoleculeProperty(Task):
         self.register_buffer("positive", torch.ones(known.num_tasks))
         self.register_buffer("task_weight", torch.tensor(weights).float(), persistent=False)
         # One row per molecule: outputs, then targets, of which some are NaN.
-        self.evaluated = CatMetric("disable")
+        self.evaluated = Rows()
         self.tested: ScoredSplit | None = None
 
     @classmethod
@@ -343,7 +346,7 @@ class MoleculeProperty(Task):
         if self.schema.kind == "multiclass":
             return exact.unflatten(1, (self.schema.num_tasks, -1)).softmax(-1).view_as(exact)
         values = self.scale.restored(exact)
-        return values if self.schema.kind == "regression" else values.sigmoid()
+        return values if self.schema.kind == "regression" else values.sigmoid().to(exact)
 
     def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Log the loss of a batch; collect outputs and targets unless it is of training."""
@@ -355,8 +358,7 @@ class MoleculeProperty(Task):
         loss, terms = summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
         self.log_loss(stage, loss, terms, batch)
         if stage != "train":
-            rows = output.detach().float()
-            self.evaluated.update(torch.cat([rows, batch.y.to(rows)], 1))
+            self.evaluated.update(output, batch.y.to(output.device))
         return loss, terms
 
     def on_validation_epoch_end(self) -> None:
@@ -388,7 +390,7 @@ class MoleculeProperty(Task):
     def _collected(self) -> tuple[Tensor, Tensor]:
         rows, tasks = self.evaluated.compute().cpu(), self.schema.num_tasks
         self.evaluated.reset()
-        return rows[:, :-tasks], rows[:, -tasks:]
+        return rows[:, :-tasks].float(), rows[:, -tasks:]
 
     def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
         prediction = self.predicted(output.to(self.scale.mean.device)).cpu()

@@ -379,7 +379,7 @@ class TaskCLI(LightningCLI):
         name = f"test/{self.model.main_metric}"
         found = self.trainer.callback_metrics.get(name)
         if found is not None:
-            self.results = [f"{name}: {float(found):.4f}", *self.model.notes()]
+            self.results = [f"{name}: {float(found):#.4g}", *self.model.notes()]
 
     def before_test(self) -> None:
         """Replace the model with the average of an ensemble."""

@@ -127,9 +127,8 @@ def _add_run(path: Path, settings: str, count: int, number: int, done: Mapping[s
         runs = read_repeated(path, settings, count)
         for model, folder in done.items():
             for task, metric, value in tested_scores(folder):
-                # Rounded as in the table, so that the order of the runs makes no difference.
                 each = runs.setdefault((model, task, metric), [None] * count)
-                each[number] = float(f"{value:.6g}")
+                each[number] = value
         write_repeated(path, runs, settings)
 
 
@@ -176,7 +175,7 @@ def write_repeated(path: Path, runs: Runs, settings: str) -> None:
     names = [*_FACTS, *(f"run_{number}" for number in range(1, count + 1))]
     rows = []
     for key, each in runs.items():
-        cells = ["" if value is None else f"{value:.6g}" for value in each]
+        cells = ["" if value is None else repr(value) for value in each]
         rows.append([*key, count - cells.count(""), *_spread(each), settings, *cells])
     columns = (np.array(column, dtype=object) for column in zip(*rows, strict=True))
     write_table(path, dict(zip(names, columns, strict=True)))

@@ -146,22 +146,23 @@ def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def numbered_columns(columns: Mapping[str, Any], first_class: int = 0) -> dict[str, list[Any]]:
-    """List the entries of every column; several values per row become several columns."""
-    listed: dict[str, list[Any]] = {}
+def numbered_columns(columns: Mapping[str, Any], first_class: int = 0) -> Columns:
+    """Divide every column with several values per row into several columns."""
+    divided: Columns = {}
     for name, value in columns.items():
-        if value.ndim == 1:
-            listed[name] = value.tolist()
-        else:
-            parts = enumerate(value.T, first_class)
-            listed |= {f"{name}_{number}": part.tolist() for number, part in parts}
-    return listed
+        each = np.asarray(value)
+        parts = enumerate(each.T, first_class)
+        divided |= {f"{name}_{n}": part for n, part in parts} if each.ndim > 1 else {name: each}
+    return divided
 
 
 def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
     """Write columns to a CSV file atomically."""
     listed = numbered_columns(columns, first_class)
-    cells = [[_cell(name, entry) for entry in entries] for name, entries in listed.items()]
+    target = listed.get("target")
+    if target is not None and target.dtype.kind == "i":  # a class, -1 if unknown
+        listed["target"] = np.where(target == -1, "", target.astype(str))
+    cells = [list(map(cell, column)) for column in listed.values()]
     opened = atomic_file(path, newline="", encoding="utf-8")
     with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
         writer = csv.writer(file)
@@ -170,7 +171,8 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
     return Path(path)
 
 
-def _cell(name: str, entry: int | float | str) -> str:
-    if (name == "target" and entry in (-1, None)) or entry != entry:
-        return ""
-    return f"{entry:.6g}" if isinstance(entry, float) else str(entry)
+def cell(entry: Any) -> str:
+    """Write a number with the fewest digits that give it back, and NaN as an empty cell."""
+    if isinstance(entry, float | np.floating):
+        return "" if entry != entry else str(entry).removesuffix(".0")
+    return str(entry)

@@ -1,7 +1,6 @@
 """Lightning modules of trees: classification of nodes, relatedness of pairs, and their metrics."""
 
 import inspect
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch_geometric.data import Batch
-from torchmetrics import MeanSquaredError, Metric, PearsonCorrCoef, SpearmanCorrCoef
+from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.ensemble import AveragedNetwork
+from pyg_dynbatch.training.exact import Agreement, mse, pearson, spearman
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.report import FILES, panels
 from pyg_dynbatch.training.task import (
@@ -43,11 +43,8 @@ def polarity_hits(
 
 def agreement_metrics() -> dict[str, Metric]:
     """Return metrics of predicted scores: Pearson's r, Spearman's rho, mean squared error."""
-    with warnings.catch_warnings():
-        # It keeps every score of the pass; a pass is a few thousand pairs.
-        warnings.filterwarnings("ignore", message="Metric `SpearmanCorrcoef`")
-        spearman = SpearmanCorrCoef()
-    return {"pearson": PearsonCorrCoef(), "spearman": spearman, "mse": MeanSquaredError()}
+    formulas = {"pearson": pearson, "spearman": spearman, "mse": mse}
+    return {name: Agreement(formula) for name, formula in formulas.items()}
 
 
 class TreeTask(Task):

@@ -1,0 +1,293 @@
+"""Laws of units: scaled and shifted targets change only numbers that have the unit."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyg_dynbatch.documents.data import DocumentFileData
+from pyg_dynbatch.documents.task import DocumentPrediction
+from pyg_dynbatch.molecules.baseline import Baseline
+from pyg_dynbatch.molecules.conformal import ConformalSets
+from pyg_dynbatch.molecules.files import read_molecules
+from pyg_dynbatch.molecules.metrics import ScoredSplit, task_table
+from pyg_dynbatch.molecules.predict import MoleculePredictor, column_names, predict_stream
+from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.molecules.task import AveragedProperties, TargetScale
+from pyg_dynbatch.tasks import MoleculeFileData, SplitOptions
+from pyg_dynbatch.training.exact import Agreement, average_precision, pearson, r2, spearman
+from pyg_dynbatch.training.predictions import PredictionTable, write_table
+from pyg_dynbatch.training.report import RunReport
+from tests.console import TRAINER, prepare, rows_of, run
+from tests.molecules.batches import TABLE
+from tests.molecules.molecules import QUIET, SMILES, best_by, property_task
+from tests.strategies import few
+from tests.training.helpers import trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
+
+UNITS = [(1e-9, 0.0), (1e9, 0.0), (1.0, 1e6), (1e-9, 1e6), (1e9, -1e6)]
+"""Pairs: factor, and what is added before, where the deviation of the targets is about 1."""
+unit = st.sampled_from(UNITS)
+
+
+def converted(values: Any, factor: float, shift: float) -> Any:
+    return (values + shift) * factor
+
+
+def close(found: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def assert_in_unit(name: str, found: Any, wanted: Any, factor: float, shift: float) -> None:
+    """Compare a column by its name, which says whether it has the unit, and its zero."""
+    base = name.rpartition("/")[2]
+    if base.startswith(("prediction", "target", "low", "high")):
+        found = np.asarray(found) / factor - shift
+    elif base.startswith(("rmse", "mae", "width", "deviation")):
+        found = np.asarray(found) / factor
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def drawn(seed: int, count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    """Predictions and targets of two properties, of which some are unknown."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randn(count, 2, generator=generator, dtype=torch.double)
+    guess = target + torch.randn(count, 2, generator=generator, dtype=torch.double)
+    target[::7, 0] = math.nan
+    return guess, target
+
+
+@few(20)
+@given(unit=unit, seed=st.integers(0, 9))
+def test_reports_and_intervals(unit: tuple[float, float], seed: int) -> None:
+    schema = MoleculeSchema({}, 1, TABLE, ("y_1", "y_2"))
+    tables, margins = [], []
+    for factor, shift in ((1.0, 0.0), unit):
+        guess, target = (converted(each, factor, shift) for each in drawn(seed))
+        sets, scale = ConformalSets(schema, 0.8), TargetScale(2)
+        scale.fit(target)
+        sets.fit(guess, target)
+        margins.append(sets.columns(guess))
+        measured = sets.measured(guess, target)
+        split = ScoredSplit(guess, target, schema, scale.deviation, sets=measured)
+        tables.append(task_table(split, 20))
+    for name in ("r2", "spearman", "rmse", "mae", "scaled_rmse", "rmse_low", "coverage", "width"):
+        wanted, found = (table[name][:2].astype(float) for table in tables)
+        assert_in_unit(name, found, wanted, *unit)
+    for name, column in margins[0].items():
+        assert_in_unit(name, margins[1][name], column, *unit)
+
+
+@few(20)
+@given(unit=unit, seed=st.integers(0, 9))
+def test_scale_and_average(unit: tuple[float, float], seed: int) -> None:
+    guess, target = drawn(seed)
+    scaled = []
+    for factor, shift in ((1.0, 0.0), unit):
+        scale = TargetScale(2).half()
+        scale.fit(converted(target, factor, shift))
+        scaled.append(scale.scaled(converted(guess, factor, shift)))
+        members = [(torch.nn.Identity(), scale)] * 2
+        average = AveragedProperties(members, scale, "regression", 2)
+        restored = scale.restored(average(scaled[0].float()))
+        close(restored / factor - shift, guess)
+    close(*scaled)
+
+
+def test_a_constant_alone_is_not_scaled() -> None:
+    target = torch.tensor([[0.1, 1e-30], [0.1, 2e-30], [0.1, 3e-30]], dtype=torch.double)
+    scale = TargetScale(2)
+    scale.fit(target)
+    assert scale.deviation[0] == 1
+    close(scale.scaled(target)[:, 1], [-(1.5**0.5), 0, 1.5**0.5])
+
+
+@few(20)
+@given(seed=st.integers(0, 9), factor=st.sampled_from([1e-9, 1e-4, 1.0, 1e9]))
+def test_metrics_of_nearly_equal_values(seed: int, factor: float) -> None:
+    guess, gold = (each[:, 1].numpy() for each in drawn(seed))
+    for formula, guessed in ((pearson, 5 + factor * guess), (r2, guess), (spearman, guess)):
+        metric = Agreement(formula)
+        for part in range(0, 40, 7):
+            pair = guessed[part : part + 7], gold[part : part + 7]
+            metric.update(*map(torch.from_numpy, pair))
+        close(metric.compute(), formula(guess, gold))
+    rank = np.argsort(np.argsort(guess)), np.argsort(np.argsort(gold))
+    close(spearman(guess, gold), np.corrcoef(*rank)[0, 1])
+    order = np.argsort(-guess)
+    hits = (gold > 0)[order]
+    precision = np.cumsum(hits) / np.arange(1, 41)
+    close(average_precision(guess, gold > 0), precision[hits].mean())
+    ties = np.array([2.0, 2.0, 1.0]), np.array([True, False, True])
+    close(average_precision(*ties), 0.5 * 1 / 2 + 0.5 * 2 / 3)
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@few(30)
+@given(values=st.lists(numbers, min_size=1, max_size=5), single=st.booleans())
+def test_a_table_gives_all_digits_back(
+    values: list[float], single: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with np.errstate(over="ignore"):
+        column = np.array(values, np.float32 if single else np.float64)
+    columns = {"target": column, "number": column.astype(object)}
+    path = write_table(tmp_path_factory.getbasetemp() / "table.csv", columns)
+    rows = rows_of(path)
+    for name in columns:
+        assert np.array_equal(np.array([row[name] for row in rows], column.dtype), column)
+
+
+def molecule_file(folder: Path, factor: float, shift: float) -> Path:
+    """Write molecules with two targets in a unit."""
+    generator = np.random.default_rng(0)
+    lines = ["smiles,y_1,y_2"]
+    for number, text in enumerate(SMILES):
+        values = np.array([len(text) / 4 + generator.normal(), number % 7])
+        lines.append(",".join([text, *map(repr, converted(values, factor, shift).tolist())]))
+    path = folder / "regression.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def run_in(folder: Path, unit: tuple[float, float]) -> Path:
+    """Train, choose a checkpoint, test, predict from it alone, and fit a baseline."""
+    folder.mkdir(exist_ok=True)
+    path = molecule_file(folder, *unit)
+    split = SplitOptions(fractions=(0.5, 0.25, 0.25), seed=0, leakage=False)
+    sizes: Any = {"split": split, "batch_size": 16, "reading": QUIET}
+    data = MoleculeFileData(str(path), ["y_1", "y_2"], **sizes)
+    torch.manual_seed(0)
+    task, keeper = property_task(data, coverage=0.5), best_by("rmse_y_1", "min")
+    callbacks = [keeper, PredictionTable(str(folder)), RunReport(resamples=10)]
+    process = trainer(folder, 4, callbacks=callbacks)
+    process.fit(task, datamodule=data)
+    (folder / "best.csv").write_text(f"epoch\n{keeper.best_model_path[-4:]}\n")
+    process.test(task, datamodule=data, ckpt_path=keeper.best_model_path, verbose=False)
+    process.predict(task, data, return_predictions=False, ckpt_path=keeper.best_model_path)
+    predictor = MoleculePredictor([keeper.best_model_path])
+    streamed = predict_stream(read_molecules(path), predictor)
+    rows = [dict(zip(column_names(predictor), row.cells, strict=True)) for row in streamed]
+    write_table(
+        folder / "stream.csv", {name: np.array([r[name] for r in rows]) for name in rows[0]}
+    )
+    task.network = Baseline(data, "linear", task.scale)
+    process.test(task, datamodule=data, verbose=False)
+    assert task.tested is not None
+    write_table(folder / "baseline.csv", task_table(task.tested, 10))
+    return folder
+
+
+def assert_same_in_units(plain: Path, other: Path, unit: tuple[float, float]) -> None:
+    """Compare all tables of two folders, cell by cell."""
+    paths = sorted(path.relative_to(plain) for path in plain.rglob("*.csv"))
+    for path in paths:
+        if path.name == "regression.csv":
+            continue
+        for found, wanted in zip(rows_of(other / path), rows_of(plain / path), strict=True):
+            for name, text in wanted.items():
+                try:
+                    numbers = float(found[name]), float(text)
+                except ValueError:
+                    assert found[name] == text or name == "settings", (path, name)
+                    continue
+                if name.startswith(("mean", "deviation", "run_")):  # of repeated runs
+                    name = wanted.get("metric", name)
+                assert_in_unit(name, *numbers, *unit)
+
+
+def test_a_run(tmp_path: Path) -> None:
+    plain, other = (run_in(tmp_path / str(n), u) for n, u in enumerate([(1.0, 0.0), (1e-9, 1e6)]))
+    assert len(list(plain.rglob("*.csv"))) == 7
+    assert_same_in_units(plain, other, (1e-9, 1e6))
+
+
+SMALL_RUN = {
+    "model": {
+        "class_path": "MoleculeProperty",
+        "init_args": {"hidden": 6, "atom_out": 8, "readout": "sum", "head": [8], "dropout": 0.2},
+    },
+    "checkpoint": {"monitor": "val/rmse_y_1", "mode": "min"},
+    "data": {
+        "class_path": "MoleculeFileData",
+        "init_args": {
+            "file": "regression.csv",
+            "targets": ["y_1", "y_2"],
+            "split": {"fractions": [0.5, 0.25, 0.25]},
+            "batch_size": 8,
+        },
+    },
+}
+STOPPING = {"class_path": "EarlyStopping", "init_args": {"monitor": "val/rmse_y_2", "patience": 1}}
+
+
+def commands_in(folder: Path, unit: tuple[float, float], patch: pytest.MonkeyPatch) -> Path:
+    """Run all commands that write numbers in the unit of the targets."""
+    settings = {**TRAINER, "max_epochs": 3, "callbacks": [STOPPING]}
+    prepare(folder, patch, {"trainer": settings, **SMALL_RUN})
+    molecule_file(folder, *unit)
+    assert run("fit", "--config", "small.yaml", "--model.init_args.coverage", "0.5") == 0
+    assert run("ensemble", "--config", "small.yaml", "--members", "2") == 0
+    best = [f"runs/small/version_{number}/best.ckpt" for number in range(3)]
+    predict = ["predict", "--input", "regression.csv", "--checkpoint"]
+    assert run(*predict, best[0], "--output", "one.csv", "--narrow") == 0
+    assert run(*predict, *best[1:], "--output", "two.csv", "--narrow", "--dropout", "2") == 0
+    assert run(*predict, best[0], "--output", "shards", "--narrow", "--shard", "0/1") == 0
+    assert run("merge", "shards") == 0
+    options = ["--config", "small.yaml", "--times", "2", "--baselines", "--output", "repeated.csv"]
+    assert run("repeat", *options) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        return commands_in(tmp_path_factory.mktemp("plain"), (1.0, 0.0), patch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("unit", [(1e-9, 0.0), (1e9, -1e6)])
+def test_commands(
+    plain: Path, tmp_path: Path, unit: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_same_in_units(plain, commands_in(tmp_path, unit, monkeypatch), unit)
+    assert len(list(plain.rglob("*.csv"))) > 20
+
+
+@pytest.mark.parametrize(
+    "unit", [(1e-9, 1e6), *(pytest.param(unit, marks=pytest.mark.long) for unit in UNITS)]
+)
+def test_numbers_of_documents(tmp_path: Path, unit: tuple[float, float]) -> None:
+    folders = []
+    for number, each in enumerate([(1.0, 0.0), unit]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        values = [(n * 0.37) % 2 - 1 for n in range(40)]
+        lines = [json.dumps({"x": x, "y": converted(x, *each)}) for x in values]
+        (folder / "all.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        data = DocumentFileData(
+            str(folder / "all.jsonl"), "y", overrides={"$.y": "number"}, batch_size=8
+        )
+        torch.manual_seed(0)
+        task = DocumentPrediction(data.schema, width=4)
+        process = trainer(folder, 2, callbacks=[PredictionTable(str(folder))])
+        process.fit(task, datamodule=data)
+        process.test(task, datamodule=data, verbose=False)
+        process.predict(task, data, return_predictions=False)
+        rows = rows_of(folder / "predictions.csv")
+        columns = {
+            name: np.array([float(r[name]) for r in rows]) for name in ("prediction", "target")
+        }
+        write_table(folder / "predictions.csv", columns)
+        folders.append(folder)
+    assert len(list(folders[0].rglob("*.csv"))) == 2
+    assert_same_in_units(*folders, unit)
