@@ -25,6 +25,7 @@ def run_examples(
             results.append(function(example))
         return results
     hub, results = getcurrent(), [None] * len(examples)
+    waiting: set[int | None] = set()
     wanted: list[Lazy] = []
 
     def suspend(value: Lazy) -> None:
@@ -35,6 +36,11 @@ def run_examples(
         session.example = number
         torch.set_grad_enabled(grad)
 
+    def turn(number: int, fiber: Any, *given: Any) -> None:
+        results[number] = fiber.switch(*given)
+        (waiting.discard if fiber.dead else waiting.add)(number)
+        session.table.watch.turn_ends(number, waiting)
+
     session.suspend = suspend
     running = []
     try:
@@ -42,13 +48,13 @@ def run_examples(
             session.example = number
             fiber = greenlet(function)
             running.append((number, fiber))
-            results[number] = fiber.switch(example)
+            turn(number, fiber, example)
         while running := [(number, fiber) for number, fiber in running if not fiber.dead]:
             session.flush(needed=[value._number for value in wanted])
             session.fetch(wanted)
             wanted.clear()
             for number, fiber in running:
-                results[number] = fiber.switch()
+                turn(number, fiber)
     finally:
         session.suspend = None
         for _, fiber in running:

@@ -201,7 +201,10 @@ class AutoBatch(nn.Module):
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
             tuple(map(_code_of, self.modules())),
-            tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
+            tuple(
+                (n, t.dtype, None if is_lazy(t) else t.shape, t.requires_grad)
+                for n, t in tensors.items()
+            ),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip

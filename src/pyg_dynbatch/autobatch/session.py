@@ -59,6 +59,7 @@ class Session:
         self.root, self.table, self.policy = root, table, policy
         table.tensors.clear()
         table.tensors.update(tensors)
+        table.watch.start()
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
         self.grad = torch.is_grad_enabled()
@@ -69,9 +70,11 @@ class Session:
         self.code: list[int] = []
         self.starts: list[int] = []  # of each record
         self.count = 0  # values made
+        self.needs_grad = bytearray()  # of each value, whether gradients flow back from it
         self.outside: dict[Site, list[Any]] = {}
-        # Rows from outside that were met before, by identity, and numbers by their value.
-        self.known: dict[int, tuple[Lazy, Tensor, int]] = {}
+        # Rows from outside that were met before, by identity, and numbers by their value;
+        # with their versions, or copies where torch counts no changes.
+        self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
@@ -148,6 +151,10 @@ class Session:
         self.code += reads
         first, kinds, build = self.count, site.kinds, site.build
         self.count = first + len(kinds)
+        needs = site.gradient
+        if needs is None:  # as its arguments
+            needs = any(map(self.needs_grad.__getitem__, reads))
+        self.needs_grad += (b"\1" if needs and self.grad else b"\0") * len(kinds)
         if build is None:
             return Lazy(self, first, kinds[0])
         if len(kinds) == 2:
@@ -223,29 +230,38 @@ class Session:
 
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Return the value of a tensor that the model did not compute; each object once."""
-        number, numbers = None, self.numbers.get(tensor.dtype)
+        number, numbers, found = None, self.numbers.get(tensor.dtype), self.known.get(id(tensor))
         if numbers is not None and tensor.dim() == 0 and tensor.is_cpu:
             # Numbers are kept by their value, others by identity.
             number = tensor.item()
             if (row := numbers.get(number)) is not None:
                 return row
-        elif (found := self.known.get(id(tensor))) is not None:
+        elif found is not None and isinstance(found[2], int):
             self._check_version(tensor, found[2])
             return found[0]
+        elif found is not None and tensor.is_cpu and torch.equal(tensor, found[2]):
+            return found[0]
         self._check_device(tensor)
-        # Nothing counts the changes of a tensor of inference mode: each use is a new row.
-        counted = not tensor.is_inference()
+        kept = self._kept(tensor) if number is None else tensor
         site = self.table.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
         rows = self.outside.setdefault(site, [])
-        rows.append((tensor if counted else tensor.clone()) if number is None else number)
+        rows.append(kept if number is None else number)
         row = self.record(site, ())
+        self.needs_grad[-1] = tensor.requires_grad
         if numbers is not None and number is not None:
             numbers[number] = row
-        elif counted:
-            # The tensor is kept, so that its identity is not given to a different one.
-            self.known[id(tensor)] = row, tensor, tensor._version
-            self.unread.append((tensor, tensor._version))
+        else:  # the tensor is kept, so that its identity is not given to a different one
+            self.known[id(tensor)] = row, tensor, tensor._version if kept is tensor else kept
         return row
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """Return what holds the content of a tensor until the next flush: itself, or a copy."""
+        # Changes of tensors of inference mode and of the memory of numpy are not counted.
+        if tensor.is_inference() or not tensor.untyped_storage().resizable():
+            with torch.set_grad_enabled(self.grad):
+                return tensor.clone()
+        self.unread.append((tensor, tensor._version))
+        return tensor
 
     def _check_device(self, tensor: Tensor) -> None:
         if tensor.device != self.device:
@@ -265,11 +281,11 @@ class Session:
         """Return the values of all rows of a tensor that the model did not compute."""
         self._check_device(rows)
         site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
-        if not rows.is_inference():
-            self.unread.append((rows, rows._version))
         if len(rows):
-            self.outside.setdefault(site, []).append(Block(rows))
-        return [self.record(site, ()) for _ in range(len(rows))]
+            self.outside.setdefault(site, []).append(Block(self._kept(rows)))
+        made = [self.record(site, ()) for _ in range(len(rows))]
+        self.needs_grad[self.count - len(made) :] = bytes([rows.requires_grad]) * len(made)
+        return made
 
     def _unrecorded(self, target: Any, argument: Any) -> Any:
         """Leave a module open that takes a Python object; raise for a function."""
@@ -335,6 +351,7 @@ class Session:
         """
         if not self.starts and not self.pending.site.size:
             return
+        self.check_state()
         # What fails from here on belongs to all examples.
         example, self.example, self.failed = self.example, None, True
         self.table.engine.to(self.device)
@@ -344,7 +361,7 @@ class Session:
         self.unread.clear()
         recording, ACTIVE.session = ACTIVE.session, None
         try:
-            with torch.set_grad_enabled(self.grad):
+            with torch.set_grad_enabled(self.grad), self.table.watch.ignored(example):
                 moved = [part.to(self.device) for part in parts]
                 run_plan(moved, self.run, self.table.modules, outside)
         finally:
@@ -352,6 +369,18 @@ class Session:
         self.example, self.outside, self.failed = example, {}, False
         self.parts += parts
         self.flushes += 1
+
+    def check_state(self) -> None:
+        """Raise an error if the model has changed since its calls were recorded."""
+
+        def read() -> set[str]:
+            recorded = {self.code[start] for start in self.starts} | {*self.pending.site.tolist()}
+            specs = [self.table.sites[number].spec for number in recorded]
+            names = {spec.target for spec in specs if spec and isinstance(spec.target, str)}
+            keys = (part for spec in specs if spec for part in spec.key)
+            return names | {part.name for part in keys if isinstance(part, Shared)}
+
+        self.table.watch.check(self.example, read)
 
     def plan(
         self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
@@ -435,6 +464,7 @@ class Session:
         """Drop values and rows, which refer to this session in a cycle."""
         for held in (self.known, self.numbers, self.emitted, self.outside, self.content):
             held.clear()
+        self.table.watch.forget()
         self.run = Run(self.table.engine)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:

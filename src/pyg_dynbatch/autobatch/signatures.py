@@ -8,6 +8,7 @@ have a site without a spec. Its ``Signature`` is what the engine calls.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import RANDOM, ROW, fast_form
 from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
+from pyg_dynbatch.autobatch.state import Fingerprint, Watch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
@@ -79,6 +81,7 @@ class Site:
         None  # the result of a call; None if it is one row
     )
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
+    gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
 
 
 NOTE = "  in autobatch: "
@@ -99,16 +102,25 @@ class Table:
         self.by_key: dict[Any, Site] = {}
         self.by_spec: dict[Spec, Site] = {}
         self.row_types: list[TensorType] = []
+        self.samples: list[Tensor] = []  # of each row type, without content
         self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
         self.engine = Engine(Operations())
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
+        self.watch = Watch(self.modules)
         self._arrays: dict[str, np.ndarray] = {}
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What traces of the model depend on."""
+        return Fingerprint.of(self.modules, self.tensors)
 
     def outside_of(self, row_type: TensorType) -> Site:
         """Return the site of rows of a type that the model did not compute."""
         if row_type not in self.outside:
             site = self.outside[row_type] = Site(len(self.sites), (len(self.row_types),))
             self.row_types.append(row_type)
+            facts: Any = {"dtype": row_type.dtype, "device": "meta"}
+            self.samples.append(torch.empty(row_type.shape or (), **facts))
             self.sites.append(site)
         return self.outside[row_type]
 
@@ -124,7 +136,8 @@ class Table:
         recording, ACTIVE.session = ACTIVE.session, None
         ACTIVE.examining = True
         try:
-            examined = self._examine(spec, module, device, name, where)
+            with self.watch.ignored(recording and recording.example):
+                examined = self._examine(spec, module, device, name, where)
         except ReadsValue as error:
             if module is None:
                 what = f"autobatch: {name} reads a value of its argument"
@@ -147,10 +160,18 @@ class Table:
         form, build = _flat(examined)
         signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
-        cell = _cell_call(spec, module, len(kinds))
-        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, cell)
+        cell, gradient = _cell_call(spec, module, len(kinds)), self._gradient(spec, module)
+        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, cell, gradient)
         self.sites.append(site)
         return site
+
+    def _gradient(self, spec: Spec, module: nn.Module | None) -> bool | None:
+        """Return whether gradients flow back from the results; ``None``: as its arguments."""
+        if spec.no_grad or spec.target in _DETACHING:
+            return False
+        shared = [self.tensors[part.name] for part in spec.key if isinstance(part, Shared)]
+        tensors = [*shared, *([] if module is None else module.parameters())]
+        return True if any(tensor.requires_grad for tensor in tensors) else None
 
     def _examine(
         self, spec: Spec, module: nn.Module | None, device: torch.device, name: str, where: str
@@ -182,6 +203,9 @@ class Table:
                 kinds[row, : len(site.kinds)] = site.kinds
             self._arrays["kind"] = kinds
         return self._arrays
+
+
+_DETACHING = {torch.detach, Tensor.detach}
 
 
 def name_of(target: Any) -> str:

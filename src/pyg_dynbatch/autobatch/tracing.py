@@ -13,6 +13,7 @@ from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.autobatch.plan import Part, run_plan
 from pyg_dynbatch.autobatch.session import Block, Session
 from pyg_dynbatch.autobatch.signatures import Spec, Table
+from pyg_dynbatch.autobatch.state import Fingerprint
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
@@ -43,6 +44,7 @@ class Trace:
         leaves: Leaves of the result; values by their number.
         structure: The result, with the number of each leaf in its place.
         emitted: Name and value of what the example emitted.
+        model: The model that it was recorded with.
     """
 
     code: np.ndarray
@@ -53,6 +55,7 @@ class Trace:
     leaves: list[Any]
     structure: Any
     emitted: list[tuple[str, int]]
+    model: Fingerprint
 
     def __repr__(self) -> str:
         return f"Trace({self.starts.size} calls, {len(self.sites)} signatures)"
@@ -66,6 +69,7 @@ def trace_of(session: Session, result: Any) -> Trace:
             return _Value(leaf._number)
         return _Value(session.outside_row(leaf)._number) if isinstance(leaf, Tensor) else leaf
 
+    session.check_state()
     leaves, structure = tree_flatten(result)
     leaves = list(map(marked, leaves))
     emitted = [(n, marked(v).number) for n, (found, _) in session.emitted.items() for v in found]
@@ -78,7 +82,8 @@ def trace_of(session: Session, result: Any) -> Trace:
     )
     outside = _plain(session)
     numbered = tree_unflatten(range(len(leaves)), structure)
-    return Trace(code, starts, session.count, sites, outside, leaves, numbered, emitted)
+    made = code, starts, session.count, sites, outside, leaves, numbered, emitted
+    return Trace(*made, table.fingerprint)
 
 
 def _plain(session: Session) -> dict[TensorType, Tensor]:
@@ -95,12 +100,14 @@ def _plain(session: Session) -> dict[TensorType, Tensor]:
 def replay(session: Session, trace: Trace) -> Any:
     """Append a recorded example to a session and return its result."""
     table = session.table
+    table.fingerprint.check(trace.model, session.where())
     local = np.array([_site_number(session, site) for site in trace.sites], dtype=np.int64)
     code = trace.code.astype(np.int64) + session.count
     code[trace.starts] = local[trace.code[trace.starts]]
     session.starts += (trace.starts + len(session.code)).tolist()
     session.code += code.tolist()
     first, session.count = session.count, session.count + trace.count
+    session.needs_grad += bytes(trace.count)  # nothing asks for that of results
     for row_type, rows in trace.outside.items():
         source = table.outside_of(row_type)
         session.outside.setdefault(source, []).append(Block(rows.to(session.device)))
@@ -131,6 +138,7 @@ class TracedBatch(MovablePlan):
         structure: The result, with the number of each leaf in its place.
         emitted: The rows of each name, and the example of each.
         num_examples: Number of examples.
+        model: The model that they were recorded with.
     """
 
     parts: list[Part]
@@ -140,6 +148,7 @@ class TracedBatch(MovablePlan):
     structure: Any
     emitted: dict[str, tuple[Rows, Tensor]]
     num_examples: int
+    model: Fingerprint
 
     def __len__(self) -> int:
         return self.num_examples
@@ -179,6 +188,7 @@ def schedule_batch(
     emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
 ) -> TracedBatch:  # fmt: skip
     """Schedule what a session has recorded."""
+    session.check_state()
     parts = session.plan(wanted=wanted_values(columns, emitted))
     outside, row = _plain(session), session.values.row
 
@@ -193,11 +203,13 @@ def schedule_batch(
         tree_unflatten(range(len(columns)), structure),
         {name: (rows_of(found), torch.tensor(of)) for name, (found, of) in emitted.items()},
         num_examples,
+        session.table.fingerprint,
     )
 
 
 def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[Any, dict[str, Any]]:
     """Run a scheduled mini-batch; return its result, and what it emitted."""
+    table.fingerprint.check(batch.model)
     batch = batch.to(device)
     sites = [table.site_of(spec, device, "a traced batch") for spec in batch.specs]
     signatures = tuple(site.signature for site in sites if site.signature is not None)
