@@ -39,6 +39,10 @@ def is_library(filename: str) -> bool:
     return standard or filename.startswith(_LIBRARY)
 
 
+def _is_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.modules")
+
+
 class Block(NamedTuple):
     """Rows from outside that lie together, ``[row, ...]``."""
 
@@ -186,8 +190,8 @@ class Session:
             shared = self._shared(argument) if may_be else None
             if shared is not None:
                 key.append(shared)
-            elif depth and isinstance(target, nn.Module):
-                return False
+            elif depth and isinstance(target, nn.Module) and not _is_torch(target):
+                return False  # a tree of words, perhaps: its parts may be batched
             else:
                 value = self.outside_row(argument)
                 key.append(value._kind)

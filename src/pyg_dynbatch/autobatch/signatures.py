@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import RANDOM, ROW, fast_form
 from pyg_dynbatch.autobatch.row_law import Examined, ReadsValue, examine
+from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
 from pyg_dynbatch.autobatch.state import Fingerprint, Watch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
@@ -81,6 +82,7 @@ class Site:
         None  # the result of a call; None if it is one row
     )
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
+    layer: Any = None  # for recurrent layers: equal for calls that differ in length only
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
 
 
@@ -161,7 +163,8 @@ class Table:
         signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
         cell, gradient = _cell_call(spec, module, len(kinds)), self._gradient(spec, module)
-        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, cell, gradient)
+        facts = cell, _layer_call(spec, module), gradient
+        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, *facts)
         self.sites.append(site)
         return site
 
@@ -245,7 +248,10 @@ class _Call:
         """Call the known batched form."""
         args, kwargs = (self._resolved(part) for part in self.spec.template)
         ranks = [len(row_type.shape) for row_type in self.spec.inputs]
-        form = fast_form(self.target, args, kwargs, ranks)
+        if is_layer(self.target):
+            form = layer_form(self.target, args, kwargs)
+        else:
+            form = fast_form(self.target, args, kwargs, ranks)
         if form is None:
             raise NotImplementedError
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
@@ -284,6 +290,17 @@ def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:
     given = {slot: child for slot, child in enumerate(children) if child is not None}
     fits = all(child == state for child in given.values())
     return CellCall(x is ROW, tuple(given)) if fits and not kwargs and x in (ROW, None) else None
+
+
+def _layer_call(spec: Spec, module: Any) -> Any:
+    """Return what calls of a layer have in common that a run of several lengths can join."""
+    args, kwargs = spec.template
+    states: Any = ((ROW,), (ROW, None), (ROW, ROW), (ROW, (ROW, ROW)))
+    if not is_layer(module) or spec.no_grad or kwargs or args not in states:
+        return None
+    shape = list(spec.inputs[0].shape)
+    del shape[1 if module.batch_first and len(shape) == 3 else 0]
+    return (spec.target, tuple(shape), spec.inputs[0].dtype, *spec.key[2:])
 
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:
