@@ -21,7 +21,7 @@ def run_examples(
     if greenlet is None or len(examples) == 1:
         results = []
         for number, example in enumerate(examples):
-            session.example = number
+            session.turn(number)
             results.append(function(example))
         return results
     hub, results = getcurrent(), [None] * len(examples)
@@ -29,11 +29,12 @@ def run_examples(
     wanted: list[Lazy] = []
 
     def suspend(value: Lazy) -> None:
-        number, grad = session.example, torch.is_grad_enabled()
+        number: Any = session.example
+        grad = torch.is_grad_enabled()
         torch.set_grad_enabled(session.grad)  # not for other examples
         wanted.append(value)
         hub.switch()
-        session.example = number
+        session.turn(number)
         torch.set_grad_enabled(grad)
 
     def turn(number: int, fiber: Any, *given: Any) -> None:
@@ -45,7 +46,7 @@ def run_examples(
     running = []
     try:
         for number, example in enumerate(examples):
-            session.example = number
+            session.turn(number)
             fiber = greenlet(function)
             running.append((number, fiber))
             turn(number, fiber, example)

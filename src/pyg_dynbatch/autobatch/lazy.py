@@ -1,6 +1,7 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
 import builtins
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -139,6 +140,11 @@ class Lazy:
     __hash__ = object.__hash__
 
 
+# Functions that `functools.singledispatch` chooses by class take a lazy value as a tensor.
+_find_impl = functools._find_impl  # type: ignore[attr-defined]
+functools._find_impl = lambda kind, registry: _find_impl(  # type: ignore[attr-defined]
+    torch.Tensor if kind is Lazy else kind, registry
+)
 _isinstance, _tensor = builtins.isinstance, torch.empty(0)
 # Replaces `isinstance` while a model is recorded: lazy values are tensors. `Lazy.__class__` cannot
 # say so, since C++ would take the memory of a value for that of a tensor. A lambda, since checks of

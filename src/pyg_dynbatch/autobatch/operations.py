@@ -141,7 +141,12 @@ def _reduced(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form |
         return None  # max(a, b)
     if dim is not None:
         return lambda row: func(row, *args[1:], dim=_shifted(dim), **kwargs)
-    whole = {"max": torch.amax, "min": torch.amin, "_is_all_true": torch.all, "_is_any_true": torch.any}
+    whole = {
+        "max": torch.amax,
+        "min": torch.amin,
+        "_is_all_true": torch.all,
+        "_is_any_true": torch.any,
+    }
     func = whole.get(func.__name__, func)
     return lambda row: func(row.reshape(row.size(0), -1), *args[1:], dim=1, **kwargs)
 

@@ -2,8 +2,10 @@
 
 import sys
 import sysconfig
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +18,11 @@ from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import NO_RECORDS, Part, Planner, Records, Values, run_plan
-from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, mapped, name_of
+from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.layout import Step
+from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.types import TensorType
 
@@ -28,6 +32,7 @@ _STATIC = {
 }  # fmt: skip
 _INDEX = {int, type(None)}
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)  # whose states are tuples
 # Frames that are not the user's code.
 _LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, torch, jaxtyping, np))
 _STANDARD = sysconfig.get_path("stdlib")
@@ -39,14 +44,48 @@ def is_library(filename: str) -> bool:
     return standard or filename.startswith(_LIBRARY)
 
 
-def _is_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.modules")
-
-
 class Block(NamedTuple):
     """Rows from outside that lie together, ``[row, ...]``."""
 
     rows: Tensor
+
+
+class _Run(Run):
+    """The run of a session, which knows the examples of its rows."""
+
+    def __init__(self, session: "Session") -> None:
+        super().__init__(session.table.engine)
+        self.session = session
+
+    def make(self, number: int, step: Step) -> None:
+        """Run one step; name the example and the line if it fails."""
+        try:
+            super().make(number, step)
+        except Exception as error:
+            name, values = self.operations[step.operation].signature.name, self.session.values
+            sites = self.session.table.sites
+            site = next(s for s in sites if s.signature and s.signature.name == name)
+            where = [name, site.where.rpartition(", ")[2]]  # its line
+            if (row := self._failing(step)) is not None:
+                kind, first = step.results[0]
+                made = np.flatnonzero((values.kind == kind) & (values.row == first + row))
+                where[1:1] = [f"example {self.session.example_of(int(made[0]))}"]
+            error.add_note(NOTE + ", ".join(where))
+            raise
+
+    def _failing(self, step: Step) -> int | None:
+        """Return the first row on which a step fails alone; ``None`` if that is not known."""
+        operation = self.operations[step.operation]
+        ragged = any(isinstance(wanted, Ragged) for wanted in operation.signature.inputs)
+        if ragged or self.session.device.type != "cpu":
+            return None
+        found = [rows for (rows,) in self._exchange(self._reads(step.arguments))]
+        for row in range(step.size):
+            try:
+                operation(*(rows[row : row + 1] for rows in found))
+            except Exception:  # noqa: BLE001 - the caller raises the error of all rows
+                return row
+        return None
 
 
 class Session:
@@ -71,6 +110,7 @@ class Session:
         self.inference = torch.is_inference_mode_enabled()
         self.failed = False  # in a flush: rows are missing
         self.example: int | None = None
+        self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
         self.code: list[int] = []
         self.starts: list[int] = []  # of each record
         self.count = 0  # values made
@@ -84,7 +124,7 @@ class Session:
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
         self.base, self.values = 0, Values()  # first value of these records; all before them
         self.pending = NO_RECORDS  # earlier ones that have not been run
-        self.run = Run(table.engine)
+        self.run: Run = _Run(self)
         self.flushes = 0
         self.parts: list[Part] = []  # what was run
         self.content: dict[int, Tensor] = {}  # values that were read
@@ -103,6 +143,16 @@ class Session:
         """Describe the example and a line, by default the one that is running."""
         example = "" if self.example is None else f"example {self.example}"
         return ", ".join(filter(None, [example, line or self.line()]))
+
+    def turn(self, example: int) -> None:
+        """Go on with an example."""
+        self.example = example
+        self.turns.append((self.count, example))
+
+    def example_of(self, value: int) -> int | None:
+        """Return the example that made a value."""
+        number = bisect_right(self.turns, value, key=itemgetter(0)) - 1
+        return self.turns[number][1] if number >= 0 else None
 
     def emit(self, name: str, value: Any) -> None:
         """Collect a value of the current example."""
@@ -190,8 +240,8 @@ class Session:
             shared = self._shared(argument) if may_be else None
             if shared is not None:
                 key.append(shared)
-            elif depth and isinstance(target, nn.Module) and not _is_torch(target):
-                return False  # a tree of words, perhaps: its parts may be batched
+            elif depth and isinstance(target, nn.Module) and not isinstance(target, _RECURRENT):
+                return False  # a tree of words, perhaps, whose parts can be batched
             else:
                 value = self.outside_row(argument)
                 key.append(value._kind)

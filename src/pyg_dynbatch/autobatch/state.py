@@ -1,4 +1,4 @@
-"""What recorded calls take for granted of their model: its structure, and that it stays as it is."""
+"""What recorded calls take for granted of their model: its structure, and that it stays."""
 
 import hashlib
 import inspect

@@ -1,13 +1,19 @@
 """One example, recorded ahead: integers that loader workers can make and disks can keep."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch import Tensor, nn
+from torch.utils._pytree import (
+    register_pytree_node,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.autobatch.plan import Part, run_plan
@@ -22,6 +28,66 @@ from pyg_dynbatch.core.types import TensorType
 
 Column = tuple[int, list[int]] | list[Any]
 """One leaf of all results: a row type and the value of each example, or other objects."""
+
+
+class _Fields:
+    """A dataclass that holds tensors, as a structure."""
+
+    def __init__(self, kind: type, fields: dict[str, Any]) -> None:
+        self.kind, self.fields = kind, fields
+
+
+def _built(values: Iterable[Any], context: Any) -> Any:
+    kind, names = context
+    made = object.__new__(kind)  # without its checks, which are for single examples
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+register_pytree_node(
+    _Fields, lambda found: ([*found.fields.values()], (found.kind, (*found.fields,))), _built
+)
+
+
+def structured(result: Any, where: str = "", numbered: bool = False) -> Any:
+    """Make the dataclasses in a result part of its structure; refuse values in other objects.
+
+    They are those that hold tensors, or all of them where numbers stand for tensors.
+    """
+
+    def opened(leaf: Any) -> Any:
+        if type(leaf) is Lazy or isinstance(leaf, Tensor | str | int | float | None):
+            return leaf
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            named = {field.name: getattr(leaf, field.name) for field in fields(leaf)}
+            found = _Fields(type(leaf), structured(named, where, numbered))
+            if numbered or any(isinstance(part, Lazy | Tensor) for part in tree_leaves(found)):
+                return found
+        elif _holds_values(leaf):
+            what = "autobatch: a result holds tensors in an object that cannot be stacked"
+            wanted = "tuples, lists, dicts and dataclasses of tensors"
+            raise mismatch(TypeError, what, wanted, type(leaf).__name__, where=where)
+        return leaf
+
+    return result if type(result) is Lazy else tree_map(opened, result)
+
+
+def _placed(leaves: Sequence[Any], numbered: Any) -> Any:
+    return tree_map(leaves.__getitem__, structured(numbered, numbered=True))
+
+
+def _holds_values(value: Any, depth: int = 3) -> bool:
+    if type(value) is Lazy:
+        return True
+    if not depth or isinstance(value, type | nn.Module | Tensor):
+        return False
+    if isinstance(value, Mapping):
+        parts = [*value.values()]
+    else:
+        parts = [*value] if isinstance(value, Collection) and not isinstance(value, str) else []
+    parts += getattr(value, "__dict__", {}).values()
+    return any(_holds_values(part, depth - 1) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -70,7 +136,7 @@ def trace_of(session: Session, result: Any) -> Trace:
         return _Value(session.outside_row(leaf)._number) if isinstance(leaf, Tensor) else leaf
 
     session.check_state()
-    leaves, structure = tree_flatten(result)
+    leaves, structure = tree_flatten(structured(result))
     leaves = list(map(marked, leaves))
     emitted = [(n, marked(v).number) for n, (found, _) in session.emitted.items() for v in found]
     code, starts = np.array(session.code, np.int32), np.array(session.starts, np.int32)
@@ -119,7 +185,7 @@ def replay(session: Session, trace: Trace) -> Any:
     for name, number in trace.emitted:
         session.emit(name, value(number))
     leaves = [value(leaf.number) if isinstance(leaf, _Value) else leaf for leaf in trace.leaves]
-    return tree_map(leaves.__getitem__, trace.structure)
+    return _placed(leaves, trace.structure)
 
 
 Rows = tuple[int, Tensor]
@@ -224,7 +290,7 @@ def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[A
     found = iter(run.read(wanted) if wanted else ())
     leaves = [next(found)[0] if isinstance(c, tuple) else c for c in batch.columns]
     emitted = {name: (next(found)[0], example) for name, (_, example) in batch.emitted.items()}
-    return tree_map(leaves.__getitem__, batch.structure), emitted
+    return _placed(leaves, batch.structure), emitted
 
 
 def _kinds(trace: Trace, kinds_of_site: list[tuple[int, ...]]) -> dict[int, int]:
