@@ -55,7 +55,7 @@ class Lazy:
     @property
     def requires_grad(self) -> bool:
         """Whether gradients flow back from the value."""
-        differentiable = self.dtype.is_floating_point or self.dtype.is_complex
+        differentiable: bool = self.dtype.is_floating_point or self.dtype.is_complex
         return bool(differentiable and self._session.needs_grad[self._number])
 
     @property

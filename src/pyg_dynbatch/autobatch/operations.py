@@ -141,12 +141,9 @@ def _reduced(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form |
         return None  # max(a, b)
     if dim is not None:
         return lambda row: func(row, *args[1:], dim=_shifted(dim), **kwargs)
-    whole = {
-        "max": torch.amax,
-        "min": torch.amin,
-        "_is_all_true": torch.all,
-        "_is_any_true": torch.any,
-    }
+    whole: dict[str, Form] = {
+        "max": torch.amax, "min": torch.amin, "_is_all_true": torch.all, "_is_any_true": torch.any
+    }  # fmt: skip
     func = whole.get(func.__name__, func)
     return lambda row: func(row.reshape(row.size(0), -1), *args[1:], dim=1, **kwargs)
 
@@ -168,12 +165,14 @@ def _joined(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
 def _columns(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
     if any(a is not ROW for a in args[0]):
         return None
-    return lambda *rows: torch.cat([r.flatten(1)[..., None] if r.dim() < 3 else r for r in rows], 2)
+    columns = lambda row: row if row.dim() > 2 else row.reshape(row.size(0), -1, 1)  # noqa: E731
+    return lambda *rows: torch.cat(list(map(columns, rows)), 2)
 
 
 @_form_of("pad_sequence")
 def _padded(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
-    batch_first, value, side, *_ = *args[1:], *(False, 0.0, "right")[len(args) - 1 :]
+    given: Any = [*args[1:], *(False, 0.0, "right")[len(args) - 1 :]]
+    batch_first, value, side = given
     if kwargs or any(a is not ROW for a in args[0]):
         return None
 

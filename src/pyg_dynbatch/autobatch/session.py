@@ -293,7 +293,7 @@ class Session:
         elif found is not None and isinstance(found[2], int):
             self._check_version(tensor, found[2])
             return found[0]
-        elif found is not None and tensor.is_cpu and torch.equal(tensor, found[2]):
+        elif found is not None and tensor.is_cpu and torch.equal(found[2], tensor):  # type: ignore[arg-type]
             return found[0]
         self._check_device(tensor)
         kept = self._kept(tensor) if number is None else tensor

@@ -105,16 +105,18 @@ class _Held:
             self.marks = {n: mark for n in every if (mark := _mark(now.get(n))) is not None}
             return [self.prefix + name for name in names]
         for name, (number, last) in self.marks.items():
-            mark: Any = _mark(now[name])
-            if mark[0] != number or mark[1] is not last:
-                self.marks[name] = mark
+            found: Any = _mark(now[name])
+            if found[0] != number or found[1] is not last:
+                self.marks[name] = found
                 names.append(self.prefix + name)
         return names
 
 
 def _mark(value: Any) -> tuple[int, Any] | None:
     """Return what tells at little cost that a value has changed; None if it cannot change."""
-    if isinstance(value, Tensor) and type(value) is not Lazy:
+    if type(value) is Lazy:
+        return None
+    if isinstance(value, Tensor):
         return None if value.is_inference() else (value._version, None)
     if isinstance(value, list | deque):
         return len(value), value[-1] if value else None

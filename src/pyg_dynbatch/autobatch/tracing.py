@@ -1,6 +1,7 @@
 """One example, recorded ahead: integers that loader workers can make and disks can keep."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -82,11 +83,9 @@ def _holds_values(value: Any, depth: int = 3) -> bool:
         return True
     if not depth or isinstance(value, type | nn.Module | Tensor):
         return False
-    if isinstance(value, Mapping):
-        parts = [*value.values()]
-    else:
-        parts = [*value] if isinstance(value, Collection) and not isinstance(value, str) else []
-    parts += getattr(value, "__dict__", {}).values()
+    parts = [*getattr(value, "__dict__", {}).values()]
+    if isinstance(value, list | tuple | set | frozenset | deque | Mapping):
+        parts += value.values() if isinstance(value, Mapping) else value
     return any(_holds_values(part, depth - 1) for part in parts)
 
 
