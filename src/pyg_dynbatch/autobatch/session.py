@@ -100,9 +100,7 @@ class Session:
         self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: str | Policy
     ) -> None:
         self.root, self.table, self.policy = root, table, policy
-        table.tensors.clear()
-        table.tensors.update(tensors)
-        table.watch.start()
+        table.start(tensors)
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
         self.grad = torch.is_grad_enabled()
@@ -518,7 +516,6 @@ class Session:
         """Drop values and rows, which refer to this session in a cycle."""
         for held in (self.known, self.numbers, self.emitted, self.outside, self.content):
             held.clear()
-        self.table.watch.forget()
         self.run = Run(self.table.engine)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:

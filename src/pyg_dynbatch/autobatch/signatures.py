@@ -6,7 +6,7 @@ a spec in a table, with the number that records use and the types of its results
 have a site without a spec. Its ``Signature`` is what the engine calls.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -110,6 +110,13 @@ class Table:
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.watch = Watch(self.modules)
         self._arrays: dict[str, np.ndarray] = {}
+
+    def start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the parameters and buffers of a session, and the model as it is."""
+        self.tensors.clear()
+        self.tensors.update(tensors)
+        if self.watch.start():
+            vars(self).pop("fingerprint", None)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:

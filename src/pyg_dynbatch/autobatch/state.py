@@ -88,10 +88,6 @@ class _Held:
 
     def __init__(self, prefix: str, values: dict[str, Any]) -> None:
         self.prefix, self.current = prefix, values
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop references to what was seen."""
         self.seen: dict[str, Any] = {}
         self.marks: dict[str, tuple[int, Any]] = {}  # of what can change without being replaced
 
@@ -143,24 +139,21 @@ class Watch:
             self.parameters += [_Held(prefix, part._parameters)] if part._parameters else []
         self.writers: dict[str, int | None] = {}  # what has changed, and the last example that did
 
-    def start(self) -> None:
-        """Take everything as it is."""
+    def start(self) -> bool:
+        """Take everything as it is; return whether attributes or buffers have changed."""
         self.writers.clear()
-        for held in (*self.held, *self.parameters):
+        for held in self.parameters:
             held.changed()
-
-    def forget(self) -> None:
-        """Drop references to what was seen."""
-        for held in self.held:
-            held.forget()
+        return any([held.changed() for held in self.held])
 
     def turn_ends(self, example: int | None, waiting: Collection[int | None] = ()) -> None:
-        """Raise an error if an example changed what another one, which waits, has changed."""
+        """Raise an error if an example changed again what others, which wait, may use."""
         for name in (name for held in self.held for name in held.changed()):
-            if (other := self.writers.get(name)) != example and other in waiting:
+            others = [each for each in waiting if each != example]
+            if others and name in self.writers:
                 what = f"autobatch: examples that take turns share {name!r} of the model"
                 wanted = "the state of an example in local variables, passed on as arguments"
-                got = f"example {other}, which waits for a value, has changed it too"
+                got = f"changed by several turns, while example {others[0]} waits for a value"
                 raise mismatch(RuntimeError, what, wanted, got, where=f"example {example}")
             self.writers[name] = example
 
