@@ -25,7 +25,6 @@ def run_examples(
             results.append(function(example))
         return results
     hub, results = getcurrent(), [None] * len(examples)
-    waiting: set[int | None] = set()
     wanted: list[Lazy] = []
 
     def suspend(value: Lazy) -> None:
@@ -39,8 +38,9 @@ def run_examples(
 
     def turn(number: int, fiber: Any, *given: Any) -> None:
         results[number] = fiber.switch(*given)
-        (waiting.discard if fiber.dead else waiting.add)(number)
-        session.table.watch.turn_ends(number, waiting)
+        watch = session.table.watch
+        (watch.waiting.discard if fiber.dead else watch.waiting.add)(number)
+        watch.turn_ends(number)
 
     session.suspend = suspend
     running = []

@@ -357,6 +357,8 @@ class Session:
                 self.table.opened[target] = (self.line(), reason)
                 return OPEN
             target = path
+        elif target is torch.Tensor.__pow__:
+            target = torch.Tensor.pow  # which can be pickled
         elif kwargs.get("out") is not None:
             what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
             hint = "use the tensor that the call returns"

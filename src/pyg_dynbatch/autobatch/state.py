@@ -137,19 +137,21 @@ class Watch:
                 self.held.append(_Held(prefix, vars(part)))
             self.held += [_Held(prefix, part._buffers)] if part._buffers else []
             self.parameters += [_Held(prefix, part._parameters)] if part._parameters else []
+        self.waiting: set[int] = set()  # examples that wait for values
         self.writers: dict[str, int | None] = {}  # what has changed, and the last example that did
 
     def start(self) -> bool:
         """Take everything as it is; return whether attributes or buffers have changed."""
         self.writers.clear()
+        self.waiting.clear()
         for held in self.parameters:
             held.changed()
         return any([held.changed() for held in self.held])
 
-    def turn_ends(self, example: int | None, waiting: Collection[int | None] = ()) -> None:
+    def turn_ends(self, example: int | None) -> None:
         """Raise an error if an example changed again what others, which wait, may use."""
         for name in (name for held in self.held for name in held.changed()):
-            others = [each for each in waiting if each != example]
+            others = [each for each in self.waiting if each != example]
             if others and name in self.writers:
                 what = f"autobatch: examples that take turns share {name!r} of the model"
                 wanted = "the state of an example in local variables, passed on as arguments"
