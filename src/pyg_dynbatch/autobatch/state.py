@@ -110,7 +110,7 @@ class _Held:
 
 def _mark(value: Any) -> tuple[int, Any] | None:
     """Return what tells at little cost that a value has changed; None if it cannot change."""
-    if type(value) is Lazy:
+    if type(value) is Lazy or nn.parameter.is_lazy(value):
         return None
     if isinstance(value, Tensor):
         return None if value.is_inference() else (value._version, None)
