@@ -301,9 +301,11 @@ def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:
 
 def _layer_call(spec: Spec, module: Any) -> Any:
     """Return what calls of a layer have in common that a run of several lengths can join."""
+    if not is_layer(module) or spec.no_grad:
+        return None
     args, kwargs = spec.template
     states: Any = ((ROW,), (ROW, None), (ROW, ROW), (ROW, (ROW, ROW)))
-    if not is_layer(module) or spec.no_grad or kwargs or args not in states:
+    if kwargs or args not in states:
         return None
     shape = list(spec.inputs[0].shape)
     del shape[1 if module.batch_first and len(shape) == 3 else 0]
