@@ -5,6 +5,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,27 @@ def keys(m: Any, x: Any) -> Any:
     a, b = m.part(x), m.part(-x)
     known = {a: 1, b: 2}
     return known[a] * a + known[b] * b
+
+
+def categorical(m: Any, x: Any) -> Any:
+    return torch.distributions.Categorical(logits=m.part(x)).log_prob(torch.tensor(1))
+
+
+def metadata(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    numbers = [*y.stride(), y.stride(0), y.numel(), torch.numel(y), y.ndimension(), y.nbytes]
+    flags = [torch.is_floating_point(y), torch.is_complex(input=y), y.is_contiguous()]
+    return y * sum((n + 2) * int(value) for n, value in enumerate([*numbers, *flags]))
+
+
+@singledispatch
+def dispatched(x: object) -> Any:
+    return x
+
+
+@dispatched.register
+def _(x: Tensor) -> Any:
+    return x * 2
 
 
 def in_format(m: Any, x: Any) -> Any:
@@ -69,6 +91,13 @@ WORKS: dict[str, Function] = {
     "outside rows": lambda m, x: torch.stack([m.part(x), x, torch.ones(3).double()]),
     "keyword": lambda m, x: m.part(input=m.part(x)),
     "forward": lambda m, x: m.part.forward(m.part(x)),
+    "floor": lambda m, x: m.part(x) + m.part(x).detach() // 0.7 + 2 // m.part(x).detach(),
+    "mT": lambda m, x: torch.outer(m.part(x), x).mT,
+    "categorical": categorical,
+    "metadata": metadata,
+    "columns": lambda m, x: torch.column_stack([m.part(x), x]),
+    "padded": lambda m, x: nn.utils.rnn.pad_sequence([m.part(x)[:2], x], batch_first=True),
+    "single dispatch": lambda m, x: dispatched(m.part(x)),
     "list": lambda m, x: [part(x) for part in (m.part, m.part)][1],
 }  # fmt: skip
 
@@ -344,3 +373,39 @@ def test_equal_tensors_have_their_own_gradients() -> None:
         torch.autograd.grad(model(given, batch=batch).sum(), given[1:]) for batch in (True, False)
     )
     torch.testing.assert_close(found, expected)
+
+
+@dataclass(frozen=True)
+class Scored:
+    score: Tensor
+    parts: tuple[Any, ...]
+
+
+def test_dataclasses_are_stacked_and_sets_of_values_are_refused() -> None:
+    model = model_of(lambda m, x: {"a": Scored(m.part(x), (x.sum(), "name"))})
+    expected = model(ROWS, batch=False)["a"]
+    traces = pickle.loads(pickle.dumps([model.trace(x) for x in ROWS]))
+    for given in (ROWS, traces, model.collate(ROWS)):
+        found = model(given)["a"]
+        assert type(found) is Scored and found.parts[1] == ["name"] * len(ROWS)
+        torch.testing.assert_close(found.score, expected.score)
+        torch.testing.assert_close(found.parts[0], expected.parts[0])
+    for function in (lambda m, x: {m.part(x)}, lambda m, x: (Data(x=m.part(x)), x)):
+        with pytest.raises(TypeError, match="cannot be stacked") as caught:
+            model_of(function)(ROWS)
+        assert "example 0" in str(caught.value)
+
+
+def test_an_index_out_of_range_names_the_example_and_the_line() -> None:
+    words = [torch.tensor(n) for n in (1, 0, 9, 2)]
+    model = model_of(lambda m, x: m.word(m.word(x).argmax() * 0 + x), word=nn.Embedding(3, 3))
+    with pytest.raises(IndexError) as caught:
+        model(words)
+    text = "".join(caught.value.__notes__)
+    assert "word" in text and "example 2, " in text and "test_misuse.py:" in text
+
+
+def test_functions_of_traces_can_be_pickled() -> None:
+    model = model_of(lambda m, x: torch.outer(m.part(x) ** 2, x).mT)
+    traces = pickle.loads(pickle.dumps([model.trace(x) for x in ROWS]))
+    torch.testing.assert_close(model(traces), model(ROWS))

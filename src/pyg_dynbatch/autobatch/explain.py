@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyg_dynbatch.autobatch.plan import CellRun
+from pyg_dynbatch.autobatch.sequences import SequenceRun
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.core.schedule import Schedule
 
@@ -19,8 +20,8 @@ class Operation:
         calls: Number of calls.
         steps: Number of batched calls that made them.
         way: ``"fast"`` (a known batched form), ``"direct"``, ``"expanded"`` (parameters repeated
-            for each row), ``"vmap"``, ``"ragged"``, or ``"levels"`` (a recurrent cell of this
-            package computes whole trees).
+            for each row), ``"vmap"``, ``"ragged"``, ``"levels"`` (a recurrent cell of this
+            package computes whole trees), or ``"packed"`` (a layer runs all lengths at once).
         where: Line of the first call.
     """
 
@@ -80,6 +81,12 @@ def explain(session: Session, examples: int) -> Explanation:
     whole = {run.cell.replace(".", "/") for run in runs}
     schedules = [(part, "") for part in session.parts if isinstance(part, Schedule)]
     schedules += [(run.schedule, run.cell.replace(".", "/")) for run in runs]
+    layers = [part for part in session.parts if isinstance(part, SequenceRun)]
+    for layer in layers:
+        steps[layer.calls[0].name] += 1
+        for same in layer.calls:
+            calls[same.name] += same.reads[0][1].numel()
+            whole.add(same.name)
     for schedule, cell in schedules:
         for step in schedule.steps:
             name = cell or schedule.signatures[step.operation].name
@@ -88,14 +95,15 @@ def explain(session: Session, examples: int) -> Explanation:
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
-            way = "levels" if name in whole else way
+            if name in whole:
+                way = "packed" if site.layer else "levels"
             operations.append(Operation(name, types, calls[name], steps[name], way, site.where))
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(
         examples,
         sum(steps.values()),
         sum(calls.values()),
-        sum(schedule.stats().lower_bound for schedule, _ in schedules),
+        sum(schedule.stats().lower_bound for schedule, _ in schedules) + len(layers),
         session.flushes,
         dict(session.reads.most_common()),
         tuple(operations),
@@ -116,6 +124,8 @@ def _remarks(session: Session, operations: Sequence[Operation], examples: int) -
         if op.calls > 1 and op.steps == op.calls and examples > 1:
             remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")
     for name, found in variants.items():
+        if found[0].way == "packed":
+            continue
         if len(found) > 4 and sum(op.calls for op in found) < 4 * len(found) * examples:
             remarks.append(
                 f"{name} has {len(found)} signatures, which never share a step: static arguments "

@@ -21,34 +21,41 @@ def run_examples(
     if greenlet is None or len(examples) == 1:
         results = []
         for number, example in enumerate(examples):
-            session.example = number
+            session.turn(number)
             results.append(function(example))
         return results
     hub, results = getcurrent(), [None] * len(examples)
     wanted: list[Lazy] = []
 
     def suspend(value: Lazy) -> None:
-        number, grad = session.example, torch.is_grad_enabled()
+        number: Any = session.example
+        grad = torch.is_grad_enabled()
         torch.set_grad_enabled(session.grad)  # not for other examples
         wanted.append(value)
         hub.switch()
-        session.example = number
+        session.turn(number)
         torch.set_grad_enabled(grad)
+
+    def turn(number: int, fiber: Any, *given: Any) -> None:
+        results[number] = fiber.switch(*given)
+        watch = session.table.watch
+        (watch.waiting.discard if fiber.dead else watch.waiting.add)(number)
+        watch.turn_ends(number)
 
     session.suspend = suspend
     running = []
     try:
         for number, example in enumerate(examples):
-            session.example = number
+            session.turn(number)
             fiber = greenlet(function)
             running.append((number, fiber))
-            results[number] = fiber.switch(example)
+            turn(number, fiber, example)
         while running := [(number, fiber) for number, fiber in running if not fiber.dead]:
             session.flush(needed=[value._number for value in wanted])
             session.fetch(wanted)
             wanted.clear()
             for number, fiber in running:
-                results[number] = fiber.switch()
+                turn(number, fiber)
     finally:
         session.suspend = None
         for _, fiber in running:

@@ -1,6 +1,7 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
 import builtins
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -39,20 +40,12 @@ class Lazy:
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record a call of a torch function."""
+        if func in _METADATA:
+            return getattr([*args, *(kwargs or {}).values()][0], func.__name__)()
         session = ACTIVE.session or _no_session(func)
         return session.call(func, args, kwargs)
 
-    # What the row type knows.
-
-    @property
-    def shape(self) -> torch.Size:
-        """Shape of the value, without the batch axis."""
-        return torch.Size(self._session.table.row_types[self._kind].shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the value."""
-        return self._session.table.row_types[self._kind].dtype
+    # What is known before the value: more of it is defined below, by name.
 
     @property
     def device(self) -> torch.device:
@@ -60,52 +53,25 @@ class Lazy:
         return self._session.device
 
     @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
     def requires_grad(self) -> bool:
-        """Whether gradients are recorded."""
-        return torch.is_grad_enabled() and self.dtype.is_floating_point
-
-    @property
-    def layout(self) -> torch.layout:
-        """Layout of the value, which is always strided."""
-        return torch.strided
+        """Whether gradients flow back from the value."""
+        differentiable: bool = self.dtype.is_floating_point or self.dtype.is_complex
+        return bool(differentiable and self._session.needs_grad[self._number])
 
     @property
     def is_cuda(self) -> bool:
         """Whether the value will be computed on a CUDA device."""
         return self.device.type == "cuda"
 
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return self.ndim
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return self.shape.numel()
-
-    nelement = numel
-
-    def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the size of one dimension."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def is_floating_point(self) -> bool:
-        """Return whether the dtype is a floating-point type."""
-        return self.dtype.is_floating_point
-
     def __len__(self) -> int:
-        if not self.shape:
+        if not self.ndim:
             hint = "torch.stack instead of torch.tensor to make a tensor of values"
             raise _refused(self, "len() of a 0-d tensor", hint=hint)
         return self.shape[0]
 
     def __iter__(self) -> Iterator["Lazy"]:
         """Iterate over the first dimension."""
-        if not self.shape:
+        if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
         first: Any = self
         return iter(first.unbind())
@@ -174,6 +140,11 @@ class Lazy:
     __hash__ = object.__hash__
 
 
+# Functions that `functools.singledispatch` chooses by class take a lazy value as a tensor.
+_find_impl = functools._find_impl  # type: ignore[attr-defined]
+functools._find_impl = lambda kind, registry: _find_impl(  # type: ignore[attr-defined]
+    torch.Tensor if kind is Lazy else kind, registry
+)
 _isinstance, _tensor = builtins.isinstance, torch.empty(0)
 # Replaces `isinstance` while a model is recorded: lazy values are tensors. `Lazy.__class__` cannot
 # say so, since C++ would take the memory of a value for that of a tensor. A lambda, since checks of
@@ -198,6 +169,18 @@ def _no_session(func: Callable[..., Any]) -> NoReturn:
     wanted = "lazy values used only while the model is called"
     hint = "return the value from the model, or autobatch.emit it"
     raise mismatch(RuntimeError, what, wanted, "a value of an earlier call", hint=hint)
+
+
+def _known(name: str) -> Any:
+    """Return a method or property that a tensor without content answers."""
+    found = getattr(torch.Tensor, name)
+
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        return found(self._session.table.samples[self._kind], *args, **kwargs)
+
+    if callable(found):
+        return method
+    return property(lambda self: getattr(self._session.table.samples[self._kind], name))
 
 
 def _method(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,6 +209,14 @@ _SPECIAL += [f"__{name}__" for name in ("lt", "le", "gt", "ge")]
 _NOT_COMPUTED = (
     "data_ptr", "storage", "untyped_storage", "backward", "register_hook", "retain_grad", "grad",
 )  # fmt: skip
+_KNOWN = (
+    "shape", "dtype", "ndim", "layout", "itemsize", "nbytes", "is_sparse", "is_quantized", "dim",
+    "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size",
+    "is_complex", "is_floating_point", "is_signed", "is_contiguous", "is_conj", "is_neg",
+)  # fmt: skip
+_METADATA = {getattr(torch, name) for name in _KNOWN if callable(getattr(torch, name, None))}
+for _name in _KNOWN:
+    setattr(Lazy, _name, _known(_name))
 _equals, _differs = (_method(n, getattr(torch.Tensor, n)) for n in ("__eq__", "__ne__"))
 for _name in [*dir(torch.Tensor), *_SPECIAL]:
     _func = getattr(torch.Tensor, _name, None)
@@ -235,13 +226,13 @@ for _name in [*dir(torch.Tensor), *_SPECIAL]:
         setattr(Lazy, _name, _refuse(_name))
     elif callable(_func) and _name not in _NOT_COMPUTED:
         setattr(Lazy, _name, _method(_name, _func))
-_transposed: Any = torch.Tensor.mT
 _PROPERTIES = {
-    "T": torch.Tensor.t, "mT": _transposed.__get__, "H": torch.Tensor.adjoint,
+    "T": torch.Tensor.t, "H": torch.Tensor.adjoint,
     "mH": torch.Tensor.adjoint, "data": torch.Tensor.detach, "real": torch.real,
     "imag": torch.imag,
 }  # fmt: skip
 for _name, _func in _PROPERTIES.items():
     setattr(Lazy, _name, property(_method(_name, _func)))
+Lazy.mT = property(lambda self: self.transpose(-2, -1))  # type: ignore[attr-defined]
 for _name in _OPERATORS:
     setattr(Lazy, f"__i{_name}__", _refuse(f"{_name}="))

@@ -28,6 +28,7 @@ from pyg_dynbatch.autobatch.tracing import (
     replay,
     run_batch,
     schedule_batch,
+    structured,
     trace_of,
     wanted_values,
 )
@@ -201,7 +202,10 @@ class AutoBatch(nn.Module):
         tensors = dict((*self.named_parameters(), *self.named_buffers()))
         mode = (
             tuple(map(_code_of, self.modules())),
-            tuple((n, t.dtype, None if is_lazy(t) else t.shape) for n, t in tensors.items()),
+            tuple(
+                (n, t.dtype, None if is_lazy(t) else t.shape, t.requires_grad)
+                for n, t in tensors.items()
+            ),
             torch.is_grad_enabled(),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
@@ -481,8 +485,7 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:
     """Collect the leaves of all results; also return their structure."""
-    flat = [tree_flatten(result) for result in results]
-    _check_structures(flat)
+    flat = _flattened(results)
     what = "autobatch: examples return tensors of different shapes or dtypes"
     columns = [
         _lazy_column(session, column, what, range(len(column)))
@@ -534,17 +537,18 @@ def _lazy_column(
     return values[0]._kind, [value._number for value in values]
 
 
-def _check_structures(flat: list[Any]) -> None:
+def _flattened(results: list[Any]) -> list[tuple[list[Any], Any]]:
+    flat = [tree_flatten(structured(x, f"example {n}")) for n, x in enumerate(results)]
     for number, (_, spec) in enumerate(flat):
         if spec != flat[0][1]:
             what = "autobatch: examples return different structures"
             hint = "autobatch.emit(name, value) collects any number of values per example"
             raise mismatch(ValueError, what, flat[0][1], spec, where=f"example {number}", hint=hint)
+    return flat
 
 
 def _stack(results: list[Any]) -> Any:
-    flat = [tree_flatten(result) for result in results]
-    _check_structures(flat)
+    flat = _flattened(results)
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     stacked = [torch.stack(c) if isinstance(c[0], Tensor) else list(c) for c in columns]
     return tree_unflatten(stacked, flat[0][1])

@@ -26,7 +26,7 @@ ROW = _Row()
 def _named(names: str) -> Iterator[Any]:
     """List the functions and methods of these names."""
     for name in names.split():
-        owners = (Tensor,) if name.startswith("__") else (torch, Tensor, F)
+        owners = (Tensor,) if name.startswith("__") else (torch, Tensor, F, torch._C._nn)
         yield from (found for o in owners if (found := getattr(o, name, None)))
 
 
@@ -85,9 +85,9 @@ def _split_dim(
 
 @_form_of(
     "add sub mul div true_divide pow maximum minimum atan2 where lerp lt le gt ge eq ne logaddexp "
-    "addcmul fmod remainder floor_divide clamp logical_and logical_or logical_xor hypot __add__ "
+    "addcmul fmod remainder clamp logical_and logical_or logical_xor hypot __add__ "
     "__radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __rpow__ __lt__ "
-    "__le__ __gt__ __ge__ __eq__ __ne__ __and__ __or__ __xor__ __mod__ __floordiv__"
+    "__le__ __gt__ __ge__ __eq__ __ne__ __and__ __or__ __xor__ __mod__"
 )
 def _elementwise(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
     fixed = [x.dim() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -99,6 +99,13 @@ def _elementwise(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Fo
         return func(*filled, **{n: next(given) if a is ROW else a for n, a in kwargs.items()})
 
     return form
+
+
+@_form_of("floor_divide __floordiv__ __rfloordiv__")
+def _floor_divided(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
+    form = _elementwise(func, args, kwargs, ranks)
+    # torch has no derivative; rows that need none are stacked with rows that do.
+    return lambda *rows: form(*(row.detach() for row in rows))
 
 
 @_form_of(
@@ -116,15 +123,20 @@ def _along(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | N
     return lambda *rows: func(*rows, *args[len(ranks) :], dim=_shifted(dim), **kwargs)
 
 
-@_form_of("sum mean prod amax amin max min logsumexp argmax argmin any all var std")
+@_form_of(
+    "sum mean prod amax amin max min logsumexp argmax argmin any all var std _is_all_true "
+    "_is_any_true"
+)
 def _reduced(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
     dim, args, kwargs = _split_dim(args, kwargs, 1, None)
     if len(ranks) > 1:
         return None  # max(a, b)
     if dim is not None:
         return lambda row: func(row, *args[1:], dim=_shifted(dim), **kwargs)
-    if func.__name__ in ("max", "min"):
-        func = torch.amax if func.__name__ == "max" else torch.amin
+    whole: dict[str, Form] = {
+        "max": torch.amax, "min": torch.amin, "_is_all_true": torch.all, "_is_any_true": torch.any
+    }  # fmt: skip
+    func = whole.get(func.__name__, func)
     return lambda row: func(row.reshape(row.size(0), -1), *args[1:], dim=1, **kwargs)
 
 
@@ -137,6 +149,31 @@ def _joined(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
         given, size = iter(rows), rows[0].size(0)
         filled = [next(given) if a is ROW else a.expand(size, *a.shape) for a in parts]
         return func(filled, dim=_shifted(dim))
+
+    return form
+
+
+@_form_of("column_stack")
+def _columns(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
+    if any(a is not ROW for a in args[0]):
+        return None
+    columns = lambda row: row if row.dim() > 2 else row.reshape(row.size(0), -1, 1)  # noqa: E731
+    return lambda *rows: torch.cat(list(map(columns, rows)), 2)
+
+
+@_form_of("pad_sequence")
+def _padded(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form | None:
+    given: Any = [*args[1:], *(False, 0.0, "right")[len(args) - 1 :]]
+    batch_first, value, side = given
+    if kwargs or any(a is not ROW for a in args[0]):
+        return None
+
+    def form(*rows: Tensor) -> Tensor:
+        most, padded = max(row.size(1) for row in rows), []
+        for row in rows:
+            missing = row.new_full((row.size(0), most - row.size(1), *row.shape[2:]), value)
+            padded.append(torch.cat([missing, row] if side == "left" else [row, missing], 1))
+        return torch.stack(padded, 1 if batch_first else 2)
 
     return form
 
@@ -164,10 +201,6 @@ def _transposed(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> For
     if list(ranks) != [2]:
         return None
     return lambda row: row.mH if func.__name__ == "adjoint" else row.mT
-
-
-_matrix_transpose: Any = Tensor.mT
-_FORMS[_matrix_transpose.__get__] = _transposed
 
 
 @_form_of("transpose swapaxes movedim flatten unsqueeze squeeze select narrow unflatten")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pyg_dynbatch.autobatch.sequences import SameLength, SequenceRun
 from pyg_dynbatch.autobatch.signatures import CellCall, Site, Table
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.movable import MovablePlan
@@ -137,7 +138,7 @@ class CellRun(MovablePlan):
         return replace(self, inputs=fn(self.inputs), schedule=schedule, kept=kept)
 
 
-Part = Schedule | CellRun
+Part = Schedule | CellRun | SequenceRun
 
 
 def run_plan(
@@ -152,6 +153,9 @@ def run_plan(
         if isinstance(part, Schedule):
             run.extend(part, given)
             given = {}
+            continue
+        if isinstance(part, SequenceRun):
+            part.extend(run, modules)
             continue
         cell: Any = modules[part.cell]
         if part.input_kind is None:
@@ -191,7 +195,7 @@ class Planner:
         Of a cell's states, those that no other call reads get rows only if they are ``wanted``;
         ``None`` for all.
         """
-        cells = [site for site in self.table.sites if site.cell is not None]
+        cells = [site for site in self.table.sites if site.cell or site.layer]
         runs, phase = self._cell_runs(cells)
         parts: list[Part] = []
         for number in range(len(runs) + 1):
@@ -275,12 +279,15 @@ class Planner:
         made = self.owner[self.read]
         inner = made >= 0
         graph = TopologicalOrder(made[inner], self.reader[inner], self.site.size)
-        by_cell: dict[str, list[Site]] = {}
+        by_cell: dict[Any, list[Site]] = {}
         for site in sites:
-            by_cell.setdefault(site.spec.target, []).append(site)  # type: ignore[union-attr]
-        for path, mine in by_cell.items():
-            cell: Any = self.table.modules[path]
-            forest = self._forest(mine) if cell.is_recordable else None
+            by_cell.setdefault(site.layer or site.spec.target, []).append(site)  # type: ignore[union-attr]
+        for mine in by_cell.values():
+            cell: Any = self.table.modules[mine[0].spec.target]  # type: ignore[union-attr]
+            if mine[0].layer:
+                forest = None if _has_hooks(cell) else self._sequences(mine)
+            else:
+                forest = self._forest(mine) if cell.is_recordable else None
             if forest is None:
                 continue
             inputs = self.owner[forest.inputs[forest.inputs >= 0]]
@@ -327,8 +334,41 @@ class Planner:
             return None
         return _Forest(called[0], records, inputs, joined)
 
-    def _run_of(self, forest: "_Forest", wanted: Sequence[int] | None) -> CellRun:
+    def _sequences(self, sites: Sequence[Site]) -> "_Forest | None":
+        """Return the calls of a recurrent layer, unless all sequences have one length."""
+        called = [site for site in sites if (self.site == site.number).any()]
+        if len(called) < 2:
+            return None
+        records = np.flatnonzero(np.isin(self.site, [site.number for site in called]))
+        read = self.read[np.isin(self.reader, records)]
+        return _Forest(called[0], records, read, np.empty((3, 0), dtype=np.int64), called)
+
+    def _layer_run(self, forest: "_Forest") -> SequenceRun:
+        """Give the results of a recurrent layer rows."""
+        values, runs = self.values, []
+        layer: Any = self.table.modules[forest.site.spec.target]  # type: ignore[union-attr]
+
+        def length(site: Site) -> int:
+            shape = self.table.samples[site.kinds[0]].shape
+            return shape[1 if layer.batch_first and len(shape) == 3 else 0]
+
+        for site in sorted(forest.layer_sites, key=length, reverse=True):
+            calls = np.flatnonzero(self.site == site.number)
+            width = len(site.spec.inputs)  # type: ignore[union-attr]
+            read = self.read[self.first_read[calls, None] + np.arange(width)].T
+            reads = [(int(values.kind[r[0]]), torch.from_numpy(values.row[r])) for r in read]
+            for part, kind in enumerate(site.kinds):
+                first = values.num_rows[kind]
+                values.row[self.first[calls] + part] = first + np.arange(calls.size)
+                values.num_rows[kind] += calls.size
+            name = site.signature.name  # type: ignore[union-attr]
+            runs.append(SameLength(name, tuple(reads), site.kinds))
+        return SequenceRun(forest.site.spec.target, tuple(runs))  # type: ignore[union-attr]
+
+    def _run_of(self, forest: "_Forest", wanted: Sequence[int] | None) -> Part:
         """Schedule the calls of a cell, and give their states rows."""
+        if forest.layer_sites:
+            return self._layer_run(forest)
         site, values, edges = forest.site, self.values, forest.edges
         path: str = site.spec.target  # type: ignore[union-attr]
         cell: Any = self.table.modules[path]
@@ -372,6 +412,11 @@ class _Forest:
     records: np.ndarray
     inputs: np.ndarray
     edges: np.ndarray  # child, parent, slot
+    layer_sites: Sequence[Site] = ()  # of a recurrent layer: one for each length
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _reached(graph: TopologicalOrder, forest: _Forest, others: Sequence[_Forest]) -> np.ndarray:

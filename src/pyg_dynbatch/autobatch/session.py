@@ -2,8 +2,10 @@
 
 import sys
 import sysconfig
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +18,11 @@ from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import NO_RECORDS, Part, Planner, Records, Values, run_plan
-from pyg_dynbatch.autobatch.signatures import OPEN, Shared, Site, Spec, Table, mapped, name_of
+from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.layout import Step
+from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.types import TensorType
 
@@ -28,6 +32,7 @@ _STATIC = {
 }  # fmt: skip
 _INDEX = {int, type(None)}
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)  # whose states are tuples
 # Frames that are not the user's code.
 _LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, torch, jaxtyping, np))
 _STANDARD = sysconfig.get_path("stdlib")
@@ -45,6 +50,44 @@ class Block(NamedTuple):
     rows: Tensor
 
 
+class _Run(Run):
+    """The run of a session, which knows the examples of its rows."""
+
+    def __init__(self, session: "Session") -> None:
+        super().__init__(session.table.engine)
+        self.session = session
+
+    def make(self, number: int, step: Step) -> None:
+        """Run one step; name the example and the line if it fails."""
+        try:
+            super().make(number, step)
+        except Exception as error:
+            name, values = self.operations[step.operation].signature.name, self.session.values
+            sites = self.session.table.sites
+            site = next(s for s in sites if s.signature and s.signature.name == name)
+            where = [name, site.where.rpartition(", ")[2]]  # its line
+            if (row := self._failing(step)) is not None:
+                kind, first = step.results[0]
+                made = np.flatnonzero((values.kind == kind) & (values.row == first + row))
+                where[1:1] = [f"example {self.session.example_of(int(made[0]))}"]
+            error.add_note(NOTE + ", ".join(where))
+            raise
+
+    def _failing(self, step: Step) -> int | None:
+        """Return the first row on which a step fails alone; ``None`` if that is not known."""
+        operation = self.operations[step.operation]
+        ragged = any(isinstance(wanted, Ragged) for wanted in operation.signature.inputs)
+        if ragged or self.session.device.type != "cpu":
+            return None
+        found = [rows for (rows,) in self._exchange(self._reads(step.arguments))]
+        for row in range(step.size):
+            try:
+                operation(*(rows[row : row + 1] for rows in found))
+            except Exception:  # noqa: BLE001 - the caller raises the error of all rows
+                return row
+        return None
+
+
 class Session:
     """One call of a model: what its examples have recorded, and the rows computed so far.
 
@@ -57,8 +100,7 @@ class Session:
         self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: str | Policy
     ) -> None:
         self.root, self.table, self.policy = root, table, policy
-        table.tensors.clear()
-        table.tensors.update(tensors)
+        table.start(tensors)
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
         self.grad = torch.is_grad_enabled()
@@ -66,18 +108,21 @@ class Session:
         self.inference = torch.is_inference_mode_enabled()
         self.failed = False  # in a flush: rows are missing
         self.example: int | None = None
+        self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
         self.code: list[int] = []
         self.starts: list[int] = []  # of each record
         self.count = 0  # values made
+        self.needs_grad = bytearray()  # of each value, whether gradients flow back from it
         self.outside: dict[Site, list[Any]] = {}
-        # Rows from outside that were met before, by identity, and numbers by their value.
-        self.known: dict[int, tuple[Lazy, Tensor, int]] = {}
+        # Rows from outside that were met before, by identity, and numbers by their value;
+        # with their versions, or copies where torch counts no changes.
+        self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
         self.base, self.values = 0, Values()  # first value of these records; all before them
         self.pending = NO_RECORDS  # earlier ones that have not been run
-        self.run = Run(table.engine)
+        self.run: Run = _Run(self)
         self.flushes = 0
         self.parts: list[Part] = []  # what was run
         self.content: dict[int, Tensor] = {}  # values that were read
@@ -96,6 +141,16 @@ class Session:
         """Describe the example and a line, by default the one that is running."""
         example = "" if self.example is None else f"example {self.example}"
         return ", ".join(filter(None, [example, line or self.line()]))
+
+    def turn(self, example: int) -> None:
+        """Go on with an example."""
+        self.example = example
+        self.turns.append((self.count, example))
+
+    def example_of(self, value: int) -> int | None:
+        """Return the example that made a value."""
+        number = bisect_right(self.turns, value, key=itemgetter(0)) - 1
+        return self.turns[number][1] if number >= 0 else None
 
     def emit(self, name: str, value: Any) -> None:
         """Collect a value of the current example."""
@@ -148,6 +203,10 @@ class Session:
         self.code += reads
         first, kinds, build = self.count, site.kinds, site.build
         self.count = first + len(kinds)
+        needs = site.gradient
+        if needs is None:  # as its arguments
+            needs = any(map(self.needs_grad.__getitem__, reads))
+        self.needs_grad += (b"\1" if needs and self.grad else b"\0") * len(kinds)
         if build is None:
             return Lazy(self, first, kinds[0])
         if len(kinds) == 2:
@@ -179,8 +238,8 @@ class Session:
             shared = self._shared(argument) if may_be else None
             if shared is not None:
                 key.append(shared)
-            elif depth and isinstance(target, nn.Module):
-                return False
+            elif depth and isinstance(target, nn.Module) and not isinstance(target, _RECURRENT):
+                return False  # a tree of words, perhaps, whose parts can be batched
             else:
                 value = self.outside_row(argument)
                 key.append(value._kind)
@@ -223,29 +282,38 @@ class Session:
 
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Return the value of a tensor that the model did not compute; each object once."""
-        number, numbers = None, self.numbers.get(tensor.dtype)
+        number, numbers, found = None, self.numbers.get(tensor.dtype), self.known.get(id(tensor))
         if numbers is not None and tensor.dim() == 0 and tensor.is_cpu:
             # Numbers are kept by their value, others by identity.
             number = tensor.item()
             if (row := numbers.get(number)) is not None:
                 return row
-        elif (found := self.known.get(id(tensor))) is not None:
+        elif found is not None and isinstance(found[2], int):
             self._check_version(tensor, found[2])
             return found[0]
+        elif found is not None and tensor.is_cpu and torch.equal(found[2], tensor):  # type: ignore[arg-type]
+            return found[0]
         self._check_device(tensor)
-        # Nothing counts the changes of a tensor of inference mode: each use is a new row.
-        counted = not tensor.is_inference()
+        kept = self._kept(tensor) if number is None else tensor
         site = self.table.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
         rows = self.outside.setdefault(site, [])
-        rows.append((tensor if counted else tensor.clone()) if number is None else number)
+        rows.append(kept if number is None else number)
         row = self.record(site, ())
+        self.needs_grad[-1] = tensor.requires_grad
         if numbers is not None and number is not None:
             numbers[number] = row
-        elif counted:
-            # The tensor is kept, so that its identity is not given to a different one.
-            self.known[id(tensor)] = row, tensor, tensor._version
-            self.unread.append((tensor, tensor._version))
+        else:  # the tensor is kept, so that its identity is not given to a different one
+            self.known[id(tensor)] = row, tensor, tensor._version if kept is tensor else kept
         return row
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """Return what holds the content of a tensor until the next flush: itself, or a copy."""
+        # Changes of tensors of inference mode and of the memory of numpy are not counted.
+        if tensor.is_inference() or not tensor.untyped_storage().resizable():
+            with torch.set_grad_enabled(self.grad):
+                return tensor.clone()
+        self.unread.append((tensor, tensor._version))
+        return tensor
 
     def _check_device(self, tensor: Tensor) -> None:
         if tensor.device != self.device:
@@ -265,11 +333,11 @@ class Session:
         """Return the values of all rows of a tensor that the model did not compute."""
         self._check_device(rows)
         site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
-        if not rows.is_inference():
-            self.unread.append((rows, rows._version))
         if len(rows):
-            self.outside.setdefault(site, []).append(Block(rows))
-        return [self.record(site, ()) for _ in range(len(rows))]
+            self.outside.setdefault(site, []).append(Block(self._kept(rows)))
+        made = [self.record(site, ()) for _ in range(len(rows))]
+        self.needs_grad[self.count - len(made) :] = bytes([rows.requires_grad]) * len(made)
+        return made
 
     def _unrecorded(self, target: Any, argument: Any) -> Any:
         """Leave a module open that takes a Python object; raise for a function."""
@@ -289,6 +357,8 @@ class Session:
                 self.table.opened[target] = (self.line(), reason)
                 return OPEN
             target = path
+        elif target is torch.Tensor.__pow__:
+            target = torch.Tensor.pow  # which can be pickled
         elif kwargs.get("out") is not None:
             what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
             hint = "use the tensor that the call returns"
@@ -335,6 +405,7 @@ class Session:
         """
         if not self.starts and not self.pending.site.size:
             return
+        self.check_state()
         # What fails from here on belongs to all examples.
         example, self.example, self.failed = self.example, None, True
         self.table.engine.to(self.device)
@@ -344,7 +415,7 @@ class Session:
         self.unread.clear()
         recording, ACTIVE.session = ACTIVE.session, None
         try:
-            with torch.set_grad_enabled(self.grad):
+            with torch.set_grad_enabled(self.grad), self.table.watch.ignored(example):
                 moved = [part.to(self.device) for part in parts]
                 run_plan(moved, self.run, self.table.modules, outside)
         finally:
@@ -352,6 +423,18 @@ class Session:
         self.example, self.outside, self.failed = example, {}, False
         self.parts += parts
         self.flushes += 1
+
+    def check_state(self) -> None:
+        """Raise an error if the model has changed since its calls were recorded."""
+
+        def read() -> set[str]:
+            recorded = {self.code[start] for start in self.starts} | {*self.pending.site.tolist()}
+            specs = [self.table.sites[number].spec for number in recorded]
+            names = {spec.target for spec in specs if spec and isinstance(spec.target, str)}
+            keys = (part for spec in specs if spec for part in spec.key)
+            return names | {part.name for part in keys if isinstance(part, Shared)}
+
+        self.table.watch.check(self.example, read)
 
     def plan(
         self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None

@@ -6,8 +6,9 @@ a spec in a table, with the number that records use and the types of its results
 have a site without a spec. Its ``Signature`` is what the engine calls.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyg_dynbatch.autobatch.forms import Candidate, Examined, examine
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW, fast_form
+from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
+from pyg_dynbatch.autobatch.state import Fingerprint, Watch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
@@ -81,6 +84,8 @@ class Site:
         None  # the result of a call; None if it is one row
     )
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
+    layer: Any = None  # for recurrent layers: equal for calls that differ in length only
+    gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
 
 
 NOTE = "  in autobatch: "
@@ -101,16 +106,32 @@ class Table:
         self.by_key: dict[Any, Site] = {}
         self.by_spec: dict[Spec, Site] = {}
         self.row_types: list[TensorType] = []
+        self.samples: list[Tensor] = []  # of each row type, without content
         self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
         self.engine = Engine(Operations())
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
+        self.watch = Watch(self.modules)
         self._arrays: dict[str, np.ndarray] = {}
+
+    def start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the parameters and buffers of a session, and the model as it is."""
+        self.tensors.clear()
+        self.tensors.update(tensors)
+        if self.watch.start():
+            vars(self).pop("fingerprint", None)
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What traces of the model depend on."""
+        return Fingerprint.of(self.modules, self.tensors)
 
     def outside_of(self, row_type: TensorType) -> Site:
         """Return the site of rows of a type that the model did not compute."""
         if row_type not in self.outside:
             site = self.outside[row_type] = Site(len(self.sites), (len(self.row_types),))
             self.row_types.append(row_type)
+            facts: Any = {"dtype": row_type.dtype, "device": "meta"}
+            self.samples.append(torch.empty(row_type.shape or (), **facts))
             self.sites.append(site)
         return self.outside[row_type]
 
@@ -126,7 +147,8 @@ class Table:
         recording, ACTIVE.session = ACTIVE.session, None
         ACTIVE.examining = True
         try:
-            examined = self._examine(spec, module, device, name, where)
+            with self.watch.ignored(recording and recording.example):
+                examined = self._examine(spec, module, device, name, where)
         except ReadsValue as error:
             if module is None:
                 what = f"autobatch: {name} reads a value of its argument"
@@ -149,10 +171,19 @@ class Table:
         form, build = _flat(examined)
         signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
-        cell = _cell_call(spec, module, len(kinds))
-        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, cell)
+        cell, gradient = _cell_call(spec, module, len(kinds)), self._gradient(spec, module)
+        facts = cell, _layer_call(spec, module), gradient
+        site = Site(len(self.sites), kinds, spec, signature, where, examined, build, *facts)
         self.sites.append(site)
         return site
+
+    def _gradient(self, spec: Spec, module: nn.Module | None) -> bool | None:
+        """Return whether gradients flow back from the results; ``None``: as its arguments."""
+        if spec.no_grad or spec.target in _DETACHING:
+            return False
+        shared = [self.tensors[part.name] for part in spec.key if isinstance(part, Shared)]
+        tensors = [*shared, *([] if module is None else module.parameters())]
+        return True if any(tensor.requires_grad for tensor in tensors) else None
 
     def _examine(
         self, spec: Spec, module: nn.Module | None, device: torch.device, name: str, where: str
@@ -193,6 +224,9 @@ class Table:
                 kinds[row, : len(site.kinds)] = site.kinds
             self._arrays["kind"] = kinds
         return self._arrays
+
+
+_DETACHING = {torch.detach, Tensor.detach}
 
 
 def name_of(target: Any) -> str:
@@ -252,6 +286,8 @@ class _Call:
     def _form(self) -> Any:
         args, kwargs = (self._resolved(part) for part in self.spec.template)
         ranks = [len(row_type.shape) for row_type in self.spec.inputs]
+        if is_layer(self.target):
+            return layer_form(self.target, args, kwargs)
         return fast_form(self.target, args, kwargs, ranks)
 
     def _resolved(self, value: Any) -> Any:
@@ -282,6 +318,19 @@ def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:
     given = {slot: child for slot, child in enumerate(children) if child is not None}
     fits = all(child == state for child in given.values())
     return CellCall(x is ROW, tuple(given)) if fits and not kwargs and x in (ROW, None) else None
+
+
+def _layer_call(spec: Spec, module: Any) -> Any:
+    """Return what calls of a layer have in common that a run of several lengths can join."""
+    if not is_layer(module) or spec.no_grad:
+        return None
+    args, kwargs = spec.template
+    states: Any = ((ROW,), (ROW, None), (ROW, ROW), (ROW, (ROW, ROW)))
+    if kwargs or args not in states:
+        return None
+    shape = list(spec.inputs[0].shape)
+    del shape[1 if module.batch_first and len(shape) == 3 else 0]
+    return (spec.target, tuple(shape), spec.inputs[0].dtype, *spec.key[2:])
 
 
 def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[Lazy]], Any] | None]:

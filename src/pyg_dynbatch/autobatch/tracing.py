@@ -1,18 +1,26 @@
 """One example, recorded ahead: integers that loader workers can make and disks can keep."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch import Tensor, nn
+from torch.utils._pytree import (
+    register_pytree_node,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.autobatch.plan import Part, run_plan
 from pyg_dynbatch.autobatch.session import Block, Session
 from pyg_dynbatch.autobatch.signatures import Spec, Table
+from pyg_dynbatch.autobatch.state import Fingerprint
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
@@ -21,6 +29,64 @@ from pyg_dynbatch.core.types import TensorType
 
 Column = tuple[int, list[int]] | list[Any]
 """One leaf of all results: a row type and the value of each example, or other objects."""
+
+
+class _Fields:
+    """A dataclass that holds tensors, as a structure."""
+
+    def __init__(self, kind: type, fields: dict[str, Any]) -> None:
+        self.kind, self.fields = kind, fields
+
+
+def _built(values: Iterable[Any], context: Any) -> Any:
+    kind, names = context
+    made = object.__new__(kind)  # without its checks, which are for single examples
+    for name, value in zip(names, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+register_pytree_node(
+    _Fields, lambda found: ([*found.fields.values()], (found.kind, (*found.fields,))), _built
+)
+
+
+def structured(result: Any, where: str = "", numbered: bool = False) -> Any:
+    """Make the dataclasses in a result part of its structure; refuse values in other objects.
+
+    They are those that hold tensors, or all of them where numbers stand for tensors.
+    """
+
+    def opened(leaf: Any) -> Any:
+        if type(leaf) is Lazy or isinstance(leaf, Tensor | str | int | float | None):
+            return leaf
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            named = {field.name: getattr(leaf, field.name) for field in fields(leaf)}
+            found = _Fields(type(leaf), structured(named, where, numbered))
+            if numbered or any(isinstance(part, Lazy | Tensor) for part in tree_leaves(found)):
+                return found
+        elif _holds_values(leaf):
+            what = "autobatch: a result holds tensors in an object that cannot be stacked"
+            wanted = "tuples, lists, dicts and dataclasses of tensors"
+            raise mismatch(TypeError, what, wanted, type(leaf).__name__, where=where)
+        return leaf
+
+    return result if type(result) is Lazy else tree_map(opened, result)
+
+
+def _placed(leaves: Sequence[Any], numbered: Any) -> Any:
+    return tree_map(leaves.__getitem__, structured(numbered, numbered=True))
+
+
+def _holds_values(value: Any, depth: int = 3) -> bool:
+    if type(value) is Lazy:
+        return True
+    if not depth or isinstance(value, type | nn.Module | Tensor):
+        return False
+    parts = [*getattr(value, "__dict__", {}).values()]
+    if isinstance(value, list | tuple | set | frozenset | deque | Mapping):
+        parts += value.values() if isinstance(value, Mapping) else value
+    return any(_holds_values(part, depth - 1) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -43,6 +109,7 @@ class Trace:
         leaves: Leaves of the result; values by their number.
         structure: The result, with the number of each leaf in its place.
         emitted: Name and value of what the example emitted.
+        model: The model that it was recorded with.
     """
 
     code: np.ndarray
@@ -53,6 +120,7 @@ class Trace:
     leaves: list[Any]
     structure: Any
     emitted: list[tuple[str, int]]
+    model: Fingerprint
 
     def __repr__(self) -> str:
         return f"Trace({self.starts.size} calls, {len(self.sites)} signatures)"
@@ -66,7 +134,8 @@ def trace_of(session: Session, result: Any) -> Trace:
             return _Value(leaf._number)
         return _Value(session.outside_row(leaf)._number) if isinstance(leaf, Tensor) else leaf
 
-    leaves, structure = tree_flatten(result)
+    session.check_state()
+    leaves, structure = tree_flatten(structured(result))
     leaves = list(map(marked, leaves))
     emitted = [(n, marked(v).number) for n, (found, _) in session.emitted.items() for v in found]
     code, starts = np.array(session.code, np.int32), np.array(session.starts, np.int32)
@@ -78,7 +147,8 @@ def trace_of(session: Session, result: Any) -> Trace:
     )
     outside = _plain(session)
     numbered = tree_unflatten(range(len(leaves)), structure)
-    return Trace(code, starts, session.count, sites, outside, leaves, numbered, emitted)
+    made = code, starts, session.count, sites, outside, leaves, numbered, emitted
+    return Trace(*made, table.fingerprint)
 
 
 def _plain(session: Session) -> dict[TensorType, Tensor]:
@@ -95,12 +165,14 @@ def _plain(session: Session) -> dict[TensorType, Tensor]:
 def replay(session: Session, trace: Trace) -> Any:
     """Append a recorded example to a session and return its result."""
     table = session.table
+    table.fingerprint.check(trace.model, session.where())
     local = np.array([_site_number(session, site) for site in trace.sites], dtype=np.int64)
     code = trace.code.astype(np.int64) + session.count
     code[trace.starts] = local[trace.code[trace.starts]]
     session.starts += (trace.starts + len(session.code)).tolist()
     session.code += code.tolist()
     first, session.count = session.count, session.count + trace.count
+    session.needs_grad += bytes(trace.count)  # nothing asks for that of results
     for row_type, rows in trace.outside.items():
         source = table.outside_of(row_type)
         session.outside.setdefault(source, []).append(Block(rows.to(session.device)))
@@ -112,7 +184,7 @@ def replay(session: Session, trace: Trace) -> Any:
     for name, number in trace.emitted:
         session.emit(name, value(number))
     leaves = [value(leaf.number) if isinstance(leaf, _Value) else leaf for leaf in trace.leaves]
-    return tree_map(leaves.__getitem__, trace.structure)
+    return _placed(leaves, trace.structure)
 
 
 Rows = tuple[int, Tensor]
@@ -131,6 +203,7 @@ class TracedBatch(MovablePlan):
         structure: The result, with the number of each leaf in its place.
         emitted: The rows of each name, and the example of each.
         num_examples: Number of examples.
+        model: The model that they were recorded with.
     """
 
     parts: list[Part]
@@ -140,6 +213,7 @@ class TracedBatch(MovablePlan):
     structure: Any
     emitted: dict[str, tuple[Rows, Tensor]]
     num_examples: int
+    model: Fingerprint
 
     def __len__(self) -> int:
         return self.num_examples
@@ -179,6 +253,7 @@ def schedule_batch(
     emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
 ) -> TracedBatch:  # fmt: skip
     """Schedule what a session has recorded."""
+    session.check_state()
     parts = session.plan(wanted=wanted_values(columns, emitted))
     outside, row = _plain(session), session.values.row
 
@@ -193,11 +268,13 @@ def schedule_batch(
         tree_unflatten(range(len(columns)), structure),
         {name: (rows_of(found), torch.tensor(of)) for name, (found, of) in emitted.items()},
         num_examples,
+        session.table.fingerprint,
     )
 
 
 def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[Any, dict[str, Any]]:
     """Run a scheduled mini-batch; return its result, and what it emitted."""
+    table.fingerprint.check(batch.model)
     batch = batch.to(device)
     sites = [table.site_of(spec, device, "a traced batch") for spec in batch.specs]
     signatures = tuple(site.signature for site in sites if site.signature is not None)
@@ -212,7 +289,7 @@ def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[A
     found = iter(run.read(wanted) if wanted else ())
     leaves = [next(found)[0] if isinstance(c, tuple) else c for c in batch.columns]
     emitted = {name: (next(found)[0], example) for name, (_, example) in batch.emitted.items()}
-    return tree_map(leaves.__getitem__, batch.structure), emitted
+    return _placed(leaves, batch.structure), emitted
 
 
 def _kinds(trace: Trace, kinds_of_site: list[tuple[int, ...]]) -> dict[int, int]:

@@ -1,0 +1,188 @@
+"""What recorded calls take for granted of their model: its structure, and that it stays."""
+
+import hashlib
+import inspect
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from operator import is_
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.core.errors import mismatch
+
+_INTERNAL = set(vars(nn.Module())) - {"training"}
+
+
+class Fingerprint(NamedTuple):
+    """What a trace depends on; equal in every process, and for all weights."""
+
+    modules: str
+    parameters: str
+    training: str
+    autocast: tuple[str, ...]
+
+    @classmethod
+    def of(cls, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> "Fingerprint":
+        """Describe a model by its modules, and its parameters and buffers."""
+        code = [
+            # Not the name of the file, which is __mp_main__ in a worker instead of __main__.
+            (path, type(part).__qualname__, [_described(c) for c in _code_of(part)])
+            for path, part in modules.items()
+        ]
+        types = [
+            (name, str(t.dtype), None if nn.parameter.is_lazy(t) else tuple(t.shape))
+            for name, t in tensors.items()
+        ]
+        devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+        return cls(
+            _digest(code), _digest(types), _digest([part.training for part in modules.values()]),
+            tuple(str(torch.get_autocast_dtype(device)) for device in devices),
+        )  # fmt: skip
+
+    def check(self, recorded: "Fingerprint", where: str = "") -> None:
+        """Raise an error if a trace was recorded with a different model."""
+        if self == recorded:
+            return
+        parts = (
+            ("the modules or their code", "the same model or a copy of it; or record it again"),
+            ("the shapes or dtypes of parameters", "a copy of the model; or record it again"),
+            ("the training mode", "model.train() or model.eval() before both"),
+            ("autocast", "torch.autocast around trace() or collate(), too"),
+        )
+        name, hint = next(p for p, a, b in zip(parts, self, recorded, strict=True) if a != b)
+        what = f"autobatch: since an example was recorded, {name} changed"
+        raise mismatch(ValueError, what, "the model that recorded it", where=where, hint=hint)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _code_of(part: nn.Module) -> Iterator[CodeType]:
+    """List the code of the user's classes of a module, and of functions that it holds."""
+    own = [k for k in type(part).__mro__ if k.__module__.split(".")[0] not in ("torch", "builtins")]
+    held = [value for name, value in vars(part).items() if name not in _INTERNAL]
+    for value in (*(value for kind in own for value in vars(kind).values()), *held):
+        found = getattr(value, "__func__", getattr(value, "fget", value))
+        if isinstance(found, FunctionType | MethodType):
+            yield inspect.unwrap(found).__code__
+
+
+def _described(code: CodeType) -> Any:
+    constants = [
+        _described(c) if isinstance(c, CodeType)
+        else sorted(map(repr, c)) if isinstance(c, frozenset)  # whose order differs by process
+        else c
+        for c in code.co_consts
+    ]  # fmt: skip
+    return code.co_code, code.co_names, constants
+
+
+class _Held:
+    """Attributes, buffers or parameters of a module, as they were when last looked at."""
+
+    def __init__(self, prefix: str, values: dict[str, Any]) -> None:
+        self.prefix, self.current = prefix, values
+        self.seen: dict[str, Any] = {}
+        self.marks: dict[str, tuple[int, Any]] = {}  # of what can change without being replaced
+
+    def changed(self) -> list[str]:
+        """Return the names of what has changed since the last look."""
+        now, names = self.current, list[str]()
+        if len(now) != len(self.seen) or not all(map(is_, now.values(), self.seen.values())):
+            every = [name for name in now.keys() | self.seen.keys() if name not in _INTERNAL]
+            names = [name for name in every if now.get(name, self) is not self.seen.get(name, self)]
+            self.seen = now.copy()
+            self.marks = {n: mark for n in every if (mark := _mark(now.get(n))) is not None}
+            return [self.prefix + name for name in names]
+        for name, (number, last) in self.marks.items():
+            found: Any = _mark(now[name])
+            if found[0] != number or found[1] is not last:
+                self.marks[name] = found
+                names.append(self.prefix + name)
+        return names
+
+
+def _mark(value: Any) -> tuple[int, Any] | None:
+    """Return what tells at little cost that a value has changed; None if it cannot change."""
+    if type(value) is Lazy or nn.parameter.is_lazy(value):
+        return None
+    if isinstance(value, Tensor):
+        return None if value.is_inference() else (value._version, None)
+    if isinstance(value, list | deque):
+        return len(value), value[-1] if value else None
+    if isinstance(value, dict):  # other objects in a dict may be a cache, which all share
+        last = value[next(reversed(value))] if value else None
+        return (len(value), last) if type(last) is Lazy else (0, None)
+    return None
+
+
+class Watch:
+    """Notice that a model changes while its examples are recorded.
+
+    Not seen are attributes of other objects, what is inside containers except for the last item,
+    and changes of tensors that torch does not count (``.data``, ``numpy()``).
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.held, self.parameters = list[_Held](), list[_Held]()
+        for path, part in modules.items():
+            prefix = f"{path}." if path else ""
+            if not type(part).__module__.startswith("torch."):
+                self.held.append(_Held(prefix, vars(part)))
+            self.held += [_Held(prefix, part._buffers)] if part._buffers else []
+            self.parameters += [_Held(prefix, part._parameters)] if part._parameters else []
+        self.waiting: set[int] = set()  # examples that wait for values
+        self.writers: dict[str, int | None] = {}  # what has changed, and the last example that did
+
+    def start(self) -> bool:
+        """Take everything as it is; return whether attributes or buffers have changed."""
+        self.writers.clear()
+        self.waiting.clear()
+        for held in self.parameters:
+            held.changed()
+        return any([held.changed() for held in self.held])
+
+    def turn_ends(self, example: int | None) -> None:
+        """Raise an error if an example changed again what others, which wait, may use."""
+        for name in (name for held in self.held for name in held.changed()):
+            others = [each for each in self.waiting if each != example]
+            if others and name in self.writers:
+                what = f"autobatch: examples that take turns share {name!r} of the model"
+                wanted = "the state of an example in local variables, passed on as arguments"
+                got = f"changed by several turns, while example {others[0]} waits for a value"
+                raise mismatch(RuntimeError, what, wanted, got, where=f"example {example}")
+            self.writers[name] = example
+
+    @contextmanager
+    def ignored(self, example: int | None) -> Iterator[None]:
+        """Ignore what changes inside, where modules are called on rows of several examples."""
+        self.turn_ends(example)
+        yield
+        for held in self.held:
+            held.changed()
+
+    def check(self, example: int | None, read: Callable[[], Collection[str]]) -> None:
+        """Raise an error if something has changed that recorded calls read when they are run.
+
+        Args:
+            example: The current one.
+            read: Lists the modules that are called, and the parameters and buffers.
+        """
+        self.turn_ends(example)
+        self.writers.update((n, example) for held in self.parameters for n in held.changed())
+        names = read() if self.writers else ()
+        for name, by in self.writers.items():
+            parts = name.split(".")
+            if not any(".".join(parts[: n + 1]) in names for n in range(len(parts))):
+                continue
+            what = f"autobatch: {name!r} was changed while the model was recorded"
+            got = "calls that read it are run later, and would all find its last value"
+            hint = "change it outside the model, or compute a new tensor from it"
+            where = "" if by is None else f"example {by}"
+            raise mismatch(RuntimeError, what, got=got, where=where, hint=hint)

@@ -1,0 +1,136 @@
+"""Recurrent layers of torch over sequences of different lengths: one call for all of them."""
+
+import pickle
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import autobatch
+
+LENGTHS = (3, 1, 5, 3, 2)
+LAYERS = (nn.LSTM, nn.GRU, nn.RNN)
+FORMS = [*product(LAYERS, (False, True), ({}, {"bidirectional": True, "num_layers": 2}))]
+
+
+class Encoder(nn.Module):
+    """Encode a sequence, alone or in a batch of two, from a state or from none."""
+
+    def __init__(self, kind: Any, stateful: bool, several: bool, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.layer = kind(3, 4, **options)
+        self.count = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
+        self.start, self.part = nn.Linear(3, self.count * 4), nn.Linear(3, 3)
+        self.stateful, self.several = stateful, several
+
+    def state(self, x: Tensor) -> Tensor:
+        h = self.start(x[0]).view(self.count, 4)
+        return torch.stack([h, -h], 1) if self.several else h
+
+    def forward(self, x: Tensor) -> Any:
+        words = torch.stack([self.part(word) for word in x]) if len(x) % 2 else self.part(x)
+        if self.several:
+            words = torch.stack([words, -words], 0 if self.layer.batch_first else 1)
+        state = None
+        if self.stateful:
+            state = (self.state(x), self.state(2 * x))
+            state = state if isinstance(self.layer, nn.LSTM) else state[0]
+        y, last = self.layer(words, state)
+        last = last if isinstance(last, tuple) else (last,)
+        return torch.stack([y.sum(), y.flatten()[0], *(part.square().sum() for part in last)])
+
+
+def sequences() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in LENGTHS]
+
+
+def gradients(result: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
+    options: Any = {"materialize_grads": True}
+    return torch.autograd.grad(result.square().sum(), [*model.parameters()], **options)
+
+
+@pytest.mark.parametrize(("kind", "stateful", "options"), FORMS)
+def test_layers_over_sequences(kind: Any, stateful: bool, options: Any) -> None:
+    torch.manual_seed(0)
+    several = kind is nn.GRU  # each form of each in turn, since all share the code
+    options = {**options, "batch_first": stateful}
+    model = autobatch(Encoder(kind, stateful, several, options).double())
+    expected = model(sequences(), batch=False)
+    wanted = gradients(expected, model)
+    for given in (sequences(), model.collate(sequences())):
+        found = model(given)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradients(found, model), wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "stateful", "options"), FORMS)
+@pytest.mark.parametrize(("first", "several"), [*product((False, True), repeat=2)])
+def test_every_layout(kind: Any, stateful: bool, options: Any, first: bool, several: bool) -> None:
+    options = {**options, "batch_first": first}
+    model = autobatch(Encoder(kind, stateful, several, options).double())
+    expected = model(sequences(), batch=False)
+    traces = pickle.loads(pickle.dumps([model.trace(x) for x in sequences()]))
+    for given in (sequences(), traces):
+        found = model(given)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradients(found, model), wanted)
+
+
+def test_all_lengths_run_as_one_call() -> None:
+    model = autobatch(Encoder(nn.LSTM, False, False, {}).double())
+    calls: list[Any] = []
+    model.layer.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[union-attr, operator]
+    model(sequences())
+    calls.clear()
+    model(sequences())
+    assert len(calls) == len(set(LENGTHS))  # hooks see each length by itself
+    model = autobatch(Encoder(nn.LSTM, False, False, {}).double())
+    found = [op for op in model.explain(sequences()).operations if op.way == "packed"]
+    assert sum(op.steps for op in found) == 1
+    assert sum(op.calls for op in found) == len(LENGTHS)
+
+
+def test_a_layer_that_reads_its_own_results() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            words, _ = self.layer(x)
+            if words.sum() > 0:
+                words = -words
+            words, last = self.layer(torch.cat([words, x]))
+            return words.sum(0) + last[0]
+
+    model = autobatch(Twice().double())
+    found, expected = model(sequences()), model(sequences(), batch=False)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(found, model), gradients(expected, model))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_whose_first_state_is_one_tensor(kind: Any) -> None:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(3, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            h = c = torch.zeros(4).double()
+            for word in x:
+                if kind is nn.LSTMCell:
+                    h, c = self.cell(word, (h, c))
+                else:
+                    h = self.cell(word, h)
+            return h + c
+
+    model = autobatch(Steps().double())
+    found, expected = model(sequences()), model(sequences(), batch=False)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(found, model), gradients(expected, model))
+    assert model.explain(sequences()).steps == max(LENGTHS) + 1

@@ -1,0 +1,246 @@
+"""What a model keeps between calls, and what traces take for granted of their model."""
+
+import copy
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import AutoBatch, autobatch
+from tests.autobatch.models import TreeLSTM, trees
+
+ROWS = [*torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()]
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.calls = 2.0, 0
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.factor + self.shift
+
+
+class Stateful(nn.Module):
+    """A model of one function, with state of many kinds."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function, self.part, self.scale = function, nn.Linear(3, 3), Scale()
+        self.kept: list[Any] = []
+        self.cache: dict[int, Any] = {}
+        self.weight = nn.Parameter(torch.randn(3))
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+def assigned(m: Any, x: Any) -> Any:
+    m.state = m.part(x)
+    return m.state * m.part(x).sum().item() + m.state
+
+
+def appended(m: Any, x: Any) -> Any:
+    m.kept.clear()
+    for number in x:
+        m.kept.append(m.part(x * number))
+        if m.part(x).sum() > 0:
+            m.kept.append(x)
+    return torch.stack(m.kept).sum(0)
+
+
+def remembered(m: Any, x: Any) -> Any:
+    m.cache[0] = m.part(x)
+    return m.cache[0] * m.part(x).sum().item() + m.cache[0]
+
+
+def counted(m: Any, x: Any) -> Any:
+    m.count = 0
+    while (m.part(x) * (1 + m.count)).abs().sum() < 30:
+        m.count += 1
+    return x * m.count
+
+
+def buffer(m: Any, x: Any) -> Any:
+    m.shift.copy_(x)
+    return m.part(x) + m.shift
+
+
+def inner_buffer(m: Any, x: Any) -> Any:
+    m.scale.shift.add_(1)
+    return m.scale(m.part(x))
+
+
+def parameter(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        m.weight.div_(m.weight.norm() * x[0])
+    return m.part(x) * m.weight
+
+
+def inner_attribute(m: Any, x: Any) -> Any:
+    m.scale.factor = float(x[0])
+    return m.scale(m.part(x))
+
+
+REFUSED = {
+    "share 'state' of the model": assigned, "share 'kept' of the model": appended,
+    "share 'cache' of the model": remembered, "share 'count' of the model": counted,
+    "'shift' was changed while": buffer, "'scale.shift' was changed while": inner_buffer,
+    "'weight' was changed while": parameter, "'scale.factor' was changed while": inner_attribute,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_state_that_examples_would_mix_is_refused(text: str) -> None:
+    model = autobatch(Stateful(REFUSED[text]).double())
+    with pytest.raises(RuntimeError, match=text) as caught:
+        model(ROWS)
+    assert "example " in str(caught.value) and str(caught.value).startswith("autobatch: ")
+    if "was changed" in text:
+        with pytest.raises(RuntimeError, match=text):
+            model.collate(ROWS)
+
+
+def kept_by_one(m: Any, x: Any) -> Any:
+    m.state = m.part(x)  # and no example waits for a value
+    return m.state + m.state
+
+
+def cached(m: Any, x: Any) -> Any:
+    m.cache.setdefault(len(m.cache), "any object")
+    return m.part(x) * m.part(x).sum().item()
+
+
+def unread_buffer(m: Any, x: Any) -> Any:
+    m.shift.add_(1)
+    return m.part(x)
+
+
+def new_buffer(m: Any, x: Any) -> Any:
+    m.shift = m.shift * 0 + x
+    return m.part(x) * m.shift
+
+
+def memory_of_numpy(m: Any, x: Any) -> Any:
+    memory, total = np.zeros(3), 0
+    shared, same = torch.from_numpy(memory), torch.from_numpy(memory)
+    for number in range(3):
+        memory[:] = number * x.numpy()
+        total = total + m.part(shared) * m.part(torch.from_numpy(memory)) * m.part(same)
+    return total
+
+
+WORKS = {
+    "kept": kept_by_one, "cached": cached, "unread": unread_buffer, "new": new_buffer,
+    "numpy": memory_of_numpy, "calls": lambda m, x: m.scale(m.part(x)) * m.scale(x).sum().item(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_other_state_works_as_one_by_one(name: str) -> None:
+    model = autobatch(Stateful(WORKS[name]).double())
+    found, expected = model(ROWS), model(ROWS, batch=False)
+    torch.testing.assert_close(found, expected)
+    if name != "numpy":  # the plain loop keeps the memory for its gradients, too
+        gradients = [torch.autograd.grad(y.sum(), model.part.weight) for y in (found, expected)]  # type: ignore[union-attr]
+        torch.testing.assert_close(*gradients)
+
+
+def test_a_frozen_layer_needs_no_gradient() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        first, both = m.part(x), m.part(x) * m.weight
+        factors = [first, both, both.detach(), first * x, m.weight * 1, first.argmax(), x]
+        return sum((2 + n) * v.sum() for n, v in enumerate(factors) if v.requires_grad) + m.part(x)
+
+    plain = Stateful(forward).double()
+    for frozen in (plain.part, plain.weight, None):
+        plain.requires_grad_(True)
+        (plain if frozen is None else frozen).requires_grad_(False)
+        model = autobatch(plain)
+        torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
+# Traces.
+
+
+def doubled(m: Any, x: Any) -> Any:
+    return m.part(x) * 2
+
+
+def tripled(m: Any, x: Any) -> Any:
+    return m.part(x) * 3
+
+
+def eval_mode(m: Any) -> None:
+    m.eval()
+
+
+def other_code(m: Any) -> None:
+    m.plain.function = tripled
+
+
+def wider(m: Any) -> None:
+    m.plain.scale = nn.Linear(3, 3).double()
+
+
+DIFFERENT: dict[str, Callable[[Any], Any]] = {
+    "the training mode": eval_mode,
+    "the modules or their code": other_code,
+    "the shapes or dtypes of parameters": lambda m: m.float(),
+}
+
+
+def refused(model: AutoBatch, traces: list[Any], batch: Any, text: str) -> None:
+    for given in (traces, batch):
+        with pytest.raises(ValueError, match=f"since an example was recorded, {text} changed"):
+            model(given)
+
+
+@pytest.mark.parametrize("text", DIFFERENT)
+def test_traces_of_a_different_model_are_refused(text: str) -> None:
+    model = autobatch(Stateful(doubled).double())
+    recorded: Any = [model.trace(x) for x in ROWS], model.collate(ROWS)
+    twin = autobatch(copy.deepcopy(model.plain))
+    nn.init.zeros_(twin.plain.part.weight)  # type: ignore[union-attr, arg-type]
+    for given in recorded:
+        torch.testing.assert_close(twin(given), twin(ROWS))
+    DIFFERENT[text](twin)
+    refused(twin, *recorded, text)
+    torch.testing.assert_close(model(recorded[0]), model(ROWS))
+
+
+def test_autocast_belongs_to_a_trace() -> None:
+    model = autobatch(Stateful(doubled))
+    rows = [x.float() for x in ROWS]
+    recorded: Any = [model.trace(x) for x in rows], model.collate(rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        refused(model, *recorded, "autocast")
+
+
+def _trace(model: AutoBatch, queue: Any) -> None:
+    found = [model.trace(example) for example in trees()], model.collate(trees())
+    queue.put(pickle.dumps((*found, model.eval().trace(trees()[0]))))
+
+
+@pytest.mark.long
+def test_fingerprint_is_the_same_in_spawned_workers(tmp_path: Any) -> None:
+    model = autobatch(TreeLSTM())
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    worker = context.Process(target=_trace, args=(model, queue))
+    worker.start()
+    traces, batch, other = pickle.loads(queue.get(timeout=120))
+    worker.join()
+    for given in (traces, batch):
+        torch.testing.assert_close(model(given), model(trees()))
+    with pytest.raises(ValueError, match="the training mode"):
+        model([other])
