@@ -73,6 +73,7 @@ def test_every_layout(kind: Any, stateful: bool, options: Any, first: bool, seve
     options = {**options, "batch_first": first}
     model = autobatch(Encoder(kind, stateful, several, options).double())
     expected = model(sequences(), batch=False)
+    wanted = gradients(expected, model)
     traces = pickle.loads(pickle.dumps([model.trace(x) for x in sequences()]))
     for given in (sequences(), traces):
         found = model(given)
