@@ -52,7 +52,9 @@ def gradients(result: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
     return torch.autograd.grad(result.square().sum(), [*model.parameters()], **options)
 
 
-@pytest.mark.parametrize(("kind", "stateful", "options"), FORMS)
+@pytest.mark.parametrize(
+    ("kind", "stateful", "options"), [form for form in FORMS if form[1] == bool(form[2])]
+)
 def test_layers_over_sequences(kind: Any, stateful: bool, options: Any) -> None:
     torch.manual_seed(0)
     several = kind is nn.GRU  # each form of each in turn, since all share the code
@@ -73,6 +75,7 @@ def test_every_layout(kind: Any, stateful: bool, options: Any, first: bool, seve
     options = {**options, "batch_first": first}
     model = autobatch(Encoder(kind, stateful, several, options).double())
     expected = model(sequences(), batch=False)
+    wanted = gradients(expected, model)
     traces = pickle.loads(pickle.dumps([model.trace(x) for x in sequences()]))
     for given in (sequences(), traces):
         found = model(given)
