@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.structure import concatenated_ranges
+from pyg_dynbatch.core.structure import checksum, concatenated_ranges
 
 
 class UpperPairs(NamedTuple):
@@ -186,6 +186,7 @@ class Pairs(MovablePlan):
         num_molecules: Number of molecules, some of which may have no pairs or no atoms.
         num_entries: Number of ordered pairs; a self pair counts once, any other pair twice.
         num_codes: Number of different pair codes; 0 for pairs without codes.
+        checksum: Of the codes that the pairs were made from, if any.
 
     Example:
         >>> pairs = Pairs.all_pairs([2, 1])
@@ -201,6 +202,7 @@ class Pairs(MovablePlan):
     num_molecules: int
     num_entries: int
     num_codes: int = 0
+    checksum: int | None = None
 
     def __post_init__(self) -> None:
         """Locate the parts of the plan."""
@@ -283,7 +285,8 @@ class Pairs(MovablePlan):
         half, full = triangles(atoms)._replace(code=code), kept is None or bool(kept.all())
         if kept is not None and not full:
             half = half.filtered(kept.cpu().numpy()[code])
-        return cls._of_half(half, atoms, num_codes, full)
+        pairs = cls._of_half(half, atoms, num_codes, full)
+        return replace(pairs, checksum=checksum(pair_code))
 
     @classmethod
     def from_pair_index(
@@ -421,7 +424,7 @@ class Pairs(MovablePlan):
 
     def __reduce__(self) -> Any:
         """Pickle the plan and the counts."""
-        return Pairs, (self.plan, *self._counts())
+        return Pairs, (self.plan, *self._counts(), self.checksum)
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same pairs of the same molecules, in the same order."""
