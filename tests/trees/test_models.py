@@ -175,6 +175,13 @@ def test_stock_loader_gives_the_same(cell: str) -> None:
     assert not any(isinstance(value, Schedule) for _, value in stock), "nothing is kept in it"
 
 
+def test_roots_that_are_none_are_refused() -> None:
+    batch = Collater()([pair(balanced(1), balanced(1))])
+    batch.root_index = batch.root_index.flip(0)
+    text = message(lambda: similarity()(batch), ValueError)
+    assert "root_index does not belong to edge_index" in text
+
+
 def test_a_stock_batch_that_cannot_be_scheduled_names_the_example() -> None:
     four = DynTreeData(torch.tensor([[0, 1, 2, 3], [4] * 4]), token=torch.arange(5))
     (stock,) = PyGDataLoader([EXAMPLES[0], four, EXAMPLES[1]], batch_size=3)

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
-from pyg_dynbatch.core.structure import input_field
+from pyg_dynbatch.core.structure import input_field, roots_of
 from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
-from pyg_dynbatch.trees.data import check_roots
 
 # Up to this fraction of distinct tokens, gathering leaves is cheaper than computing all of them.
 _WORTH_SHARING = 0.85
@@ -368,5 +367,7 @@ def _check_roots(batch: Any, examples: int) -> None:
         what, got = "TreeSimilarity: not two roots per example", f"{found[number]} roots"
         where = "" if slices is None else f"example {number} of the batch"
         raise mismatch(ValueError, what, f"{expected} roots", got, where=where, hint=hint)
-    if batch.root_index.is_cpu:
-        check_roots(batch, batch.num_nodes, name="TreeSimilarity")
+    on_cpu = batch.root_index.is_cpu
+    if on_cpu and not batch.root_index.equal(roots_of(batch.edge_index, batch.num_nodes)):
+        what = "TreeSimilarity: root_index does not belong to edge_index"
+        raise mismatch(ValueError, what, "all roots", batch.root_index.tolist()[:10])
