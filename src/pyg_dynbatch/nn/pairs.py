@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.structure import checksum, concatenated_ranges
+from pyg_dynbatch.core.structure import concatenated_ranges
 
 
 class UpperPairs(NamedTuple):
@@ -186,7 +186,7 @@ class Pairs(MovablePlan):
         num_molecules: Number of molecules, some of which may have no pairs or no atoms.
         num_entries: Number of ordered pairs; a self pair counts once, any other pair twice.
         num_codes: Number of different pair codes; 0 for pairs without codes.
-        checksum: Of the codes that the pairs were made from, if any.
+        checksum: Of the codes of the batch that a loader made the pairs from.
 
     Example:
         >>> pairs = Pairs.all_pairs([2, 1])
@@ -285,8 +285,7 @@ class Pairs(MovablePlan):
         half, full = triangles(atoms)._replace(code=code), kept is None or bool(kept.all())
         if kept is not None and not full:
             half = half.filtered(kept.cpu().numpy()[code])
-        pairs = cls._of_half(half, atoms, num_codes, full)
-        return replace(pairs, checksum=checksum(pair_code))
+        return cls._of_half(half, atoms, num_codes, full)
 
     @classmethod
     def from_pair_index(
