@@ -23,10 +23,9 @@ def made(**options: object) -> Schedule:
     return Schedule.from_structure(EDGES, 4, **options)
 
 
-@given(structures(), st.booleans())
-def test_steps_are_the_levels(dag: Dag, with_depth: bool) -> None:
-    depth = torch.tensor(dag.depth) if with_depth else None
-    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, depth=depth)
+@given(structures())
+def test_steps_are_the_levels(dag: Dag) -> None:
+    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
     sizes = [dag.depth.count(level) for level in range(max(dag.depth) + 1)]
     assert [step.size for step in schedule.steps] == sizes
     assert sum(sizes) == dag.num_nodes
@@ -47,11 +46,6 @@ def test_c_and_numpy_agree(dag: Dag, data: st.DataObject) -> None:
     anything = [dag.child_slot, numbers(edges.size(1), -1, 2), dag.child_slot.int()]
     options = {
         "child_slot": data.draw(st.sampled_from([None, *anything]), "child_slot"),
-        "depth": data.draw(
-            st.sampled_from(
-                [None, torch.tensor(dag.depth), numbers(nodes, 0, 4), numbers(nodes, 0, 4)[:, None]]
-            )
-        ),
         "arity": data.draw(st.sampled_from([None, 0, 1, 2, 5]), "arity"),
         "has_input": data.draw(st.sampled_from([None, numbers(nodes, 0, 1).bool()]), "has_input"),
         "example_sizes": data.draw(
@@ -103,11 +97,6 @@ def test_nodes_without_input_come_last_in_their_level() -> None:
     schedule = made(has_input=torch.tensor([False, True, True, True]))
     assert schedule.input_node.tolist() == [1, 2, 3]
     assert schedule.rows_of(schedule.steps[0].arguments[0]).tolist() == [1, 0]
-
-
-def test_depth_with_gaps_makes_no_empty_steps() -> None:
-    schedule = made(depth=torch.tensor([0, 0, 3, 9]))
-    assert schedule == made()
 
 
 def test_forests_of_mixed_depth() -> None:
@@ -176,9 +165,6 @@ def test_an_edge_to_nowhere() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "got"),
     [
-        ("depth", torch.zeros(3, dtype=torch.long), "int64 tensor [3]"),
-        ("depth", torch.zeros(4), "float32 tensor [4]"),
-        ("depth", torch.tensor([-1, 0, 1, 2]), "smallest -1"),
         ("has_input", torch.ones(4), "float32 tensor [4]"),
         ("has_input", torch.ones(3, dtype=torch.bool), "bool tensor [3]"),
         ("child_slot", torch.tensor([0, 1]), "int64 tensor [2]"),
@@ -189,7 +175,6 @@ def test_an_edge_to_nowhere() -> None:
 )
 def test_invalid_fields(name: str, value: torch.Tensor, got: str) -> None:
     wanted = {
-        "depth": "int64 tensor [4], one number >= 0 per node",
         "has_input": "bool tensor [4]",
         "child_slot": "int64 tensor [3], one number >= 0 per edge",
     }
@@ -197,14 +182,6 @@ def test_invalid_fields(name: str, value: torch.Tensor, got: str) -> None:
     assert f"{name} has an invalid shape, dtype or value" in text
     assert wanted[name] in text and got in text
     assert message(ValueError, made, arity=2, **{name: value}) == text
-
-
-def test_depth_that_does_not_fit() -> None:
-    text = message(ValueError, made, depth=torch.tensor([0, 1, 1, 2]))
-    assert "depth does not fit the edges" in text
-    assert "node 1 at depth 1, its parent 2 at 1" in text
-    assert "edge 1" in text
-    assert "depth_of(edge_index, num_nodes)" in text
 
 
 def test_a_child_beyond_the_arity() -> None:

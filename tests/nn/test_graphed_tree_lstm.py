@@ -7,7 +7,6 @@ machine with a GPU.
 import copy
 import pickle
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
+from torch_geometric.data import Data
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.core.padding import LevelBuckets, padded_form
+from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.models import TreeClassifier
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, fused_gates
 from pyg_dynbatch.nn.graphed_tree_lstm import (
@@ -390,9 +391,9 @@ def test_in_a_model() -> None:
     fast = copy.deepcopy(model)
     fast.encoder.layer, counts = graphed(fast.encoder.layer, schedules)
     assert list(fast.state_dict()) == list(model.state_dict())
-    for schedule in schedules:
-        token = torch.randint(9, (schedule.num_nodes,))
-        batch = SimpleNamespace(schedule=schedule, token=token, edge_index=None)
+    for number in (2, 3):
+        tree = Data(edge_index=EDGES, token=torch.randint(9, (5,)), num_nodes=5)
+        batch = Collater(arity=2)([tree] * number)
         losses = [each(batch).logsumexp(1).sum() for each in (model, fast)]
         grads = [
             torch.autograd.grad(loss, list(each.parameters()))

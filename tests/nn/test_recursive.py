@@ -18,7 +18,6 @@ from torch_geometric.nn import GCNConv, SAGEConv, Sequential, to_captum_model
 
 from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.loader import Collater, DataLoader
-from pyg_dynbatch.models import TreeEncoder
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTM,
     ChildSumTreeLSTMCell,
@@ -422,13 +421,11 @@ def batch_of_trees(arity: int | None, **options: Any) -> Any:
 def layers_that_take_schedules() -> dict[str, Callable[[Any], Tensor]]:
     nary, convolution = NaryTreeLSTM(IN, OUT), TopologicalConv(SAGEConv(IN, IN))
     graphed = GraphedTreeLSTM(nary)
-    encoder = TreeEncoder(0, IN, nary)
     compiled = torch.compile(nary, backend="eager")
     return {
         "layer": lambda batch: nary(batch.x, batch.edge_index, batch.schedule),
         "compiled": lambda batch: compiled(batch.x, batch.edge_index, batch.schedule),
         "graphed": lambda batch: graphed(batch.x, batch.edge_index, batch.schedule),
-        "encoder": encoder,
         "topological": lambda batch: convolution(
             batch.x, batch.edge_index, schedule=batch.schedule
         ),
@@ -460,12 +457,28 @@ def test_edges_of_batches_from_workers_are_compared() -> None:
 def test_edges_of_other_devices_are_not_read() -> None:
     schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
     edges = TREE.edge_index.to("meta")
-    assert schedule.belongs_to(edges)
-    edges.zero_()
-    assert not schedule.belongs_to(edges)
-    assert schedule.belongs_to(TREE.edge_index.to("meta"))
+    assert schedule.belongs_to(edges) and schedule.belongs_to(edges)
     with torch.inference_mode():
-        assert schedule.belongs_to(torch.empty_like(edges))
+        assert schedule.clone().belongs_to(torch.empty_like(edges))
+
+
+class Elsewhere(Tensor):
+    """Stands for a tensor on a device, whose values are read only when it has changed."""
+
+
+def test_edges_of_other_devices_are_compared_after_a_change() -> None:
+    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
+    edges, others = (
+        each.clone().as_subclass(Elsewhere) for each in (TREE.edge_index, TREE.edge_index.flip(1))
+    )
+    assert schedule.belongs_to(edges)
+    for _ in range(2):
+        assert not schedule.belongs_to(others)
+    assert schedule.belongs_to(edges) and schedule.belongs_to(edges.clone())
+    edges.zero_()
+    for _ in range(2):
+        assert not schedule.belongs_to(edges)
+    assert not schedule.belongs_to(TREE.edge_index, TREE.child_slot), "made without slots"
 
 
 def results(cell: RecursiveCell, schedule: Schedule, x: Tensor) -> list[Tensor]:

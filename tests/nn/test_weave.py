@@ -88,6 +88,29 @@ def test_counted_norm_takes_one_row_and_none() -> None:
     assert "2" in repr(norm)
 
 
+def set_norms(stack: WeaveStack, training: bool) -> None:
+    for part in stack.modules():
+        if isinstance(part, CountedBatchNorm):
+            part.train(training)
+
+
+@pytest.mark.parametrize("pair_block", (None, 2))
+def test_batch_normalisation_has_a_mode_of_its_own(pair_block: int | None) -> None:
+    stack = WeaveStack(3, 2, 4, 3, norm="batch")
+    given = torch.randn(5, 3), torch.randn(2, 2), Pairs.from_codes(torch.arange(15) % 2, [5])
+    stack(*given)
+    trained = copy.deepcopy(stack)(*given)
+    stack.pair_block = pair_block
+    fixed = copy.deepcopy(stack).eval()(*given)
+    frozen = copy.deepcopy(stack)
+    set_norms(frozen, False)
+    torch.testing.assert_close(frozen(*given), fixed)
+    for mine, wanted in zip(frozen.buffers(), stack.buffers(), strict=True):
+        assert torch.equal(mine, wanted), "frozen statistics stay"
+    set_norms(stack.eval(), True)
+    torch.testing.assert_close(stack(*given), trained)
+
+
 def test_second_derivatives_of_batch_norm_are_refused() -> None:
     norm, x = CountedBatchNorm(2), torch.randn(3, 2, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"(?s)second derivatives.*create_graph.*eval\(\)"):

@@ -1,5 +1,6 @@
 """The table of docs/speed.md: which ways of PyTorch to run a model work, and which are refused."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch_geometric.nn import SAGEConv
 
 from pyg_dynbatch.core import Engine, Schedule, TensorType
 from pyg_dynbatch.nn import (
+    DAGNN,
     GraphedTreeLSTM,
     NaryTreeLSTM,
     NaryTreeLSTMCell,
+    Pairs,
     TopologicalConv,
     TreeGRU,
+    WeaveStack,
 )
 from tests.core.helpers import as_users_run_it
 
@@ -38,7 +42,18 @@ class InEngine(nn.Module):
         self.engine = Engine.of_cell(Sum(), TensorType((4,)), arity=2)
 
     def forward(self, x: Tensor, schedule: Schedule) -> Tensor:
-        return self.engine(schedule, {"input": x[schedule.input_node]})["node"]
+        return self.engine(schedule, {"input": x})["node"]
+
+
+class InDAGNN(nn.Module):
+    """The nodes that a DAGNN embeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = DAGNN(4, 4, 1, bidirectional=False)
+
+    def forward(self, x: Tensor, schedule: Schedule) -> Tensor:
+        return self.model.embed(x, EDGES, schedule=schedule)[:, 4:]
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -47,6 +62,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "graphed": lambda: GraphedTreeLSTM(NaryTreeLSTM(4, 4)),
     "topological": lambda: TopologicalConv(SAGEConv(4, 4)),
     "engine": InEngine,
+    "dagnn": InDAGNN,
 }
 
 
@@ -80,6 +96,16 @@ def batched(model: nn.Module) -> object:
     return several(torch.ones(2, *h.shape))
 
 
+def rows_of_gradients(model: nn.Module) -> object:
+    x = X.clone().requires_grad_()
+    h = model(x)
+    return torch.autograd.grad(h, x, torch.ones(2, *h.shape), is_grads_batched=True)
+
+
+def jacobian(model: nn.Module) -> object:
+    return torch.autograd.functional.jacobian(model, X, vectorize=True)
+
+
 REFUSED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "func.grad": (lambda m: torch.func.grad(lambda x: m(x).sum())(X), "a transform of torch.func"),
     "func.vjp": (lambda m: torch.func.vjp(m, X), "a transform of torch.func"),
@@ -87,6 +113,8 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], object], str]] = {
     "func.vmap": (lambda m: torch.func.vmap(m)(X[None]), "a transform of torch.func"),
     "forward mode": (dual, "forward-mode derivatives"),
     "batched gradients": (batched, "a transform of torch.func"),
+    "is_grads_batched": (rows_of_gradients, "a batch of gradients"),
+    "jacobian": (jacobian, "a batch of gradients"),
     "second derivatives": (twice, "second derivatives"),
     "export": (lambda m: torch.export.export(m, (X,), strict=False), "torch.export"),
     "trace": (lambda m: torch.jit.trace(m, (X,)), "torch.jit.trace"),
@@ -109,6 +137,28 @@ def test_refused_through_a_schedule(kind: str, way: str) -> None:
     assert "expected:" in str(caught.value)
     # What was refused leaves nothing behind.
     assert torch.equal(model(X), before)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_one_graph_without_breaks_is_refused(kind: str) -> None:
+    if "reason" not in inspect.signature(torch.compiler.disable).parameters:
+        pytest.skip("this torch shows no reason")
+    model = Whole(LAYERS[kind]())
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with pytest.raises(RuntimeError, match="differs from batch to batch.*use fullgraph=False"):
+        compiled(X)
+
+
+@pytest.mark.parametrize("norm", (None, "batch", "layer"))
+def test_weave_works_without_a_schedule(norm: str | None) -> None:
+    stack, pairs = WeaveStack(4, 2, 3, norm=norm), Pairs.from_codes(torch.tensor([0, 1, 0]), [2])
+
+    def model(x: Tensor) -> Tensor:
+        return stack(x, torch.eye(2), pairs)
+
+    wanted = torch.autograd.functional.jacobian(model, X[:2])
+    found = torch.autograd.functional.jacobian(model, X[:2], vectorize=True)
+    torch.testing.assert_close(found, wanted)
 
 
 class OfRows(nn.Module):
@@ -160,7 +210,7 @@ def test_rows_of_invalid_shape_or_dtype_are_refused(kind: str, x: Tensor, got: s
     assert got in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", sorted(LAYERS.keys() - {"engine"}))
+@pytest.mark.parametrize("kind", sorted(LAYERS.keys() - {"engine", "dagnn"}))
 def test_edges_without_values_are_refused(kind: str) -> None:
     with pytest.raises(TypeError, match=r"dense edges[\s\S]*on meta"):
         LAYERS[kind]()(X, EDGES.to("meta"))

@@ -174,11 +174,6 @@ FAULTS = {
         {},
         "child_slot has the wrong length",
     ),
-    "depth": (
-        [LEAF, broken(depth=torch.zeros(5).long())],
-        {},
-        "Collater: example 1 of the batch: .*depth does not fit the edges",
-    ),
     "arity": ([LEAF, TREE, from_nested((1, 2, 3))], {"arity": 2}, "Collater: example 2 of the"),
 }
 

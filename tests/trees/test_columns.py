@@ -147,11 +147,6 @@ def test_the_collater_leaves_fields_out_and_follows_others() -> None:
         ("edge_index", torch.tensor([[0, 1], [2, 2]]).int(), "int32 tensor"),
         ("token", torch.tensor([1]), "token has the wrong length"),
         ("child_slot", torch.tensor([1]), "child_slot has the wrong length"),
-        (
-            "depth",
-            torch.tensor([0, 0, 0]),
-            "example 1 of the batch: Schedule.from_structure: depth",
-        ),
     ],
 )
 def test_broken_trees_are_named(key: str, value: torch.Tensor, told: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
@@ -128,6 +128,43 @@ def test_leaves_with_dropout_of_their_own_are_computed_each(
     assert others == [dropping, dropping]
 
 
+class HalfOfTheRows(nn.Module):
+    """Dropout of a user's own, which does not ask whether it trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand_like(x) < 0.5)
+
+
+def dropout_trains(model: TreeClassifier) -> None:
+    model.encoder.input_dropout.train()
+
+
+def probability_changes(model: TreeClassifier) -> None:
+    model.encoder.input_dropout.train().p = 0.7
+
+
+def own_dropout(model: TreeClassifier) -> None:
+    model.encoder.input_dropout = HalfOfTheRows().eval()
+
+
+def dropout_in_the_embedding(model: TreeClassifier) -> None:
+    model.encoder.embedding = nn.Sequential(model.embedding, nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize(
+    "switch", (dropout_trains, probability_changes, own_dropout, dropout_in_the_embedding)
+)
+def test_equal_leaves_have_their_own_dropout_whoever_drops(
+    switch: Callable[[TreeClassifier], None],
+) -> None:
+    model = classifier(embedding_dropout=0.0 if switch is probability_changes else 0.5).eval()
+    leaves = DynTreeData(torch.empty(2, 0, dtype=torch.long), token=torch.ones(200).long())
+    batch = Collater(arity=3)([leaves])
+    assert len(model(batch).unique(dim=0)) == 1
+    switch(model)
+    assert len(model(batch).unique(dim=0)) > 10
+
+
 def test_one_stock_batch_serves_models_of_different_arity() -> None:
     stock = Batch.from_data_list(EXAMPLES)
     for cell in CELLS:
@@ -142,19 +179,14 @@ def test_stock_loader_gives_the_same(cell: str) -> None:
     (stock,) = PyGDataLoader(EXAMPLES, batch_size=4)
     assert not hasattr(stock, "schedule")
     assert torch.equal(model(ours), model(stock))
-    kept = [value for _, value in stock if isinstance(value, Schedule)]
-    assert len(kept) == 1
-    assert kept[0] == ours.schedule
-    assert torch.equal(model(ours), model(stock))
-    assert [value for _, value in stock if isinstance(value, Schedule)][0] is kept[0]
-    # This schedule is not the loader's, so after an edit there is a new one.
-    for batch in (ours, stock):
-        batch.edge_index = batch.edge_index.flip(1)
-        batch.child_slot = batch.child_slot.flip(0)
-    with pytest.raises(ValueError, match="belongs to a"):
-        model(ours)
-    del ours.schedule
-    assert torch.allclose(model(stock), model(ours))
+    assert not any(isinstance(value, Schedule) for _, value in stock), "nothing is kept in it"
+
+
+def test_roots_that_are_none_are_refused() -> None:
+    batch = Collater()([pair(balanced(1), balanced(1))])
+    batch.root_index = batch.root_index.flip(0)
+    text = message(lambda: similarity()(batch), ValueError)
+    assert "root_index does not belong to edge_index" in text
 
 
 def test_a_stock_batch_that_cannot_be_scheduled_names_the_example() -> None:

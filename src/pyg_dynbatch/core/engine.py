@@ -28,6 +28,7 @@ from pyg_dynbatch.core.row_buffer import (
     check_no_transforms,
     exchange,
     new_token,
+    outside_graphs,
     unsupported,
 )
 from pyg_dynbatch.core.schedule import Schedule
@@ -114,6 +115,7 @@ class Engine(nn.Module):
             engine._leaf = operations.add(leaf, [inputs], [state], name="leaf", random=True)
         return engine
 
+    @outside_graphs
     def forward(
         self, schedule: Schedule, inputs: Mapping[RowType | str, Any] | None = None
     ) -> dict[str, Any]:

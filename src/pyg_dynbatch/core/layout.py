@@ -105,7 +105,7 @@ class StructureInfo(NamedTuple):
     level_sizes: tuple[int, ...]  # nodes per level
     level_inputs: tuple[int, ...]  # nodes with an input per level; they come first
     single_parent: bool
-    checksum: int
+    checksums: tuple[int | None, ...]  # of edges, child slots and the nodes that read an input
     # Offsets into the flat index: the nodes with an input; the rows of all children, node by node,
     # with an arity N per node; without one also the node within its level that each child belongs
     # to, the first child of each node, and the order of the edges.

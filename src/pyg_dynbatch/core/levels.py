@@ -47,14 +47,17 @@ Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 def schedule_structure(
     edge_index: Tensor,
     num_nodes: int,
-    depth: Tensor | None,
     child_slot: Tensor | None,
     arity: int | None,
     has_input: Tensor | None,
     example_sizes: Sequence[int] | np.ndarray | None,
     direction: str,
+    level: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Compute the fields of a schedule; see :meth:`Schedule.from_structure`."""
+    """Compute the fields of a schedule; see :meth:`Schedule.from_structure`.
+
+    ``level`` puts nodes into other levels than the earliest ones; it is not checked.
+    """
     checked_choice("Schedule: unknown direction", direction, DIRECTIONS)
     # Not SupportsIndex, which takes as long to compare as all edges of a tree.
     if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
@@ -64,8 +67,7 @@ def schedule_structure(
     num_edges = edge_index.size(-1) if edge_index.dim() else 0
     offsets = _offsets(num_nodes, num_edges, arity)
     down = direction == "top_down"
-    depth = None if down else depth
-    given = _Structure(edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down)
+    given = _Structure(edge_index, num_nodes, level, child_slot, arity, has_input, examples, down)
     laid = _lay_out_in_c(given, offsets) or _lay_out(given)
     num_inputs = sum(laid.inputs)
     kept: Any = {key: start for key, start in offsets.items() if key in StructureInfo._fields}
@@ -80,7 +82,7 @@ def schedule_structure(
         level_sizes=laid.sizes,
         level_inputs=laid.inputs,
         single_parent=laid.single_parent,
-        checksum=checksum(*array_of(edge_index)),
+        checksums=tuple(map(checksum, (edge_index, child_slot, has_input))),
         **kept,
     )
     return {
@@ -107,7 +109,7 @@ def _offsets(nodes: int, edges: int, arity: int | None) -> dict[str, int]:
 class _Structure(NamedTuple):
     edge_index: Tensor
     num_nodes: int
-    depth: Tensor | None
+    level: Tensor | None
     child_slot: Tensor | None
     arity: int | None
     has_input: Tensor | None
@@ -126,7 +128,7 @@ class _Layout(NamedTuple):
 
 def _lay_out(given: _Structure) -> _Layout:
     """Compute all row numbers with numpy, or raise an error that names what is wrong."""
-    edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down = given
+    edge_index, num_nodes, given_level, child_slot, arity, has_input, examples, down = given
     source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
     slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
     if arity is not None and slot is None:
@@ -134,7 +136,7 @@ def _lay_out(given: _Structure) -> _Layout:
         slot = numbers_among_equals(target, num_nodes)
     if down:
         source, target = target, source
-    level = _levels_of(depth, source, target, num_nodes)
+    level = checked_depth(source, target, num_nodes) if given_level is None else given_level.numpy()
     filled = np.ones(num_nodes, dtype=bool)
     if has_input is not None:
         filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
@@ -167,11 +169,11 @@ def _library() -> CDLL | None:
 def _lay_out_in_c(given: _Structure, offsets: Mapping[str, int]) -> _Layout | None:
     """Like :func:`_lay_out`, in C.
 
-    Returns None without a compiler, for invalid graphs, and for gaps in depths or slots, which
+    Returns None without a compiler, for invalid graphs, and for gaps in levels or slots, which
     :func:`_lay_out` handles.
     """
     library: Any = _library() if os.environ.get(NATIVE_SWITCH) != "0" else None
-    edge_index, num_nodes, depth, child_slot, arity, has_input, examples, down = given
+    edge_index, num_nodes, level, child_slot, arity, has_input, examples, down = given
     if library is None or num_nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
     num_edges = edge_index.size(1)
@@ -179,7 +181,7 @@ def _lay_out_in_c(given: _Structure, offsets: Mapping[str, int]) -> _Layout | No
         not (
             _is_plain(edge_index, (2, num_edges))
             and _is_plain(child_slot, (num_edges,))
-            and _is_plain(depth, (num_nodes,))
+            and _is_plain(level, (num_nodes,))
             and _is_plain(has_input, (num_nodes,), torch.bool)
         )
         or is_in_torch_dispatch_mode()
@@ -198,7 +200,7 @@ def _lay_out_in_c(given: _Structure, offsets: Mapping[str, int]) -> _Layout | No
     fields = [
         *(num_nodes, num_edges, -1 if arity is None else index(arity), examples.size),
         *(reversed(ends) if down else ends),
-        *(0 if each is None else each.data_ptr() for each in (child_slot, depth, has_input)),
+        *(0 if each is None else each.data_ptr() for each in (child_slot, level, has_input)),
         *(torch.from_numpy(examples).data_ptr(), not down),
         *(start + 8 * offsets.get(part, 0) for part in (*parts, *more)),
         *(free, free + 8 * num_nodes, free + 16 * num_nodes),
@@ -258,26 +260,8 @@ def _level_order(
     key += ~filled
     counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
     sizes = counts[:, 0] + counts[:, 1]
-    # Given depths may skip a level, which would be a step without rows.
+    # Given levels may skip one, which would be a step without rows.
     return key.argsort(kind="stable"), sizes[sizes > 0], counts[sizes > 0, 0]
-
-
-def _levels_of(
-    depth: Tensor | None, source: np.ndarray, target: np.ndarray, num_nodes: int
-) -> np.ndarray:
-    """Return the given depth if it fits the edges, or compute it."""
-    if depth is None:
-        return checked_depth(source, target, num_nodes)
-    level = _checked("depth", depth, num_nodes, "node")
-    wrong = level[target] <= level[source]
-    if wrong.any():
-        edge = int(wrong.argmax())
-        child, parent = source[edge], target[edge]
-        what = "Schedule.from_structure: depth does not fit the edges"
-        wanted, hint = "parents deeper than their children", "depth_of(edge_index, num_nodes)"
-        got = f"node {child} at depth {level[child]}, its parent {parent} at {level[parent]}"
-        raise mismatch(ValueError, what, wanted, got, where=f"edge {edge}", hint=hint)
-    return level
 
 
 def _checked(

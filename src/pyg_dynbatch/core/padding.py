@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.layout import GATHER, LevelShape, StructureInfo
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import concatenated_ranges
 
@@ -81,14 +82,17 @@ def _padded(schedule: Schedule, mine: LevelShape, shape: LevelShape) -> Schedule
         first = sizes.sum() + int((nodes == 0).argmax()) if more.size else 0
         child = np.concatenate([child, np.full_like(more, first)])
         parent = np.concatenate([parent, more])
-    return Schedule.from_structure(
+    fields = schedule_structure(
         torch.from_numpy(np.stack([child, parent])),
         level.size,
-        depth=torch.from_numpy(level),
         child_slot=None if slot is None else torch.from_numpy(slot),
         arity=shape.arity,
         has_input=torch.from_numpy(filled),
+        example_sizes=None,
+        direction="bottom_up",
+        level=torch.from_numpy(level),
     )
+    return Schedule(**fields)
 
 
 def _edges_in_level_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -1,8 +1,9 @@
 """Keep all rows of one type in one buffer, and their gradients in another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from inspect import signature
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch.autograd import Function, Variable, forward_ad
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import has_gradient
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 Rows = tuple[Tensor, ...]
 Pick = Tensor | tuple[int, int]
 """Rows to read: an index vector, or (first row, number of rows) if they are contiguous."""
@@ -24,11 +26,11 @@ class GradientBuffer:
         self.totals: Rows = ()
         self.backward_pass: int | None = None
 
-    def _begin(self) -> None:
+    def _begin(self, gradients: Sequence[Tensor | None] = ()) -> None:
         current = torch._C._current_graph_task_id()
         if current == self.backward_pass:
             return
-        refuse_second_derivative()
+        check_backward(gradients)
         self.backward_pass = current
         self.totals = tuple(
             torch.zeros(shape if has_gradient(dtype) else 0, dtype=dtype, device=device)
@@ -44,7 +46,7 @@ class GradientBuffer:
         self, pick: Pick, num_arguments: int, stacked: bool, gradients: Sequence[Tensor | None]
     ) -> None:
         """Add the gradients of rows that were read, for one argument or several."""
-        self._begin()
+        self._begin(gradients)
         parts = len(self.totals)
         for number, total in enumerate(self.totals):
             mine = gradients[number::parts]
@@ -58,7 +60,7 @@ class GradientBuffer:
 
     def add_product(self, gradient: Tensor, rows: Tensor) -> None:
         """Add the gradient of a weight, of which this is the buffer, that multiplied rows."""
-        self._begin()
+        self._begin((gradient,))
         self.totals[0].addmm_(gradient.t(), rows)
 
     def take(self, start: int, size: int, dtypes: Sequence[torch.dtype]) -> list[Tensor | None]:
@@ -286,17 +288,32 @@ def check_no_transforms(owner: str) -> None:
         raise unsupported(owner, "torch.export (ONNX)")
 
 
-def unsupported(owner: str, way: str) -> RuntimeError:
+def unsupported(owner: str, way: str, hint: str = "") -> RuntimeError:
     """Return the error for a way to run that schedules do not support."""
     what = f"{owner}: {way} does not work through a schedule, which differs from batch to batch"
     wanted = "a plain call, and backward() or autograd.grad()"
-    hint = "the cell or the operation alone, which is plain torch"
+    hint = hint or "the cell or the operation alone, which is plain torch"
     return mismatch(RuntimeError, what, wanted, hint=hint)
 
 
-def refuse_second_derivative() -> None:
-    """Raise an error if a backward pass is itself recorded or transformed."""
+def outside_graphs(forward: _Function) -> _Function:
+    """Let ``torch.compile`` call a function as it is: for each batch it would be compiled again."""
+    reason = (
+        "a schedule differs from batch to batch, so its steps are not compiled; "
+        "use fullgraph=False, or compile the cell or the operation alone"
+    )
+    # The argument is newer than the oldest supported torch.
+    named = "reason" in signature(torch.compiler.disable).parameters
+    return torch.compiler.disable(forward, **{"reason": reason} if named else {})
+
+
+def check_backward(gradients: Sequence[Tensor | None]) -> None:
+    """Raise an error if a backward pass is itself recorded, transformed or batched."""
     check_no_transforms("Engine")
+    if any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients):
+        way = "a batch of gradients (is_grads_batched=True, jacobian(..., vectorize=True))"
+        hint = "is_grads_batched=False or vectorize=False, which makes one backward pass per row"
+        raise unsupported("Engine", way, hint)
     if torch.is_grad_enabled():
         what = "Engine: second derivatives through a schedule are not available"
         wanted = "backward() or autograd.grad() without create_graph"

@@ -2,9 +2,9 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -22,7 +22,7 @@ from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Signature
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import Program
-from pyg_dynbatch.core.structure import array_of, checksum, has_token
+from pyg_dynbatch.core.structure import array_of, checksum, input_field, reads_input
 from pyg_dynbatch.core.types import describe
 
 
@@ -65,8 +65,6 @@ class Schedule(MovablePlan):
     num_examples: int
     merged_calls: int = 0
     structure: StructureInfo | None = None
-    # The edges on a device that ``belongs_to`` was last called with, and their version.
-    _edges_seen: tuple[weakref.ref[Tensor], int] | None = field(default=None, init=False)
 
     @classmethod
     def from_programs(
@@ -99,7 +97,6 @@ class Schedule(MovablePlan):
         edge_index: Int[Tensor, "two edge"],
         num_nodes: int,
         *,
-        depth: Int[Tensor, " node"] | None = None,
         child_slot: Int[Tensor, " edge"] | None = None,
         arity: int | None = None,
         has_input: Tensor | None = None,
@@ -111,7 +108,6 @@ class Schedule(MovablePlan):
         Args:
             edge_index: Edges from child to parent, ``[2, edge]``.
             num_nodes: Number of nodes of the whole mini-batch.
-            depth: Depth of every node if it is known (bottom-up only).
             child_slot: Position of each edge's child among its siblings; by default in the order
                 of the edges.
             arity: ``None`` for any number of children (ragged); N for N child slots per node,
@@ -127,7 +123,7 @@ class Schedule(MovablePlan):
             ValueError: If there is a cycle, a child beyond the arity, or two children in one slot.
         """
         fields = schedule_structure(
-            edge_index, num_nodes, depth, child_slot, arity, has_input, example_sizes, direction
+            edge_index, num_nodes, child_slot, arity, has_input, example_sizes, direction
         )
         return cls(**fields)
 
@@ -216,15 +212,17 @@ class Schedule(MovablePlan):
     def _part(self, offset: int | None, length: int) -> Tensor:
         return self.index[:0] if offset is None else self.index[offset : offset + length]
 
-    def belongs_to(self, edge_index: Tensor) -> bool:
-        """Return whether the schedule was made from these edges.
+    def belongs_to(self, edge_index: Tensor, *others: Tensor | None) -> bool:
+        """Return whether the schedule was made from these edges, and perhaps other fields.
 
-        On the CPU, a checksum of the values is compared. On other devices, where that would
-        synchronize, only a different number of edges is noticed, and an in-place change of the
-        tensor passed last.
+        On the CPU, checksums of the values are compared. On other devices, where that would
+        synchronize, the fields of the first call are trusted apart from the number of edges, and
+        values are compared only where a later call has another tensor or a changed one.
 
         Args:
             edge_index: Edges from child to parent.
+            *others: ``child_slot``, then ``token`` or ``has_input``; None for a field that does
+                not exist.
 
         Example:
             >>> edges = torch.tensor([[0, 1], [2, 2]])
@@ -235,14 +233,22 @@ class Schedule(MovablePlan):
         info = self._info("belongs_to")
         if edge_index.shape != (2, info.num_edges):
             return False
-        if edge_index.is_cpu and type(edge_index) is Tensor:
-            return info.checksum == checksum(*array_of(edge_index))
-        if edge_index.is_inference():  # has no version
+        return all(map(self._is_made_of, count(), (edge_index, *others), info.checksums))
+
+    def _is_made_of(self, place: int, given: Tensor | None, wanted: int | None) -> bool:
+        if given is None or wanted is None:
+            return given is None and wanted is None
+        if given.is_cpu and type(given) is Tensor:
+            return checksum(reads_input(given) if place == 2 else given) == wanted
+        # Per field: the tensor that was last found to be right, and its version.
+        seen = self.__dict__.setdefault("_seen", {})
+        now = weakref.ref(given), None if given.is_inference() else given._version
+        tensor, version = seen.setdefault(place, now)
+        if tensor() is given and version == now[1]:
             return True
-        seen = self._edges_seen
-        if seen is None or seen[0]() is not edge_index:
-            seen = self._edges_seen = weakref.ref(edge_index), edge_index._version
-        return seen[1] == edge_index._version
+        is_same = self._is_made_of(place, given.detach().cpu().as_subclass(Tensor), wanted)
+        seen[place] = now if is_same else (tensor, version)
+        return is_same
 
     def children_of(self, step: Step) -> Int[Tensor, " child"]:
         """Return the rows of all children of a step's nodes, node by node.
@@ -319,7 +325,7 @@ class Schedule(MovablePlan):
 
     def __getstate__(self) -> dict[str, Any]:
         found = self.__dict__.items()
-        return {name: value for name, value in found if name not in ("_edges_seen", "steps")}
+        return {name: value for name, value in found if name not in ("_seen", "steps")}
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same steps, the same row numbers, the same constants."""
@@ -365,18 +371,16 @@ def derive_schedule(
 ) -> Schedule:
     """Schedule a batch from its fields; an error gives the number of the invalid example."""
     # Fields: edge_index, and if present ptr (first node of each example, and the end),
-    # child_slot, depth, and token or has_input.
+    # child_slot, and token or has_input.
     edge_index, ptr = fields["edge_index"], fields.get("ptr")
 
     def scheduled(own: Mapping[str, Any], nodes: int, sizes: Any) -> Schedule:
-        token = own.get("token")
         return Schedule.from_structure(
             own["edge_index"],
             nodes,
-            depth=own.get("depth"),
             child_slot=own.get("child_slot"),
             arity=arity,
-            has_input=own.get("has_input") if token is None else has_token(token),
+            has_input=reads_input(input_field(own)),
             example_sizes=sizes,
             direction=direction,
         )
@@ -403,7 +407,7 @@ def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[
     edge_index = fields["edge_index"]
     inside = (edge_index[1] >= first) & (edge_index[1] < end)
     own = {"edge_index": edge_index[:, inside] - first}
-    for key in ("child_slot", "depth", "token", "has_input"):
+    for key in ("child_slot", "token", "has_input"):
         if fields.get(key) is not None:
             own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
     return own

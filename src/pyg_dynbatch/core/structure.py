@@ -1,6 +1,8 @@
 """Compute order, depth, cycles and roots from the edges of a graph."""
 
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +36,20 @@ def has_token(token: Tensor) -> Tensor:
     return torch.from_numpy(numbers >= 0)
 
 
-def checksum(source: np.ndarray, target: np.ndarray) -> int:
-    """Compute the CRC-32 of edges, the same in every process."""
-    first = zlib.crc32(np.ascontiguousarray(source).data)
-    return zlib.crc32(np.ascontiguousarray(target).data, first)
+def checksum(field: Tensor | None) -> int | None:
+    """Compute the CRC-32 of a field, the same in every process; None for None."""
+    return None if field is None else zlib.crc32(np.ascontiguousarray(array_of(field)).data)
+
+
+def input_field(fields: Mapping[str, Any]) -> Tensor | None:
+    """Return the field that tells which nodes read an input; None if all do."""
+    token = fields.get("token")
+    return fields.get("has_input") if token is None else token
+
+
+def reads_input(field: Tensor | None) -> Tensor | None:
+    """Return which nodes read an input, from :func:`input_field`."""
+    return field if field is None or field.dtype == torch.bool else has_token(field)
 
 
 class TopologicalOrder:

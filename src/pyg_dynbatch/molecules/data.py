@@ -1,6 +1,7 @@
 """Molecules as PyG ``Data``, collated with the plan of their atom pairs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.structure import checksum
 from pyg_dynbatch.loading import (
     PlanningCollater,
     RaggedColumns,
@@ -333,7 +335,8 @@ class MoleculeCollater(PlanningCollater):
             expected = f"{wanted[number]} codes for {sizes[number]} atoms, with self pairs"
             where = f"molecule {number} of the batch"
             raise mismatch(ValueError, what, expected, int(found[number]), where=where)
-        merged.pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
+        pairs = Pairs.from_codes(merged.pair_code, sizes, self._kept)
+        merged.pairs = replace(pairs, checksum=checksum(merged.pair_code))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"

@@ -17,6 +17,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, calls_only
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.structure import checksum
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
@@ -163,12 +164,16 @@ class WeaveNet(nn.Module):
     def pairs_of(self, batch: Any) -> Pairs:
         """Return the pairs of a batch, or build them from all of its pair codes."""
         num_codes = self.get_buffer("pair_table").size(0)
-        pairs = getattr(batch, "pairs", None)
-        if pairs is None and getattr(batch, "pair_code", None) is not None:
+        pairs: Any = getattr(batch, "pairs", None)
+        code = getattr(batch, "pair_code", None)
+        if pairs is None and code is not None:
             ptr = getattr(batch, "ptr", None)
             sizes = [batch.num_nodes] if ptr is None else ptr.diff()
-            pairs = Pairs.from_codes(batch.pair_code, sizes, num_codes=num_codes)
-            pairs = pairs.to(batch.x.device)
+            pairs = Pairs.from_codes(code, sizes, num_codes=num_codes).to(batch.x.device)
+        elif code is not None and code.is_cpu and pairs.checksum not in (None, checksum(code)):
+            what = "WeaveNet: the pairs of the batch do not belong to its pair_code"
+            expected, hint = "the codes that the loader merged", "collate again"
+            raise mismatch(ValueError, what, expected, "other values", hint=hint)
         if pairs is None or pairs.num_codes != num_codes:
             what = "WeaveNet: the pairs of the batch do not fit the table"
             expected = f"batch.pairs or batch.pair_code with {num_codes} codes"

@@ -12,7 +12,7 @@ from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
-from pyg_dynbatch.core.row_buffer import refuse_second_derivative
+from pyg_dynbatch.core.row_buffer import check_backward, outside_graphs
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
@@ -124,7 +124,7 @@ class _Levels(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        refuse_second_derivative()
+        check_backward((grad,))
         h, weight, bias, attention, *parts = ctx.saved_tensors
         to_h, to_own = torch.zeros_like(h), list[Tensor]()
         to_h[ctx.pick] = grad
@@ -244,6 +244,7 @@ class DAGNN(nn.Module):
             pooled.append(global_max_pool(sinks, batch, batch_size))
         return torch.cat(pooled, 1)
 
+    @outside_graphs
     def embed(
         self,
         x: Float[Tensor, "node feature"],

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.native import NATIVE_SWITCH
-from pyg_dynbatch.core.row_buffer import refuse_second_derivative
+from pyg_dynbatch.core.row_buffer import check_backward
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_gates import (
     BLOCK,
@@ -84,7 +84,7 @@ class _FusedTreeLSTM(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
-        refuse_second_derivative()
+        check_backward((grad_h, grad_c))
         plan: FusedPlan = ctx.plan
         # Hooks on saved tensors may have changed the layout.
         saved: list[Any] = [

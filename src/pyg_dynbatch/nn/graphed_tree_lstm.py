@@ -14,7 +14,7 @@ from torch.autograd import Function
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.operation import calls_only, is_unchanged
 from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, schedule_of_shape
-from pyg_dynbatch.core.row_buffer import refuse_second_derivative
+from pyg_dynbatch.core.row_buffer import check_backward
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.recursive import RecursiveLayer
@@ -352,7 +352,7 @@ class _Replayed(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        refuse_second_derivative()
+        check_backward(grads)
         call, _ = ctx.call, ctx.saved_tensors
         if not call.open:
             what, got = "backward() was called before", "retain_graph=True and a second backward()"

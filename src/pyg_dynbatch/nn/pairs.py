@@ -186,6 +186,7 @@ class Pairs(MovablePlan):
         num_molecules: Number of molecules, some of which may have no pairs or no atoms.
         num_entries: Number of ordered pairs; a self pair counts once, any other pair twice.
         num_codes: Number of different pair codes; 0 for pairs without codes.
+        checksum: Of the codes of the batch that a loader made the pairs from.
 
     Example:
         >>> pairs = Pairs.all_pairs([2, 1])
@@ -201,6 +202,7 @@ class Pairs(MovablePlan):
     num_molecules: int
     num_entries: int
     num_codes: int = 0
+    checksum: int | None = None
 
     def __post_init__(self) -> None:
         """Locate the parts of the plan."""
@@ -421,7 +423,7 @@ class Pairs(MovablePlan):
 
     def __reduce__(self) -> Any:
         """Pickle the plan and the counts."""
-        return Pairs, (self.plan, *self._counts())
+        return Pairs, (self.plan, *self._counts(), self.checksum)
 
     def __eq__(self, other: object) -> bool:
         """Compare contents: the same pairs of the same molecules, in the same order."""

@@ -10,7 +10,12 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
-from pyg_dynbatch.core.row_buffer import check_no_transforms, check_precision, unsupported
+from pyg_dynbatch.core.row_buffer import (
+    check_no_transforms,
+    check_precision,
+    outside_graphs,
+    unsupported,
+)
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, run_at_once, run_levels, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
@@ -76,9 +81,14 @@ def checked_schedule(
         edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
         fields = {"edge_index": edges, "child_slot": child_slot}
         return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
-    if edge_index is not None and not schedule.belongs_to(edge_index):
+    slots = () if child_slot is None else (child_slot,)
+    if edge_index is not None and not schedule.belongs_to(edge_index, *slots):
         same_number = edge_index.shape == (2, schedule.num_edges)
-        got = "as many edges with other values" if same_number else describe_value(edge_index)
+        got = (
+            "as many edges with other values or slots"
+            if same_number
+            else describe_value(edge_index)
+        )
         what, wanted = (
             "the schedule belongs to a different graph",
             f"its {schedule.num_edges} edges",
@@ -138,8 +148,7 @@ class RecursiveLayer(MessagePassing):
         """Reset all learnable parameters."""
         self.cell.reset_parameters()
 
-    # Levels differ from batch to batch, so each would be compiled again.
-    @torch.compiler.disable
+    @outside_graphs
     def forward(
         self,
         x: Float[Tensor, "input feature"],
@@ -159,7 +168,7 @@ class RecursiveLayer(MessagePassing):
             edge_index: Edges from child to parent; optional with a schedule.
             schedule: The schedule of the batch.
             child_slot: Position of each edge's child among its siblings, by default in the order
-                of the edges; only used without a schedule.
+                of the edges; with a schedule, only compared with those it was made from.
             leaf_inverse: Which row of ``x`` each leaf with an input reads, in the order of
                 ``schedule.input_node``. Then ``x`` holds the distinct rows of the leaves,
                 followed by those of all other nodes with an input, and Tree-LSTMs without

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
-from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, unsupported
+from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, outside_graphs, unsupported
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import stored_dtypes
 from pyg_dynbatch.nn.recursive import checked_schedule
@@ -92,8 +92,7 @@ class TopologicalConv(nn.Module):
         reset: Any = self.conv.reset_parameters
         reset()
 
-    # Levels differ from batch to batch, so each would be compiled again.
-    @torch.compiler.disable
+    @outside_graphs
     def forward(
         self,
         x: Float[Tensor, "node feature"],

@@ -229,8 +229,8 @@ class _Normalise(Function):
             distributed.all_reduce(sums)
         # g - c / n (sum of g + y times sum of g y), then the scale
         grad_rows = torch.addcmul(sums[0], normalised, sums[1])
-        grad_rows *= share[:, None]
-        torch.sub(gradient, grad_rows, out=grad_rows)
+        grad_rows *= -share[:, None]
+        grad_rows += gradient
         grad_rows *= scale
         return grad_rows, None, grad_weight, grad_bias, None, None
 
@@ -371,7 +371,7 @@ class WeaveConv(nn.Module):
             return parts
         norm: CountedBatchNorm = self.norms["ap"]  # type: ignore[assignment]
         # Normalising a sum of two is scaling both and shifting one.
-        scale, shift = norm.scale_and_shift(order_moments(parts, pairs) if self.training else None)
+        scale, shift = norm.scale_and_shift(order_moments(parts, pairs) if norm.training else None)
         shift = torch.cat([torch.zeros_like(shift), shift])
         return torch.addcmul(shift, parts, torch.cat([scale, scale]))
 
@@ -563,10 +563,12 @@ class WeaveStack(nn.Module):
     ) -> Float[Tensor, "atom out"]:
         """Compute the atom rows after the last module."""
         convs: Any = self.convs
-        whole = self.training and convs[0].norm == "batch"
-        whole |= not all(calls_only(conv, forward=WeaveConv.forward) for conv in convs)
-        if self.pair_block is not None and pairs.num_pairs > self.pair_block and not whole:
-            return self._by_blocks(x, table, pairs, self.pair_block)
+        if self.pair_block is not None and pairs.num_pairs > self.pair_block:
+            norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))
+            whole = any(norm.training for norm in norms)
+            whole |= not all(calls_only(conv, forward=WeaveConv.forward) for conv in convs)
+            if not whole:
+                return self._by_blocks(x, table, pairs, self.pair_block)
         pair = table
         for level, conv in enumerate(convs):
             x, pair = conv(x, pair, pairs, coded=level == 0)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.core.structure import depth_of, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
 
 ARROWS = ("child_to_parent", "parent_to_child")
@@ -74,9 +75,10 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
         >>> to_nested(from_nested((1, (2, 3))), make=lambda node, parts: sum(parts) + 1)
         5
     """
-    if data.root_index.numel() != 1:
+    root = roots_of(data.edge_index, data.num_nodes)
+    if root.numel() != 1:
         what = "to_nested: the example is not a single tree or DAG"
-        raise mismatch(ValueError, what, "one root", f"{data.root_index.numel()} roots")
+        raise mismatch(ValueError, what, "one root", f"{root.numel()} roots")
     if make is None:
         tokens = getattr(data, "token", None)
         leaves = [-1] * data.num_nodes if tokens is None else tokens.tolist()
@@ -88,11 +90,11 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
 
     children = children_of(data)
     made: list[Any] = [None] * data.num_nodes
-    for node in data.depth.argsort(stable=True).tolist():
+    for node in depth_of(data.edge_index, data.num_nodes).argsort(stable=True).tolist():
         below = dict(children[node])
         parts = (made[below[i]] if i in below else None for i in range(max(below, default=-1) + 1))
         made[node] = make(node, tuple(parts))
-    return made[int(data.root_index)]
+    return made[int(root)]
 
 
 def _walk(

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.files import existing
+from pyg_dynbatch.core.structure import depth_of
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
@@ -40,7 +41,7 @@ def record_tree(tree: Data) -> Program:
     program, children = Program(), children_of(tree)
     tokens = tree.token.tolist() if "token" in tree else [-1] * len(children)
     values: dict[int, Value] = {}
-    for node in tree.depth.argsort(stable=True).tolist():
+    for node in depth_of(tree.edge_index, len(children)).argsort(stable=True).tolist():
         below = [values[child] for _, child in children[node]]
         name = f"node with {len(below)}" if below else "leaf"
         signature = Signature(name, (_TOKEN, *[_STATE] * len(below)), (_STATE,))

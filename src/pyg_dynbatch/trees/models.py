@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
+from pyg_dynbatch.core.structure import input_field, roots_of
 from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from pyg_dynbatch.nn.recursive import level_row
@@ -92,17 +93,22 @@ class TreeEncoder(nn.Module):
         self.layer.reset_parameters()
 
     def forward(
-        self, batch: Any, level_order: bool = False, nodes: Int[Tensor, " chosen"] | None = None
+        self,
+        batch: Any,
+        level_order: bool = False,
+        nodes: Int[Tensor, " chosen"] | None = None,
+        schedule: Schedule | None = None,
     ) -> Float[Tensor, "chosen hidden"]:
         """Compute hidden rows.
 
         Args:
             batch: The batch.
             level_order: Whether to return them in the order of the schedule's levels;
-                ``level_row(schedule_of_batch(batch, layer))`` reorders their results by node.
+                ``level_row(schedule)`` reorders their results by node.
             nodes: Nodes to return, such as ``batch.root_index``; None for all.
+            schedule: ``schedule_of_batch(batch, layer)``, where the caller reads it too.
         """
-        schedule, leaf_inverse = schedule_of_batch(batch, self.layer), None
+        schedule, leaf_inverse = schedule or schedule_of_batch(batch, self.layer), None
         if self.embedding is None:
             inputs = _input_rows(schedule, _field(batch, "x", "num_tokens=…"))
         else:
@@ -115,15 +121,10 @@ class TreeEncoder(nn.Module):
 
     def _distinct_leaves(self, token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
         """Find the distinct tokens of leaves, if computing equal leaves once pays off."""
-        # Equal leaves differ where each has its own dropout, or a hook may see each.
-        dropout = self.input_dropout
-        dropping = dropout.p > 0 and dropout.training
-        dropping |= not calls_only(dropout, forward=nn.Dropout.forward)
-        dropping |= not calls_only(self.embedding, forward=nn.Embedding.forward)
         leaves = schedule.level_inputs[0] if schedule.level_inputs else 0
         # On other devices the host would have to wait for the number of words.
         on_cpu = schedule.device.type == "cpu"
-        if leaves < _MANY_LEAVES or dropping or not on_cpu or not self.layer.cell.shares_leaves:
+        if leaves < _MANY_LEAVES or not on_cpu or not self._equal_leaves_stay_equal():
             return None
         if token.size(0) != schedule.num_nodes:
             return None
@@ -132,6 +133,14 @@ class TreeEncoder(nn.Module):
         if distinct.size(0) > _WORTH_SHARING * leaves:
             return None
         return torch.cat([distinct, ordered[leaves:]]), leaf_inverse
+
+    def _equal_leaves_stay_equal(self) -> bool:
+        """Whether no leaf has dropout of its own, and no hook or own module sees each."""
+        embedding, dropout = self.embedding, self.input_dropout
+        known = calls_only(embedding, forward=nn.Embedding.forward)
+        known &= any(calls_only(dropout, forward=k.forward) for k in (nn.Dropout, nn.Identity))
+        dropping = dropout.training and getattr(dropout, "p", 0.0) > 0
+        return known and not dropping and self.layer.cell.shares_leaves
 
 
 def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
@@ -148,7 +157,7 @@ def _field(batch: Any, name: str, hint: str) -> Tensor:
     return value
 
 
-def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
+def _embedded(embedding: Any, token: Tensor) -> Tensor:
     try:
         return embedding(token)
     except IndexError as error:
@@ -159,22 +168,21 @@ def _embedded(embedding: nn.Embedding, token: Tensor) -> Tensor:
 
 
 def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Schedule:
-    """Return the batch's schedule, or derive and keep one for batches of a stock PyG loader."""
+    """Return the schedule that a loader of this package attached, or derive one.
+
+    It is also derived where a field that it was made from has changed since.
+    """
+    fields, nodes = batch.stores[0], batch.num_nodes
+    made_of = fields["edge_index"], fields.get("child_slot"), input_field(fields)
     for name in ("schedule", "schedule_down"):
-        attached = getattr(batch, name, None)
+        attached = fields.get(name)
         if isinstance(attached, Schedule) and (
-            attached.structure is None or attached.direction == layer.direction
+            attached.structure is None
+            or (attached.direction, attached.num_nodes) == (layer.direction, nodes)
+            and attached.belongs_to(*made_of)
         ):
             return attached
-    # Under a separate name, as the next model may need a different arity.
-    key = f"schedule_{layer.direction}_{layer.arity}"
-    kept = getattr(batch, key, None)
-    if isinstance(kept, Schedule) and kept.belongs_to(batch.edge_index):
-        return kept
-    fields = batch.stores[0]
-    kept = derive_schedule("TreeEncoder", fields, batch.num_nodes, layer.arity, layer.direction)
-    setattr(batch, key, kept)
-    return kept
+    return derive_schedule("TreeEncoder", fields, nodes, layer.arity, layer.direction)
 
 
 class _TreeNetwork(nn.Module):
@@ -259,7 +267,8 @@ class TreeClassifier(_TreeNetwork):
     def forward(self, batch: Any) -> Float[Tensor, "node class"]:
         """Compute the logits of all nodes."""
         schedule = schedule_of_batch(batch, self.encoder.layer)
-        rows = self.output_dropout(self.encoder(batch, level_order=True))
+        rows = self.encoder(batch, level_order=True, schedule=schedule)
+        rows = self.output_dropout(rows)
         # The logits are narrower than the hidden rows, so they are reordered, not the rows.
         return self.classifier(rows).index_select(0, level_row(schedule))
 
@@ -351,7 +360,7 @@ def mean_score(chance: Float[Tensor, "example score"]) -> Float[Tensor, " exampl
 
 
 def _check_roots(batch: Any, examples: int) -> None:
-    """Check the number of roots of every example, where it is known without a device sync."""
+    """Check the roots of every example, as far as they are known without a device sync."""
     slices, hint = slices_of(batch).get("root_index"), "put both trees of a pair into one Data"
     found = [batch.root_index.numel()] if slices is None else slices.diff().tolist()
     expected = 2 * examples if slices is None else 2
@@ -360,3 +369,7 @@ def _check_roots(batch: Any, examples: int) -> None:
         what, got = "TreeSimilarity: not two roots per example", f"{found[number]} roots"
         where = "" if slices is None else f"example {number} of the batch"
         raise mismatch(ValueError, what, f"{expected} roots", got, where=where, hint=hint)
+    on_cpu = batch.root_index.is_cpu
+    if on_cpu and not batch.root_index.equal(roots_of(batch.edge_index, batch.num_nodes)):
+        what = "TreeSimilarity: root_index does not belong to edge_index"
+        raise mismatch(ValueError, what, "all roots", batch.root_index.tolist()[:10])

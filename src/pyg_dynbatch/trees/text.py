@@ -112,8 +112,8 @@ def parse_bracketed(
     """Read one bracketed tree without recursion.
 
     A node is ``(label token)``, ``(label child child ...)`` or ``(label token child ...)``, each
-    child being a bracketed node itself. Nodes are numbered in the order in which they open, so the
-    root is node 0.
+    child being a bracketed node itself. Only spaces and tabs separate words; every other character
+    is part of one. Nodes are numbered in the order in which they open, so the root is node 0.
 
     Args:
         line: The text of one tree.
@@ -296,7 +296,10 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
             raise mismatch(ValueError, what, expected, f"slots {slots}", where=where)
         if word is not None and (_PIECES.fullmatch(word) is None or word in "()"):
             what = f"to_bracketed: the word {word!r} cannot be put in brackets"
-            expected, hint = "a word without spaces and brackets", "-LRB- and -RRB- for brackets"
+            expected, hint = (
+                "a word without spaces, tabs and brackets",
+                "-LRB- and -RRB- for brackets",
+            )
             raise mismatch(ValueError, what, expected, where=where, hint=hint)
     labels = data.y.tolist() if "y" in data else [None] * len(words)
     parts: list[str] = []
