@@ -1,4 +1,4 @@
-"""The operators of plans of a PostgreSQL server, started for the test, add up to the root's time."""
+"""Operators of real plans of PostgreSQL, from a server of the test, add up to the root."""
 
 import json
 import os
@@ -55,7 +55,8 @@ ALONE = {
     "CTE of a CTE": f"""WITH x AS MATERIALIZED ({SUMS}),
         y AS MATERIALIZED (SELECT s, count(*) AS c FROM x GROUP BY 1)
         SELECT count(*) FROM y, x WHERE y.c = x.s""",
-    "CTE in an InitPlan": f"WITH x AS ({SUMS}) SELECT count(*) FROM x WHERE s = (SELECT max(s) FROM x)",
+    "CTE in an InitPlan": f"""WITH x AS ({SUMS})
+        SELECT count(*) FROM x WHERE s = (SELECT max(s) FROM x)""",
     "CTE with the name of another": """WITH t AS MATERIALIZED (SELECT i_part AS a FROM item)
         SELECT count(*) FROM (WITH t AS MATERIALIZED (SELECT a % 10 AS b FROM t WHERE a > 5)
         SELECT b, count(*) FROM t GROUP BY b) s""",
@@ -66,7 +67,7 @@ ALONE = {
         SELECT d, count(*) FROM t GROUP BY d""",
     "LATERAL": """SELECT count(*) FROM orders, LATERAL (SELECT i_part FROM item
         WHERE i_order = o_id ORDER BY i_quantity LIMIT 1) z WHERE o_priority < 3""",
-    "Append": "SELECT i_part FROM item UNION ALL SELECT p_id FROM part UNION ALL SELECT day FROM measured",
+    "Append": "SELECT i_part FROM item UNION ALL SELECT p_id FROM part UNION ALL SELECT 1",
     "window": """SELECT max(r) FROM
         (SELECT rank() OVER (PARTITION BY i_part ORDER BY i_quantity) AS r FROM item) q""",
     "outer join": "SELECT count(*) FROM item FULL JOIN part ON i_part = p_id",
@@ -88,11 +89,11 @@ PARALLEL = {
     "CTE": ALONE["CTE"],
 }
 LATER = "WITH x AS (INSERT INTO low SELECT i_part FROM item RETURNING a) SELECT a FROM x LIMIT 10"
-SETTINGS = {
-    "max_parallel_workers_per_gather = 0": ALONE,
-    "enable_hashjoin = off; SET enable_mergejoin = off; SET max_parallel_workers_per_gather = 0": LOOPS,
-    "parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0": PARALLEL,
-}
+ONE_PROCESS = "max_parallel_workers_per_gather = 0"
+NESTED_LOOPS = f"{ONE_PROCESS}; SET enable_hashjoin = off; SET enable_mergejoin = off"
+MANY_PROCESSES = """parallel_setup_cost = 0; SET parallel_tuple_cost = 0;
+    SET min_parallel_table_scan_size = 0"""
+SETTINGS = {ONE_PROCESS: ALONE, NESTED_LOOPS: LOOPS, MANY_PROCESSES: PARALLEL}
 
 
 @contextmanager
