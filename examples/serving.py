@@ -4,12 +4,13 @@ python examples/serving.py --checkpoint best.ckpt
 curl --json '{"tree": "((not) (good))"}' http://127.0.0.1:8000/predict
 
 For a checkpoint of trees, a request has a ``tree``: bracketed text, or nested lists of words; for
-molecules, a ``smiles``. ``--model FILE.py:FUNCTION`` serves your own model on JSON of any shape:
-the function takes a device and returns the three entries of a ``Service``.
+molecules, a ``smiles``; for JSON documents, a ``document``. ``--model FILE.py:FUNCTION`` serves
+your own model: the function takes a device and returns the three entries of a ``Service``.
 """
 
 import argparse
 import asyncio
+import json
 import logging
 import runpy
 import signal
@@ -17,16 +18,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import parent_process
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from fastapi.exceptions import RequestValidationError
 from litserve import LitAPI, LitServer
 from litserve.loops import BatchedLoop
 from starlette.responses import JSONResponse
 
-from pyg_dynbatch.core import mismatch
+from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.molecules.predict import named_columns
-from pyg_dynbatch.tasks import MoleculePredictor, TreePredictor
+from pyg_dynbatch.tasks import DocumentPredictor, MoleculePredictor, TreePredictor
 from pyg_dynbatch.training.checkpoints import read_checkpoint
 
 
@@ -43,8 +46,7 @@ def trees(checkpoints: Sequence[str], device: str) -> Service:
     predictor = TreePredictor(checkpoints, device)
 
     def answer(examples: list[Any]) -> list[Any]:
-        found = predictor.predict(examples)
-        names = ("prediction", "probability")
+        found, names = predictor.predict(examples), ("prediction", "probability")
         return rows({name: found[name][found["is_root"]] for name in names})
 
     return Service("tree", predictor.read, answer)
@@ -53,17 +55,22 @@ def trees(checkpoints: Sequence[str], device: str) -> Service:
 def molecules(checkpoints: Sequence[str], device: str) -> Service:
     """Predict the properties of molecules."""
     predictor = MoleculePredictor(checkpoints, device)
+    named = partial(named_columns, schema=predictor.schema)
+    return Service(
+        "smiles", predictor.featurizer, lambda each: rows(named(predictor.predict(each)))
+    )
 
-    def answer(examples: list[Any]) -> list[Any]:
-        return rows(named_columns(predictor.predict(examples), predictor.schema))
 
-    return Service("smiles", predictor.featurizer, answer)
+def documents(checkpoints: Sequence[str], device: str) -> Service:
+    """Predict JSON documents."""
+    predictor = DocumentPredictor(checkpoints, device)
+    return Service("document", predictor.encoder.tracer, lambda each: rows(predictor.predict(each)))
 
 
 def rows(columns: dict[str, Any]) -> list[Any]:
-    """Turn columns into one dictionary per row."""
-    listed = (column.tolist() for column in columns.values())
-    return [dict(zip(columns, row, strict=True)) for row in zip(*listed, strict=True)]
+    """Turn columns, lists or arrays, into one dictionary per row."""
+    columns = {name: getattr(each, "tolist", each.copy)() for name, each in columns.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def load_service(name: str, device: str) -> Service:
@@ -89,11 +96,12 @@ class Predictions(LitAPI):
         field, read, _ = self.service
         try:
             if field not in request:
-                what, got = f"the request has no field {field!r}", ", ".join(request)
-                raise mismatch(ValueError, what, f'{{"{field}": ...}}', got)
+                raise ValueError(f'the request has no field {field!r}: expected {{"{field}": ...}}')
+            # Refuse what Python reads and JSON does not have: NaN, 1e999, half of a character.
+            json.dumps(request, allow_nan=False, ensure_ascii=False).encode()
             return read(request[field])
         except Exception as error:
-            return ValueError(str(error)) if isinstance(error, TypeError) else error
+            return ValueError(str(error) or type(error).__name__)
 
     def batch(self, inputs: list[Any]) -> list[Any]:
         """Leave it to the model to merge examples."""
@@ -104,36 +112,31 @@ class Predictions(LitAPI):
         good = [one for one in given if not isinstance(one, Exception)]
         try:
             found = iter(self.service.answer(good) if good else [])
+            return [one if isinstance(one, Exception) else next(found) for one in given]
         except Exception as error:
             if len(given) == 1:
                 return [error]
             half = len(given) // 2
             return self.predict(given[:half]) + self.predict(given[half:])
-        return [one if isinstance(one, Exception) else next(found) for one in given]
 
     def encode_response(self, answer: Any) -> JSONResponse:
         """Return an answer, or the message of an error about the request."""
-        if not isinstance(answer, Exception):
-            return JSONResponse(answer)
-        if isinstance(answer, ValueError):
-            return JSONResponse({"detail": str(answer)}, 422)
+        try:
+            if not isinstance(answer, Exception):
+                return JSONResponse(answer)
+        except ValueError as error:  # NaN, as numbers of the request were huge
+            answer = ValueError(f"the answer cannot be sent: {error}")
+        except TypeError as error:
+            answer = error
+        if isinstance(answer, ValueError | OverflowError | RecursionError):
+            return refused(answer)
         logging.getLogger("litserve").error("the model has failed", exc_info=answer)
         return JSONResponse({"detail": "Internal server error"}, 500)
 
 
-class WithFirst:
-    """A queue of requests together with the one that was taken out first."""
-
-    def __init__(self, first: Any, queue: Any) -> None:
-        self.first, self.queue = [first], queue
-
-    def get(self, **options: Any) -> Any:
-        """Return that request, then those of the queue."""
-        return self.first.pop() if self.first else self.queue.get(**options)
-
-    def get_nowait(self) -> Any:
-        """Return a request that has arrived already."""
-        return self.get(block=False)
+def refused(error: object) -> JSONResponse:
+    """Say what is wrong with a request, which may hold what cannot be sent back."""
+    return JSONResponse({"detail": str(error).encode(errors="backslashreplace").decode()}, 422)
 
 
 class Patient(BatchedLoop):
@@ -142,26 +145,26 @@ class Patient(BatchedLoop):
     def get_batch_requests(self, lit_api: LitAPI, request_queue: Any, transport: Any) -> Any:
         """Collect the requests of a batch, and those that have waited too long."""
         try:
-            first = request_queue.get(timeout=0.1)
+            first = [request_queue.get(timeout=0.1)]
         except Empty:
             return [], []
-        return super().get_batch_requests(lit_api, WithFirst(first, request_queue), transport)
+        get = lambda **options: first.pop() if first else request_queue.get(**options)  # noqa: E731
+        together = SimpleNamespace(get=get, get_nowait=partial(get, block=False))
+        return super().get_batch_requests(lit_api, together, transport)
 
 
-class Deadline:
+def deadline(app: Any, seconds: float) -> Callable[..., Any]:
     """Answer with status 504 in time: LitServe never answers what a killed worker was computing."""
 
-    def __init__(self, app: Any, seconds: float) -> None:
-        self.app, self.seconds = app, seconds
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application, and a request only for so long."""
+    async def run(scope: Any, receive: Any, send: Any) -> None:
         try:
-            limit = self.seconds if scope["type"] == "http" else None
-            await asyncio.wait_for(self.app(scope, receive, send), limit)
+            http = scope["type"] == "http"
+            await asyncio.wait_for(app(scope, receive, send), seconds if http else None)
         except TimeoutError:
-            text = f"no answer within {self.seconds:g} seconds"
-            await JSONResponse({"detail": text}, 504)(scope, receive, send)
+            said = {"detail": f"no answer within {seconds:g} seconds"}
+            await JSONResponse(said, 504)(scope, receive, send)
+
+    return run
 
 
 def interrupt(*_: object) -> None:
@@ -185,13 +188,24 @@ def main() -> None:
     given = parser.parse_args()
     make: Callable[[str], Service] = partial(load_service, given.model)
     if given.checkpoint:
-        kind = read_checkpoint(given.checkpoint[0]).get("pyg_dynbatch_task")
-        make = partial(trees if kind == "TreeClassification" else molecules, given.checkpoint)
-    limits = {"max_batch_size": given.max_batch_size, "batch_timeout": given.batch_timeout}
-    deadline = (Deadline, {"seconds": given.timeout})
-    options = {"timeout": given.timeout, "middlewares": [deadline], "restart_workers": True}
-    options |= {"accelerator": given.device, "workers_per_device": given.workers}
-    server = LitServer(Predictions(make, **limits), **options)
+        kinds = {"TreeClassification": trees, "MoleculeProperty": molecules}
+        kinds["DocumentPrediction"] = documents
+        try:  # before listening, as a worker could not say it
+            kind = read_checkpoint(given.checkpoint[0]).get("pyg_dynbatch_task", "unknown")
+            make = partial(
+                kinds[checked_choice("no model to serve", kind, kinds)], given.checkpoint
+            )
+            make("cpu")
+        except (OSError, ValueError) as error:
+            raise SystemExit(" ".join(f"{given.checkpoint[0]}: {error}".split())) from None
+    api = Predictions(make, max_batch_size=given.max_batch_size, batch_timeout=given.batch_timeout)
+    options = {"timeout": given.timeout, "accelerator": given.device, "restart_workers": True}
+    options |= {"middlewares": [(deadline, {"seconds": given.timeout})]}
+    server = LitServer(api, workers_per_device=given.workers, **options)
+    # LitServe reads requests before they are in a batch.
+    said = "the request is not a JSON object that can be read"
+    for kind in (400, RequestValidationError):
+        server.app.add_exception_handler(kind, lambda *_: refused(said))
     # LitServe ends its processes when it is interrupted, but not when it is terminated.
     signal.signal(signal.SIGTERM, interrupt)
     server.run(given.host, given.port, log_level="warning", generate_client_file=False)

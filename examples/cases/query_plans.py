@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from plan_baselines import cardinality, flat, per_operator, ridge
 from plan_model import SHORTEST, predict, prepared, run_time, train
-from plan_reader import operators_of, read_plan, seconds_of
+from plan_reader import operators_of, read_rows, seconds_of
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
@@ -62,20 +62,6 @@ def collect(database: Path | None, queries: Path | None, size: int) -> Iterator[
     # Queries that differ in their constants alone are of one template.
     named = [(re.sub(r"'[^']*'|\b\d+(\.\d+)?\b", "?", text), text) for text in texts]
     yield from run_queries(connection, named)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read recorded plans: as read by ``read_plan``, or as the database wrote them."""
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        raise SystemExit(f"{path} is not a file of plans; a database needs queries too") from error
-    for number, row in enumerate(rows, start=1):
-        if not (isinstance(row["plan"], dict) and "words" in row["plan"]):
-            row["plan"] = read_plan(row["plan"])
-        if any(each["seconds"] is None for each in operators_of(row["plan"])):
-            raise SystemExit(f"{path}:{number}: no times: EXPLAIN (ANALYZE, FORMAT JSON) has them")
-    return rows
 
 
 def split(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -126,7 +112,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     if options.source and not options.queries:
-        rows = read_lines(options.source)
+        rows = read_rows(options.source)
     else:
         rows = []
         with (options.save or Path(os.devnull)).open("w", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,6 +46,174 @@ def test_plan_of_postgresql(samples: Path) -> None:
     assert scan["rows"] == 100 and scan["values"] == {"day<": 1200.0} and "orders" in scan["words"]
 
 
+def node(kind: str, time: float, *plans: dict[str, Any], **others: Any) -> dict[str, Any]:
+    own = {"Node Type": kind, "Plan Rows": 1, "Actual Total Time": time, "Actual Loops": 1}
+    return {
+        **own,
+        **{key.replace("_", " "): value for key, value in others.items()},
+        "Plans": [*plans],
+    }
+
+
+def part(name: str, time: float, *plans: dict[str, Any], kind: str = "Part") -> dict[str, Any]:
+    others = {"Parent Relationship": "InitPlan", "Subplan Name": name}
+    return {**node(kind, time, *plans), **others}
+
+
+# A plan of PostgreSQL, and the own milliseconds of its nodes from top to bottom.
+PLANS: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "named InitPlan": (
+        node("Sort", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 90, Filter="(a < $0)")),
+        [10, 60, 30],
+    ),
+    "named InitPlan of PostgreSQL 17": (
+        node("Sort", 100, part("InitPlan 1", 60), node("Scan", 90, Filter="a < (InitPlan 1).col1")),
+        [10, 60, 30],
+    ),
+    "other names": (
+        node("Sort", 100, part("InitPlan 1 (returns $1)", 9), node("Scan", 30, Filter="(a < $10)")),
+        [61, 9, 30],
+    ),
+    "InitPlan in SELECT": (
+        node("Sort", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 90)),
+        [10, 60, 30],
+    ),
+    "InitPlan in SELECT of the node itself": (
+        node("Result", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 20)),
+        [20, 60, 20],
+    ),
+    "InitPlan that workers need": (
+        node(
+            "Gather",
+            100,
+            part("InitPlan 1 (returns $0)", 30),
+            node("Scan", 50, Filter="(a < $0)", Actual_Loops=3),
+        ),
+        [20, 30, 50],
+    ),
+    "CTE": (node("Sort", 100, part("CTE x", 60), node("CTE Scan", 90, CTE_Name="x")), [10, 60, 30]),
+    "CTE that was read twice, once for all": (
+        node(
+            "Join",
+            100,
+            part("CTE x", 60),
+            node("CTE Scan", 70, CTE_Name="x"),
+            node("CTE Scan", 20, CTE_Name="x"),
+        ),
+        [10, 60, 10, 20],
+    ),
+    "CTE that was read twice, by each in part": (
+        node(
+            "Join",
+            100,
+            part("CTE x", 60),
+            node("CTE Scan", 50, CTE_Name="x"),
+            node("CTE Scan", 30, CTE_Name="x"),
+        ),
+        [20, 60, 12.5, 7.5],
+    ),
+    "CTE of a CTE": (
+        node(
+            "Sort",
+            100,
+            part("CTE x", 30),
+            part("CTE y", 60, node("CTE Scan", 50, CTE_Name="x")),
+            node("CTE Scan", 90, CTE_Name="y"),
+        ),
+        [10, 30, 10, 20, 30],
+    ),
+    "CTE with the name of an outer one": (
+        node(
+            "Sort",
+            100,
+            part("CTE x", 30),
+            node(
+                "Group",
+                90,
+                part("CTE x", 60, node("CTE Scan", 50, CTE_Name="x")),
+                node("CTE Scan", 80, CTE_Name="x"),
+            ),
+        ),
+        [10, 30, 10, 10, 20, 20],
+    ),
+    "recursive CTE": (
+        node(
+            "Aggregate",
+            100,
+            part("CTE x", 80, node("WorkTable Scan", 5, CTE_Name="x", Actual_Loops=10)),
+            node("CTE Scan", 90, CTE_Name="x"),
+        ),
+        [10, 30, 50, 10],
+    ),
+    "CTE that goes on after the root": (
+        node("Limit", 2, part("CTE x", 60), node("CTE Scan", 1, CTE_Name="x")),
+        [1, 60, 0],
+    ),
+    "InitPlan that reads a CTE too": (
+        node(
+            "Aggregate",
+            100,
+            part("CTE x", 60),
+            part("InitPlan 2 (returns $1)", 25, node("CTE Scan", 20, CTE_Name="x")),
+            node("CTE Scan", 90, CTE_Name="x", Filter="(a = $1)"),
+        ),
+        [10, 60, 5, 20, 5],
+    ),
+    "parallel": (
+        node(
+            "Gather Merge", 50, node("Append", 40, node("Scan", 90, Actual_Loops=1), Actual_Loops=3)
+        ),
+        [10, 10, 30],
+    ),
+    "parallel in a loop": (
+        node(
+            "Loop",
+            100,
+            node("Gather", 9, node("Scan", 8, Actual_Loops=20), Actual_Loops=10),
+            Actual_Loops=1,
+        ),
+        [10, 10, 80],
+    ),
+    "many short loops": (
+        node("Loop", 80, node("Scan", 20), node("Index Scan", 0.001, Actual_Loops=80_000)),
+        [0, 16, 64],
+    ),
+    "never run": (node("Loop", 10, node("Gather", 0, node("Scan", 0, Actual_Loops=0))), [10, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_second_of_a_plan_of_postgresql_counts_once(name: str) -> None:
+    from plan_reader import operators_of, read_plan
+
+    given, expected = PLANS[name]
+    found = [each["seconds"] * 1000 for each in operators_of(read_plan([{"Plan": given}]))]
+    assert found == pytest.approx(expected)
+
+
+COMPARED = {
+    "(day < '1995-03-15'::date)": {"day<": 9204.0},
+    "(day < '1995-04-15 12:00:00'::timestamp without time zone)": {"day<": 9235.5},
+    "((note)::text ~~ '%5 > 3%'::text)": {},
+    "(note = 'it''s = 3')": {},
+    "((code)::text = '12abc'::text)": {},
+    "((price)::numeric(10,2) <= '-5.5'::numeric)": {"price<=": -5.5},
+    "(share > '1e-05'::double precision)": {"share>": 1e-5},
+    "((a > 'Infinity'::real) AND (b = 7))": {"b=": 7.0},
+    "(((a + b))::numeric < '5'::numeric)": {},
+}
+
+
+@pytest.mark.parametrize("text", COMPARED)
+def test_constants_that_columns_are_compared_with(text: str) -> None:
+    from plan_reader import read_plan
+
+    for given in (text, [text]):
+        operator = read_plan({"Plan": node("Scan", 1, Filter=given)})
+        assert operator["values"] == COMPARED[text]
+        assert (">" in operator["words"]) == (">" in text and "%" not in text)
+
+
 def test_plan_of_postgresql_holds_nothing_measured(samples: Path) -> None:
     from plan_reader import read_plan
 
@@ -65,12 +234,65 @@ def test_plans_of_both_versions_of_duckdb_are_equal(samples: Path) -> None:
     assert scan["values"] == {"day<": 1200.0} and "optional" not in scan["words"]
 
 
-@pytest.mark.parametrize("document", ["[]", "{}", "3", '{"Planning Time": 1}'])
+BAD = ["[]", "{}", "3", "null", '{"Planning Time": 1}', '{"Plan": {}}', "[" * 3000 + "]" * 3000]
+
+
+@pytest.mark.parametrize("document", [*BAD, '[{"Plan": {}}, {"Plan": {}}]', "[{}]\n[{}]"])
 def test_other_documents_are_refused(document: str) -> None:
     from plan_reader import read_plan
 
-    with pytest.raises(ValueError, match="not a query plan"):
+    with pytest.raises(ValueError, match="not a query plan|one JSON document|nested too deeply"):
         read_plan(document)
+
+
+def test_plans_of_many_levels_are_read_or_refused() -> None:
+    from plan_reader import operators_of, read_plan
+
+    def plan(levels: int) -> dict[str, Any]:
+        found = node("Scan", 1)
+        for level in range(2, levels + 1):
+            found = node("Sort", level, found)
+        return {"Plan": found}
+
+    assert [each["seconds"] for each in operators_of(read_plan(plan(250)))] == pytest.approx(
+        [1e-3] * 250
+    )
+    with pytest.raises(ValueError, match="not a query plan: operators are nested too deeply"):
+        read_plan(plan(3000))
+
+
+def broken(document: Any) -> Iterator[Any]:
+    """Yield a document with other values, or none, in place of every part of it."""
+    for other in (None, True, 3, -1, 1e308, float("nan"), "x", "\ud800", [], {}, [[]], [{}]):
+        yield other
+    if not isinstance(document, list | dict):
+        return
+    for key in list(range(len(document)) if isinstance(document, list) else document):
+        rest = document.copy()
+        del rest[key]
+        yield rest
+        for other in broken(document[key]):
+            changed = document.copy()
+            changed[key] = other
+            yield changed
+
+
+@pytest.mark.parametrize("name", ["postgresql", "duckdb_1", "duckdb_2"])
+def test_broken_plans_are_refused_or_read_as_plans(samples: Path, name: str) -> None:
+    from plan_reader import operators_of, read_plan
+
+    document = json.loads((samples / "plans" / f"{name}.json").read_text(encoding="utf-8"))
+    for given in [*broken(document), *broken(read_plan(document))]:
+        try:
+            operators = operators_of(read_plan(given))
+        except ValueError as error:
+            assert "not a query plan" in str(error) or "one JSON document" in str(error)
+            continue
+        for each in operators:
+            assert isinstance(each["kind"], str) and each["kind"] and 0 <= each["rows"] <= 1e100
+            assert each["seconds"] is None or 0 <= each["seconds"] < 1e200
+            assert np.isfinite(list(each["values"].values())).all()
+            assert all(isinstance(word, str) for word in each["words"])
 
 
 def test_the_time_of_a_plan_is_the_sum_of_its_operators(samples: Path) -> None:
@@ -133,8 +355,29 @@ def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> 
     queries.write_text("SELECT 1; SELECT a FROM missing")
     assert "SELECT a FROM missing" in complaint(database, queries)
     plan = duckdb.sql("EXPLAIN (FORMAT JSON) SELECT 1").fetchall()[0][1]
-    (plans := tmp_path / "plans.jsonl").write_text(json.dumps({"template": "a", "plan": plan}))
-    assert f"{plans}:1: no times" in complaint(plans)
+    costless = node("Scan", 1)
+    del costless["Plan Rows"]
+    good = json.dumps({"template": "a", "plan": {"Plan": node("Scan", 1)}})
+    lines = {
+        json.dumps({"template": "a", "plan": plan}): "no times",
+        json.dumps({"template": "a", "plan": {"Plan": costless}}): "COSTS OFF",
+        json.dumps({"template": "a", "plan": "[{}]\n[{}]"}): "one JSON document",
+        json.dumps({"template": "a", "plan": [{}, {}]}): "got 2 plans",
+        json.dumps({"template": "a", "plan": None}): "not a query plan",
+        json.dumps({"template": "a"}): 'expected {"template": NAME, "plan": PLAN}',
+        json.dumps({"template": 3, "plan": plan}): 'expected {"template": NAME, "plan": PLAN}',
+        f"{good} {good}": "expected one JSON document per line",
+        "[" * 3000: "nested too deeply",
+        f'{good[:-1]}, "times": ["x"]}}': '"times"',
+        "null": 'expected {"template": NAME, "plan": PLAN}',
+    }
+    for line, said in lines.items():
+        (plans := tmp_path / "plans.jsonl").write_text(f"{good}\n\n{line}\n", encoding="utf-8")
+        found = complaint(plans)
+        assert found.startswith(f"{plans}:3: ") and said in found
+    plans.write_text(f"\n{good}\n \n", encoding="utf-8")
+    assert "at least 10 templates are needed, got 1" in complaint(plans)
+    assert "no_file" in complaint(tmp_path / "no_file")
 
 
 @pytest.mark.long

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from benchmarks.serving import Answer, Server, serving
 from pyg_dynbatch.autobatch import autobatch
-from pyg_dynbatch.tasks import MoleculePredictor, TreePredictor
+from pyg_dynbatch.blocks import from_examples
+from pyg_dynbatch.tasks import DocumentPrediction, MoleculePredictor, TreePredictor
 from tests.example_files import defined_in
 from tests.molecules.molecules import trained
 from tests.training.helpers import OLD_NAME
@@ -172,6 +174,95 @@ def test_bad_molecules_are_answered_alone(tmp_path: Path, one_thread: None) -> N
         assert close(list(answer.content.values()), expected)
 
 
+BAD_JSON: list[Any] = [
+    *(None, [], "x", 3, {}, {"a": 1}, float("nan"), float("inf"), 10**400, "\ud800", 1e308),
+    *([float("nan")], {"\ud800": 1}, {"-": ["\ud800", 1]}, {"+": [1, 1e308]}, {"+": 7}),
+]
+
+
+def nested(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = {"+": [found, 1]}
+    return found
+
+
+@pytest.mark.parametrize("kind", ["trees", "molecules", "documents", "load_service"])
+def test_one_bad_request_of_any_json_is_refused_alone(
+    kind: str, tmp_path: Path, tree_file: str, own_file: Path, one_thread: None
+) -> None:
+    made: dict[str, tuple[Any, str, list[Any]]] = {
+        "trees": ([tree_file], "tree", TREES),
+        "molecules": ([trained(tmp_path)], "smiles", SMILES),
+        "documents": ([document_checkpoint(tmp_path)], "document", [{"x": 2}, {"x": 3.5}]),
+        "load_service": (f"{own_file}:serve", "formula", [{"tree": tree} for tree in FORMULAS]),
+    }
+    given, field, values = made[kind]
+    good = [{field: value} for value in values]
+    inner = (
+        [{"tree": value} for value in [*BAD_JSON, nested(3000)]] if kind == "load_service" else []
+    )
+    wrong = [*BAD_JSON, nested(3000), *inner]
+    bad = [*BAD_JSON, *({field: value} for value in wrong), {"\ud800": 1}]
+    alone = answered(kind, given, good)
+    assert {answer.status for answer in alone} == {200}
+    requests = [each for one in bad for each in (one, *good)]
+    found = answered(kind, given, requests, most=len(good) + 1)
+    for number, one in enumerate(bad):
+        first, *others = found[number * (len(good) + 1) : (number + 1) * (len(good) + 1)]
+        assert first.status == 422 or is_good(kind, one), f"{one!r:.60}: {first}"
+        for answer, expected in zip(others, alone, strict=True):
+            assert answer.status == 200
+            for name in set(expected.content) - {"batch", "pid"}:
+                found_value, value = answer.content[name], expected.content[name]
+                assert found_value == value or close(found_value, value)
+
+
+def is_good(kind: str, request: Any) -> bool:
+    """Return whether a request, which is wrong for most models, may be answered."""
+    if kind == "documents" and isinstance(request, dict) and "document" in request:
+        try:  # any JSON, and nothing else
+            json.dumps(request, allow_nan=False, ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            return False
+        return True
+    numbers = (3, 1e308, {"+": [1, 1e308]})
+    return kind == "load_service" and request in [{"formula": {"tree": tree}} for tree in numbers]
+
+
+def document_checkpoint(folder: Path) -> Path:
+    """Write a checkpoint of a small model of documents with random weights."""
+    documents = from_examples([{"x": 1.5}]).schema.as_dict()
+    options = {"schema": {"documents": documents, "label": "y", "classes": ["a", "b"]}}
+    contents = {"state_dict": DocumentPrediction(**options).state_dict()}
+    contents |= {"hyper_parameters": options, "pyg_dynbatch_task": "DocumentPrediction"}
+    torch.save(contents | {"pytorch-lightning_version": "2.6"}, folder / "documents.ckpt")
+    return folder / "documents.ckpt"
+
+
+def test_a_wrong_checkpoint_is_named_before_listening(tmp_path: Path, tree_file: str) -> None:
+    whole = Path(tree_file).read_bytes()
+    (other := tmp_path / "other.ckpt").write_bytes(whole[: len(whole) // 2])
+    (text := tmp_path / "text.ckpt").write_text("weights")
+    contents = torch.load(tree_file, weights_only=True)
+    unknown, broken = tmp_path / "unknown.ckpt", tmp_path / "broken.ckpt"
+    torch.save({**contents, "pyg_dynbatch_task": "TreeRelatedness"}, unknown)
+    torch.save({**contents, "state_dict": {}}, broken)
+    said = {
+        (tmp_path / "none.ckpt",): "the checkpoint is missing",
+        (other,): "is not a checkpoint, or is truncated",
+        (text,): "is not a checkpoint, or is truncated",
+        (unknown,): "got: 'TreeRelatedness'",
+        (broken,): "broken.ckpt",
+        (tree_file, document_checkpoint(tmp_path)): "documents.ckpt",
+    }
+    for paths, part in said.items():
+        argv = ["serving.py", "--checkpoint", *map(str, paths)]
+        with mock.patch("sys.argv", argv), pytest.raises(SystemExit) as caught:
+            defined_in("serving")["main"]()
+        assert part in str(caught.value) and "\n" not in str(caught.value)
+
+
 def ask_all(server: Server, requests: Sequence[Any]) -> list[Answer]:
     """Send requests at the same time."""
     with ThreadPoolExecutor(len(requests)) as pool:
@@ -198,7 +289,14 @@ def test_trees_over_http(tree_file: str, one_thread: None) -> None:
     with server_of("--checkpoint", tree_file, *FULL) as server:
         found = ask_all(server, [*bad, *({"tree": tree} for tree in TREES), {"tree": "(good)"}])
         (alone,) = ask_all(server, [{"tree": TREES[2]}])
-        malformed = server.ask('{"tree": ')
+        bodies = [
+            '{"tree": ',
+            "[NaN]",
+            '["\\ud800"]',
+            "[" * 100_000,
+            '{"tree": 1' + "0" * 5000 + "}",
+        ]
+        malformed = [server.ask(body).status for body in bodies]
     assert [answer.status for answer in found] == [422] * 3 + [200] * 5
     assert all(text in answer.content["detail"] for text, answer in zip(said, found, strict=False))
     for answer, tree in zip(found[3:], TREES, strict=False):
@@ -206,7 +304,7 @@ def test_trees_over_http(tree_file: str, one_thread: None) -> None:
         assert close(answer.content["probability"], expected)
     expected = predictor.predict([predictor.read(TREES[2])])
     assert alone.content["probability"] == expected["probability"][0].tolist()  # every bit
-    assert malformed.status == 422
+    assert malformed == [422] * len(bodies)
 
 
 @pytest.mark.long
