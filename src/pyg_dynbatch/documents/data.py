@@ -91,8 +91,7 @@ def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch
 class DocumentFileData(SplitDataModule):
     r"""Your own file of JSON documents, and the key of the label to predict.
 
-    The schema is inferred from the training documents, without the label. Further options are
-    those of :class:`~pyg_dynbatch.training.SplitDataModule`.
+    The schema is inferred from the training documents, without the label.
 
     Args:
         file: One JSON document per line; or one array of documents, if the name is that of a
@@ -105,6 +104,7 @@ class DocumentFileData(SplitDataModule):
         test_share: Share of ``file`` for the test.
         split_seed: Seed of the draw.
         overrides: Choices by path, see :func:`~pyg_dynbatch.blocks.from_examples`.
+        **loading: Options of :class:`~pyg_dynbatch.training.SplitDataModule`.
 
     Example:
         >>> path = getfixture("tmp_path") / "all.jsonl"
