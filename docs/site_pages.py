@@ -63,6 +63,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("config-inited", generate)
     app.connect("source-read", adapt_page)
     app.connect("autodoc-process-signature", name_functions)
+    app.connect("html-page-context", drop_back_links)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     return {"parallel_read_safe": True}
 
@@ -79,6 +80,14 @@ def name_functions(app: Sphinx, kind: str, name: str, *rest: Any) -> tuple[str |
     """Show functions among the defaults of a signature by their names."""
     _, _, arguments, returned = rest
     return arguments and re.sub(r"<[\w -]+ (\w+) of [^>]*>", r"\1", arguments), returned
+
+
+def drop_back_links(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], *_: Any
+) -> None:
+    """Drop links from sources to the API, which miss names that are in two namespaces."""
+    if page.startswith("_modules/"):
+        context["body"] = re.sub('<a class="viewcode-back".*?</a>', "", context["body"])
 
 
 # Generated pages ----------------------------------------------------------------------------------
