@@ -58,7 +58,11 @@ def _parsed(text: str, path: str, line: int) -> Any:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + _MAX_LEVELS)
     try:
-        numbers = {"parse_constant": _number, "parse_float": _number, "parse_int": _number}
+        numbers: dict[str, Any] = {
+            "parse_constant": _number,
+            "parse_float": _number,
+            "parse_int": _number,
+        }
         return json.loads(text, object_pairs_hook=unique, **numbers)
     except (ValueError, RecursionError) as error:
         got, where = str(error), f"{path}:{line}"
