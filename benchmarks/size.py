@@ -1,4 +1,4 @@
-"""Count files, lines, code, docstrings and comments per slice: ``python -m benchmarks.size``."""
+"""Count what is installed, per folder of the package: ``python -m benchmarks.size``."""
 
 import ast
 import io
@@ -17,7 +17,7 @@ _NO_CODE = {
 
 @dataclass(frozen=True)
 class Size:
-    """What a set of Python files contains."""
+    """What a set of files contains: Python, and the lines of all others, such as C."""
 
     files: int
     lines: int  # blank ones included
@@ -26,23 +26,31 @@ class Size:
     comments: int  # lines with nothing but a comment
     longest_file: int
     longest_function: int  # without its docstring
+    not_python: int
 
 
 def size_of(paths: Iterable[Path]) -> Size:
     """Count what files contain."""
-    counts = [_counts(path.read_text(encoding="utf-8")) for path in paths]
+    texts = [(path.suffix == ".py", path.read_text(encoding="utf-8")) for path in paths]
+    counts = [_counts(text) for is_python, text in texts if is_python]
     lines, code, docstrings, comments, functions = zip(*counts, strict=True) if counts else [()] * 5
     totals = sum(lines), sum(code), sum(docstrings), sum(comments)
-    return Size(len(counts), *totals, max(lines, default=0), max(functions, default=0))
+    longest = max(lines, default=0), max(functions, default=0)
+    others = sum(len(text.splitlines()) for is_python, text in texts if not is_python)
+    return Size(len(counts), *totals, *longest, others)
 
 
-def sizes() -> dict[str, Size]:
-    """Count every slice of the package, its other files, all but autobatch, and the benchmarks."""
-    folders = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
-    found = {folder.name: size_of(folder.rglob("*.py")) for folder in folders}
-    found["other files"] = size_of(PACKAGE.glob("*.py"))
-    others = [p for p in PACKAGE.rglob("*.py") if "autobatch" not in p.parts]
-    found["installed"] = size_of(others)
+def sizes(package: Path = PACKAGE) -> dict[str, Size]:
+    """Count every folder of a package, the files beside them, the whole, and the benchmarks."""
+    # Found, not listed, so that nothing can be left out.
+    installed = [path for path in package.rglob("*") if path.is_file()]
+    installed = [path for path in installed if "__pycache__" not in path.parts]
+    slices: dict[str, list[Path]] = {}
+    for path in installed:
+        folder, *inside = path.relative_to(package).parts
+        slices.setdefault(folder if inside else "other files", []).append(path)
+    found = {name: size_of(slices[name]) for name in sorted(slices)}
+    found["installed"] = size_of(installed)
     found["benchmarks"] = size_of((ROOT / "benchmarks").glob("*.py"))
     return found
 
@@ -79,9 +87,9 @@ def _counts(text: str) -> tuple[int, int, int, int, int]:
 def main() -> None:
     """Print the table."""
     names = ("files", "lines", "code", "docstrings", "comments", "longest file", "function")
-    print(f"{'':12}", *(f"{name:>13}" for name in names))
+    print(f"{'':12}", *(f"{name:>12}" for name in (*names, "not Python")))
     for name, size in sizes().items():
-        print(f"{name:12}", *(f"{value:13,}" for value in vars(size).values()))
+        print(f"{name:12}", *(f"{value:12,}" for value in vars(size).values()))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 
 from pyg_dynbatch import Collater
 from pyg_dynbatch.data import from_nested
-from pyg_dynbatch.visualize import draw_schedule, draw_steps, new_figure
+from pyg_dynbatch.visualize import counted, draw_schedule, draw_steps, new_figure
 
 SENTENCES = (
     ("not", ("a", ("good", "film"))),
@@ -33,8 +33,8 @@ STYLE = """
 
 
 def batching_svg() -> str:
-    """Return one SVG whose groups are shown in turn, without a script."""
-    frames = [frame_svg(until) for until in (-1, 0, 1, 2, 3, 3)]
+    """Return one SVG whose groups are shown in turn, without a script; the first is complete."""
+    frames = [frame_svg(until) for until in (3, 0, 1, 2, 3)]
     head = re.search(r"<svg[^>]*?(viewBox=\"[^\"]*\")", frames[0])
     total = SECONDS * len(frames)
     label = "Three trees: all nodes of one depth, of all trees, are computed in one call."
@@ -61,15 +61,11 @@ def frame_svg(until: int) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "batching", "font.size": 11, **ink}):
         figure, (above, below) = new_figure(2, 1, 4.8, 1.8)
         draw_steps(above, *arrays, batch.depth.numpy(), texts, until)
-        shown = until + 1
-        if until < 0:
-            title = "three examples, three different graphs"
-        else:
-            count = f"{widths[until]} node{'s' * (widths[until] > 1)}"
-            done = f"{sum(widths)} nodes in {len(widths)} calls"
-            title = f"step {until}: one call for {count}; in all, {done}"
+        shown, count = until + 1, counted(widths[until], "node")
+        done = f"{counted(sum(widths), 'node')} in {counted(len(widths), 'call')}"
+        title = f"step {until}: one call for {count}; in all, {done}"
         above.set_title(title, fontsize="medium")
-        draw_schedule(below, names[:shown] or names, list(range(shown)), widths[:shown], "")
+        draw_schedule(below, names[:shown], list(range(shown)), widths[:shown], "")
         below.get_legend().remove()
         below.set(xlim=(-0.6, len(widths) - 0.4), ylim=(0, 2 * max(widths)))
         below.set_xticks(range(len(widths)), names)

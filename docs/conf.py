@@ -14,11 +14,12 @@ version = release = __version__
 
 extensions = [
     "myst_nb",
-    "site_pages",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "site_pages",
 ]
 exclude_patterns = ["_*"]
 suppress_warnings = ["myst.xref_ambiguous"]

@@ -26,10 +26,12 @@ from docutils.nodes import Element, SkipNode
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from torch import nn
 
 import pyg_dynbatch
+from pyg_dynbatch.blocks import Layer
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.visualize import SEQUENCE, draw_schedule, new_figure, save_figure
+from pyg_dynbatch.visualize import SEQUENCE, counted, draw_schedule, new_figure, save_figure
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -38,6 +40,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 CASES = sorted((DOCS / "cases").glob("*.md"))
 NEEDS_OPTIONS = ("serving",)
+# It makes no schedule of the package to draw; the animation shows the same.
+IN_PLAIN_TORCH = "dynamic_batching_in_one_page"
 
 # Pages outside docs, and their names on the site.
 OUTSIDE = {
@@ -58,6 +62,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     # Before Sphinx looks for pages.
     app.connect("config-inited", generate)
     app.connect("source-read", adapt_page)
+    app.connect("autodoc-process-signature", name_functions)
+    app.connect("html-page-context", drop_back_links)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     return {"parallel_read_safe": True}
 
@@ -68,6 +74,20 @@ def visit_math(translator: Any, node: Element) -> None:
     formula = re.sub(r"\\(textstyle|[Bb]ig)\b", "", node.astext())
     translator.body.append(tex2mathml(formula, node.tagname == "math_block"))
     raise SkipNode
+
+
+def name_functions(app: Sphinx, kind: str, name: str, *rest: Any) -> tuple[str | None, Any]:
+    """Show functions among the defaults of a signature by their names."""
+    _, _, arguments, returned = rest
+    return arguments and re.sub(r"<[\w -]+ (\w+) of [^>]*>", r"\1", arguments), returned
+
+
+def drop_back_links(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], *_: Any
+) -> None:
+    """Drop links from sources to the API, which miss names that are in two namespaces."""
+    if page.startswith("_modules/"):
+        context["body"] = re.sub('<a class="viewcode-back".*?</a>', "", context["body"])
 
 
 # Generated pages ----------------------------------------------------------------------------------
@@ -131,10 +151,20 @@ def namespace_page(name: str) -> str:
     lines += [".. autosummary::", "   :nosignatures:", "", *(f"   {key}" for key in names), ""]
     titles = {"class": "Classes", "function": "Functions", "data": "Values"}
     for kind, keys in kinds.items():
-        if keys:
-            lines += [titles[kind], "-" * len(titles[kind]), ""]
-            lines += [line for key in keys for line in (f".. auto{kind}:: {key}", "")]
+        lines += [titles[kind], "-" * len(titles[kind]), ""] if keys else []
+        for key in keys:
+            lines += [f".. auto{kind}:: {key}", ""]
+            if inherits_forward(getattr(module, key)):
+                lines += ["   .. automethod:: forward", ""]
     return "\n".join(lines)
+
+
+def inherits_forward(value: Any) -> bool:
+    """Return whether a class is a module, and a class of this package defines its ``forward``."""
+    if not (isclass(value) and issubclass(value, nn.Module)) or issubclass(value, Layer):
+        return False
+    ours = value.forward.__module__.startswith(f"{pyg_dynbatch.__name__}.")
+    return ours and "forward" not in vars(value)
 
 
 # Examples -----------------------------------------------------------------------------------------
@@ -200,7 +230,8 @@ def draw_example(schedule: Schedule, path: Path) -> None:
     others = [f"{len(rows) - len(names)} others"] if len(rows) > len(names) else []
     operation = [names.index(n) if n in names else len(names) for n in stats.operations]
     figure, (axes,) = new_figure(1, 1, 7.6, 3.4)
-    title = f"{stats.examples:,} examples: {stats.rows:,} calls in {stats.steps:,} steps"
+    counts = (stats.examples, "example"), (stats.rows, "call"), (stats.steps, "step")
+    title = "{}: {} in {}".format(*(counted(number, noun) for number, noun in counts))
     draw_schedule(axes, [*names, *others], operation, list(stats.widths), title)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     save_figure(figure, path)
@@ -208,6 +239,8 @@ def draw_example(schedule: Schedule, path: Path) -> None:
 
 def picture_of(path: Path) -> str:
     """Return the generated picture of an example, or nothing."""
+    if path.stem == IN_PLAIN_TORCH:
+        return "/generated/batching.svg"
     found = sorted(GENERATED.glob(f"examples/{path.stem}.[ps][nv]g"))
     return f"/generated/examples/{found[0].name}" if found else ""
 
@@ -227,7 +260,6 @@ def gallery_page() -> str:
         for name, idea in ideas.items()
     ]
     pages = {
-        "Uses": [f"/cases/{path.stem}" for path in CASES],
         "Notebooks": [f"notebooks/{path.stem}" for path in NOTEBOOKS],
         "Examples": [f"examples/{name[:-3]}" for name in ideas],
     }
@@ -235,6 +267,7 @@ def gallery_page() -> str:
     for title, cards in sections.items():
         if cards:
             lines += [f"## {title}", "", "{.gallery}", *cards, ""]
+        if title in pages:
             lines += ["```{toctree}", ":hidden:", *pages[title], "```", ""]
     return "\n".join(lines)
 
@@ -289,6 +322,7 @@ def front_page(index: str) -> str:
     elsewhere = ("benchmarks", "architecture", "glossary")
     trees = {
         "Guides": [page for page in pages if page not in elsewhere],
+        "Uses": [f"cases/{path.stem}" for path in CASES],
         "Examples": ["generated/gallery"],
         "Measured": ["benchmarks", "generated/results"],
         "Reference": ["generated/api", "generated/configs", "glossary"],

@@ -33,7 +33,7 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 133
+MAX_FILES = 145
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 3_060,
@@ -45,10 +45,11 @@ MAX_LINES = {
     "training": 2_710,
     "trees": 4_290,
     "other files": 2_110,
-    "installed": 34_310,
+    "installed": 37_350,
     "benchmarks": 6_080,
 }
-MAX_CODE = 21_870
+MAX_CODE = 23_960
+MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
@@ -141,6 +142,8 @@ def test_sizes() -> None:
     } == {}
     assert found["installed"].files <= MAX_FILES
     assert found["installed"].code <= MAX_CODE
+    assert found["installed"].not_python <= MAX_LINES_OF_C
+    assert set(found) == set(MAX_LINES)
     assert {name: size.lines for name, size in found.items() if size.lines > MAX_LINES[name]} == {}
 
 
@@ -186,7 +189,22 @@ def test_sizes_are_counted_by_hand(tmp_path: Path) -> None:
     path.write_text(
         '"""Doc."""\n\n# Note.\nx = """\na"""\n\n\ndef f():\n    """Doc."""\n    return 1\n'
     )
-    assert size_of([path]) == Size(1, 10, 4, 2, 1, 10, 1)
+    assert size_of([path]) == Size(1, 10, 4, 2, 1, 10, 1, 0)
+
+
+def test_every_installed_file_is_counted(tmp_path: Path) -> None:
+    for name in ("one.py", "autobatch/two.py", "core/deep/three.py", "core/four.c", "new/five.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x = 1\n")
+    found = sizes(tmp_path)
+    counts = {name: (size.files, size.code, size.not_python) for name, size in found.items()}
+    del counts["benchmarks"]
+    assert counts.pop("installed") == (4, 4, 1)
+    slices = {"autobatch": (1, 1, 0), "core": (1, 1, 1), "new": (1, 1, 0), "other files": (1, 1, 0)}
+    assert counts == slices
+    installed = sizes()["installed"]
+    assert installed.files == len(SOURCES)
+    assert installed.lines == sum(len(path.read_text("utf-8").splitlines()) for path in SOURCES)
 
 
 def test_every_file_says_why_it_exists() -> None:

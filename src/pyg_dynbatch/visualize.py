@@ -42,6 +42,11 @@ def save_figure(figure: "Figure", path: str | Path) -> Path:
     return write_atomically(path, lambda file: figure.savefig(file, dpi=150, format=form))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as ``"1 step"`` or ``"2 steps"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def draw_schedule(
     axes: "Axes", names: Sequence[str], operation: Sequence[int], rows: Sequence[int], title: str
 ) -> "Axes":
@@ -53,8 +58,8 @@ def draw_schedule(
     for number, name in enumerate(names):
         steps = np.flatnonzero(kind == number)
         colour = SEQUENCE[number % len(SEQUENCE)]
-        number_of_steps = "1 step" if steps.size == 1 else f"{steps.size} steps"
-        label = f"{name} ({number_of_steps}, {height[steps].sum():,} rows)"
+        counts = f"{counted(steps.size, 'step')}, {counted(int(height[steps].sum()), 'row')}"
+        label = f"{name} ({counts})"
         axes.bar(steps, height[steps], width=0.9, color=colour, label=label)
     # There are a hundred times as many leaves as nodes near the root: a linear scale hides those.
     axes.set_yscale("symlog", linthresh=1)

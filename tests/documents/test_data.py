@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pyg_dynbatch.documents.data import read_documents
 from pyg_dynbatch.tasks import DocumentFileData
 from tests.blocks.harness import message
 
@@ -81,7 +82,8 @@ def test_classes_keep_their_kinds(tmp_path: Path) -> None:
         ('{"y": 1}\n\n{"y": 1, "x": NaN}', ["a.jsonl:3", "NaN"]),
         ('{"y": 1, "x": -1e999}', ["a.jsonl:1", "-1e999", "finite"]),
         ('{"y": 1, "x": ' + "9" * 5000 + "}", ["a.jsonl:1", "999", "1e+150"]),
-        ("[" * 9000 + "]" * 9000, ["a.jsonl:1", "recursion depth"]),
+        ("[" * 9000 + "]" * 9000, ["a.jsonl:1", "at most 4,000 levels of nesting"]),
+        ('{"y": 1}\n{"y": 2, "x": {"}": 3, "}": 4}}', ["a.jsonl:2", "the key '}' again"]),
         ("\n \n", ["no documents"]),
         ('{"y": 1}\n{"x": 1}', ["a.jsonl:2", "$.y", "no such key", "option label"]),
         ('{"y": 1}\n{"y": null}', ["a.jsonl:2", "$.y", "null"]),
@@ -101,6 +103,26 @@ def test_an_array_that_is_no_json_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('[{"y": 1},\n {"y": }]')
     assert "a.json:2:8" in message(ValueError, lambda: data(path).documents)
+
+
+def test_a_repeated_key_in_an_array_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"y": "}", "x": {}},\n {"y": 2,\n "x": [{"a\\"b": 1}],\n "y": 3}, {"y": 1}]')
+    text = message(ValueError, lambda: data(path).documents)
+    assert "a.json:4" in text and "the key 'y' again" in text
+
+
+def test_four_thousand_levels_are_parsed_wherever_the_reader_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"in": [' * 2000 + "1" + "]}" * 2000)
+
+    def nested(depth: int) -> Any:
+        return nested(depth - 1) if depth else next(read_documents(path))[1]
+
+    document, depth = nested(500), 0
+    while document != 1:
+        document, depth = document["in"][0], depth + 2
+    assert depth == 4000
 
 
 def test_a_file_that_is_too_small_is_refused(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Prog
     is_read = code >= 0
     is_read[start] = False
     code[is_read] += np.repeat(offset, sizes)[is_read]
-    position = np.flatnonzero(is_read)
+    position, size = np.flatnonzero(is_read), code.size
     outputs, examples = _outputs(traced, offset)
 
     tables = source.tables
@@ -99,11 +99,15 @@ def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Prog
         has = width > slot
         number[start[has] + slot] = first_value[has] + slot
     number[start] = number[leader]
+    read_value = number[code[position]]
+    output_values = {name: number[values] for name, values in outputs.items()}
+    # A fifth of the memory at its peak: an example can have millions of records.
+    del code, is_read, used, leader, number
     call_number = np.cumsum(is_call) - 1
     constants, num_inputs, place = _constants(source, traced, site)
     place[is_call] = call_number[is_call]
     slot_of = np.arange(int(width.sum())) - np.repeat(first_value, width)
-    segment_ids = np.repeat(np.arange(start.size), np.diff(start, append=code.size))[position]
+    segment_ids = np.repeat(np.arange(start.size), np.diff(start, append=size))[position]
     merged = Program(
         source.signatures,
         source.row_types,
@@ -115,13 +119,13 @@ def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Prog
         value_index=np.repeat(place, width),
         value_slot=slot_of,
         call_signature=tables["signature"][site[is_call]],
-        read_value=number[code[position]],
+        read_value=read_value,
         read_call=call_number[segment_ids],
         read_argument=number_arguments(
             position - start[segment_ids] - 1,
             *(tables[n][site[segment_ids]] for n in ("fixed", "ragged")),
         ),
-        outputs={name: number[values] for name, values in outputs.items()},
+        outputs=output_values,
         output_example=examples,
         num_examples=len(traced),
     )

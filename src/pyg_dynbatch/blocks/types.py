@@ -4,8 +4,10 @@ import threading
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import Signature, signature
 from itertools import repeat
 from numbers import Integral
+from types import MethodType
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -382,6 +384,11 @@ class _KeepsArguments(ABCMeta):
         made._is_complete = True
         propagate_types(made)
         return made
+
+    @property
+    def __signature__(cls) -> Signature:
+        """What ``help`` shows: the parameters of the constructor, not those of ``__call__``."""
+        return signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
 
 
 def call_text(made: Any) -> str:

@@ -1,9 +1,11 @@
 """Read files of JSON documents, and split and batch them."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 
 # Levels of nesting that the parser of Python can be trusted with: it calls itself in C.
 _MAX_LEVELS = 4000
+_STRING_OR_END = re.compile(r'"(?:[^"\\]|\\.)*"|\}')
 _LABELS = ("string", "number", "boolean")
 
 
@@ -42,19 +45,46 @@ def read_documents(path: str | Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(text: str, path: str, line: int) -> Any:
+    closed = 0
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal closed
+        closed += 1
+        if len(found := dict(pairs)) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise _Repeated(next(key for key in keys if keys.count(key) > 1))
+        return found
+
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, _MAX_LEVELS))
+    sys.setrecursionlimit(limit + _MAX_LEVELS)
     try:
-        return json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_number)
+        numbers: dict[str, Any] = {
+            "parse_constant": _number,
+            "parse_float": _number,
+            "parse_int": _number,
+        }
+        return json.loads(text, object_pairs_hook=unique, **numbers)
     except (ValueError, RecursionError) as error:
         got, where = str(error), f"{path}:{line}"
+        expected = "a JSON document per line, or an array of documents in a file named .json"
         if isinstance(error, json.JSONDecodeError):
             got, where = error.msg, f"{path}:{line + error.lineno - 1}:{error.colno}"
+        elif isinstance(error, RecursionError):
+            expected, got = f"at most {_MAX_LEVELS:,} levels of nesting", "more"
+        elif isinstance(error, _Repeated):
+            # The objects end in the order in which they were parsed.
+            expected, got = "each key once in an object", f"the key {got!r} again"
+            ends = (part.end() for part in _STRING_OR_END.finditer(text) if part[0] == "}")
+            end = next(islice(ends, closed - 1, None))
+            where = f"{path}:{line + text.count(chr(10), 0, end)}"
         what = f"{Path(path).name}: the document cannot be parsed"
-        expected = "a JSON document per line, or an array of documents in a file named .json"
         raise mismatch(ValueError, what, expected, got, where=where) from error
     finally:
         sys.setrecursionlimit(limit)
+
+
+class _Repeated(ValueError):
+    """A key occurs again in an object, of which Python would keep the last value only."""
 
 
 def _number(text: str) -> float | int:
@@ -92,8 +122,7 @@ def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch
 class DocumentFileData(SplitDataModule):
     r"""Your own file of JSON documents, and the key of the label to predict.
 
-    The schema is inferred from the training documents, without the label. Further options are
-    those of :class:`~pyg_dynbatch.training.SplitDataModule`.
+    The schema is inferred from the training documents, without the label.
 
     Args:
         file: One JSON document per line; or one array of documents, if the name is that of a
@@ -106,6 +135,7 @@ class DocumentFileData(SplitDataModule):
         test_share: Share of ``file`` for the test.
         split_seed: Seed of the draw.
         overrides: Choices by path, see :func:`~pyg_dynbatch.blocks.from_examples`.
+        **loading: Options of :class:`~pyg_dynbatch.training.SplitDataModule`.
 
     Example:
         >>> path = getfixture("tmp_path") / "all.jsonl"

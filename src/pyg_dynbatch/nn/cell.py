@@ -46,6 +46,11 @@ class RecursiveCell(nn.Module, ABC):
             ``weight_input`` and ``bias``; 0 to leave the inputs as they are.
         recurrent_dropout: Probability that :meth:`drop_candidate` drops an entry while training.
 
+    Shape:
+        - x: ``[row, in_channels]``; each child: a state, of one tensor ``[row, width]`` per entry
+          of ``state_channels``
+        - returns: a state
+
     Raises:
         ValueError: If a width or the arity is below 1, or the probability outside [0, 1).
     """

@@ -195,6 +195,10 @@ class GraphedTreeLSTM(RecursiveLayer):
         max_graphs: Maximum number of recorded runs; the least recently used one is dropped.
         recorder: Returns the recorder for a device; by default CUDA graphs on CUDA devices.
 
+    Shape:
+        - x: ``[node, in_channels]``; edge_index: ``[2, edge]``, from child to parent
+        - returns: ``[node, out_channels]``, in node order
+
     Reference:
         PyTorch, "CUDA semantics", section "CUDA Graphs": fixed addresses, warm-up on a side
         stream, one pool for graphs that are replayed one after another.

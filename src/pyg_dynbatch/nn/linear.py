@@ -30,6 +30,10 @@ class Linear(nn.Linear):
         out_features: Width of an output row.
         bias: Whether to add a bias.
 
+    Shape:
+        - input: ``[..., in_features]``
+        - returns: ``[..., out_features]``
+
     Example:
         >>> layer = Linear(3, 4)
         >>> layer(torch.ones(2, 3)).shape

@@ -267,16 +267,26 @@ def _input_rows(name: str, schedule: Schedule, x: Tensor, leaf_inverse: Tensor |
     return x.index_select(0, schedule.input_node)
 
 
-class _TreeLayer(RecursiveLayer):
-    """Layers that differ in the class of their cell."""
+class _NaryTreeLayer(RecursiveLayer):
+    """Layers with a fixed number of child slots, which differ in the class of their cell."""
 
-    cell_class: ClassVar[type[RecursiveCell]]
+    _cell_class: ClassVar[type[RecursiveCell]]
 
-    def __init__(self, *sizes: int, direction: str = "bottom_up", **cell_options: Any) -> None:
-        super().__init__(self.cell_class(*sizes, **cell_options), direction)
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        arity: int = 2,
+        *,
+        direction: str = "bottom_up",
+        **cell_options: Any,
+    ) -> None:
+        super().__init__(
+            self._cell_class(in_channels, out_channels, arity, **cell_options), direction
+        )
 
 
-class NaryTreeLSTM(_TreeLayer):
+class NaryTreeLSTM(_NaryTreeLayer):
     """Run an N-ary Tree-LSTM over trees with ordered children, some of which may be missing.
 
     Args:
@@ -285,6 +295,10 @@ class NaryTreeLSTM(_TreeLayer):
         arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: Of :class:`~pyg_dynbatch.nn.NaryTreeLSTMCell`.
+
+    Shape:
+        - x: ``[node, in_channels]``; edge_index: ``[2, edge]``, from child to parent
+        - returns: ``[node, out_channels]``, in node order
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 9-14.
@@ -297,10 +311,10 @@ class NaryTreeLSTM(_TreeLayer):
         torch.Size([3, 3])
     """
 
-    cell_class = NaryTreeLSTMCell
+    _cell_class = NaryTreeLSTMCell
 
 
-class ChildSumTreeLSTM(_TreeLayer):
+class ChildSumTreeLSTM(RecursiveLayer):
     """Run a child-sum Tree-LSTM over trees and graphs with any number of children.
 
     Args:
@@ -308,6 +322,10 @@ class ChildSumTreeLSTM(_TreeLayer):
         out_channels: Width of the hidden row.
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: Of :class:`~pyg_dynbatch.nn.ChildSumTreeLSTMCell`.
+
+    Shape:
+        - x: ``[node, in_channels]``; edge_index: ``[2, edge]``, from child to parent
+        - returns: ``[node, out_channels]``, in node order
 
     Reference:
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
@@ -318,7 +336,15 @@ class ChildSumTreeLSTM(_TreeLayer):
         torch.Size([4, 3])
     """
 
-    cell_class = ChildSumTreeLSTMCell
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        direction: str = "bottom_up",
+        **cell_options: Any,
+    ) -> None:
+        super().__init__(ChildSumTreeLSTMCell(in_channels, out_channels, **cell_options), direction)
 
     @classmethod
     def from_pytorch_tree_lstm(cls, state_dict: Mapping[str, Any]) -> "ChildSumTreeLSTM":
@@ -367,7 +393,7 @@ class ChildSumTreeLSTM(_TreeLayer):
         return layer
 
 
-class TreeGRU(_TreeLayer):
+class TreeGRU(_NaryTreeLayer):
     """Run a :class:`~pyg_dynbatch.nn.TreeGRUCell` over trees with ordered children.
 
     Args:
@@ -377,15 +403,19 @@ class TreeGRU(_TreeLayer):
         direction: ``"bottom_up"`` or ``"top_down"``.
         **cell_options: ``recurrent_dropout`` of the cell.
 
+    Shape:
+        - x: ``[node, in_channels]``; edge_index: ``[2, edge]``, from child to parent
+        - returns: ``[node, out_channels]``, in node order
+
     Example:
         >>> TreeGRU(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
 
-    cell_class = TreeGRUCell
+    _cell_class = TreeGRUCell
 
 
-class TreeRNN(_TreeLayer):
+class TreeRNN(_NaryTreeLayer):
     """Run a :class:`~pyg_dynbatch.nn.TreeRNNCell` over trees with ordered children.
 
     Args:
@@ -394,9 +424,18 @@ class TreeRNN(_TreeLayer):
         arity: Number of child slots; 2 by default.
         direction: ``"bottom_up"`` or ``"top_down"``.
 
+    Shape:
+        - x: ``[node, in_channels]``; edge_index: ``[2, edge]``, from child to parent
+        - returns: ``[node, out_channels]``, in node order
+
     Example:
         >>> TreeRNN(4, 3)(torch.randn(3, 4), torch.tensor([[0, 1], [2, 2]])).shape
         torch.Size([3, 3])
     """
 
-    cell_class = TreeRNNCell
+    _cell_class = TreeRNNCell
+
+    def __init__(
+        self, in_channels: int, out_channels: int, arity: int = 2, *, direction: str = "bottom_up"
+    ) -> None:
+        super().__init__(in_channels, out_channels, arity, direction=direction)

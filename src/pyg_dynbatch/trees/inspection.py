@@ -18,7 +18,7 @@ from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps
 from pyg_dynbatch.trees.sick import SICK
-from pyg_dynbatch.visualize import draw_schedule, new_figure, save_figure
+from pyg_dynbatch.visualize import counted, draw_schedule, new_figure, save_figure
 
 _TOKEN = TensorType((), torch.int64)
 _STATE = TensorType((1,))
@@ -79,7 +79,8 @@ def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
     figure, axes = new_figure(1, len(shown), 5.5, 3.8)
     for axis, (policy, each) in zip(axes, shown.items(), strict=True):
         operations = [names.index(name) for name in each.operations]
-        draw_schedule(axis, names, operations, list(each.widths), f"{policy}: {each.steps} steps")
+        title = f"{policy}: {counted(each.steps, 'step')}"
+        draw_schedule(axis, names, operations, list(each.widths), title)
     return save_figure(figure, path)
 
 
