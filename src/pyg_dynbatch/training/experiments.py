@@ -15,9 +15,9 @@ import yaml
 
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, existing, locked_folder, sha256_of
+from pyg_dynbatch.core.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.training.checkpoints import best_checkpoint
-from pyg_dynbatch.training.command import TaskCLI, find_config, prepare_process
+from pyg_dynbatch.training.command import TaskCLI, find_config, prepare_process, read_yaml
 from pyg_dynbatch.training.predictions import folder_of, write_table
 from pyg_dynbatch.training.report import panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
@@ -319,9 +319,7 @@ def run_tune(argv: list[str]) -> int:
 
 def read_space(path: str) -> dict[str, Any]:
     """Read a search space: a list of choices, or bounds, per option of ``fit``."""
-    space = yaml.safe_load(
-        existing(find_config(path), "a search space").read_text(encoding="utf-8")
-    )
+    space = read_yaml(find_config(path), "the search space", "options with choices")
     what, hint = "tune: the search space cannot be used", "model.init_args.hidden: [32, 64]"
     if not isinstance(space, dict) or not space:
         raise mismatch(ValueError, what, "options with choices", repr(space), where=path, hint=hint)
