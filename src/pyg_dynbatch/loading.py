@@ -460,7 +460,7 @@ class ResumableLoader(PyGDataLoader):
         if isinstance(source, NodeBudgetBatchSampler):
             return {**source.plan(), "batches_per_step": source.batches_per_step}
         order, endless = self._order(), isinstance(self.dataset, IterableDataset)
-        plan = {
+        plan: dict[str, Any] = {
             "sampler": type(order).__name__,
             "ranks": getattr(order, "num_replicas", 1),
             "shuffle": getattr(order, "shuffle", None),
@@ -470,7 +470,8 @@ class ResumableLoader(PyGDataLoader):
             "batches_per_step": 1,
         }
         if not endless:
-            plan["examples"] = len(getattr(order, "data_source", self.dataset))
+            source: Any = getattr(order, "data_source", self.dataset)
+            plan["examples"] = len(source)
         return {**plan, **(order.plan() if isinstance(order, EpochSampler) else {})}
 
     def _check_order(self) -> None:
