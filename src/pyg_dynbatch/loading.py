@@ -470,8 +470,8 @@ class ResumableLoader(PyGDataLoader):
             "batches_per_step": 1,
         }
         if not endless:
-            source: Any = getattr(order, "data_source", self.dataset)
-            plan["examples"] = len(source)
+            counted: Any = getattr(order, "data_source", self.dataset)
+            plan["examples"] = len(counted)
         return {**plan, **(order.plan() if isinstance(order, EpochSampler) else {})}
 
     def _check_order(self) -> None:
