@@ -288,7 +288,7 @@ class PlanningCollater(PyGCollater, ABC):
             what = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
             raise mismatch(ValueError, what, f"{self.needed} to be kept", exclude_keys)
 
-    def __call__(self, batch: Sequence[Any]) -> Any:
+    def __call__(self, batch: Sequence[Any] | Data) -> Any:
         """Merge a list of examples."""
         name, excluded, merged = type(self).__name__, self.exclude_keys or (), None
         if isinstance(batch, Data):

@@ -112,6 +112,7 @@ def test_every_example_is_seen_once_or_resuming_is_refused(kind, stop):
         assert sorted(taken + rest) == list(range(len(KINDS[kind]().dataset)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", QUICK)
 def test_a_state_never_fits_another_loader_that_skips_or_repeats_examples(kind):
     state, taken = stopped(kind, 1)
