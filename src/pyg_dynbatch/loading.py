@@ -1,6 +1,7 @@
 """Ragged columns, collaters that attach a plan to a batch, and loaders that can be resumed."""
 
 import copyreg
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.loader.dataloader import Collater as PyGCollater
@@ -286,9 +288,14 @@ class PlanningCollater(PyGCollater, ABC):
             what = f"{type(self).__name__}: exclude_keys holds what the plan is made from"
             raise mismatch(ValueError, what, f"{self.needed} to be kept", exclude_keys)
 
-    def __call__(self, batch: Sequence[Any]) -> Any:
+    def __call__(self, batch: Sequence[Any] | Data) -> Any:
         """Merge a list of examples."""
         name, excluded, merged = type(self).__name__, self.exclude_keys or (), None
+        if isinstance(batch, Data):
+            hint = "in a loader, batch_size=1 or more rather than None"
+            raise mismatch(
+                TypeError, f"{name}: got one example", "a list of examples", batch, hint=hint
+            )
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
         if not self.follow_batch:
@@ -390,6 +397,10 @@ class ResumableLoader(PyGDataLoader):
             expected = f"{len(dataset)} sizes, one per example"
             hint = "sizes=node_counts(dataset), or pair_counts(dataset) for molecules"
             raise mismatch(ValueError, what, expected, len(sizes), hint=hint)
+        if shuffle and isinstance(dataset, IterableDataset):
+            what = f"{name}: shuffle=True needs a data set whose examples have numbers"
+            hint = "shuffle in the data set, and leave out shuffle"
+            raise mismatch(ValueError, what, got=type(dataset).__name__, hint=hint)
         self.collater = collater
         self.seed = seed
         self.shuffle = shuffle
@@ -416,6 +427,8 @@ class ResumableLoader(PyGDataLoader):
                 continue
             self._taken["position"] = (number + 1) // each
             yield batch
+        if source is None:
+            self._taken["position"] = 0  # of the next epoch; the length may be unknown
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the epoch, and the number of its steps whose batches were all taken."""
@@ -428,25 +441,55 @@ class ResumableLoader(PyGDataLoader):
         """Let the next pass continue where the state was taken."""
         source = self._epoch_source()
         epoch, position = state["epoch"], state["position"] or 0
-        if isinstance(source, NodeBudgetBatchSampler):
+        if isinstance(source, NodeBudgetBatchSampler) and epoch is not None:
             source.load_state_dict(state)
         plan = self._plan()
         check_plan(plan, state, type(self).__name__)
-        if position >= state.get("steps", plan.get("steps", len(self))):
+        if position >= state.get("steps", plan["steps"]):
             epoch, position = None if epoch is None else epoch + 1, 0
+        if position:
+            self._check_order()
         if epoch is not None and source is not None:
             source.set_epoch(epoch)
         self._resume = epoch, position
+        self._taken = {"epoch": epoch, "position": position}  # of a state saved before any batch
 
     def _plan(self) -> dict[str, Any]:
-        """Return what decides the batches, as far as it is known."""
+        """Return what decides the batches."""
         source = self._epoch_source()
         if isinstance(source, NodeBudgetBatchSampler):
             return {**source.plan(), "batches_per_step": source.batches_per_step}
-        if isinstance(source, EpochSampler):
-            batches = {"batch_size": self.batch_size, "steps": len(self), "batches_per_step": 1}
-            return {**source.plan(), **batches}
-        return {}
+        order, endless = self._order(), isinstance(self.dataset, IterableDataset)
+        plan: dict[str, Any] = {
+            "sampler": type(order).__name__,
+            "ranks": getattr(order, "num_replicas", 1),
+            "shuffle": getattr(order, "shuffle", None),
+            "batch_size": getattr(self.batch_sampler, "batch_size", None),
+            "drop_last": getattr(self.batch_sampler, "drop_last", None),
+            "steps": math.inf if endless else len(self),
+            "batches_per_step": 1,
+        }
+        if not endless:
+            counted: Any = getattr(order, "data_source", self.dataset)
+            plan["examples"] = len(counted)
+        return {**plan, **(order.plan() if isinstance(order, EpochSampler) else {})}
+
+    def _check_order(self) -> None:
+        """Raise an error if the examples may be in a different order in another process."""
+        order = self._order()
+        if type(order) is SequentialSampler or order is self._epoch_source() is not None:
+            return
+        endless = isinstance(self.dataset, IterableDataset)
+        name = f"{type(self).__name__}: cannot resume in the middle of an epoch"
+        what = f"{name}, the order of the examples is not known to repeat"
+        expected = "shuffle=True with a seed, no sampler, or a sampler with epoch and set_epoch"
+        got = type(self.dataset if endless else order).__name__
+        raise mismatch(ValueError, what, expected, got, hint="resume at the end of an epoch")
+
+    def _order(self) -> Any:
+        """Return the sampler that decides the order of the examples."""
+        batches = self.batch_sampler
+        return batches.sampler if type(batches) is BatchSampler else batches
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out worker processes, and copy the state of the generator."""

@@ -233,7 +233,7 @@ _ALWAYS = {
     "examples": "use the data set the run was started with",
     "sizes": "use the data set the run was started with, with the examples in the same order",
 }
-_WITHIN_AN_EPOCH = ("batch_size", "max_nodes", "shuffle", "drop_last")
+_WITHIN_AN_EPOCH = ("batch_size", "max_nodes", "shuffle", "drop_last", "ranks", "sampler")
 
 
 def check_plan(own: Mapping[str, Any], state: Mapping[str, Any], name: str) -> None:

@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
-from types import ModuleType
+from threading import Thread, Timer
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,6 +22,7 @@ import torch
 
 from pyg_dynbatch.bulk import featurize, predict
 from pyg_dynbatch.datasets import FeaturizeOptions
+from pyg_dynbatch.molecules import on_dask, on_ray
 from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.training.helpers import OLD_NAME
@@ -233,6 +234,46 @@ def test_the_scripts_of_the_guide_run(
     (row,) = [row for row in rows_of(tmp_path / "repeated.csv") if row["metric"] == "accuracy"]
     assert row["runs"] == "3" and row["run_1"] and row["run_2"] and row["run_3"]
     assert re.search(r"best of [34] trials: val/accuracy", printed)
+
+
+@pytest.mark.long
+def test_a_dask_cluster_without_workers_is_waited_for_but_not_forever(
+    dask: Any, smiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    from dask.distributed import Client, LocalCluster
+
+    monkeypatch.setattr(on_dask, "PATIENCE", 2.0)
+    options = {"shards": 2, "options": SMALL_BLOCKS}
+    none = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": ":0"}
+    with LocalCluster(**none, silence_logs=logging.CRITICAL) as cluster, Client(cluster) as client:
+        later = Timer(3.0, cluster.scale, [1])
+        later.start()
+        assert len(featurize(smiles, tmp_path / "one", client=client, **options)) == 2_970
+        said = capsys.readouterr().err
+        assert said.count("Dask: the cluster has no workers; waiting for the first one") == 1
+        # As after a death while it starts: the nanny does not start it again.
+        later = Timer(0.1, cluster.scale, [0])
+        later.start()
+        with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
+            featurize(many(tmp_path), tmp_path / "two", client=client, **options)
+
+
+def many(folder: Path) -> Path:
+    """Write molecules that take longer than a cluster takes to stop."""
+    path = folder / "many.smi"
+    path.write_text("CCOCCN(C)CCCCCCCCO\n" * 60_000, encoding="utf-8")
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "CPU"), ("cuda", "GPU")])
+def test_a_ray_cluster_without_what_the_shards_need_is_refused(device: str, kind: str) -> None:
+    pytest.importorskip("ray.data", reason="Ray is not installed")
+    empty = SimpleNamespace(cluster_resources=lambda: {"memory": 1.0})
+    jobs = [SimpleNamespace(device=device)] + [SimpleNamespace()] * (device == "cpu")
+    for job in jobs:
+        with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
+            on_ray.run_on_ray(job, [0], empty)
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)

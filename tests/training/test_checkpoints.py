@@ -87,7 +87,7 @@ def test_last_checkpoint_is_of_the_last_epoch_and_truncated_ones_are_refused(
         with pytest.raises(ValueError, match="not a checkpoint, or is truncated") as caught:
             read_checkpoint(tmp_path / name)
         assert f"where:    {tmp_path / name}" in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="the checkpoint is missing"):
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
         read_checkpoint(tmp_path / "none.ckpt")
 
 

@@ -131,7 +131,7 @@ def test_no_members_and_missing_members(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
     with pytest.raises(ValueError, match="AveragedNetwork: no networks"):
         ensemble_of(task(data), [])
-    with pytest.raises(FileNotFoundError, match="the checkpoint is missing"):
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
         ensemble_of(task(data), [tmp_path / "none.ckpt"])
 
 

@@ -91,8 +91,8 @@ def _blamed_on_the_folder(path: Path) -> Iterator[None]:
     """Add the file and its folder to an OSError."""
     try:
         yield
-    except ConnectionError:  # the content could not be fetched; the folder is not to blame
-        raise
+    except (BlockingIOError, ConnectionError):
+        raise  # in use, or the content could not be fetched: the folder is not to blame
     except OSError as error:
         what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
         got = f"{type(error).__name__}: {error.strerror or error}"
@@ -112,7 +112,9 @@ class _WatchedFile(io.FileIO):
         super().__init__(temporary, "r+")
         try:
             if not _locked(self, str(temporary)):
-                raise OSError("another process is writing it")
+                what, wanted = f"{path.name}: the file is in use", "one process that writes it"
+                got, hint = "another process, which has not finished", "wait, or use another file"
+                raise mismatch(BlockingIOError, what, wanted, got, where=path.parent, hint=hint)
             if os.fstat(self.fileno()).st_size < resume_at:
                 raise OSError("the unfinished file is shorter than noted")
             self.truncate(resume_at)
@@ -182,11 +184,18 @@ def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
 
 
 def existing(path: str | Path, what: str) -> Path:
-    """Return the path of a file, or raise if it does not exist."""
+    """Return the path of a file, or raise if it does not exist or cannot be read."""
     path = Path(path)
-    if not path.is_file():
-        raise mismatch(FileNotFoundError, f"{path.name}: there is no such file", what, where=path)
-    return path
+    try:
+        if path.is_file():
+            path.open("rb").close()
+            return path
+    except OSError as error:
+        found, got = f"{path.name}: the file cannot be read", error.strerror or error
+        raise mismatch(type(error), found, what, got, where=path) from error
+    got = "a folder" if path.is_dir() else ""
+    found = f"{path.name}: there is no such file"
+    raise mismatch(FileNotFoundError, found, what, got, where=path)
 
 
 class Lines:
@@ -273,7 +282,7 @@ def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
 
 def sha256_of(path: str | Path) -> str:
     """Compute the checksum of a file."""
-    with Path(path).open("rb") as handle:
+    with existing(path, "a file").open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

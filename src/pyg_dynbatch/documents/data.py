@@ -281,6 +281,11 @@ class DocumentFileData(SplitDataModule):
         """Count the records of every document."""
         return [example.starts.size for example, _ in self.dataset(split)]
 
+    def contents(self, split: SplitName) -> list[np.ndarray]:
+        """Return the documents, without their places in the file."""
+        text = json.dumps([document for _, document in self.documents[split]])
+        return [np.frombuffer(text.encode(), np.uint8)]
+
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> ResumableLoader:
         """Create a loader of traced documents."""
         given = {"shuffle": False, "seed": None, **options}

@@ -1,13 +1,17 @@
 """Run the shards of a job on a Dask cluster, as one task each."""
 
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from socket import gethostname
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 from pyg_dynbatch.core.errors import mismatch
 
+PATIENCE = 300.0  # seconds without any worker, after there was one
 RETRIES = 1  # after an error; shared folders fail now and then
 
 
@@ -26,4 +30,28 @@ def run_on_dask(job: Any, shards: Sequence[Any], client: Any) -> None:
         raise mismatch(ValueError, what, "num_workers=0", "more", hint=hint)
     # Unique, since Dask does not run a task again whose result it has; progress is shown by shard.
     keys = [f"{shard.folder}-{uuid4().hex}" for shard in shards]
-    client.gather(client.map(partial(_run, job), shards, key=keys, retries=RETRIES))
+    futures = client.map(partial(_run, job), shards, key=keys, retries=RETRIES)
+    _wait_for(futures, client)
+    client.gather(futures)
+
+
+def _wait_for(futures: Sequence[Any], client: Any) -> None:
+    """Return when all tasks are done or one has failed; raise if all workers are gone for long.
+
+    A worker that dies while it starts is not started again, and Dask waits forever for another.
+    """
+    from distributed import wait
+
+    if not client.nthreads():
+        print("Dask: the cluster has no workers; waiting for the first one", file=sys.stderr)
+    last: float | None = None  # when there was a worker
+    while {future.status for future in futures} in ({"pending"}, {"pending", "finished"}):
+        if client.nthreads():
+            last = monotonic()
+        elif last is not None and monotonic() - last > PATIENCE:
+            client.cancel(futures)
+            what, got = "Dask: the cluster has lost all of its workers", f"none for {PATIENCE:g} s"
+            hint = "start workers and repeat the call, which continues after the saved blocks"
+            raise mismatch(TimeoutError, what, "at least one worker", got, hint=hint)
+        with suppress(TimeoutError):
+            wait(futures, timeout=1)

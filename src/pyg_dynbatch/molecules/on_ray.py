@@ -32,8 +32,11 @@ def run_on_ray(job: Any, shards: Any, ray: Any) -> None:
     # Numbers need no pickling. In memory: tasks that read them would wait for the actors' CPUs.
     items = from_items(list(range(len(shards))), override_num_blocks=len(shards))
     gpus = int("cuda" in getattr(job, "device", "cpu"))
-    if not (found := int(ray.cluster_resources().get("GPU" if gpus else "CPU", 0))):
-        raise mismatch(ValueError, "Ray: no GPU in the cluster for this device", got=job.device)
+    kind, resources = "GPU" if gpus else "CPU", ray.cluster_resources()
+    if not (found := int(resources.get(kind, 0))):
+        hint = 'a GPU, or device="cpu"' if gpus else "ray.init(num_cpus=…) with at least 1"
+        what, got = f"Ray: the cluster has no {kind} for the shards", f"{kind} {found}"
+        raise mismatch(ValueError, what, f"at least one {kind}", got, hint=hint)
     pool = ActorPoolStrategy(size=min(len(shards), found), max_tasks_in_flight_per_actor=1)
     given: dict[str, Any] = {"fn_constructor_args": [job, shards], "num_gpus": gpus}
     for row in items.map_batches(_Worker, batch_size=1, compute=pool, **given).iter_rows():

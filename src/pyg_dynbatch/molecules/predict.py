@@ -470,7 +470,8 @@ class PredictionFiles:
         new.replace(self.note)
 
     def _remove_note(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A run that is killed can continue; one that has failed would fail again.
-        if kind is None or issubclass(kind, Exception):
+        # A run that is killed can continue; one that has failed would fail again. If another
+        # process writes the files, the note belongs to that one.
+        if kind is None or issubclass(kind, Exception) and kind is not BlockingIOError:
             self.note.unlink(missing_ok=True)
             self.note.with_suffix(".new").unlink(missing_ok=True)

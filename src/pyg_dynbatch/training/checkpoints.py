@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file
+from pyg_dynbatch.core.files import atomic_file, existing
 
 
 class RandomState(Callback):
@@ -134,9 +134,7 @@ def best_checkpoint(trainer: pl.Trainer) -> Any:
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU without running code from it."""
-    if not Path(path).is_file():
-        what = "the checkpoint is missing"
-        raise mismatch(FileNotFoundError, what, "a file written by fit", path)
+    existing(path, "a checkpoint, which fit writes")
     # torch writes zip archives, whose table of contents is at the end.
     if not zipfile.is_zipfile(path):
         raise _not_a_checkpoint(path, f"{Path(path).stat().st_size:,} bytes of something else")

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.training.checkpoints import (
     CONFIG,
@@ -146,6 +147,18 @@ def with_packaged_configs(argv: Sequence[str]) -> list[str]:
     return words
 
 
+def read_yaml(path: str | Path, name: str, wanted: str) -> Any:
+    """Read a YAML file, or raise an error that says where it is wrong."""
+    try:
+        return yaml.safe_load(existing(path, wanted).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        got = getattr(error, "problem", None) or "text that is not UTF-8"
+        where = f"{path}:{mark.line + 1}" if mark else path
+        what = f"{name} is not valid YAML"
+        raise mismatch(ValueError, what, wanted, got, where=where) from error
+
+
 def check_config_file(path: str | Path) -> None:
     """Detect what jsonargparse reports poorly: empty files, invalid YAML, mistyped class keys."""
     wanted = "settings such as 'trainer:', 'model:' and 'data:'"
@@ -153,14 +166,7 @@ def check_config_file(path: str | Path) -> None:
         packaged = [name for name in packaged_configs() if "/" not in name]
         expected = f"a YAML file, or one of the package: {', '.join(packaged)}"
         raise mismatch(FileNotFoundError, "the configuration is missing", expected, path)
-    try:
-        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        got = getattr(error, "problem", None) or "text that is not UTF-8"
-        where = f"{path}:{mark.line + 1}" if mark else path
-        what = "the configuration is not valid YAML"
-        raise mismatch(ValueError, what, wanted, got, where=where) from error
+    settings = read_yaml(path, "the configuration", wanted)
     if not isinstance(settings, dict):
         got = "an empty file" if settings is None else f"a {type(settings).__name__}"
         what = "the configuration holds no settings"

@@ -1,11 +1,14 @@
 """Base of all data modules: three splits, their loaders, one seed for all ranks."""
 
+import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.trainer.states import TrainerFn
@@ -148,18 +151,31 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a hash of the sizes of the training split, which `batch_size` hides from plans."""
-        return {"train_sizes": digest_of_sizes(self.sizes("train"))}
+        """Return a hash of the training split, so that no run goes on with different data."""
+        return {"train_digest": self._train_digest}
+
+    @cached_property
+    def _train_digest(self) -> str:
+        digest = hashlib.sha256(digest_of_sizes(self.sizes("train")).encode())
+        for part in self.contents("train"):
+            digest.update(part.tobytes())
+        return digest.hexdigest()[:16]
+
+    def contents(self, split: SplitName) -> Iterable[np.ndarray]:
+        """Return what a resumed run may not have changed in a split, besides its sizes."""
+        return ()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if training would continue with different data."""
         if self.trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return
-        sizes = self.sizes("train")
-        own = digest_of_sizes(sizes)
-        if (noted := state_dict.get("train_sizes", own)) != own:
+        own = self._train_digest
+        if (noted := state_dict.get("train_digest", own)) != own:
             what = f"{type(self).__name__}: cannot resume, the training data have changed"
-            expected, got = f"sizes with hash {noted}", f"{own} ({len(sizes):,} examples)"
+            expected, got = (
+                f"data with hash {noted}",
+                f"{own} ({len(self.sizes('train')):,} examples)",
+            )
             hint = "the data the run was started with, in the same order"
             raise mismatch(ValueError, what, expected, got, hint=hint)
 

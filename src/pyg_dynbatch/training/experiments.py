@@ -15,9 +15,9 @@ import yaml
 
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, existing, locked_folder
+from pyg_dynbatch.core.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.training.checkpoints import best_checkpoint
-from pyg_dynbatch.training.command import TaskCLI, find_config, prepare_process
+from pyg_dynbatch.training.command import TaskCLI, find_config, prepare_process, read_yaml
 from pyg_dynbatch.training.predictions import folder_of, write_table
 from pyg_dynbatch.training.report import panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
@@ -78,9 +78,8 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) 
     models = {"network": partial(_run, TaskCLI, "fit")}
     for name, cli in baselines.items() if own.baselines else ():
         models[name] = partial(_run, cli, "test")
-    settings = _digest([config, [*models]])
-    given = (settings, len(variants))
     for number, words in enumerate(variants):
+        given = (_digest(config, [*models]), len(variants))
         with _claimed(own.output, *given, number) as state:
             print(f"run {number + 1} of {len(variants)}: {state or ' '.join(words)}")
             if state:
@@ -165,8 +164,25 @@ def _folder(done: TaskCLI) -> Path:
     return folder
 
 
-def _digest(facts: Any) -> str:
+def _digest(config: Mapping[str, Any], more: Any) -> str:
+    """Hash the settings of all runs, and the content of the files that they name."""
+    given = [config["data"].get("init_args"), config["model"].get("init_args")]
+    facts = [config, more, *((str(path), sha256_of(path)) for path in _files(given))]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _files(options: Any, name: str = "") -> Iterator[Path]:
+    """Yield the files of options, and those of folders of raw data; not those that runs write."""
+    if isinstance(options, Mapping):
+        for key, value in options.items():
+            yield from _files(value, str(key))
+    elif isinstance(options, list):
+        for value in options:
+            yield from _files(value, name)
+    elif isinstance(options, str) and name != "cache":
+        path = Path(options)
+        inside = sorted(path.rglob("*")) if name.endswith("_dir") else [path]
+        yield from (each for each in inside if each.is_file())
 
 
 def write_repeated(path: Path, runs: Runs, settings: str) -> None:
@@ -189,7 +205,8 @@ def read_repeated(path: Path, settings: str, count: int) -> Runs:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row.get("settings") != settings:
-                what, hint = "repeat: the table was made with other settings", "another --output"
+                what = "repeat: the table was made with other settings or other data"
+                hint = "another --output"
                 raise mismatch(
                     ValueError, what, settings, row.get("settings"), where=path, hint=hint
                 )
@@ -268,6 +285,7 @@ def run_tune(argv: list[str]) -> int:
         study, optuna = _open_study(own.study, config, space)
 
     def objective(trial: Any) -> float:
+        check_study(study, _digest(config, space), own.study)  # the data may have changed since
         # Not a seed per process: several that begin together would choose the same.
         study.sampler = optuna.samplers.TPESampler(seed=config["seed_everything"] + trial.number)
         words = [word for name in space for word in (f"--{name}", _suggested(trial, name, space))]
@@ -300,9 +318,7 @@ def run_tune(argv: list[str]) -> int:
 
 def read_space(path: str) -> dict[str, Any]:
     """Read a search space: a list of choices, or bounds, per option of ``fit``."""
-    space = yaml.safe_load(
-        existing(find_config(path), "a search space").read_text(encoding="utf-8")
-    )
+    space = read_yaml(find_config(path), "the search space", "options with choices")
     what, hint = "tune: the search space cannot be used", "model.init_args.hidden: [32, 64]"
     if not isinstance(space, dict) or not space:
         raise mismatch(ValueError, what, "options with choices", repr(space), where=path, hint=hint)
@@ -343,10 +359,14 @@ def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) 
     study = optuna.create_study(
         storage=storage, study_name="tune", direction=mode, load_if_exists=True
     )
-    digest = _digest([config, space])
+    check_study(study, _digest(config, space), path)
+    return study, optuna
+
+
+def check_study(study: Any, digest: str, path: str) -> None:
+    """Raise an error if a study has other settings; set those of a new one."""
     if (noted := study.user_attrs.get("settings", digest)) != digest:
-        what = "tune: the study was made with other settings or another space"
+        what = "tune: the study was made with other settings, another space or other data"
         hint = "--study NEW_FILE"
         raise mismatch(ValueError, what, noted, digest, where=path, hint=hint)
     study.set_user_attr("settings", digest)
-    return study, optuna

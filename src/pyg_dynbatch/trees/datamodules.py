@@ -6,9 +6,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
@@ -136,6 +137,11 @@ class TreeDataModule(SplitDataModule):
     def sizes(self, split: SplitName) -> list[int]:
         """Count the nodes of every tree."""
         return self.dataset(split).node_counts
+
+    def contents(self, split: SplitName) -> list[np.ndarray]:
+        """Return the edges, tokens and targets of all trees."""
+        fields = self.dataset(split)._data.to_dict()
+        return [each.numpy() for _, each in sorted(fields.items()) if isinstance(each, Tensor)]
 
     def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
         """Create a loader whose batches carry their schedule."""
