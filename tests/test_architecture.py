@@ -33,22 +33,22 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 145
+MAX_FILES = 149
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 3_060,
-    "blocks": 6_170,
-    "core": 4_770,
-    "documents": 600,
-    "molecules": 8_670,
-    "nn": 5_020,
-    "training": 2_710,
-    "trees": 4_290,
-    "other files": 2_110,
-    "installed": 37_350,
+    "autobatch": 3_600,
+    "blocks": 6_420,
+    "core": 5_530,
+    "documents": 640,
+    "molecules": 8_730,
+    "nn": 5_180,
+    "training": 2_860,
+    "trees": 4_310,
+    "other files": 2_160,
+    "installed": 39_400,
     "benchmarks": 6_080,
 }
-MAX_CODE = 23_960
+MAX_CODE = 25_400
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
