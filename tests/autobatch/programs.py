@@ -103,6 +103,18 @@ class Cell(nn.Module):
         return torch.tanh(a), b.sigmoid() * left[1] + right[1]
 
 
+class Gated(nn.Module):
+    """Mixes what it is given along its first axis, behind a gate that is zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.scale = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.full((1,), 1e-5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.gate * x.softmax(0) + self.scale * x.flip(0)
+        return x * (10 / x.norm()).clamp(max=1) if self.training else x
+
+
 class Random(nn.Module):
     """Draws its calls from the seed of the example.
 
@@ -120,6 +132,11 @@ class Random(nn.Module):
             nn.Bilinear(WIDTH, WIDTH, WIDTH),
             nn.Parameter(torch.randn(WIDTH, WIDTH)),
         )
+        self.gated, self.prelu, self.rms = Gated(), nn.PReLU(WIDTH), nn.RMSNorm(WIDTH)
+        self.groups, self.instances = nn.GroupNorm(1, WIDTH), nn.InstanceNorm1d(WIDTH, affine=True)
+        self.lstm, self.rnn = nn.LSTM(WIDTH, WIDTH), nn.GRU(WIDTH, WIDTH, bidirectional=True)
+        self.attention = nn.MultiheadAttention(WIDTH, 1)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
 
     def forward(self, example: Example) -> Any:
         draw, peek = random.Random(example.seed), random.Random(example.seed + 1)
@@ -146,6 +163,10 @@ class Random(nn.Module):
             example.length,
         )
 
+    def attend(self, x: Any) -> Any:
+        rows = torch.stack([x, -x])
+        return self.attention(rows, rows, rows, need_weights=False)[0][0]
+
     def call(self, draw: random.Random, known: list[list[Any]]) -> Any:
         kind = draw.random()
         vector = lambda: draw.choice(known[1])  # noqa: E731
@@ -166,6 +187,13 @@ class Random(nn.Module):
             lambda: self.cell((vector(), vector()), (vector(), vector()))[draw.randrange(2)],
             lambda: self.pair(vector(), vector()), lambda: F.linear(vector(), self.weight),
             lambda: self.gru(vector(), vector()),
+            lambda: self.gated(vector()), lambda: self.gated(draw.choice(known[2])),
+            lambda: self.prelu(draw.choice(known[2])), lambda: self.rms(vector()),
+            lambda: self.groups(vector()[None])[0], lambda: self.instances(draw.choice(known[2])),
+            lambda: self.lstm(torch.stack([vector() for _ in range(draw.randrange(1, 4))]))[0][-1],
+            lambda: self.rnn(draw.choice(known[2]))[0].sum(0)[:WIDTH],
+            lambda: self.attend(vector()),
+            lambda: self.normed(vector()),
         ]  # fmt: skip
         return draw.choice(modules)()
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch
@@ -83,7 +83,7 @@ def examine(
         leaves, spec = tree_flatten(results[0])
         _check_results(results, device, name, where)
         _check_state(call, rows, None if random else results[0], name, where)
-        way, form = _form(given, rows, random, name, where)
+        way, form = _form(given, rows, results, random, name, where)
     types = [TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
     random |= row_law.draws_random_numbers(module)
     return Examined(form, way, types, spec, random)
@@ -151,6 +151,18 @@ def _check_results(results: list[Any], device: torch.device, name: str, where: s
         raise mismatch(ValueError, what, "one shape for all rows", where=where, hint=hint)
 
 
+def _mapped(call: Form, result: Any) -> Form:
+    """Return a call under ``torch.vmap``, which takes functions that return tensors alone."""
+    leaves, spec = tree_flatten(result)
+
+    def form(*rows: Tensor) -> Any:
+        flat = torch.vmap(lambda *row: tuple(row_law.flat(call)(row)), randomness="different")
+        made = iter(flat(*rows))
+        return tree_unflatten([next(made) if isinstance(x, Tensor) else x for x in leaves], spec)
+
+    return form
+
+
 def _takes_batches(call: Any, rows: list[Tensor]) -> bool:
     """Return whether a few draws decide a call: an operator, or one that works on batches."""
     if isinstance(call.target, nn.Module):
@@ -165,7 +177,7 @@ def _takes_batches(call: Any, rows: list[Tensor]) -> bool:
 
 
 def _form(
-    given: Candidate, rows: list[Tensor], random: bool, name: str, where: str
+    given: Candidate, rows: list[Tensor], results: list[Any], random: bool, name: str, where: str
 ) -> tuple[str, Form]:
     call, device = given.call, rows[0].device
     operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in rows]
@@ -184,13 +196,10 @@ def _form(
         verdict = equal(fresh, fresh)
     if verdict:
         return "direct", call
-
-    def by_vmap(*rows: Tensor) -> Any:
-        return torch.vmap(call, randomness="different")(*rows)
-
+    by_vmap, copied = (_mapped(each, results[0]) for each in (call, given.copied))
     reason: Any = "results that differ from row by row"
     try:
-        found = torch.vmap(given.copied, randomness="different")(*rows)
+        found = copied(*rows)
         agrees = all(
             row_law.agree(
                 tree_map_only(Tensor, itemgetter(n), found),
