@@ -26,8 +26,6 @@ State = tuple[Tensor, Tensor]
 class DropoutTreeLSTM(nn.Module):
     """Return the input of the classifier, and the state for the parent."""
 
-    random = True  # equal leaves differ, since dropout draws a mask for each call
-
     def __init__(self, width_in: int, width: int, keep: float) -> None:
         super().__init__()
         self.gates, self.drop = nn.Linear(width_in + 2 * width, 5 * width), 1 - keep

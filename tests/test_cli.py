@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -421,8 +422,10 @@ def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> 
     alone = ["predict", "--checkpoint", best, "--input"]
     more = ["--nodes", "n.csv", "--batch-size", "3"]
     assert run(*alone, "test.txt", "--output", "o.csv", *more) == 0
-    assert Path("o.csv").read_text() == (written / "predictions.csv").read_text()
-    assert Path("n.csv").read_text() == (written / "nodes.csv").read_text()
+    for mine, other in (("o.csv", "predictions.csv"), ("n.csv", "nodes.csv")):
+        # Batches of other sizes round differently.
+        tables = [np.genfromtxt(p, delimiter=",") for p in (mine, written / other)]
+        np.testing.assert_allclose(*tables, rtol=1e-5)
 
     Path("new.txt").write_text("((good) (never-seen))\n", encoding="utf-8")
     capsys.readouterr()
@@ -433,7 +436,10 @@ def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> 
     assert header.endswith("probability_4,target")
     assert row.endswith(",")
     assert run("predict", "--checkpoint", best, best, "--input", "new.txt") == 0
-    assert capsys.readouterr().out.splitlines() == [header, row]
+    first, mean = capsys.readouterr().out.splitlines()
+    assert first == header
+    values = [[float(cell) for cell in line[:-1].split(",")] for line in (mean, row)]
+    assert values[0] == pytest.approx(values[1])
     for options, said in (
         (["--output", "new.txt"], "an output is also an input"),
         (["--fingerprints", "f.npy"], "unrecognized arguments: --fingerprints"),

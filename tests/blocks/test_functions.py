@@ -127,6 +127,13 @@ def test_segment() -> None:
     assert "tf_fn cannot be called" in message(TypeError, td.Segment, 3)
 
 
+class Declared(nn.Module):
+    random = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5).softmax(0)
+
+
 def mixing(function: Any) -> Any:
     return td.Vector(3) >> td.Function(function)
 
@@ -140,6 +147,8 @@ def mixing(function: Any) -> Any:
         (lambda x: x.flip(0), "mixes the rows"),
         (lambda x: x + 1e-9 * x.sum(0), "mixes the rows"),
         (lambda x: x * (5 / x.norm()).clamp(max=1), "mixes the rows"),
+        (lambda x: (nn.functional.gumbel_softmax(x) * 0 + x).softmax(0), "mixes the rows"),
+        (Declared(), "mixes the rows"),
         (lambda x: x if x.sum() > 1e4 else x.relu(), "reads values"),
         (lambda x: torch.stack([x[0] for _ in x]), "mixes the rows"),
         (torch.nn.utils.spectral_norm(nn.Linear(3, 3)), "changes its state"),

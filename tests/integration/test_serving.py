@@ -249,7 +249,7 @@ def test_a_wrong_checkpoint_is_named_before_listening(tmp_path: Path, tree_file:
     torch.save({**contents, "pyg_dynbatch_task": "TreeRelatedness"}, unknown)
     torch.save({**contents, "state_dict": {}}, broken)
     said = {
-        (tmp_path / "none.ckpt",): "the checkpoint is missing",
+        (tmp_path / "none.ckpt",): "there is no such file",
         (other,): "is not a checkpoint, or is truncated",
         (text,): "is not a checkpoint, or is truncated",
         (unknown,): "got: 'TreeRelatedness'",

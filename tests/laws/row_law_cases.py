@@ -107,6 +107,13 @@ def clipped(m: Any, x: Tensor) -> Tensor:
     return y
 
 
+def gumbel_then_mean(m: Any, x: Tensor) -> Tensor:
+    if m.training:
+        x = x + 0 * F.gumbel_softmax(x, dim=-1)
+        x = x - x.mean(0)
+    return StraightThrough.apply(x) + x
+
+
 def filled(_: Any, x: Tensor) -> Tensor:
     out = torch.zeros(3, dtype=x.dtype)
     out[0] = x.sum()
@@ -143,6 +150,10 @@ WRONG: dict[str, Case] = {
                           ((3,),), False, True),
     "old spectral norm": Case(lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
                               ((3,),), False, True),
+    "random, then mixing in training": of(gumbel_then_mean, direct=False),
+    "dropout of features": of(lambda m, x: F.dropout1d(x, 0.5), direct=False),
+    "largest norm": Case(lambda: nn.Embedding(5, 3, max_norm=0.1), (torch.tensor(1),),
+                         False, True),
     "running mean": Case(lambda: EMA(True), ((3,),), False, True),
     "running mean by assignment": Case(lambda: EMA(False), ((3,),), False, True),
     "BatchNorm in training": Case(lambda: nn.BatchNorm1d(3), ((2, 3),), False, True),

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from tests.laws.row_law_cases import CASES, MIXES, RIGHT, Case, examples
 
-RANDOM = {"one mask for all", "dropout", "noise"}
+RANDOM = {"one mask for all", "dropout", "noise", "dropout of features"}
 
 
 class Root(nn.Module):

@@ -1,7 +1,8 @@
 """Choose how a call that is written for one example is run on stacked rows.
 
-The first of three forms that obeys the row law (:mod:`pyg_dynbatch.core.row_law`) is used: a known
-batched form (:mod:`operations`), the call itself, ``torch.vmap``, which is right by definition.
+The first of four forms that obeys the row law (:mod:`pyg_dynbatch.core.row_law`) is used: a known
+batched form (:mod:`operations`), the call itself, the call with parameters among its arguments
+repeated for each row, ``torch.vmap``, which is right by definition.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_law import ChangesArgument, ChangesState, Operand, ReadsValue
 from pyg_dynbatch.core.types import TensorType
 
@@ -27,7 +29,7 @@ class Examined(NamedTuple):
 
     Args:
         form: Takes the stacked rows; returns the result of the call, with a batch axis.
-        way: ``"fast"``, ``"direct"`` or ``"vmap"``.
+        way: ``"fast"``, ``"direct"``, ``"expanded"`` or ``"vmap"``.
         leaves: For each leaf of the result its tensor type, or the object itself.
         spec: Structure of the result.
         random: Whether each call draws random numbers.
@@ -163,15 +165,20 @@ def _mapped(call: Form, result: Any) -> Form:
     return form
 
 
-def _takes_batches(call: Any, rows: list[Tensor]) -> bool:
-    """Return whether a few draws decide a call: an operator, or one that works on batches."""
-    if isinstance(call.target, nn.Module):
-        makers = {type(part).__module__.rpartition(".")[0] for part in call.target.modules()}
-        if makers <= _LIBRARIES:
-            return True
+def _is_operator(target: Any) -> bool:
+    """Return whether a few draws decide a call: of a function of torch, or a plain module."""
+    parts = target.modules() if isinstance(target, nn.Module) else ()
+    return all(
+        type(part).__module__.rpartition(".")[0] in _LIBRARIES
+        and calls_only(part, forward=type(part).forward)
+        for part in parts
+    )
+
+
+def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
+    """Return whether a call obeys the row law on batches, which a single row is not."""
     try:
-        # Nothing is listed of the backward pass of an autograd.Function.
-        return row_law.judge(call, rows, batched=True) or row_law.has_custom_node(call, rows)
+        return row_law.judge(call, rows, batched=True) is True
     except Exception:  # noqa: BLE001 - it does not take batches
         return False
 
@@ -182,20 +189,29 @@ def _form(
     call, device = given.call, rows[0].device
     operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in rows]
 
-    def equal(one: Form, many: Form) -> bool:
+    def equal(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> bool:
         single, stacked = row_law.flat(one), row_law.flat(many)
-        return all(row_law.obeys(single, stacked, operands, size, device) for size in (1, 3))
+        return all(row_law.obeys(single, stacked, operands, size, device) for size in sizes)
 
     if call.has_fast() and equal(fresh := given.fresh(), fresh.fast):
         return "fast", call.fast
     verdict = row_law.judge(given.copied, rows)
-    if verdict is None and _takes_batches(given.copied, rows):
+    if verdict is None and random:
+        # One row draws the same numbers alone and as a batch of one.
+        one = row_law.seeded(given.fresh())
+        verdict = _takes_batches(given.copied, rows) and equal(one, one, sizes=(1,))
+    elif verdict is None:
+        # Nothing is listed of the backward pass of an autograd.Function.
+        simple = _is_operator(call.target) or row_law.has_custom_node(given.copied, rows)
         fresh = given.fresh()
-        if random:
-            row_law.in_mode(fresh.target, False)
-        verdict = equal(fresh, fresh)
+        verdict = (simple or _takes_batches(given.copied, rows)) and equal(fresh, fresh)
     if verdict:
         return "direct", call
+    # Such as a cell whose first state is a parameter.
+    if call.has_shared() and not random and _is_operator(call.target):
+        fresh = given.fresh()
+        if equal(fresh, fresh.expanded):
+            return "expanded", call.expanded
     by_vmap, copied = (_mapped(each, results[0]) for each in (call, given.copied))
     reason: Any = "results that differ from row by row"
     try:

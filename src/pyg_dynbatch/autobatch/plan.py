@@ -17,6 +17,7 @@ from pyg_dynbatch.autobatch.sequences import SameLength, SequenceRun
 from pyg_dynbatch.autobatch.signatures import CellCall, Site, Table
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
 from pyg_dynbatch.core.schedule import Schedule
@@ -285,7 +286,8 @@ class Planner:
         for mine in by_cell.values():
             cell: Any = self.table.modules[mine[0].spec.target]  # type: ignore[union-attr]
             if mine[0].layer:
-                forest = None if _has_hooks(cell) else self._sequences(mine)
+                plain = calls_only(cell, forward=type(cell).forward)
+                forest = self._sequences(mine) if plain else None
             else:
                 forest = self._forest(mine) if cell.is_recordable else None
             if forest is None:
@@ -413,10 +415,6 @@ class _Forest:
     inputs: np.ndarray
     edges: np.ndarray  # child, parent, slot
     layer_sites: Sequence[Site] = ()  # of a recurrent layer: one for each length
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _reached(graph: TopologicalOrder, forest: _Forest, others: Sequence[_Forest]) -> np.ndarray:

@@ -279,6 +279,14 @@ class _Call:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
             return self._form()(*rows)
 
+    def expanded(self, *rows: Any) -> Any:
+        """Call the target with one copy of each parameter among its arguments per row."""
+        return self._filled(rows, self.target, rows[0].size(0))
+
+    def has_shared(self) -> bool:
+        """Return whether there are parameters or buffers among the arguments."""
+        return any(isinstance(part, Shared) for part in self.spec.key)
+
     def has_fast(self) -> bool:
         """Return whether there is a known batched form."""
         return self._form() is not None
@@ -296,16 +304,17 @@ class _Call:
             return tensor.as_strided(*value.view) if value.view else tensor
         return mapped(self._resolved, value)
 
-    def _filled(self, rows: Any, target: Any) -> Any:
+    def _filled(self, rows: Any, target: Any, size: int | None = None) -> Any:
         given = iter(rows)
-        args, kwargs = (self._fill(part, given) for part in self.spec.template)
+        args, kwargs = (self._fill(part, given, size) for part in self.spec.template)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
             return target(*args, **kwargs)
 
-    def _fill(self, value: Any, rows: Iterator[Any]) -> Any:
+    def _fill(self, value: Any, rows: Iterator[Any], size: int | None) -> Any:
         if isinstance(value, Shared):
-            return self._resolved(value)
-        return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows), value)
+            tensor = self._resolved(value)
+            return tensor if size is None else tensor.expand(size, *tensor.shape)
+        return next(rows) if value is ROW else mapped(lambda v: self._fill(v, rows, size), value)
 
 
 def _cell_call(spec: Spec, module: Any, num_parts: int) -> CellCall | None:

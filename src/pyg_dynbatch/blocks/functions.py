@@ -120,8 +120,6 @@ def _type_of(block: Block, input_type: ResultType, two: Any, three: Any) -> Resu
 
 def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> bool:
     """Raise an error if a function mixes rows; return whether it draws random numbers."""
-    if getattr(called, "random", False) is True:
-        return True  # its author says so, and that rows are independent
     owner, random = module_of(called), row_law.draws_random_numbers(called)
     device = next(owner.parameters(), torch.empty(0)).device if owner else torch.device("cpu")
     with row_law.undisturbed(device):
@@ -166,13 +164,37 @@ def _judge_fixed(
             rows = row_law.draw_rows(lambda rows: function(*rows), kinds, device)
         except Exception:  # noqa: BLE001 - it works on its own values alone
             return draws, True
-        draws |= any(call.random for call in row_law.listed(function, rows)[0].calls)
-        verdict = row_law.judge(function, rows, batched=True)
-        if verdict is None and not draws:
-            fresh = row_law.flat(make(True))
+        try:
+            draws |= any(call.random for call in row_law.listed(function, rows)[0].calls)
+            verdict = row_law.judge(function, rows, batched=True)
+        except row_law.ReadsValue:
+            if not draws:  # else it may read what it draws
+                raise
+        fresh = row_law.flat(make(True))
+        if verdict is None and draws:
+            columns = [[row[n : n + 1] for n in range(3)] for row in rows]
+            others = [[*column[1:], column[0]] for column in columns]
+            run = lambda values: fresh([*map(torch.cat, values)])  # noqa: E731
+            verdict = _is_independent(run, columns, others)
+        elif verdict is None:
             operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in kinds]
             verdict = row_law.obeys(fresh, fresh, operands, 3, device, batched=True) != []
     return draws, verdict is not False
+
+
+def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: list[Any]) -> bool:
+    """Return whether, with the same random numbers, no call depends on the first or the last."""
+    for changed, kept in ((0, 2), (2, 0)):
+        mixed = [list(column) for column in values]
+        for column, other in zip(mixed, others, strict=True):
+            column[changed] = other[changed]
+        found = []
+        for given in (values, mixed):
+            torch.manual_seed(0)
+            found.append(tree_map_only(Tensor, itemgetter([kept]), run(given)))
+        if not row_law.agree(*found):
+            return False
+    return True
 
 
 _LENGTHS = (2, 1, 3)  # of the sequences of three calls
@@ -201,7 +223,10 @@ def _judge_ragged(
         ))  # fmt: skip
 
     for attempt in range(2):
-        values = [[_drawn(kind, length, device, attempt) for length in _LENGTHS] for kind in kinds]
+        values, others = (
+            [[_drawn(kind, length, device, attempt) for length in _LENGTHS] for kind in kinds]
+            for _ in range(2)
+        )
         try:
             whole, again = run(values, range(3)), run(values, range(3))
             ones = [run(values, [n]) for n in range(3)]
@@ -209,7 +234,11 @@ def _judge_ragged(
             continue
         draws |= not row_law.agree(whole, again)
         parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
-        if not draws and not all(map(row_law.agree, ones, parts)):
+        if draws:
+            is_right = _is_independent(lambda given: run(given, range(3)), values, others)
+        else:
+            is_right = all(map(row_law.agree, ones, parts))
+        if not is_right:
             return draws, False
     return draws, True
 

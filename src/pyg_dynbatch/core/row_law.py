@@ -144,7 +144,11 @@ def _changed_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     in_place = name in ("__setitem__", "__set__") or kwargs.get("inplace") is True
     in_place |= name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")
     in_place |= name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
-    return _tensors([kwargs.get("out"), first if in_place else None])
+    # Embeddings with a largest norm change their rows.
+    norm = kwargs.get("max_norm", [*args, *[None] * 4][3])
+    bounded = name in ("embedding", "embedding_bag") and norm is not None
+    weight = kwargs.get("weight", [*args, None, None][1]) if bounded else None
+    return _tensors([kwargs.get("out"), first if in_place else None, weight])
 
 
 def listed(function: Callable[..., Any], rows: Tensors) -> tuple[Listing, Any]:
@@ -328,6 +332,7 @@ def obeys(
         or gradients differ, None if no random operands are valid, or shapes cannot be compared.
     """
     kinds: list[bool] | None = None
+    tells = False  # whether there was a draw without NaN, to which everything is equal
     needs_gradient = 1 < size < 10
     for attempt in range(_DRAWS if needs_gradient else 2):
         values = _drawn(operands, size, device, attempt)
@@ -344,12 +349,12 @@ def obeys(
         found = _kinds(ones, many, picked, size, batched)
         if not found or found != (kinds or found):
             return found and []
-        kinds = found
+        kinds, tells = found, tells or not any(bool(leaf.isnan().any()) for leaf in many)
         if needs_gradient and all(bool(leaf.isfinite().all()) for leaf in many):
             needs_gradient = False
             if not _gradients_agree(single, stacked, operands, values, (picked, kinds, batched)):
                 return []
-    return kinds
+    return kinds if tells else None
 
 
 def _kinds(
@@ -375,25 +380,23 @@ def _gradients_agree(
     values = [value.requires_grad_(has_gradient(value.dtype)) for value in values]
     wanted = [n for n, value in enumerate(values) if value.requires_grad]
     with torch.enable_grad():
-        whole = stacked([value.clone() for value in values])
-        used = [n for n, leaf in enumerate(whole) if kinds[n] and leaf.requires_grad]
         ones = [single(_ones(values, operands, n, batched)) for n in picked]
-        if any(one[n].requires_grad is not (n in used) for one in ones for n in range(len(whole))
-               if kinds[n]):  # fmt: skip
-            return False
-        if not (used and wanted):
-            return True
+        whole = stacked([value.clone() for value in values])
+        used = [n for n, is_row in enumerate(kinds) if is_row and ones[0][n].requires_grad]
         # Rows that are not picked have no weight, so that no gradient may reach them.
         weights = [torch.zeros_like(whole[n]) for n in used]
         for weight in weights:
             weight[picked] = torch.randn_like(weight[picked])
-        rows = [[_row(w, n, batched) for w in weights] for n in picked]
         inputs, options = [values[n] for n in wanted], {"materialize_grads": True}
+        outputs = [one[n] for one in ones for n in used]
+        chosen = [_row(weight, n, batched) for n in picked for weight in weights]
         try:
-            outputs = [one[n] for one in ones for n in used]
-            chosen = [weight for row in rows for weight in row]
-            expected = torch.autograd.grad(outputs, inputs, chosen, **options)
+            expected = torch.autograd.grad(outputs, inputs, chosen, **options) if used else ()
         except RuntimeError:  # without a derivative
+            return True
+        if any(leaf.requires_grad is not (n in used) for n, leaf in enumerate(whole) if kinds[n]):
+            return False
+        if not used:
             return True
         found = torch.autograd.grad([whole[n] for n in used], inputs, weights, **options)
     return all(map(_close, found, expected))
@@ -640,6 +643,16 @@ def flat(function: Callable[..., Any]) -> Compute:
     return lambda tensors: _tensors(function(*tensors))
 
 
+def seeded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that draws the same random numbers at each call."""
+
+    def same(*rows: Any) -> Any:
+        torch.manual_seed(0)
+        return function(*rows)
+
+    return same
+
+
 def share_memory(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors lie in the same memory."""
     return _storage(a) == _storage(b)
@@ -682,6 +695,7 @@ def _unequal(a: Tensor, b: Tensor) -> bool:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
+    a, b = (x.to_dense() if x.layout != torch.strided else x for x in (a, b))
     if not has_gradient(a.dtype):
         return torch.equal(a, b)
     # A batched product adds up in another order, in half precision under autocast.
