@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from threading import Thread, Timer
+from threading import Event, Thread, Timer
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -256,6 +257,64 @@ def test_a_dask_cluster_without_workers_is_waited_for_but_not_forever(
         later.start()
         with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
             featurize(many(tmp_path), tmp_path / "two", client=client, **options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("starting", [True, False])
+def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
+    starting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second, also while they start; or always as soon as they have a task."""
+    distributed = pytest.importorskip("dask.distributed")
+    monkeypatch.setattr(on_dask, "PATIENCE", 5.0 if starting else 60.0)
+    two = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"}
+    ended = Event()
+
+    def kill() -> None:
+        while not ended.wait(1.0 if starting else 0.2):
+            if starting or (len(client.nthreads()) == 2 and not ended.wait(0.5)):
+                for worker in list(cluster.workers.values()):
+                    with suppress(ProcessLookupError, TypeError):  # dead already, or none yet
+                        os.kill(worker.pid, signal.SIGKILL)
+
+    with (
+        distributed.LocalCluster(**two, silence_logs=logging.CRITICAL) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        killer = Thread(target=kill, daemon=True)
+        killer.start()
+        options = {"shards": 4, "options": SMALL_BLOCKS}
+        with pytest.raises((TimeoutError, distributed.KilledWorker)) as raised:
+            featurize(many(tmp_path), tmp_path / "out", client=client, **options)
+        ended.set()
+        killer.join()
+    # A worker that starts within a second may get a task before it is killed.
+    assert starting or isinstance(raised.value, distributed.KilledWorker)
+
+
+@pytest.mark.parametrize("finishing", [False, True])
+def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(
+    finishing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    shards = [SimpleNamespace(status="pending") for _ in range(3)]
+    polls = 0
+
+    def poll(*_: object, **__: object) -> None:
+        nonlocal polls
+        polls += 1
+        assert polls < 100, "the call has no end"
+        if finishing and polls % 5 == 0:
+            shards[polls // 5 - 1].status = "finished"
+
+    cluster = SimpleNamespace(nthreads=lambda: {"worker": 1} if polls % 2 else {}, cancel=list)
+    monkeypatch.setattr(distributed, "wait", poll)
+    monkeypatch.setattr(on_dask, "monotonic", lambda: polls * on_dask.PATIENCE * 0.3)
+    if finishing:
+        on_dask._wait_for(shards, cluster)
+        return
+    with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
+        on_dask._wait_for(shards, cluster)
 
 
 def many(folder: Path) -> Path:

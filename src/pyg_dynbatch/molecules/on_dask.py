@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from pyg_dynbatch.core.errors import mismatch
 
-PATIENCE = 300.0  # seconds without any worker, after there was one
+PATIENCE = 300.0  # seconds without any worker, in total between two finished shards
 RETRIES = 1  # after an error; shared folders fail now and then
 
 
@@ -36,21 +36,30 @@ def run_on_dask(job: Any, shards: Sequence[Any], client: Any) -> None:
 
 
 def _wait_for(futures: Sequence[Any], client: Any) -> None:
-    """Return when all tasks are done or one has failed; raise if all workers are gone for long.
+    """Return when all tasks are done or one has failed; raise if workers are missing for long.
 
-    A worker that dies while it starts is not started again, and Dask waits forever for another.
+    Dask counts the deaths of workers that hold a task, and then raises ``KilledWorker``. But a task
+    that waits for a worker waits forever, and a cluster gives up workers that do not come back.
     """
     from distributed import wait
 
-    if not client.nthreads():
+    seen = bool(client.nthreads())
+    if not seen:
         print("Dask: the cluster has no workers; waiting for the first one", file=sys.stderr)
-    last: float | None = None  # when there was a worker
+    finished, absent, before = 0, 0.0, monotonic()
     while {future.status for future in futures} in ({"pending"}, {"pending", "finished"}):
+        now, count = monotonic(), sum(future.status == "finished" for future in futures)
         if client.nthreads():
-            last = monotonic()
-        elif last is not None and monotonic() - last > PATIENCE:
+            seen = True
+        elif seen:
+            absent += now - before
+        # A worker that comes and goes again does not set the clock back; a finished shard does.
+        absent = absent if count == finished else 0.0
+        finished, before = count, now
+        if absent > PATIENCE:
             client.cancel(futures)
-            what, got = "Dask: the cluster has lost all of its workers", f"none for {PATIENCE:g} s"
+            what = "Dask: the cluster has lost all of its workers"
+            got = f"none for {PATIENCE:g} s in total, and no shard was finished"
             hint = "start workers and repeat the call, which continues after the saved blocks"
             raise mismatch(TimeoutError, what, "at least one worker", got, hint=hint)
         with suppress(TimeoutError):

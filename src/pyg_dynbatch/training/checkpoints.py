@@ -354,13 +354,18 @@ def append_metrics(trainer: pl.Trainer) -> None:
             logger._experiment = MetricsTable(logger.log_dir)
 
 
+def drop_later_metrics(trainer: pl.Trainer, step: int) -> None:
+    """Drop what a run has logged after a step of training, and its results of the test."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        if isinstance(logger, CSVLogger) and Path(logger.log_dir, METRICS).is_file():
+            _drop_after(Path(logger.log_dir, METRICS), step)
+
+
 def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, Any]) -> None:
     """Let the loggers write into the folder of a checkpoint, after what was logged before it."""
     folder = checkpoint.parent
     own = CSVLogger(folder.parent.parent, folder.parent.name, folder.name)
     trainer.loggers = [own if isinstance(each, CSVLogger) else each for each in trainer.loggers]
-    if trainer.is_global_zero and (folder / METRICS).is_file():
-        _drop_after(folder / METRICS, int(contents["global_step"]))
     progress = contents["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     place = "after" if progress["is_last_batch"] else f"after step {contents['global_step']:,}, in"
     epoch = int(contents["epoch"]) + 1

@@ -16,8 +16,9 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser, lazy_instance  # type: ignore[attr-defined]
 from lightning.pytorch.callbacks import Callback, WeightAveraging
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
@@ -35,6 +36,7 @@ from pyg_dynbatch.training.checkpoints import (
     check_run_folder,
     claim_folder,
     continue_in,
+    drop_later_metrics,
     find_checkpoint,
     naming_file,
     plain_options,
@@ -218,6 +220,26 @@ class OneLineParser(LightningArgumentParser):
         self.exit(2, f"pyg-dynbatch: error: {explained(message, options)}\n")
 
 
+class RunConfig(SaveConfigCallback):
+    """Save the options of a run, but change nothing in its folder if its checkpoint is refused."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Save the options, except those of ``fit``, whose checkpoint is not yet restored."""
+        if stage != "fit":
+            super().setup(trainer, pl_module, stage)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Drop later metrics; Lightning calls this after the model and the data have accepted."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            drop_later_metrics(trainer, int(checkpoint["global_step"]))
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the options of ``fit``."""
+        super().setup(trainer, pl_module, "fit")
+
+
 class TaskCLI(LightningCLI):
     """Add the callbacks of every run, checks of its options, and a report at the end.
 
@@ -240,6 +262,7 @@ class TaskCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
+            save_config_callback=RunConfig,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={
                 "callbacks": [RandomState()],
