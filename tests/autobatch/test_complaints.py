@@ -168,3 +168,16 @@ def test_one_model_on_several_threads() -> None:
     for thread in threads:
         thread.join()
     torch.testing.assert_close([found[n] for n in range(4)], expected)
+
+
+def test_a_check_leaves_the_mode_of_the_model_alone() -> None:
+    modes: list[bool] = []
+
+    class Spy(nn.Module):
+        def forward(self, x: Any) -> Any:
+            modes.append(part.training)  # as another thread would see it
+            return x * 2
+
+    part = Spy()
+    autobatch(nn.Sequential(nn.Identity(), part))([torch.ones(3)])
+    assert modes and all(modes)

@@ -95,6 +95,16 @@ def test_changed_data_are_refused_without_training(
     check_changed_data_are_refused(command, folder, capsys)
 
 
+def test_packed_data_are_hashed(tmp_path: Path) -> None:
+    (packed := tmp_path / "packed").mkdir()
+    (packed / "store.json").write_text("{}")
+    (column := packed / "y.bin").write_bytes(b"1")
+    options = {"data": {"init_args": {"root": str(packed)}}, "model": {}}
+    before = experiments._digest(options, None)
+    column.write_bytes(b"2")
+    assert experiments._digest(options, None) != before
+
+
 @pytest.mark.long
 def test_data_that_change_between_two_runs_are_refused(folder: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(experiments, "_folder", lambda done: folder)

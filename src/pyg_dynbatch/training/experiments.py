@@ -172,7 +172,7 @@ def _digest(config: Mapping[str, Any], more: Any) -> str:
 
 
 def _files(options: Any, name: str = "") -> Iterator[Path]:
-    """Yield the files of options, and those of folders of raw data; not those that runs write."""
+    """Yield the files of options, and those of folders of raw or packed data."""
     if isinstance(options, Mapping):
         for key, value in options.items():
             yield from _files(value, str(key))
@@ -181,7 +181,9 @@ def _files(options: Any, name: str = "") -> Iterator[Path]:
             yield from _files(value, name)
     elif isinstance(options, str) and name != "cache":
         path = Path(options)
-        inside = sorted(path.rglob("*")) if name.endswith("_dir") else [path]
+        # Into other folders, such as `root` of a data set, runs write.
+        is_data = name.endswith("_dir") or (path / "store.json").is_file()
+        inside = sorted(path.rglob("*")) if is_data else [path]
         yield from (each for each in inside if each.is_file())
 
 
@@ -306,7 +308,7 @@ def run_tune(argv: list[str]) -> int:
         suggested = best.user_attrs["words"].items()
         words = [word for name, text in suggested for word in (f"--{name}", text)]
         chosen = _run(ParsedCLI, "fit", [*options, *words]).plain_config()
-        about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
+        about = f"{config['checkpoint']['monitor']} {best.value:.9g}"
         with atomic_file(own.output, encoding="utf-8") as file:
             file.write(f"# {about}: trial {best.number} of {own.study}\n")
             yaml.safe_dump(chosen, file, sort_keys=False)
