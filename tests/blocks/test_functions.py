@@ -160,10 +160,16 @@ def test_functions_that_mix_rows_are_refused(function: Any, what: str) -> None:
     assert "where:    Root.Function" in str(caught.value) and "try:" in str(caught.value)
 
 
-def test_segments_that_mix_calls_are_refused() -> None:
-    spread = td.Map(td.Vector(2)) >> td.Segment(lambda ragged: ragged.sum() - ragged.rows.mean())
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda ragged: ragged.sum() - ragged.rows.mean(),
+        lambda ragged: ragged.sum() + (ragged.rows.abs().max() > 50),
+    ],
+)
+def test_segments_that_mix_calls_are_refused(function: Any) -> None:
     with pytest.raises(TypeError, match="mixes the rows"):
-        td.Compiler.create(spread)
+        td.Compiler.create(td.Map(td.Vector(4)) >> td.Segment(function))
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,19 @@ def clipped(m: Any, x: Tensor) -> Tensor:
     return y
 
 
+def hooked(m: Any, x: Tensor) -> Tensor:
+    y = x * m.scale
+    if y.requires_grad:
+        y.register_hook(lambda g: g / (1 + g.norm()))
+    return y.tanh()
+
+
+def with_backward_hook() -> nn.Module:
+    linear = nn.Linear(3, 3)
+    linear.register_full_backward_hook(lambda m, given, _: tuple(g / (1 + g.norm()) for g in given))
+    return linear
+
+
 def gumbel_then_mean(m: Any, x: Tensor) -> Tensor:
     if m.training:
         x = x + 0 * F.gumbel_softmax(x, dim=-1)
@@ -150,7 +163,12 @@ WRONG: dict[str, Case] = {
                           ((3,),), False, True),
     "old spectral norm": Case(lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
                               ((3,),), False, True),
-    "random, then mixing in training": of(gumbel_then_mean, direct=False),
+    "gradients scaled by their norm": of(hooked, (3,), direct=False, refused=True),
+    "gradients scaled by a hook of a module": Case(with_backward_hook, ((3,),), False, True),
+    "gradients scaled by frequency": Case(
+        lambda: nn.Embedding(3, 3, scale_grad_by_freq=True), (torch.tensor(1),), False,
+        True),
+    "random, then mixing in training": of(gumbel_then_mean, direct=False, refused=True),
     "dropout of features": of(lambda m, x: F.dropout1d(x, 0.5), direct=False),
     "largest norm": Case(lambda: nn.Embedding(5, 3, max_norm=0.1), (torch.tensor(1),),
                          False, True),

@@ -175,6 +175,10 @@ def _is_operator(target: Any) -> bool:
     )
 
 
+def _trained(module: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
 def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
     """Return whether a call obeys the row law on batches, which a single row is not."""
     try:
@@ -189,9 +193,14 @@ def _form(
     call, device = given.call, rows[0].device
     operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in rows]
 
-    def equal(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> bool:
+    def compared(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> list[Any]:
         single, stacked = row_law.flat(one), row_law.flat(many)
-        return all(row_law.obeys(single, stacked, operands, size, device) for size in sizes)
+        owner = row_law.module_of(getattr(one, "target", None))
+        options: Any = {"parameters": [] if owner is None else _trained(owner)}
+        return [row_law.obeys(single, stacked, operands, size, device, **options) for size in sizes]
+
+    def equal(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> bool:
+        return all(compared(one, many, sizes))
 
     if call.has_fast() and equal(fresh := given.fresh(), fresh.fast):
         return "fast", call.fast
@@ -224,7 +233,9 @@ def _form(
             )
             for n in range(3)
         )
-        if agrees:
+        # A hook or a backward pass in Python may see the gradients of all rows.
+        fresh = given.fresh()
+        if agrees and (random or [] not in compared(fresh, _mapped(fresh, results[0]))):
             return "vmap", by_vmap
     except Exception as error:  # noqa: BLE001 - part of the message
         reason = f"torch.vmap: {error}"

@@ -109,12 +109,14 @@ class Listing(TorchFunctionMode):
     def __init__(self, rows: Tensors) -> None:
         super().__init__()
         self.rows, self.calls = list(rows), list[Called]()
+        self.hooked = False  # whether a hook changes gradients
         self._made: set[int] = set()  # storages
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _READS and isinstance(args[0], Tensor):
             raise ReadsValue
+        self.hooked |= func is Tensor.register_hook
         leaves, spec = tree_flatten((args, kwargs))
         operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._check_targets(_changed_by(func, args, kwargs))
@@ -186,14 +188,16 @@ def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False)
             index = torch.arange(size, device=rows[0].device) % len(rows[0])
             try:
                 stacked = listed(function, [column[index] for column in rows])
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            except (ReadsValue, ChangesArgument, ChangesState):
+                raise
+            except Exception as error:
                 raise _Mixes from error
             _compare(single, stacked, size, batched)
     except _Mixes:
         return False
     except _Undecided:
         return None
-    return None if _is_custom(single[1]) else True
+    return None if _has_own_gradient(*single) else True
 
 
 def _compare(single: Any, stacked: Any, size: int, batched: bool) -> None:
@@ -323,9 +327,11 @@ _DRAWS = 4  # normal, wide, between 0 and 1, at least a half
 
 def obeys(
     single: Compute, stacked: Compute, operands: Sequence[Operand], size: int,
-    device: torch.device, batched: bool = False,
+    device: torch.device, batched: bool = False, parameters: Tensors = (),
 ) -> list[bool] | None:  # fmt: skip
     """Compare a function of one row with one of stacked rows on fresh random operands.
+
+    Gradients are compared of the operands, and of parameters that the functions hold.
 
     Returns:
         Which of the results are rows, the others being equal for all rows; empty if results
@@ -352,7 +358,8 @@ def obeys(
         kinds, tells = found, tells or not any(bool(leaf.isnan().any()) for leaf in many)
         if needs_gradient and all(bool(leaf.isfinite().all()) for leaf in many):
             needs_gradient = False
-            if not _gradients_agree(single, stacked, operands, values, (picked, kinds, batched)):
+            facts = picked, kinds, batched, parameters
+            if not _gradients_agree(single, stacked, operands, values, facts):
                 return []
     return kinds if tells else None
 
@@ -376,7 +383,7 @@ def _kinds(
 def _gradients_agree(
     single: Compute, stacked: Compute, operands: Sequence[Operand], values: Tensors, facts: Any
 ) -> bool:
-    picked, kinds, batched = facts
+    picked, kinds, batched, parameters = facts
     values = [value.requires_grad_(has_gradient(value.dtype)) for value in values]
     wanted = [n for n, value in enumerate(values) if value.requires_grad]
     with torch.enable_grad():
@@ -387,7 +394,7 @@ def _gradients_agree(
         weights = [torch.zeros_like(whole[n]) for n in used]
         for weight in weights:
             weight[picked] = torch.randn_like(weight[picked])
-        inputs, options = [values[n] for n in wanted], {"materialize_grads": True}
+        inputs, options = [*(values[n] for n in wanted), *parameters], {"materialize_grads": True}
         outputs = [one[n] for one in ones for n in used]
         chosen = [_row(weight, n, batched) for n in picked for weight in weights]
         try:
@@ -417,6 +424,8 @@ def _drawn(
     for operand in operands:
         shape = (min(size, 3), *operand.shape) if operand.is_row else operand.shape
         drawn = draw(shape, operand.dtype, device, attempt, max(most, 1))
+        if operand.is_row and not has_gradient(operand.dtype):
+            drawn[2:] = drawn[:1]  # gradients of equal indices meet in one row
         found.append(drawn[torch.arange(size, device=device) % 3] if operand.is_row else drawn)
     return found
 
@@ -580,12 +589,13 @@ def draw_rows(
 
 
 def has_custom_node(function: Callable[..., Any], rows: Tensors) -> bool:
-    """Return whether gradients pass an ``autograd.Function`` that is written in Python."""
-    _, result = listed(function, [column[0] for column in rows])
-    return _is_custom(result)
+    """Return whether gradients pass a hook or an ``autograd.Function`` that is Python."""
+    return _has_own_gradient(*listed(function, [column[0] for column in rows]))
 
 
-def _is_custom(result: Any) -> bool:
+def _has_own_gradient(listing: Listing, result: Any) -> bool:
+    if listing.hooked:
+        return True
     nodes: list[Any] = [leaf.grad_fn for leaf in _tensors(result)]
     seen: set[Any] = set()
     while nodes:
