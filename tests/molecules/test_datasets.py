@@ -29,7 +29,7 @@ def test_nci_needs_no_network(tmp_path, monkeypatch):
     assert dataset.task_type == "regression"
     assert np.isfinite(dataset.targets).all()
     assert dataset[0].smiles == "CC1=CC(=O)C=CC1=O"
-    assert dataset.targets[0, 0] == np.float32(34.14)
+    assert dataset.targets[0, 0] == np.float64(34.14)
     again = NCI(tmp_path, options=QUIET)
     assert again.folder == dataset.folder
     assert torch.equal(again[17].x, dataset[17].x)

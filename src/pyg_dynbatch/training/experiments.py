@@ -308,7 +308,7 @@ def run_tune(argv: list[str]) -> int:
         suggested = best.user_attrs["words"].items()
         words = [word for name, text in suggested for word in (f"--{name}", text)]
         chosen = _run(ParsedCLI, "fit", [*options, *words]).plain_config()
-        about = f"{config['checkpoint']['monitor']} {best.value:.9g}"
+        about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
         with atomic_file(own.output, encoding="utf-8") as file:
             file.write(f"# {about}: trial {best.number} of {own.study}\n")
             yaml.safe_dump(chosen, file, sort_keys=False)
