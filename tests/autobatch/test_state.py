@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from tests.autobatch.models import TreeLSTM, trees
@@ -35,6 +36,7 @@ class Stateful(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.function, self.part, self.scale = function, nn.Linear(3, 3), Scale()
+        self.drop = nn.Dropout(0.0)
         self.kept: list[Any] = []
         self.cache: dict[int, Any] = {}
         self.weight = nn.Parameter(torch.randn(3))
@@ -110,6 +112,107 @@ def test_state_that_examples_would_mix_is_refused(text: str) -> None:
             model.collate(ROWS)
 
 
+def restored_attribute(m: Any, x: Any) -> Any:
+    m.drop.p = 1.0
+    y = m.drop(m.part(x))
+    m.drop.p = 0.0
+    return y
+
+
+def restored_mode(m: Any, x: Any) -> Any:
+    m.drop.eval()
+    y = m.drop(m.part(x))
+    m.drop.train()
+    return y
+
+
+def restored_hook(m: Any, x: Any) -> Any:
+    handle = m.part.register_forward_hook(lambda part, given, y: 2 * y)
+    y = m.part(x)
+    handle.remove()
+    return y
+
+
+def restored_parameters(m: Any, x: Any) -> Any:
+    return functional_call(m.part, {"weight": m.part.weight * 2}, x)
+
+
+def restored_flag(m: Any, x: Any) -> Any:
+    m.part.weight.requires_grad_(False)
+    y = m.part(x)
+    m.part.weight.requires_grad_(True)
+    return y
+
+
+def restored_weight(m: Any, x: Any) -> Any:
+    weight, m.part.weight = m.part.weight, nn.Parameter(m.part.weight * 2)
+    y = m.part(x)
+    m.part.weight = weight
+    return y
+
+
+def replaced_module(m: Any, x: Any) -> Any:
+    activation, m.drop = m.drop, nn.Tanh()
+    y = activation(x) + m.drop(m.part(x))
+    m.drop = activation
+    return y
+
+
+def restored_inline(m: Any, x: Any) -> Any:
+    m.weight.requires_grad_(False)
+    y = m.part(x) * m.weight
+    m.weight.requires_grad_(True)
+    return y
+
+
+def deleted(m: Any, x: Any) -> Any:
+    y, weight = m.part(x), m.part.weight
+    del m.part.weight
+    m.part.weight = weight
+    return y
+
+
+RESTORED = {
+    "'drop.p' was changed": restored_attribute, "'drop.training' was changed": restored_mode,
+    "'part.hooks' was changed": restored_hook, "'weight' was changed": restored_inline,
+}  # fmt: skip
+REPLACED = (restored_parameters, restored_flag, restored_weight, deleted)
+
+
+@pytest.mark.parametrize(
+    "text, forward", [*RESTORED.items(), *(("'part.[wb][a-z]*' was changed", f) for f in REPLACED)]
+)
+def test_changes_that_are_restored_are_refused(text: str, forward: Any) -> None:
+    class InForward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Stateful(forward)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    before = vars(nn.Module).copy()
+    for plain, prefix in (Stateful(forward), ""), (InForward(), "inner."):
+        plain = plain.double()
+        model = autobatch(plain)
+        if prefix:  # changed in a submodule, which is called as a whole or opened
+            torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+        else:
+            with pytest.raises(RuntimeError, match=text):
+                model(ROWS)
+    assert vars(nn.Module) == before
+
+
+def test_a_change_that_lasts_and_comes_before_all_calls_is_right() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        m.drop.eval()
+        m.drop.p = 0.5
+        return m.drop(m.part(x))
+
+    model = autobatch(Stateful(forward).double())
+    torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
 def kept_by_one(m: Any, x: Any) -> Any:
     m.state = m.part(x)  # and no example waits for a value
     return m.state + m.state
@@ -141,7 +244,8 @@ def memory_of_numpy(m: Any, x: Any) -> Any:
 
 WORKS = {
     "kept": kept_by_one, "cached": cached, "unread": unread_buffer, "new": new_buffer,
-    "numpy": memory_of_numpy, "called": lambda m, x: m.scale(m.part(x)) * m.scale(x).sum().item(),
+    "module": replaced_module, "numpy": memory_of_numpy,
+    "called": lambda m, x: m.scale(m.part(x)) * m.scale(x).sum().item(),
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import NO_RECORDS, Part, Planner, Records, Values, run_plan
 from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
+from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.layout import Step
@@ -102,6 +103,7 @@ class Session:
         self.root, self.table, self.policy = root, table, policy
         table.start(tensors)
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
+        self.trained = {id(tensor) for tensor in tensors.values() if tensor.requires_grad}
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
         self.grad = torch.is_grad_enabled()
         self.autocast = torch._C._is_any_autocast_enabled()
@@ -192,6 +194,8 @@ class Session:
             if not reads and isinstance(target, nn.Module):
                 return NotImplemented
             site = self.table.by_key[exact] = self._site(exact, target, args, kwargs or {})
+        if site.parts:
+            self.table.watch.call(site.parts, self.where)
         return NotImplemented if site is OPEN else self.record(site, reads)
 
     def record(self, site: Site, reads: Sequence[int]) -> Any:
@@ -268,6 +272,8 @@ class Session:
     def _shared(self, tensor: Tensor) -> Shared | None:
         """Return the mark of a parameter or buffer, or of a view of one."""
         if (name := self.shared.get(id(tensor))) is not None:
+            if tensor.requires_grad is not (id(tensor) in self.trained):
+                raise changed(name, self.where())
             return Shared(name)
         base = tensor._base
         # Gradients do not flow from a view that was made under no_grad to its parameter.

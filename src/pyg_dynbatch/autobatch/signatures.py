@@ -21,7 +21,7 @@ from pyg_dynbatch.autobatch.forms import Candidate, Examined, examine
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW, fast_form
 from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
-from pyg_dynbatch.autobatch.state import Fingerprint, Watch
+from pyg_dynbatch.autobatch.state import Fingerprint, Part, Watch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
@@ -86,6 +86,7 @@ class Site:
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
     layer: Any = None  # for recurrent layers: equal for calls that differ in length only
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
+    parts: Sequence[Part] = ()  # the module that is called, and all inside
 
 
 NOTE = "  in autobatch: "
@@ -172,7 +173,8 @@ class Table:
         signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
         cell, gradient = _cell_call(spec, module, len(kinds)), self._gradient(spec, module)
-        facts = cell, _layer_call(spec, module), gradient
+        parts = () if module is None else self.watch.inside(spec.target)
+        facts: Any = cell, _layer_call(spec, module), gradient, parts
         site = Site(len(self.sites), kinds, spec, signature, where, examined, build, *facts)
         self.sites.append(site)
         return site

@@ -3,9 +3,10 @@
 import hashlib
 import inspect
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import is_
+from itertools import zip_longest
+from operator import is_, itemgetter
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -108,6 +109,54 @@ class _Held:
         return names
 
 
+class Part:
+    """A module that recorded calls read, and what it was when the first was recorded."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.held, self.size = path, vars(module), -1
+        self.start()
+
+    def start(self) -> None:
+        """Take the module as it is."""
+        if len(self.held) != self.size:
+            kept = "_parameters", "_forward_hooks", "_forward_pre_hooks"
+            self.names = [*kept, *(name for name in self.held if name not in _INTERNAL)]
+            self.read, self.size = itemgetter(*self.names), len(self.held)
+        self.values = self.read(self.held)
+        self.parameters, self.hooks, self.before = self.values[:3]
+        self.stamp = self._stamp()
+
+    def _stamp(self) -> list[int]:
+        # The addresses of objects are even.
+        found = [id(p) + p.requires_grad for p in self.parameters.values() if p is not None]
+        return [*found, len(self.hooks), len(self.before)]
+
+    def is_same(self) -> bool:
+        """Return whether no attribute, parameter or hook has been replaced."""
+        try:
+            same = len(self.held) == self.size and self.read(self.held) == self.values
+        except Exception:  # noqa: BLE001 - attributes that are missing, or cannot be compared
+            return False
+        return same and self._stamp() == self.stamp
+
+    def error(self, where: str) -> RuntimeError:
+        """Create the error for what has been replaced."""
+        names = [
+            n for n, v in zip(self.names, self.values, strict=True) if self.held.get(n) is not v
+        ]
+        named = zip_longest(self.parameters, self._stamp(), self.stamp, fillvalue="hooks")
+        names += [str(name) for name, now, before in named if now != before]
+        return changed(f"{self.path}.{(*names, 'attributes')[0]}", where)
+
+
+def changed(name: str, where: str) -> RuntimeError:
+    """Create the error for a change of what recorded calls read."""
+    what = f"autobatch: {name!r} was changed while the model was recorded"
+    got = "calls that read it are run later, and would all find its last value"
+    hint = "change it outside the model, in the forward() of a submodule, or compute a new tensor"
+    return mismatch(RuntimeError, what, got=got, where=where, hint=hint)
+
+
 def _mark(value: Any) -> tuple[int, Any] | None:
     """Return what tells at little cost that a value has changed; None if it cannot change."""
     if type(value) is Lazy or nn.parameter.is_lazy(value):
@@ -137,6 +186,8 @@ class Watch:
                 self.held.append(_Held(prefix, vars(part)))
             self.held += [_Held(prefix, part._buffers)] if part._buffers else []
             self.parameters += [_Held(prefix, part._parameters)] if part._parameters else []
+        self.parts = {path: Part(path, part) for path, part in modules.items()}
+        self.called = set[Part]()  # by recorded calls
         self.waiting: set[int] = set()  # examples that wait for values
         self.writers: dict[str, int | None] = {}  # what has changed, and the last example that did
 
@@ -144,6 +195,7 @@ class Watch:
         """Take everything as it is; return whether attributes or buffers have changed."""
         self.writers.clear()
         self.waiting.clear()
+        self.called.clear()
         for held in self.parameters:
             held.changed()
         return any([held.changed() for held in self.held])
@@ -166,6 +218,22 @@ class Watch:
         yield
         for held in self.held:
             held.changed()
+        for part in self.called:
+            part.start()
+
+    def inside(self, path: str) -> list[Part]:
+        """List a module and all inside."""
+        return [part for name, part in self.parts.items() if f"{name}.".startswith(f"{path}.")]
+
+    def call(self, parts: Iterable[Part], where: Callable[[], str]) -> None:
+        """Raise an error if a module has changed since an earlier call that has not been run."""
+        for part in parts:
+            if part in self.called:
+                if not part.is_same():
+                    raise part.error(where())
+            else:
+                self.called.add(part)
+                part.start()
 
     def check(self, example: int | None, read: Callable[[], Collection[str]]) -> None:
         """Raise an error if something has changed that recorded calls read when they are run.
@@ -175,14 +243,12 @@ class Watch:
             read: Lists the modules that are called, and the parameters and buffers.
         """
         self.turn_ends(example)
+        for part in self.called:
+            if not part.is_same():
+                raise part.error("")
         self.writers.update((n, example) for held in self.parameters for n in held.changed())
         names = read() if self.writers else ()
         for name, by in self.writers.items():
             parts = name.split(".")
-            if not any(".".join(parts[: n + 1]) in names for n in range(len(parts))):
-                continue
-            what = f"autobatch: {name!r} was changed while the model was recorded"
-            got = "calls that read it are run later, and would all find its last value"
-            hint = "change it outside the model, or compute a new tensor from it"
-            where = "" if by is None else f"example {by}"
-            raise mismatch(RuntimeError, what, got=got, where=where, hint=hint)
+            if any(".".join(parts[: n + 1]) in names for n in range(len(parts))):
+                raise changed(name, "" if by is None else f"example {by}")
