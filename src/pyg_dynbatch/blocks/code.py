@@ -43,7 +43,7 @@ import numpy as np
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, described, row_type_of
 from pyg_dynbatch.core.program import RESULT
 from pyg_dynbatch.core.types import RowType
 
@@ -118,9 +118,12 @@ class CompiledSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the model's structure: without parameters, the same in every process."""
+        """Digest of structure and host functions: the same for all weights and processes.
+
+        Of functions their code, defaults and plain values in closures; of other objects the type.
+        """
         types = self.signatures, self.row_types, self.metric_types, self.result_type
-        digest = sha256(f"{self.source}{types}".encode())
+        digest = sha256(f"{self.source}{types}{described(self.names)}".encode())
         for site in self.sites:
             digest.update(f"{site._replace(table=None)}".encode())
             digest.update(b"" if site.table is None else site.table.tobytes())
