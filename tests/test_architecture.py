@@ -36,19 +36,19 @@ NAMESPACES = (
 MAX_FILES = 149
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 3_640,
-    "blocks": 6_460,
-    "core": 5_550,
+    "autobatch": 3_720,
+    "blocks": 6_470,
+    "core": 5_580,
     "documents": 640,
     "molecules": 8_740,
     "nn": 5_180,
     "training": 2_890,
     "trees": 4_310,
     "other files": 2_160,
-    "installed": 39_540,
+    "installed": 39_660,
     "benchmarks": 6_080,
 }
-MAX_CODE = 25_500
+MAX_CODE = 25_589
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -38,7 +38,7 @@ class Node:
         self.children = [Node(each, timed, self) for each in field_of(given, "Plans", list, [])]
 
     def subtract_inputs(self) -> None:
-        """Subtract the inputs from the nodes that they are listed below."""
+        """Subtract the time of each node's inputs from its own, in the whole subtree."""
         inputs = [each for each in self.children if each.is_input]
         total = sum(each.total for each in inputs)
         # Means are rounded to a microsecond: those of many short loops can add up to too much.
@@ -50,7 +50,7 @@ class Node:
             each.subtract_inputs()
 
     def nodes(self, part: Optional["Node"] = None) -> Iterator["Node"]:
-        """Yield this node and those below it, without a part of them."""
+        """Yield this node and its descendants, except the subtree ``part``."""
         if self is not part:
             yield self
             for child in self.children:

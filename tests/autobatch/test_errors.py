@@ -114,24 +114,12 @@ class Memory(nn.Module):
         return torch.stack(self.state).sum(0)
 
 
-class Mixing(nn.Module):
-    """Mixes rows by a function that torch.vmap does not know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(3, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.lstm(x.unsqueeze(-2))[0].squeeze(-2)
-
-
 @pytest.mark.parametrize(
     ("odd", "what", "hint"),
     [
         (Counter, "changes its buffer 'calls'", "keep no state"),
         (Memory, "a different result when it is called again", "keep no state"),
         (OwnNoise, "a different result when it is called again", "functions of torch"),
-        (Mixing, "cannot be run on several rows at once", "autobatch.open"),
     ],
 )
 def test_modules_that_break_the_row_law(odd: type[nn.Module], what: str, hint: str) -> None:

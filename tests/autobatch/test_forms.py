@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from pyg_dynbatch.autobatch import operations
+from pyg_dynbatch.autobatch import autobatch, operations
 from pyg_dynbatch.autobatch.operations import ROW, fast_form
 
 DTYPES = [
@@ -217,3 +217,22 @@ def test_every_form_is_compared() -> None:
     # What constraints of distributions use, for booleans only.
     names = {function.__name__ for function in set(operations._FORMS) - known}
     assert names == {"_is_all_true", "_is_any_true"}
+
+
+class LastState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[1].sum(0)
+
+
+def test_a_module_that_has_no_batched_form_is_opened() -> None:
+    model = autobatch(nn.Sequential(LastState(), nn.Linear(3, 2)).double())
+    rows = [torch.randn(n, 3).double() for n in (2, 5, 5)]
+    assert "cannot be run on several rows at once" in str(model.explain(rows))
+    found, expected = model(rows), model(rows, batch=False)
+    torch.testing.assert_close(found, expected)
+    gradients = (torch.autograd.grad(y.sum(), [*model.parameters()]) for y in (found, expected))
+    torch.testing.assert_close(*gradients)

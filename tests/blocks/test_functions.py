@@ -201,3 +201,13 @@ def test_equal_calls_that_draw_random_numbers_are_not_merged() -> None:
     torch.manual_seed(0)
     found = model([[[1.0, 1.0, 1.0]] * 100]).output
     assert ((found > 0) & (found < 200)).all()
+
+
+def test_a_function_that_cannot_be_checked_is_said() -> None:
+    def factor(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 3 and x[0].any():
+            raise ValueError("not symmetric")
+        return x
+
+    with pytest.warns(UserWarning, match="(?s)cannot be checked.*not symmetric"):
+        td.Compiler.create(td.Tensor([3, 3]) >> td.Function(factor))

@@ -62,7 +62,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "one hot from 1": lambda: td.InputTransform(lambda x: len(x) + 1) >> td.OneHot(1, 5),
     "wider one hot": lambda: td.InputTransform(len) >> td.OneHot(5),
     "keys": lambda: td.OneOf(len, {n: each() >> td.Sum() for n in (0, 1, 2)}),
-    "other keys": lambda: td.OneOf(len, {n: each() >> td.Sum() for n in (1, 2, 3)}),
+    "other keys": lambda: td.OneOf(len, {n: each() >> td.Sum() for n in (0, 1, 2, 3)}),
     "first": lambda: td.InputTransform(lambda x: x[:1]) >> each() >> td.Sum(),
     "last": lambda: td.InputTransform(lambda x: x[-1:]) >> each() >> td.Sum(),
     "default": lambda: td.InputTransform(lambda x, n=1: x[n:]) >> each() >> td.Sum(),
@@ -79,7 +79,8 @@ MODELS: dict[str, Callable[[], Any]] = {
 def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
     models = {name: td.Compiler.create(make()) for name, make in MODELS.items()}
     for name, model in models.items():
-        kept = td.TracedExamples(model.tracer, EXAMPLES, tmp_path / name)
+        path = None if name == "counting" else tmp_path / name
+        kept = td.TracedExamples(model.tracer, EXAMPLES, path)
         traces = [kept[0]], [model.tracer(EXAMPLES[0])], model.collate(EXAMPLES[:1])
         # The weights differ.
         twin = td.Compiler.create(MODELS[name]())

@@ -118,8 +118,8 @@ def _remarks(session: Session, operations: Sequence[Operation], examples: int) -
         variants.setdefault(op.name.split(" ")[0], []).append(op)
         if op.way == "vmap":
             remarks.append(
-                f"{op.name} runs through torch.vmap, which is slower: its rows do not lie along "
-                f"the first axis ({op.where})"
+                f"{op.name} runs through torch.vmap, which is slower: on stacked rows it would mix "
+                f"them or fail ({op.where})"
             )
         if op.calls > 1 and op.steps == op.calls and examples > 1:
             remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")

@@ -64,10 +64,11 @@ def examine(
     """Run a call on random rows, once per signature, and choose its batched form.
 
     Raises:
-        ReadsValue: If it reads a value or keeps state.
-        ValueError: If no form equals the call row by row.
-        TypeError: If it changes its argument.
-        RuntimeError: If it changes its module.
+        ReadsValue: If it reads a value or keeps state in an attribute.
+        ValueError: If no form equals single rows, it normalizes over the batch, returns a tensor
+            on a different device, or a shape that depends on values.
+        TypeError: If it changes an argument in place or returns no tensor.
+        RuntimeError: If it changes a buffer or parameter, or its result when called again.
     """
     module, call = given.module, given.copied
     if got := row_law.normalizes_over_rows(module):
@@ -175,6 +176,14 @@ def _is_operator(target: Any) -> bool:
     )
 
 
+def _may_be_opened(call: Any, rows: list[Tensor]) -> bool:
+    """Return whether the calls inside of a module can be recorded one by one, without hooks."""
+    is_own = type(call.target).__module__.rpartition(".")[0] not in _LIBRARIES
+    plain = all(calls_only(part, forward=type(part).forward) for part in call.target.modules())
+    is_free = plain and not [*call.target.buffers()]  # which functions may change
+    return is_own and is_free and not row_law.has_custom_node(call, rows)
+
+
 def _trained(module: nn.Module) -> list[Tensor]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
@@ -239,6 +248,8 @@ def _form(
             return "vmap", by_vmap
     except Exception as error:  # noqa: BLE001 - part of the message
         reason = f"torch.vmap: {error}"
+    if given.module is not None and _may_be_opened(given.copied, rows):
+        raise ReadsValue(f"it cannot be run on several rows at once ({reason})")
     what = f"autobatch: {name} cannot be run on several rows at once"
     wanted = "a form that equals row by row"
     hint = "autobatch.open(module) records what is inside" if given.module is not None else ""

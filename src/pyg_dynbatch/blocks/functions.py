@@ -1,5 +1,6 @@
 """Blocks that call batched functions, and the inference of result types by calling them."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
@@ -20,6 +21,7 @@ from pyg_dynbatch.blocks.types import (
     TupleType,
 )
 from pyg_dynbatch.core import row_law
+from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.row_law import module_of
 from pyg_dynbatch.core.types import RaggedRows
@@ -122,6 +124,7 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
     """Raise an error if a function mixes rows; return whether it draws random numbers."""
     owner, random = module_of(called), row_law.draws_random_numbers(called)
     device = next(owner.parameters(), torch.empty(0)).device if owner else torch.device("cpu")
+    failed: list[Exception] = []
     with row_law.undisturbed(device):
         for training in (True, False) if owner else (False,):
 
@@ -133,7 +136,7 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
                 block._fail(row_law.NORMALIZES, got=got, hint=row_law.OTHER_NORMS)
             try:
                 judged = _judge_ragged if _is_ragged(input_type) else _judge_fixed
-                draws, is_right = judged(function, input_type, device, random and training)
+                draws, is_right = judged(function, input_type, device, random and training, failed)
             except row_law.ReadsValue:
                 expected = "functions of torch that return tensors"
                 hint = "torch.where(condition, a, b), or td.OneOf to decide by the input"
@@ -147,6 +150,12 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
                 expected = "a function of each row by itself"
                 hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
                 block._fail("its function mixes the rows of a batch", expected, hint=hint)
+    if failed:
+        what = "Function: whether rows depend on each other cannot be checked"
+        got, where = f"an error on random rows: {failed[0]}", f"block {block._path()}"
+        warnings.warn(
+            mismatch_text(what, "a function of each row by itself", got, where=where), stacklevel=2
+        )
     return random
 
 
@@ -155,14 +164,15 @@ def _is_ragged(input_type: ResultType) -> bool:
 
 
 def _judge_fixed(
-    make: Any, input_type: ResultType, device: torch.device, draws: bool
+    make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
 ) -> tuple[bool, bool]:
     """Return whether a function draws random numbers, and whether it obeys the row law."""
     kinds, function, verdict = tensors_in(input_type), make(False), None
     with suppress(row_law.ChangesArgument):  # refused when it is run
         try:
             rows = row_law.draw_rows(lambda rows: function(*rows), kinds, device)
-        except Exception:  # noqa: BLE001 - it works on its own values alone
+        except Exception as error:  # noqa: BLE001 - part of the warning
+            failed.append(error)
             return draws, True
         try:
             draws |= any(call.random for call in row_law.listed(function, rows)[0].calls)
@@ -207,7 +217,7 @@ def _drawn(kind: Any, length: int, device: torch.device, attempt: int) -> Tensor
 
 
 def _judge_ragged(
-    make: Any, input_type: ResultType, device: torch.device, draws: bool
+    make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
 ) -> tuple[bool, bool]:
     """Compare all calls with each call by itself, with parameters drawn anew."""
     kinds = sorted(tensors_in(input_type), key=lambda kind: isinstance(kind, Ragged))
@@ -237,7 +247,8 @@ def _judge_ragged(
         try:
             whole, again = run(values, range(3)), run(values, range(3))
             ones = [run(values, [n]) for n in range(3)]
-        except Exception:  # noqa: BLE001, S112 - it works on its own values alone
+        except Exception as error:  # noqa: BLE001 - part of the warning
+            failed.append(error)
             continue
         draws |= not row_law.agree(whole, again)
         parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]

@@ -1,4 +1,4 @@
-"""Keep and measure values in double precision, without tolerances, so that units do not matter."""
+"""Metrics and buffers in double precision, so that units do not matter."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def pearson(guess: Values, gold: Values) -> float:
 
 
 def spearman(guess: Values, gold: Values) -> float:
-    """Return the correlation of ranks, of which equal values share the mean."""
+    """Return Spearman's rank correlation; tied values get their mean rank."""
     return pearson(_ranks(guess), _ranks(gold))
 
 
@@ -45,7 +45,7 @@ def _ranks(values: Values) -> Values:
 
 
 def average_precision(score: Values, positive: np.ndarray) -> float:
-    """Return the area under the precision-recall curve, by steps; equal scores are one step."""
+    """Return the average precision, the area under the curve as steps; tied scores are one."""
     _, place, counts = np.unique(-score, return_inverse=True, return_counts=True)
     hits = np.bincount(place, positive)
     return float(hits @ (np.cumsum(hits) / np.cumsum(counts)) / hits.sum())
@@ -92,7 +92,7 @@ class Agreement(Rows):
 
 
 class ExactBuffers(nn.Module):
-    """Base of modules whose buffers keep their type when a model is cast to fewer digits."""
+    """Base of modules whose buffers keep their type when a model is cast to a lower precision."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         kept = dict(self._buffers)
