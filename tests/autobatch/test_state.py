@@ -119,6 +119,14 @@ def restored_attribute(m: Any, x: Any) -> Any:
     return y
 
 
+def before_a_new_signature(m: Any, x: Any) -> Any:
+    y = m.drop(m.part(x))
+    m.drop.p = 1.0
+    y = y + m.drop(m.part(x)[:2]).sum()
+    m.drop.p = 0.0
+    return y
+
+
 def restored_mode(m: Any, x: Any) -> Any:
     m.drop.eval()
     y = m.drop(m.part(x))
@@ -176,11 +184,17 @@ RESTORED = {
     "'drop.p' was changed": restored_attribute, "'drop.training' was changed": restored_mode,
     "'part.hooks' was changed": restored_hook, "'weight' was changed": restored_inline,
 }  # fmt: skip
+CHANGED_P = "'drop.p' was changed"
 REPLACED = (restored_parameters, restored_flag, restored_weight, deleted)
 
 
 @pytest.mark.parametrize(
-    "text, forward", [*RESTORED.items(), *(("'part.[wb][a-z]*' was changed", f) for f in REPLACED)]
+    "text, forward",
+    [
+        *RESTORED.items(),
+        *(("'part.[wb][a-z]*' was changed", f) for f in REPLACED),
+        (CHANGED_P, before_a_new_signature),
+    ],
 )
 def test_changes_that_are_restored_are_refused(text: str, forward: Any) -> None:
     class InForward(nn.Module):

@@ -206,6 +206,7 @@ class Watch:
     def ignored(self, example: int | None) -> Iterator[None]:
         """Ignore what changes inside, where modules are called on rows of several examples."""
         self.turn_ends(example)
+        self._check_parts()
         yield
         for held in self.held:
             held.changed()
@@ -226,6 +227,11 @@ class Watch:
                 self.called.add(part)
                 part.start()
 
+    def _check_parts(self) -> None:
+        for part in self.called:
+            if not part.is_same():
+                raise part.error("")
+
     def check(self, example: int | None, read: Callable[[], Collection[str]]) -> None:
         """Raise an error if something has changed that recorded calls read when they are run.
 
@@ -234,9 +240,7 @@ class Watch:
             read: Lists the modules that are called, and the parameters and buffers.
         """
         self.turn_ends(example)
-        for part in self.called:
-            if not part.is_same():
-                raise part.error("")
+        self._check_parts()
         self.writers.update((n, example) for held in self.parameters for n in held.changed())
         names = read() if self.writers else ()
         for name, by in self.writers.items():
