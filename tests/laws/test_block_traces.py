@@ -31,11 +31,13 @@ def applied(function: Callable[[Any], Any], x: Any) -> Any:
 
 def counting() -> Callable[[Any], Any]:
     """Return a function whose closure changes when it is called, and cannot be pickled."""
-    seen, lock = dict[int, Any](), threading.Lock()
+    seen, lock, calls = dict[int, Any](), threading.Lock(), 0
 
     def count(x: Any) -> Any:
+        nonlocal calls
         with lock:
             seen[len(seen)] = x
+        calls += 1
         return x
 
     return count

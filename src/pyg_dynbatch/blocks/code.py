@@ -34,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from hashlib import sha256
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -101,6 +101,8 @@ class CompiledSource:
     tables: dict[str, np.ndarray] = field(init=False)
     # Calls without arguments; their records come first, in this order, in every example.
     free: tuple[int, ...] = field(init=False)
+    # Of structure and host functions: the same for all weights and in all processes.
+    fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
         """Fill in the tables."""
@@ -116,12 +118,10 @@ class CompiledSource:
         self.tables["type"] = self.tables["type"].reshape(-1, width)
         self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Digest of structure and host functions: the same for all weights and processes.
+        # Before functions are called, which may change what they close over.
+        self.fingerprint = self._digest()
 
-        Of functions their code, defaults and plain values in closures; of other objects the type.
-        """
+    def _digest(self) -> str:
         types = self.signatures, self.row_types, self.metric_types, self.result_type
         digest = sha256(f"{self.source}{types}{described(self.names)}".encode())
         for site in self.sites:
