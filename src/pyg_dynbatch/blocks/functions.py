@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -128,15 +129,20 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
     with row_law.undisturbed(device):
         for training in (True, False) if owner else (False,):
 
-            def function(fresh: bool, training: bool = training) -> Called:
+            def function(fresh: bool, single: bool = False, training: bool = training) -> Called:
                 copied = row_law.in_mode(row_law.shadow(called, fresh), training)
-                return Called(copied, input_type)
+                whole = Called(copied, input_type)
+                return whole.float() if single else whole
 
             if got := row_law.normalizes_over_rows(function(False)):
                 block._fail(row_law.NORMALIZES, got=got, hint=row_law.OTHER_NORMS)
             try:
                 judged = _judge_ragged if _is_ragged(input_type) else _judge_fixed
-                draws, is_right = judged(function, input_type, device, random and training, failed)
+                given = input_type, device, random and training, failed
+                draws, is_right = judged(function, *given)
+                if failed and owner:  # perhaps converted to double precision since it got a type
+                    failed.clear()
+                    draws, is_right = judged(partial(function, single=True), *given)
             except row_law.ReadsValue:
                 expected = "functions of torch that return tensors"
                 hint = "torch.where(condition, a, b), or td.OneOf to decide by the input"
