@@ -97,6 +97,7 @@ class CompiledSource:
     row_types: tuple[RowType, ...]
     metric_types: dict[str, ResultType]
     result_type: ResultType
+    host: str = ""  # digest of the host objects, as they were when the model was compiled
     # Columns of the sites as arrays, so that merging examples takes few array operations.
     tables: dict[str, np.ndarray] = field(init=False)
     # Calls without arguments; their records come first, in this order, in every example.
@@ -118,9 +119,9 @@ class CompiledSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the model's structure: without parameters, the same in every process."""
+        """Digest of structure and host objects: without parameters, the same in every process."""
         types = self.signatures, self.row_types, self.metric_types, self.result_type
-        digest = sha256(f"{self.source}{types}".encode())
+        digest = sha256(f"{self.source}{types}{self.host}".encode())
         for site in self.sites:
             digest.update(f"{site._replace(table=None)}".encode())
             digest.update(b"" if site.table is None else site.table.tobytes())

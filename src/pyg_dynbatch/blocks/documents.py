@@ -108,6 +108,10 @@ class _Check:
                 warnings.warn(text, stacklevel=2)
         return document
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was said, which does not change what the model computes."""
+        return {**vars(self), "said": set()}
+
 
 class _Builder:
     """Make blocks from values to vectors."""
