@@ -22,7 +22,10 @@ For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
             else:
                 v6 = z2
             yield None, v6  # the result
-        return C, P, {0: D0}, (), (), root
+        def cut():  # called where the lists are long, and copied elsewhere
+            nonlocal L
+            n = L(); L = lambda: n + len(C); C.clear(); P.clear(); D0.clear()
+        return C, P, {0: D0}, {}, {}, root, cut
 
 A record is the number of its call site, followed by the arguments of the call; a value is named by
 the position of its record in ``C``, so ``[1.0, 2.0]`` becomes ``C = [2, 0, 0, 1, 1, 2]``. Other
@@ -36,6 +39,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
+from itertools import repeat
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -235,12 +239,21 @@ class Model:
             *(f"    {name} = {{}}" for name in self._dictionaries),
         ]
         constants = ", ".join(f"{site}: D{site}" for site in data)
-        rows, labels = ("".join(f"{letter}{n}, " for n in metrics) for letter in "MN")
-        tail = f"    return C, P, {{{constants}}}, ({rows}), ({labels}), root\n"
+        rows, labels = (
+            ", ".join(f"{name!r}: {letter}{n}" for n, name in enumerate(self.metric_types))
+            for letter in "MN"
+        )
+        lists = ["C", "P", *(f"D{site}" for site in data)]
+        tail = [
+            "    def cut():",
+            "        nonlocal L",
+            f"        n = L(); L = lambda: n + len(C); {'; '.join(f'{x}.clear()' for x in lists)}",
+            f"    return C, P, {{{constants}}}, {{{rows}}}, {{{labels}}}, root, cut\n",
+        ]
         lines = [(text, ("Root", False)) for text in head]
         for code in (root, *(code for code, _ in self._functions)):
             lines += code.lines
-        lines.append((tail, ("Root", False)))
+        lines += [(text, ("Root", False)) for text in tail]
         return CompiledSource(
             "\n".join(text for text, _ in lines),
             [origin for _, origin in lines],
@@ -451,27 +464,39 @@ def read_once(value: Any, seen: dict[int, Any] | None = None) -> Any:
 
 # Of calls of declared blocks, after which the arguments are compared for the first time.
 _NESTING = 1000
+# Entries of a list of Python integers, after which it is replaced by an array.
+_LONG = 100_000
 
 
 def run_trampoline(
-    function: Callable[[Any], Any], argument: Any, max_depth: int | None = None
+    function: Callable[[Any], Any],
+    argument: Any,
+    max_depth: int | None,
+    code: list[int],
+    pack: Callable[[], None],
 ) -> Any:
-    """Run a generator function that yields calls of others; the depth is not limited."""
+    """Run a generator function that yields calls of others; the depth is not limited.
+
+    The records are packed whenever there are many.
+    """
     callers: list[Any] = []
     running = function(argument)
     value, check_at = None, _NESTING
     while True:
-        called, value = running.send(value)
-        if called is not None:
-            callers.append(running)
-            running, value = called(value), None
-            if len(callers) == check_at:
-                check_at *= 2
-                _check_ends(callers, max_depth)
-        elif callers:
-            running = callers.pop()
-        else:
-            return value
+        for _ in repeat(None, _NESTING):
+            called, value = running.send(value)
+            if called is not None:
+                callers.append(running)
+                running, value = called(value), None
+            elif callers:
+                running = callers.pop()
+            else:
+                return value
+        if len(code) > _LONG:
+            pack()
+        if len(callers) >= check_at:
+            check_at *= 2
+            _check_ends(callers, max_depth)
 
 
 def _check_ends(callers: list[Any], max_depth: int | None) -> None:

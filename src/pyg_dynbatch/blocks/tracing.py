@@ -293,6 +293,7 @@ def _input_rows(site: CallSite, items: Sequence[Any]) -> np.ndarray:
 
 
 _FILENAME = "<blocks>"
+_Arrays = tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]  # code, starts, data
 
 
 class Tracer:
@@ -327,32 +328,43 @@ class Tracer:
     ) -> tuple[Traced, Any]:
         """Record the calls of one example; also return the output, with positions of values."""
         source = self.source
-        code, starts, data, metrics, labels, root = self._begin()
+        code, starts, data, metrics, labels, root, cut = self._begin()
+        parts: list[_Arrays] = []
+
+        def pack() -> None:
+            parts.append(self._packed(code, starts, data))
+            cut()
+
         try:
-            result = run_trampoline(root, example, max_depth)
+            result = run_trampoline(root, example, max_depth, code, pack)
+            arrays = self._packed(code, starts, data)
             outputs: dict[str, list[int]] = {}
             for name, value in named_terminals(source.result_type, result):
                 if name:
                     outputs.setdefault(name, []).append(value)
-            for name, rows in zip(source.metric_types, metrics, strict=True):
+            for name, rows in metrics.items():
                 if rows:
                     outputs[f"metric:{name}"] = rows
-            constants = {}
-            for site, items in data.items():
-                if items:
-                    wanted = source.row_types[source.sites[site].types[0]]
-                    constants[site] = _rows_of(source.sites[site], wanted, items)
         except Exception as error:
             self._explain(error, number)
+        records, begins, constants = _joined([*parts, arrays]) if parts else arrays
         traced = Traced(
-            np.array(code, dtype=np.int32),
-            np.array(starts, dtype=np.int32),
+            records,
+            begins,
             constants,
             {name: np.array(values, dtype=np.int32) for name, values in outputs.items()},
-            dict(zip(source.metric_types, labels, strict=True)),
+            labels,
             source.fingerprint,
         )
         return traced, result
+
+    def _packed(self, code: list[int], starts: list[int], data: dict[int, list[Any]]) -> _Arrays:
+        source, constants = self.source, {}
+        for number, items in data.items():
+            if items:
+                site = source.sites[number]
+                constants[number] = _rows_of(site, source.row_types[site.types[0]], items)
+        return np.array(code, dtype=np.int32), np.array(starts, dtype=np.int32), constants
 
     def program(self, traced: Traced) -> Program:
         """Return the program of a traced example, for schedules and for the reference."""
@@ -389,6 +401,18 @@ class Tracer:
 
     def __repr__(self) -> str:
         return f"Tracer({len(self.source.origin)} lines, {len(self.source.signatures)} operations)"
+
+
+def _joined(parts: list[_Arrays]) -> _Arrays:
+    code, starts, constants = zip(*parts, strict=True)
+    return (
+        np.concatenate(code),
+        np.concatenate(starts),
+        {
+            site: np.concatenate([rows[site] for rows in constants if site in rows])
+            for site in dict.fromkeys(site for rows in constants for site in rows)
+        },
+    )
 
 
 def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:
