@@ -9,19 +9,18 @@ For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
         D0 = []; d0 = D0.append  # the constants of call site 0
         h0 = {}  # the iterators that were read
         def root(x1):
-            s2 = []
-            for x3 in g0(x1, h0):  # g0 is read_once
-                c4 = L(); S(c4); A(0); d0(x3)  # a record of call site 0: a constant
-                s2.append(c4)
-            s5 = s2
-            if len(s5) > 1:
-                v8 = L(); S(v8); E((1, *s5,))  # a record of call site 1: sum(*s5)
-                v6 = v8
-            elif s5:
-                v6 = s5[0]
+            s2 = [*g0(x1, h0)]  # g0 is read_once
+            s3 = [*range(L(), L() + len(s2))]; P.extend(s3)
+            C.extend([0] * len(s2)); D0.extend(s2)  # records of call site 0: constants
+            s4 = s3
+            if len(s4) > 1:
+                v7 = L(); S(v7); E((1, *s4,))  # a record of call site 1: sum(*s4)
+                v5 = v7
+            elif s4:
+                v5 = s4[0]
             else:
-                v6 = z2
-            yield None, v6  # the result
+                v5 = z2
+            yield None, v5  # the result
         def cut():  # called where the lists are long, and copied elsewhere
             nonlocal L
             n = L(); L = lambda: n + len(C); C.clear(); P.clear(); D0.clear()
@@ -29,8 +28,9 @@ For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
 
 A record is the number of its call site, followed by the arguments of the call; a value is named by
 the position of its record in ``C``, so ``[1.0, 2.0]`` becomes ``C = [2, 0, 0, 1, 1, 2]``. Other
-names: ``M0`` and ``N0`` hold values and labels of metric 0; ``f0`` is the function of a declared
-block, called by ``v2 = yield f0, x1``; ``g0`` is a host object, and ``h0`` a dictionary.
+names: ``A(0); d0(x1)`` record a single constant; ``M0`` and ``N0`` hold values and labels of metric
+0; ``f0`` is the function of a declared block, called by ``v2 = yield f0, x1``; ``g0`` is a host
+object, and ``h0`` a dictionary.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ import numpy as np
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import RESULT
+from pyg_dynbatch.core.program import CONSTANT, RESULT
 from pyg_dynbatch.core.types import RowType
 
 
@@ -117,7 +117,7 @@ class CompiledSource:
         }
         columns["width"] = [len(site.types) for site in sites]
         columns["type"] = [site.types + (0,) * (width - len(site.types)) for site in sites]
-        self.tables = {name: np.array(found, dtype=np.int64) for name, found in columns.items()}
+        self.tables = {name: np.array(found, dtype=np.int32) for name, found in columns.items()}
         self.tables["type"] = self.tables["type"].reshape(-1, width)
         self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
 
@@ -383,6 +383,14 @@ class Code:
         name = self.fresh("c")
         self.line(f"{name} = L(); S({name}); A({site}); d{site}({data})")
         return name
+
+    def record_all_data(self, row_type: RowType, data: Any, path: str) -> str:
+        """Write lines that record a constant for each element of a sequence."""
+        site = self.model.site(CONSTANT, [row_type], path)
+        rows, found = self.fresh("s", f"[*{self.reading(packed(data))}]"), self.fresh("s")
+        self.line(f"{found} = [*range(L(), L() + len({rows}))]; P.extend({found})")
+        self.line(f"C.extend([{site}] * len({rows})); D{site}.extend({rows})")
+        return found
 
     def record_free(self, signature: int) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
