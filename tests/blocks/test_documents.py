@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -189,3 +191,32 @@ def test_deep_documents_are_refused_or_recursive() -> None:
     model = td.Compiler.create(block)
     assert model([nested(100), nested(7)]).output.isfinite().all()
     three_ways(block, [nested(6), nested(2), {}])
+
+
+MEMORY = """
+import random, resource
+from pyg_dynbatch import blocks as td
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+draw = random.Random(0)
+words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=6)) for _ in range(5000)]
+document = [
+    {"title": " ".join(draw.choices(words, k=5)), "price": draw.random(), "tag": draw.choice("abc")}
+    for _ in range(100_000)
+]
+model = td.Compiler.create(td.from_examples([document[:1000]], width=8))
+model.collate([document[:10]])
+before = peak()
+model.collate([document])
+print(peak() - before)
+"""
+
+
+@pytest.mark.long
+def test_a_document_of_many_objects_takes_little_memory() -> None:
+    """It took 1.5 GB with a record per piece of a text, and numbers of 64 bits."""
+    run = [sys.executable, "-c", MEMORY]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)  # noqa: S603
+    assert float(done.stdout) < 750  # MB

@@ -1,13 +1,19 @@
 """Laws of traces of blocks: only their own model takes them, files survive damage, tracing ends."""
 
+import functools
+import itertools
+import os
 import pickle
+import random
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -21,26 +27,44 @@ EXAMPLES = [[1.0, 2.0], [3.0], []]
 each = lambda: td.Map(td.Scalar())  # noqa: E731
 
 
-def sliced(n: int) -> Callable[[Any], Any]:
-    return lambda x: x[:n]
+def closure(held: Any) -> Any:
+    return lambda x: len(x) + (held[2] if isinstance(held, dict) else max(np.ravel([*held]))
+                               if isinstance(held, list | set) else int(held))  # fmt: skip
 
 
-def applied(function: Callable[[Any], Any], x: Any) -> Any:
-    return function(x)
+def default(n: int) -> Any:
+    return lambda x, n=n: len(x) + n
 
 
-def counting() -> Callable[[Any], Any]:
-    """Return a function whose closure changes when it is called, and cannot be pickled."""
-    seen, lock, calls = dict[int, Any](), threading.Lock(), 0
+def nested(n: int) -> Any:
+    return lambda x: (lambda: closure(n)(x))()
 
-    def count(x: Any) -> Any:
-        nonlocal calls
-        with lock:
-            seen[len(seen)] = x
-        calls += 1
-        return x
 
-    return count
+def keyword(n: int) -> Any:
+    return functools.partial(lambda x, *, n: len(x) + n, n=n)
+
+
+class Reader:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __call__(self, x: Any) -> int:
+        return len(x) + self.n
+
+
+def by_method(n: int) -> Any:
+    return Reader(n).__call__
+
+
+def by_module(n: int) -> Any:
+    owner = nn.Linear(2, 2)
+    owner.n = n  # type: ignore[assignment]
+    return lambda x: len(x) + owner.n
+
+
+def one_of(key: Any, keys: Any = (False, True)) -> td.Block:
+    cases = each() >> td.Sum(), td.Zeros([])
+    return td.OneOf(key, dict(zip(keys, cases, strict=True)))
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -63,19 +87,26 @@ MODELS: dict[str, Callable[[], Any]] = {
     "one hot": lambda: td.InputTransform(len) >> td.OneHot(4),
     "one hot from 1": lambda: td.InputTransform(lambda x: len(x) + 1) >> td.OneHot(1, 5),
     "wider one hot": lambda: td.InputTransform(len) >> td.OneHot(5),
-    "keys": lambda: td.OneOf(len, {n: each() >> td.Sum() for n in (0, 1, 2)}),
-    "other keys": lambda: td.OneOf(len, {n: each() >> td.Sum() for n in (0, 1, 2, 3)}),
-    "first": lambda: td.InputTransform(lambda x: x[:1]) >> each() >> td.Sum(),
-    "last": lambda: td.InputTransform(lambda x: x[-1:]) >> each() >> td.Sum(),
-    "default": lambda: td.InputTransform(lambda x, n=1: x[n:]) >> each() >> td.Sum(),
-    "other default": lambda: td.InputTransform(lambda x, n=2: x[n:]) >> each() >> td.Sum(),
-    "closure": lambda: td.InputTransform(sliced(1)) >> each() >> td.Sum(),
-    "other closure": lambda: td.InputTransform(sliced(2)) >> each() >> td.Sum(),
-    "inner": lambda: td.InputTransform(partial(applied, sliced(1))) >> each() >> td.Sum(),
-    "other inner": lambda: td.InputTransform(partial(applied, sliced(2))) >> each() >> td.Sum(),
-    "set": lambda: td.InputTransform(lambda x: [n for n in x if n in {1, 2}]) >> each() >> td.Sum(),
-    "counting": lambda: td.InputTransform(counting()) >> each() >> td.Sum(),
-}
+    "one hot of others": lambda: td.InputTransform(len) >> td.OneHotFromList([2, 1, 0, 3]),
+    "length": lambda: td.InputTransform(lambda x: len(x)) >> td.Scalar(),
+    "length and one": lambda: td.InputTransform(lambda x: len(x) + 1) >> td.Scalar(),
+    **{f"closure {n!r}": lambda n=n: td.InputTransform(closure(n)) >> td.Scalar()
+       for n in (2, 3, [2], {2: 3}, {2: 4}, {3}, np.array(2), torch.tensor(2), torch.tensor(3))},
+    **{f"{kind.__name__} {n}": lambda n=n, kind=kind: td.InputTransform(kind(n)) >> td.Scalar()
+       for n in (5, 6) for kind in (default, nested, keyword, Reader, by_method, by_module)},
+    **{f"case of {n}": lambda n=n: one_of(lambda x: len(x) > n) for n in (1, 2)},
+    **{f"cases {keys}": lambda keys=keys: one_of(lambda x: len(x) > 1, keys)
+       for keys in ([False, True], [True, False])},
+    **{f"index {n}": lambda n=n: td.InputTransform(lambda x: [len(x), 0])
+       >> td.GetItem(n) >> td.Scalar() for n in (0, 1)},
+    **{f"metric label {n}": lambda n=n: td.AllOf(each() >> td.Sum(), td.InputTransform(default(n)))
+       >> td.Metric("m") >> td.Void() for n in (1, 2)},
+    # These differ in what is computed on the device, so that a trace of one fits the other.
+    **{f"adds {n}": lambda n=n: td.AllOf(each() >> td.Sum(), td.FromTensor(torch.tensor(n)))
+       >> td.Function(torch.add) for n in (1.0, 2.0)},
+    **{f"function {n}": lambda n=n: each() >> td.Sum() >> td.Function(lambda x: x + n)
+       for n in (1, 2)},
+}  # fmt: skip
 
 
 def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
@@ -91,11 +122,131 @@ def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
             for taker in (model, twin):
                 taker.eval()(again)
         for other, different in models.items():
+            fits = name.split()[0] == other.split()[0] in ("adds", "function")
             for traced in traces[1:] if other != name else ():
+                if fits:
+                    assert different(traced).output == different(EXAMPLES[:1]).output
+                    continue
                 with pytest.raises(ValueError, match="of a different model"):
                     different(traced)
         with pytest.raises(ValueError, match="of a different model"):
             td.Compiler.create(td.Scalar()).tracer.program(kept[0])
+
+
+CALLS = 0
+
+
+def counts(x: Any) -> int:
+    global CALLS  # noqa: PLW0603
+    CALLS += 1
+    return CALLS
+
+
+@functools.lru_cache
+def remembers(x: Any) -> int:
+    return 1
+
+
+def counter() -> Any:
+    calls = 0
+
+    def count(x: Any) -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+class Odd:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError
+
+    def __call__(self, x: Any) -> int:
+        return 1
+
+
+def reading(held: Any) -> Any:
+    return lambda x: 1 if held else 0
+
+
+CHANGING: dict[str, Callable[[], Any]] = {
+    "global counter": lambda: counts,
+    "counter in a closure": counter,
+    "remembered results": lambda: lambda x: remembers(len(x)),
+    "results in a dict": lambda: lambda x, known={}: known.setdefault(len(x), 1),  # noqa: B006
+    "iterator": lambda: functools.partial(lambda numbers, x: next(numbers), itertools.count()),
+    "generator": lambda: reading(n for n in range(3)),
+    "open file": lambda: reading(sys.__stderr__),
+    "lock": lambda: reading(threading.Lock()),
+    "random numbers": lambda: lambda x: random.random(),  # noqa: S311
+    "random generator": lambda: reading(random.Random()),  # noqa: S311
+    "no state": Odd,
+    "weights": lambda: reading([nn.Linear(1, 1), torch.rand(3, requires_grad=True)]),
+    "object in itself": lambda: reading(cycle(3)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_what_changes_does_not_forbid_traces(kind: str) -> None:
+    make = lambda: td.InputTransform(CHANGING[kind]()) >> td.Scalar()  # noqa: E731
+    model = td.Compiler.create(make())
+    traces = [model.tracer(one) for one in EXAMPLES]
+    assert len(model(traces).output) == 3 == len(model(model.collate(EXAMPLES)).output)
+    # Another one, compiled after functions have changed what they read.
+    assert len(td.Compiler.create(make())(traces).output) == 3
+
+
+SCRIPT = """
+import multiprocessing, os, threading
+from pyg_dynbatch import blocks as td
+
+WORDS, LOCK = {"a", "b", "c"}, threading.Lock()
+
+class Vocabulary:
+    def __init__(self):
+        self.words = WORDS
+
+    def __call__(self, word):
+        with LOCK:
+            return word in self.words or word in {"x", "y", "z"}
+
+def model():
+    read = td.InputTransform(Vocabulary()) >> td.InputTransform(lambda word: word)
+    return td.Compiler.create(read >> td.Scalar())
+
+def fingerprint(_=None):
+    return model().tracer.source.fingerprint
+
+if __name__ == "__main__":
+    found = {fingerprint()}
+    for seed in "123":
+        os.environ["PYTHONHASHSEED"] = seed
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.update(pool.map(fingerprint, [0]))
+    print(*found)
+    mine = td.Compiler.create(td.InputTransform(Vocabulary()) >> td.Scalar())
+    with mine.multiprocessing_pool(1):
+        (batch,) = mine.build_loom_input_batched(["a", "d"])
+    print(mine(batch).output.tolist())
+"""
+
+
+def test_the_fingerprint_is_the_same_in_other_processes(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, tmp_path / "script.py"],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    fingerprints, output = done.stdout.splitlines()
+    assert len(fingerprints) == 16 and output == "[1.0, 0.0]"
 
 
 MODEL = td.Compiler.create(td.AllOf(each() >> td.Sum(), each() >> td.Max()))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.operation import described
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
 
@@ -33,7 +32,7 @@ class Fingerprint(NamedTuple):
         """Describe a model by its modules, and its parameters and buffers."""
         code = [
             # Not the name of the file, which is __mp_main__ in a worker instead of __main__.
-            (path, type(part).__qualname__, [described(c) for c in _code_of(part)])
+            (path, type(part).__qualname__, [_described(c) for c in _code_of(part)])
             for path, part in modules.items()
         ]
         types = [
@@ -73,6 +72,16 @@ def _code_of(part: nn.Module) -> Iterator[CodeType]:
         found = getattr(value, "__func__", getattr(value, "fget", value))
         if isinstance(found, FunctionType | MethodType):
             yield inspect.unwrap(found).__code__
+
+
+def _described(code: CodeType) -> Any:
+    constants = [
+        _described(c) if isinstance(c, CodeType)
+        else sorted(map(repr, c)) if isinstance(c, frozenset)  # whose order differs by process
+        else c
+        for c in code.co_consts
+    ]  # fmt: skip
+    return code.co_code, code.co_names, constants
 
 
 class _Held:

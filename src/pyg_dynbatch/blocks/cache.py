@@ -1,10 +1,10 @@
 """Keep traced examples in memory or in a file, for all epochs and all runs.
 
 A file is used again only if the model, and everything its host functions read, is unchanged:
-:func:`stable_text`, the second half of this module, returns a digest of them.
+:func:`stable_text`, the second half of this module, returns a digest of them. Less strictly, it
+is part of the fingerprint of a model.
 """
 
-import builtins
 import copyreg
 import dis
 import importlib
@@ -14,11 +14,12 @@ import warnings
 from ast import literal_eval
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from io import BytesIO
 from itertools import count
 from pathlib import Path
+from random import Random
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -33,6 +34,7 @@ from weakref import ReferenceType
 
 import numpy as np
 import torch
+from torch import nn
 
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
@@ -169,18 +171,25 @@ def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
 
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None), type(...), range, slice)
+# Without ``strict``: objects that count, and entries of each array.
+_MOST = 100_000
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 
 
-def stable_text(value: Any) -> str:
-    """Digest the content of a host object: its code, closures, globals and data."""
+def stable_text(value: Any, strict: bool = True) -> str:
+    """Digest the content of a host object: its code, closures, globals and data.
+
+    Without ``strict`` it raises no errors, imports nothing and takes little time. Of an object
+    that cannot be compared, or that draws random numbers, only the type counts then; of a module
+    neither weights nor submodules; of a large array some entries; of many objects the first.
+    """
     digest, seen = sha256(), dict[int, int]()
     # Objects are kept alive, since others could get their id.
     kept: list[Any] = []
     left: list[Any] = [iter((value,))]
-    while left:
+    while left and (strict or len(kept) < _MOST):
         for found in left[-1]:
-            if isinstance(found, _PLAIN):
+            if type(found) in _PLAIN:
                 digest.update(f"{type(found).__name__} {found!r}\n".encode())
                 continue
             if id(found) in seen:
@@ -189,7 +198,7 @@ def stable_text(value: Any) -> str:
             seen[id(found)] = len(seen)
             kept.append(found)
             digest.update(f"{type(found).__qualname__} (\n".encode())
-            left.append(_parts(found))
+            left.append(_parts(found, strict) if strict else _some_parts(found))
             break
         else:
             left.pop()
@@ -197,11 +206,28 @@ def stable_text(value: Any) -> str:
     return digest.hexdigest()
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _some_parts(value: Any) -> Iterator[Any]:
+    """The parts of an object that are the same in every run, if they can be read."""
+    try:
+        if isinstance(value, Random | np.random.Generator | torch.Generator):
+            return iter(())
+        if isinstance(value, nn.Module):
+            own = vars(value).items()
+            return iter([part for n, part in own if n[0] != "_" and n != "training"])
+        if isinstance(value, torch.Tensor):
+            value = () if value.requires_grad else value.numpy()
+        if isinstance(value, np.ndarray) and value.size > _MOST:
+            value = (value.shape, value.flat[:: value.size // _MOST])
+        return iter(tuple(_parts(value, strict=False)))
+    except Exception:  # noqa: BLE001 - of the user's own classes
+        return iter(())
+
+
+def _parts(value: Any, strict: bool) -> Iterator[Any]:
     """Iterate over the objects that an object consists of."""
     match value:
         case FunctionType():
-            return _parts_of_function(value)
+            return _parts_of_function(value, strict)
         case type():
             return _parts_of_class(value)
         case CodeType():
@@ -213,7 +239,8 @@ def _parts(value: Any) -> Iterator[Any]:
         case BuiltinFunctionType():
             found = (value.__qualname__, getattr(value, "__self__", None))
         case set() | frozenset():
-            found = sorted(map(stable_text, value))
+            plain = set(map(type, value)) <= set(_PLAIN)
+            found = sorted(map(repr if plain else partial(stable_text, strict=strict), value))
         case dict() if type(value) is dict:
             found = (part for item in value.items() for part in item)
         case list() | tuple() if type(value) in (list, tuple):
@@ -247,9 +274,10 @@ def _state(value: Any) -> tuple[Any, ...]:
 
 
 def _parts_of_class(value: type) -> Iterator[Any]:
-    yield f"{value.__module__}.{value.__qualname__}"
+    # Without the module of the user's own, which is __mp_main__ in a worker.
+    yield value.__qualname__
     if _is_library(value.__module__):
-        yield _version_of(value.__module__)
+        yield f"{value.__module__} {_version_of(value.__module__)}"
         return
     yield value.__bases__
     for name, member in sorted(vars(value).items()):
@@ -260,7 +288,7 @@ def _parts_of_class(value: type) -> Iterator[Any]:
             yield from (member.fget, member.fset) if isinstance(member, property) else (member,)
 
 
-def _parts_of_function(value: FunctionType) -> Iterator[Any]:
+def _parts_of_function(value: FunctionType, strict: bool) -> Iterator[Any]:
     yield value.__qualname__.rpartition(".")[2]
     home = sys.modules.get(value.__module__ or "")
     is_library = home is not None and value.__globals__ is vars(home) and _is_library(home.__name__)
@@ -275,27 +303,31 @@ def _parts_of_function(value: FunctionType) -> Iterator[Any]:
             yield "empty"
     if not is_library:
         yield value.__code__
-        yield from _globals_of(value)
+        yield from _globals_of(value, strict)
 
 
-def _globals_of(function: FunctionType) -> Iterator[Any]:
+def _globals_of(function: FunctionType, strict: bool) -> Iterator[Any]:
     """The globals and imports named in a function, with those members of modules it names."""
     known, codes = function.__globals__, [function.__code__]
     for code in codes:
         # Functions inside the function.
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
-        yield from (n for n in code.co_names if n not in known and not hasattr(builtins, n))
-        left = [known[name] for name in code.co_names if name in known] + _imported(code, known)
+        lines = [n for n in dis.get_instructions(code) if n.opname.endswith(("_GLOBAL", "_NAME"))]
+        used = {(line.opname.partition("_")[0], line.argval) for line in lines}
+        names = [name for name in code.co_names if name in known and ("LOAD", name) in used]
+        # What a function replaces itself is not the same in every run.
+        left = [known[name] for name in names if strict or ("STORE", name) not in used]
+        left += _imported(code, known) if strict else []
         seen: set[int] = set()
         while left:
-            found = left.pop()
-            yield found
-            is_own = isinstance(found, ModuleType) and not _is_library(found.__name__)
-            if is_own and id(found) not in seen:
-                seen.add(id(found))
-                for name in [name for name in code.co_names if name in vars(found)]:
+            part = left.pop()
+            yield part
+            is_own = isinstance(part, ModuleType) and not _is_library(part.__name__)
+            if is_own and id(part) not in seen:
+                seen.add(id(part))
+                for name in [name for name in code.co_names if name in vars(part)]:
                     yield name
-                    left.append(vars(found)[name])
+                    left.append(vars(part)[name])
 
 
 def _imported(code: CodeType, known: dict[str, Any]) -> list[Any]:

@@ -9,33 +9,37 @@ For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
         D0 = []; d0 = D0.append  # the constants of call site 0
         h0 = {}  # the iterators that were read
         def root(x1):
-            s2 = []
-            for x3 in g0(x1, h0):  # g0 is read_once
-                c4 = L(); S(c4); A(0); d0(x3)  # a record of call site 0: a constant
-                s2.append(c4)
-            s5 = s2
-            if len(s5) > 1:
-                v8 = L(); S(v8); E((1, *s5,))  # a record of call site 1: sum(*s5)
-                v6 = v8
-            elif s5:
-                v6 = s5[0]
+            s2 = [*g0(x1, h0)]  # g0 is read_once
+            s3 = [*range(L(), L() + len(s2))]; P.extend(s3)
+            C.extend([0] * len(s2)); D0.extend(s2)  # records of call site 0: constants
+            s4 = s3
+            if len(s4) > 1:
+                v7 = L(); S(v7); E((1, *s4,))  # a record of call site 1: sum(*s4)
+                v5 = v7
+            elif s4:
+                v5 = s4[0]
             else:
-                v6 = z2
-            yield None, v6  # the result
-        return C, P, {0: D0}, (), (), root
+                v5 = z2
+            yield None, v5  # the result
+        def cut():  # called where the lists are long, and copied elsewhere
+            nonlocal L
+            n = L(); L = lambda: n + len(C); C.clear(); P.clear(); D0.clear()
+        return C, P, {0: D0}, {}, {}, root, cut
 
 A record is the number of its call site, followed by the arguments of the call; a value is named by
 the position of its record in ``C``, so ``[1.0, 2.0]`` becomes ``C = [2, 0, 0, 1, 1, 2]``. Other
-names: ``M0`` and ``N0`` hold values and labels of metric 0; ``f0`` is the function of a declared
-block, called by ``v2 = yield f0, x1``; ``g0`` is a host object, and ``h0`` a dictionary.
+names: ``A(0); d0(x1)`` record a single constant; ``M0`` and ``N0`` hold values and labels of metric
+0; ``f0`` is the function of a declared block, called by ``v2 = yield f0, x1``; ``g0`` is a host
+object, and ``h0`` a dictionary.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha256
+from itertools import repeat
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -43,8 +47,8 @@ import numpy as np
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature, described, row_type_of
-from pyg_dynbatch.core.program import RESULT
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
+from pyg_dynbatch.core.program import CONSTANT, RESULT
 from pyg_dynbatch.core.types import RowType
 
 
@@ -97,12 +101,11 @@ class CompiledSource:
     row_types: tuple[RowType, ...]
     metric_types: dict[str, ResultType]
     result_type: ResultType
+    host: str = ""  # digest of the host objects, as they were when the model was compiled
     # Columns of the sites as arrays, so that merging examples takes few array operations.
     tables: dict[str, np.ndarray] = field(init=False)
     # Calls without arguments; their records come first, in this order, in every example.
     free: tuple[int, ...] = field(init=False)
-    # Of structure and host functions: the same for all weights and in all processes.
-    fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
         """Fill in the tables."""
@@ -114,16 +117,15 @@ class CompiledSource:
         }
         columns["width"] = [len(site.types) for site in sites]
         columns["type"] = [site.types + (0,) * (width - len(site.types)) for site in sites]
-        self.tables = {name: np.array(found, dtype=np.int64) for name, found in columns.items()}
+        self.tables = {name: np.array(found, dtype=np.int32) for name, found in columns.items()}
         self.tables["type"] = self.tables["type"].reshape(-1, width)
         self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
 
-        # Before functions are called, which may change what they close over.
-        self.fingerprint = self._digest()
-
-    def _digest(self) -> str:
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of structure and host objects: without parameters, the same in every process."""
         types = self.signatures, self.row_types, self.metric_types, self.result_type
-        digest = sha256(f"{self.source}{types}{described(self.names)}".encode())
+        digest = sha256(f"{self.source}{types}{self.host}".encode())
         for site in self.sites:
             digest.update(f"{site._replace(table=None)}".encode())
             digest.update(b"" if site.table is None else site.table.tobytes())
@@ -237,12 +239,21 @@ class Model:
             *(f"    {name} = {{}}" for name in self._dictionaries),
         ]
         constants = ", ".join(f"{site}: D{site}" for site in data)
-        rows, labels = ("".join(f"{letter}{n}, " for n in metrics) for letter in "MN")
-        tail = f"    return C, P, {{{constants}}}, ({rows}), ({labels}), root\n"
+        rows, labels = (
+            ", ".join(f"{name!r}: {letter}{n}" for n, name in enumerate(self.metric_types))
+            for letter in "MN"
+        )
+        lists = ["C", "P", *(f"D{site}" for site in data)]
+        tail = [
+            "    def cut():",
+            "        nonlocal L",
+            f"        n = L(); L = lambda: n + len(C); {'; '.join(f'{x}.clear()' for x in lists)}",
+            f"    return C, P, {{{constants}}}, {{{rows}}}, {{{labels}}}, root, cut\n",
+        ]
         lines = [(text, ("Root", False)) for text in head]
         for code in (root, *(code for code, _ in self._functions)):
             lines += code.lines
-        lines.append((tail, ("Root", False)))
+        lines += [(text, ("Root", False)) for text in tail]
         return CompiledSource(
             "\n".join(text for text, _ in lines),
             [origin for _, origin in lines],
@@ -373,6 +384,14 @@ class Code:
         self.line(f"{name} = L(); S({name}); A({site}); d{site}({data})")
         return name
 
+    def record_all_data(self, row_type: RowType, data: Any, path: str) -> str:
+        """Write lines that record a constant for each element of a sequence."""
+        site = self.model.site(CONSTANT, [row_type], path)
+        rows, found = self.fresh("s", f"[*{self.reading(packed(data))}]"), self.fresh("s")
+        self.line(f"{found} = [*range(L(), L() + len({rows}))]; P.extend({found})")
+        self.line(f"C.extend([{site}] * len({rows})); D{site}.extend({rows})")
+        return found
+
     def record_free(self, signature: int) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
         return f"z{self.model.free_site(signature, self.path)}"
@@ -453,27 +472,39 @@ def read_once(value: Any, seen: dict[int, Any] | None = None) -> Any:
 
 # Of calls of declared blocks, after which the arguments are compared for the first time.
 _NESTING = 1000
+# Entries of a list of Python integers, after which it is replaced by an array.
+_LONG = 100_000
 
 
 def run_trampoline(
-    function: Callable[[Any], Any], argument: Any, max_depth: int | None = None
+    function: Callable[[Any], Any],
+    argument: Any,
+    max_depth: int | None,
+    code: list[int],
+    pack: Callable[[], None],
 ) -> Any:
-    """Run a generator function that yields calls of others; the depth is not limited."""
+    """Run a generator function that yields calls of others; the depth is not limited.
+
+    The records are packed whenever there are many.
+    """
     callers: list[Any] = []
     running = function(argument)
     value, check_at = None, _NESTING
     while True:
-        called, value = running.send(value)
-        if called is not None:
-            callers.append(running)
-            running, value = called(value), None
-            if len(callers) == check_at:
-                check_at *= 2
-                _check_ends(callers, max_depth)
-        elif callers:
-            running = callers.pop()
-        else:
-            return value
+        for _ in repeat(None, _NESTING):
+            called, value = running.send(value)
+            if called is not None:
+                callers.append(running)
+                running, value = called(value), None
+            elif callers:
+                running = callers.pop()
+            else:
+                return value
+        if len(code) > _LONG:
+            pack()
+        if len(callers) >= check_at:
+            check_at *= 2
+            _check_ends(callers, max_depth)
 
 
 def _check_ends(callers: list[Any], max_depth: int | None) -> None:

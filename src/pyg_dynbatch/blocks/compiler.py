@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, opened, runners
+from pyg_dynbatch.blocks.cache import stable_text
 from pyg_dynbatch.blocks.code import Code, Model, TraceError
 from pyg_dynbatch.blocks.control import Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
@@ -203,6 +204,8 @@ class Compiler(nn.Module):
         operations = Operations()
         tracer = compile_block(root, operations, self._passes)
         _check_root(root, tracer)
+        # Now, since functions may change what they read; and once, for all worker processes.
+        tracer.source.host = stable_text(tracer.source.names, strict=False)
         self._root, self._tracer, self.engine = root, tracer, Engine(operations)
         return self
 

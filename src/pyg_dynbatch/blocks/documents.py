@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.control import OneOf
-from pyg_dynbatch.blocks.functions import Function
+from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.indexing import Length
 from pyg_dynbatch.blocks.layers import FC, Embedding
 from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_of
-from pyg_dynbatch.blocks.sequences import Map, Max, Mean, Sum
+from pyg_dynbatch.blocks.sequences import Map, Max, Mean, Sum, mean_of
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
@@ -108,6 +108,10 @@ class _Check:
                 warnings.warn(text, stacklevel=2)
         return document
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was said, which does not change what the model computes."""
+        return {**vars(self), "said": set()}
+
 
 class _Builder:
     """Make blocks from values to vectors."""
@@ -154,9 +158,8 @@ class _Builder:
     def _string(self, categories: list[str] | None = None, buckets: int = 0) -> Block:
         if categories is not None:
             return self._category(categories)
-        table = Embedding(buckets, self.width, _small)
-        pieces = Map(Scalar("int64") >> table)
-        return InputTransform(partial(_pieces_of, buckets)) >> pieces >> Mean()
+        pieces = InputTransform(partial(_pieces_of, buckets)) >> Map(Scalar("int64"))
+        return pieces >> Segment(_MeanOfRows(buckets, self.width))
 
     def _array(self, element: str, readout: str) -> Block:
         totals = [_TOTALS[name]() for name in readout.split("+")]
@@ -170,6 +173,14 @@ class _Builder:
         parts = [(number, self.at(path)) for number, path in enumerate(kept.values())]
         values = InputTransform(partial(_values_of, tuple(kept)))
         return values >> Record(parts) >> Concat() >> FC(self.width)
+
+
+class _MeanOfRows(nn.Embedding):
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(rows, width, _weight=_small(torch.empty(rows, width)))
+
+    def forward(self, ragged: Any) -> Tensor:
+        return mean_of(ragged._replace(rows=super().forward(ragged.rows)))
 
 
 def _case_of(known: frozenset[str], value: Any) -> str:

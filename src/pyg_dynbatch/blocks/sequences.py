@@ -12,7 +12,7 @@ from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code, packed, packed_if_object
 from pyg_dynbatch.blocks.functions import record
 from pyg_dynbatch.blocks.layers import ScopedLayer
-from pyg_dynbatch.blocks.tensors import Zeros, zero_value
+from pyg_dynbatch.blocks.tensors import Tensor, Zeros, zero_value
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -132,6 +132,8 @@ class Map(Block):
         inner = self.element_block
         if isinstance(self._known("input"), BroadcastSequenceType):
             return code.emit(inner, value)
+        if isinstance(inner, Tensor):
+            return code.record_all_data(inner._known("output").row_type, value, inner._path())
         found = code.fresh("s", "[]")
         with each(code, value, inner._known("input")) as element:
             code.line(f"{found}.append({packed(code.emit(inner, element))})")
@@ -346,7 +348,8 @@ class RNN(Block):
         return found, state
 
 
-def _mean(ragged: RaggedRows) -> torch.Tensor:
+def mean_of(ragged: RaggedRows) -> torch.Tensor:
+    """Average the rows of each call."""
     total = ragged.sum()
     # Not bincount, for which the host would wait on a GPU; and in single precision, since half
     # precision cannot count beyond 2048.
@@ -424,7 +427,7 @@ class Mean(_Reduction):
         tensor(2.)
     """
 
-    _function = staticmethod(_mean)
+    _function = staticmethod(mean_of)
     _takes_integers = False
 
 

@@ -75,39 +75,43 @@ def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Prog
         check_model(source, one.model, f"example {n} is a trace")
     # Positions are those in the joined code.
     sizes = np.array([one.code.size for one in traced], dtype=np.int64)
-    offset = np.cumsum(sizes) - sizes
-    code = np.concatenate([one.code for one in traced]).astype(np.int64)
-    counts = [one.starts.size for one in traced]
-    start = np.concatenate([one.starts for one in traced]) + np.repeat(offset, counts)
+    # Small, since an example can have millions of records; what is not needed is freed.
+    dtype = np.promote_types(np.int32, np.min_scalar_type(-int(sizes.sum()) - 1))
+    offset = (np.cumsum(sizes) - sizes).astype(dtype)
+    code = np.concatenate([one.code for one in traced], dtype=dtype)
+    start = np.concatenate([one.starts for one in traced], dtype=dtype)
+    start += np.repeat(offset, [one.starts.size for one in traced])
     site = code[start]
     is_read = code >= 0
     is_read[start] = False
-    code[is_read] += np.repeat(offset, sizes)[is_read]
-    position, size = np.flatnonzero(is_read), code.size
+    code += np.repeat(offset, sizes)
+    position = np.flatnonzero(is_read).astype(dtype)
+    # The record of each read.
+    reader = np.arange(start.size, dtype=dtype)
+    reader = np.repeat(reader, np.add.reduceat(is_read, start, dtype=dtype))
+    tables, read, size = source.tables, code[is_read], code.size
+    facts = (tables[name][site[reader]] for name in ("fixed", "ragged"))
+    argument = number_arguments(position - start[reader] - 1, *facts)
+    del code, is_read, position
     outputs, examples = _outputs(traced, offset)
-
-    tables = source.tables
     kind, width = tables["kind"][site], tables["width"][site]
-    used = np.zeros(code.size, dtype=bool)
-    for values in (code[position], *outputs.values()):
-        used[values] = True
+    used = np.zeros(size, dtype=bool)
+    used[np.concatenate([read, *outputs.values()])] = True
     leader = _merge_free(source, start, site, width, used[start])
     is_call = (kind == RESULT) & (width > 0)
-    first_value = np.cumsum(width) - width
-    number = np.zeros(code.size + tables["type"].shape[1], dtype=np.int64)
+    first_value = np.cumsum(width, dtype=dtype) - width
+    number = np.zeros(size + tables["type"].shape[1], dtype=dtype)
     for slot in range(tables["type"].shape[1]):
         has = width > slot
         number[start[has] + slot] = first_value[has] + slot
     number[start] = number[leader]
-    read_value = number[code[position]]
+    read_value = number[read]
     output_values = {name: number[values] for name, values in outputs.items()}
-    # A fifth of the memory at its peak: an example can have millions of records.
-    del code, is_read, used, leader, number
-    call_number = np.cumsum(is_call) - 1
+    del read, used, leader, number
+    call_number = np.cumsum(is_call, dtype=dtype) - 1
     constants, num_inputs, place = _constants(source, traced, site)
     place[is_call] = call_number[is_call]
-    slot_of = np.arange(int(width.sum())) - np.repeat(first_value, width)
-    segment_ids = np.repeat(np.arange(start.size), np.diff(start, append=size))[position]
+    slot_of = np.arange(int(width.sum()), dtype=dtype) - np.repeat(first_value, width)
     merged = Program(
         source.signatures,
         source.row_types,
@@ -120,11 +124,8 @@ def merge_traced(source: CompiledSource, traced: Sequence[Traced]) -> tuple[Prog
         value_slot=slot_of,
         call_signature=tables["signature"][site[is_call]],
         read_value=read_value,
-        read_call=call_number[segment_ids],
-        read_argument=number_arguments(
-            position - start[segment_ids] - 1,
-            *(tables[n][site[segment_ids]] for n in ("fixed", "ragged")),
-        ),
+        read_call=call_number[reader],
+        read_argument=argument,
         outputs=output_values,
         output_example=examples,
         num_examples=len(traced),
@@ -168,7 +169,7 @@ def _constants(
     """Stack the constants of each row type; also count input rows and number what records read."""
     stacks: list[list[np.ndarray]] = [[] for _ in source.row_types]
     counts = [0] * len(source.row_types)
-    place = np.zeros(site.size, dtype=np.int64)
+    place = np.zeros(site.size, dtype=site.dtype)
     # The number of external rows, ``[row type, example]``.
     rows = np.zeros((len(counts), len(traced)), dtype=np.int64)
     inputs: list[tuple[int, list[tuple[int, np.ndarray]]]] = []
@@ -293,6 +294,7 @@ def _input_rows(site: CallSite, items: Sequence[Any]) -> np.ndarray:
 
 
 _FILENAME = "<blocks>"
+_Arrays = tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]  # code, starts, data
 
 
 class Tracer:
@@ -327,32 +329,43 @@ class Tracer:
     ) -> tuple[Traced, Any]:
         """Record the calls of one example; also return the output, with positions of values."""
         source = self.source
-        code, starts, data, metrics, labels, root = self._begin()
+        code, starts, data, metrics, labels, root, cut = self._begin()
+        parts: list[_Arrays] = []
+
+        def pack() -> None:
+            parts.append(self._packed(code, starts, data))
+            cut()
+
         try:
-            result = run_trampoline(root, example, max_depth)
+            result = run_trampoline(root, example, max_depth, code, pack)
+            arrays = self._packed(code, starts, data)
             outputs: dict[str, list[int]] = {}
             for name, value in named_terminals(source.result_type, result):
                 if name:
                     outputs.setdefault(name, []).append(value)
-            for name, rows in zip(source.metric_types, metrics, strict=True):
+            for name, rows in metrics.items():
                 if rows:
                     outputs[f"metric:{name}"] = rows
-            constants = {}
-            for site, items in data.items():
-                if items:
-                    wanted = source.row_types[source.sites[site].types[0]]
-                    constants[site] = _rows_of(source.sites[site], wanted, items)
         except Exception as error:
             self._explain(error, number)
+        records, begins, constants = _joined([*parts, arrays]) if parts else arrays
         traced = Traced(
-            np.array(code, dtype=np.int32),
-            np.array(starts, dtype=np.int32),
+            records,
+            begins,
             constants,
             {name: np.array(values, dtype=np.int32) for name, values in outputs.items()},
-            dict(zip(source.metric_types, labels, strict=True)),
+            labels,
             source.fingerprint,
         )
         return traced, result
+
+    def _packed(self, code: list[int], starts: list[int], data: dict[int, list[Any]]) -> _Arrays:
+        source, constants = self.source, {}
+        for number, items in data.items():
+            if items:
+                site = source.sites[number]
+                constants[number] = _rows_of(site, source.row_types[site.types[0]], items)
+        return np.array(code, dtype=np.int32), np.array(starts, dtype=np.int32), constants
 
     def program(self, traced: Traced) -> Program:
         """Return the program of a traced example, for schedules and for the reference."""
@@ -389,6 +402,13 @@ class Tracer:
 
     def __repr__(self) -> str:
         return f"Tracer({len(self.source.origin)} lines, {len(self.source.signatures)} operations)"
+
+
+def _joined(parts: list[_Arrays]) -> _Arrays:
+    codes, starts, rows = zip(*parts, strict=True)
+    sites = dict.fromkeys(site for some in rows for site in some)
+    constants = {n: np.concatenate([some[n] for some in rows if n in some]) for n in sites}
+    return np.concatenate(codes), np.concatenate(starts), constants
 
 
 def named_terminals(result_type: ResultType, result: Any) -> list[tuple[str, Any]]:

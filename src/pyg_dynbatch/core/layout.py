@@ -133,8 +133,8 @@ class IndexBuilder:
 
     def tensor(self) -> Tensor:
         """Return the concatenated vectors."""
-        joined = np.concatenate(self.parts) if self.parts else np.zeros(0)
-        return torch.from_numpy(joined.astype(np.int64, copy=False))
+        parts = [np.zeros(0, np.int32), *self.parts]
+        return torch.from_numpy(np.concatenate(parts, dtype=np.int64))
 
 
 def packed(slices: Sequence[IndexSlice], number: int) -> int:

@@ -27,6 +27,7 @@ def schedule_programs(
         what = "Schedule.from_programs: the list of programs is empty"
         raise mismatch(ValueError, what, "at least one program", 0)
     program = concatenate(programs)
+    dtype = program.value_type.dtype
     constants, constant_row = _distinct_constants(program)
     if merge_equal:
         value, alive = _merge_equal_calls(program, constant_row)
@@ -34,7 +35,7 @@ def schedule_programs(
         value, alive = np.arange(program.value_type.size), np.ones(program.num_calls, dtype=bool)
 
     # The remaining calls and their reads, numbered without gaps.
-    made, new_number = np.flatnonzero(alive), np.cumsum(alive) - 1
+    made, new_number = np.flatnonzero(alive), np.cumsum(alive, dtype=dtype) - 1
     kept = alive[program.read_call]
     read_value, read_argument = value[program.read_value[kept]], program.read_argument[kept]
     read_call = new_number[program.read_call[kept]]
@@ -51,7 +52,7 @@ def schedule_programs(
 
     # The row of every value in the buffer of its type.
     buffers, results, first_row = _place_results(program, constants, kind_of_step, sizes)
-    row = np.zeros(program.value_type.size, dtype=np.int64)
+    row = np.zeros_like(program.value_type)
     for number, buffer in enumerate(buffers):
         mine = program.value_type == number
         fixed = mine & (program.value_kind == CONSTANT)
@@ -65,7 +66,9 @@ def schedule_programs(
     row = row[value]
 
     flat = IndexBuilder()
-    reads = np.stack([step_of_call[read_call], read_argument, position[read_call], row[read_value]])
+    position, step = position.astype(dtype), step_of_call.astype(dtype)
+    reads = [row[read_value], position[read_call], read_argument, step[read_call]]
+    del value, kept, read_value, read_argument, read_call, inner, source, graph, result, call
     arguments = _index_arguments(program, flat, kind_of_step, reads)
     steps = zip(kind_of_step.tolist(), sizes.tolist(), arguments, results, strict=True)
     return {
@@ -113,7 +116,7 @@ def _merge_equal_calls(
 
     Calls that repeat an earlier call on equal constants are left out.
     """
-    value = np.arange(program.value_type.size)
+    value = np.arange(program.value_type.size, dtype=program.value_type.dtype)
     for number, rows in enumerate(constant_row):
         mine = np.flatnonzero((program.value_type == number) & (program.value_kind == CONSTANT))
         first = np.full(int(rows.max(initial=-1)) + 1, -1, dtype=np.int64)
@@ -199,10 +202,11 @@ def _place_results(
 
 
 def _index_arguments(
-    program: Program, flat: IndexBuilder, kind_of_step: np.ndarray, reads: np.ndarray
+    program: Program, flat: IndexBuilder, kind_of_step: np.ndarray, reads: list[np.ndarray]
 ) -> list[tuple[IndexSlice, ...]]:
-    """Sort reads, ``[(step, argument, call, row), read]``, and split them into arguments."""
-    step, argument, call, row = reads[:, np.lexsort(reads[2::-1])]
+    """Sort reads, ``[(row, call, argument, step)]``, and split them into arguments."""
+    order = np.lexsort(reads[1:])
+    step, argument, call, row = (reads.pop()[order] for _ in range(4))
     first_read, first_segment = flat.add(row), flat.add(call)
     most = max((len(s.inputs) for s in program.signatures), default=0) or 1
     lengths = np.bincount(step * most + argument, minlength=kind_of_step.size * most)

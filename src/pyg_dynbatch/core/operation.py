@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
-from types import CellType, CodeType, FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -157,36 +156,6 @@ def is_unchanged(module: object, **code: Any) -> bool:
     return all(
         name not in own and getattr(kind, name, None) is method for name, method in code.items()
     )
-
-
-_PLAIN = (str, int, float, complex, bool, bytes, range, type(None))
-
-
-def described(value: Any, inside: tuple[Any, ...] = ()) -> Any:
-    """Describe code, functions and plain values, equal in every process; others by their type.
-
-    Of what a function closes over, containers that may change are described by their type, too.
-    """
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, [described(c, inside) for c in value.co_consts]
-    if isinstance(value, MethodType):
-        return described(value.__func__, inside), type(value.__self__).__qualname__
-    if isinstance(value, FunctionType) and value not in inside:
-        cells = [c.cell_contents for c in value.__closure__ or () if c != CellType()]
-        parts = value.__code__, value.__defaults__, *cells, *(value.__kwdefaults__ or {}).items()
-        return [described(part, (*inside, value)) for part in parts]
-    if type(value) is tuple or not inside and type(value) in (list, dict):
-        items = value.items() if isinstance(value, dict) else value
-        return type(value).__name__, [described(item, inside) for item in items]
-    if isinstance(value, frozenset):
-        return sorted(repr(described(item, inside)) for item in value)  # in an order of its own
-    if isinstance(value, partial):
-        return [
-            described(part, inside) for part in (value.func, value.args, *value.keywords.items())
-        ]
-    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _identity(module: Callable[..., Any]) -> Any:

@@ -365,9 +365,7 @@ def number_arguments(position: np.ndarray, fixed: np.ndarray, ragged: np.ndarray
     ``fixed`` and ``ragged`` count the arguments of both kinds of the call of each read; rows of
     ragged arguments alternate after the fixed ones.
     """
-    beyond = np.flatnonzero(position >= fixed)
-    position[beyond] = fixed[beyond] + (position[beyond] - fixed[beyond]) % ragged[beyond]
-    return position
+    return np.where(position < fixed, position, fixed + (position - fixed) % np.maximum(ragged, 1))
 
 
 _INTEGERS = (
