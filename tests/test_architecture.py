@@ -48,7 +48,7 @@ MAX_LINES = {
     "installed": 39_670,
     "benchmarks": 6_080,
 }
-MAX_CODE = 25_599
+MAX_CODE = 25_600
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -74,6 +74,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "inner": lambda: td.InputTransform(partial(applied, sliced(1))) >> each() >> td.Sum(),
     "other inner": lambda: td.InputTransform(partial(applied, sliced(2))) >> each() >> td.Sum(),
     "set": lambda: td.InputTransform(lambda x: [n for n in x if n in {1, 2}]) >> each() >> td.Sum(),
+    **{f"slice {n}": lambda n=n: each() >> td.Slice(start=n) >> td.Sum() for n in (1, 2)},
     "counting": lambda: td.InputTransform(counting()) >> each() >> td.Sum(),
 }
 
