@@ -21,12 +21,12 @@ ROWS = [*torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()]
 class Scale(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.factor, self.was_called = 2.0, False
+        self.factor, self.was_called, self.activation = 2.0, False, nn.Identity()
         self.register_buffer("shift", torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
         self.was_called = True
-        return x * self.factor + self.shift
+        return self.activation(x) * self.factor + self.shift
 
 
 class Stateful(nn.Module):
@@ -166,6 +166,23 @@ def replaced_module(m: Any, x: Any) -> Any:
     return y
 
 
+def restored_child(m: Any, x: Any) -> Any:
+    child, m.scale.activation = m.scale.activation, nn.Tanh()
+    y = m.scale(x)
+    m.scale.activation = child
+    return y
+
+
+def restored_backward_hook(m: Any, x: Any) -> Any:
+    def tripled(part: Any, inputs: Any, outputs: Any) -> Any:
+        return (inputs[0] * 3,)
+
+    handle = m.scale.register_full_backward_hook(tripled)
+    y = m.scale(m.part(x))
+    handle.remove()
+    return y
+
+
 def restored_inline(m: Any, x: Any) -> Any:
     m.weight.requires_grad_(False)
     y = m.part(x) * m.weight
@@ -183,6 +200,8 @@ def deleted(m: Any, x: Any) -> Any:
 RESTORED = {
     "'drop.p' was changed": restored_attribute, "'drop.training' was changed": restored_mode,
     "'part.hooks' was changed": restored_hook, "'weight' was changed": restored_inline,
+    "'scale.activation' was changed": restored_child,
+    "'scale.hooks' was changed": restored_backward_hook,
 }  # fmt: skip
 CHANGED_P = "'drop.p' was changed"
 REPLACED = (restored_parameters, restored_flag, restored_weight, deleted)

@@ -101,6 +101,7 @@ MODELS: dict[str, Callable[[], Any]] = {
        >> td.GetItem(n) >> td.Scalar() for n in (0, 1)},
     **{f"metric label {n}": lambda n=n: td.AllOf(each() >> td.Sum(), td.InputTransform(default(n)))
        >> td.Metric("m") >> td.Void() for n in (1, 2)},
+    **{f"slice {n}": lambda n=n: each() >> td.Slice(start=n) >> td.Sum() for n in (1, 2)},
     # These differ in what is computed on the device, so that a trace of one fits the other.
     **{f"adds {n}": lambda n=n: td.AllOf(each() >> td.Sum(), td.FromTensor(torch.tensor(n)))
        >> td.Function(torch.add) for n in (1.0, 2.0)},

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import HOOKS
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
 
@@ -119,20 +120,20 @@ class Part:
     def start(self) -> None:
         """Take the module as it is."""
         if len(self.held) != self.size:
-            kept = "_parameters", "_forward_hooks", "_forward_pre_hooks"
+            kept = "_parameters", "_modules", *HOOKS
             self.names = [*kept, *(name for name in self.held if name not in _INTERNAL)]
             self.read, self.size = itemgetter(*self.names), len(self.held)
         self.values = self.read(self.held)
-        self.parameters, self.hooks, self.before = self.values[:3]
+        self.parameters, self.children, *self.hooks = self.values[: 2 + len(HOOKS)]
         self.stamp = self._stamp()
 
-    def _stamp(self) -> list[int]:
+    def _stamp(self) -> list[Any]:
         # The addresses of objects are even.
         found = [id(p) + p.requires_grad for p in self.parameters.values() if p is not None]
-        return [*found, len(self.hooks), len(self.before)]
+        return [*found, *self.children.values(), *map(len, self.hooks)]
 
     def is_same(self) -> bool:
-        """Return whether no attribute, parameter or hook has been replaced."""
+        """Return whether no attribute, parameter, child or hook has been replaced."""
         try:
             same = len(self.held) == self.size and self.read(self.held) == self.values
         except Exception:  # noqa: BLE001 - attributes that are missing, or cannot be compared
@@ -144,7 +145,8 @@ class Part:
         names = [
             n for n, v in zip(self.names, self.values, strict=True) if self.held.get(n) is not v
         ]
-        named = zip_longest(self.parameters, self._stamp(), self.stamp, fillvalue="hooks")
+        parts = *self.parameters, *self.children
+        named = zip_longest(parts, self._stamp(), self.stamp, fillvalue="hooks")
         names += [str(name) for name, now, before in named if now != before]
         return changed(f"{self.path}.{(*names, 'attributes')[0]}", where)
 

@@ -270,7 +270,7 @@ def _state(value: Any) -> tuple[Any, ...]:
         raise mismatch(TypeError, what, expected, got, hint=hint) from error
     # Items of lists and dicts are returned as iterators, whose state cannot be read.
     whole: tuple[Any, ...] = (found,) if isinstance(found, str) else tuple(found)
-    return tuple(list(part) if hasattr(part, "__next__") else part for part in whole)
+    return tuple(list(part) if isinstance(part, Iterator) else part for part in whole)
 
 
 def _parts_of_class(value: type) -> Iterator[Any]:

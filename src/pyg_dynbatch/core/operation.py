@@ -135,7 +135,7 @@ class Operation(nn.Module):
         return self.module(*arguments)
 
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def calls_only(module: object, **code: Any) -> bool:
@@ -151,7 +151,7 @@ def is_unchanged(module: object, **code: Any) -> bool:
     if not isinstance(module, nn.Module):
         return False
     own, kind = vars(module), type(module)
-    if any(own[hooks] for hooks in _HOOKS) or kind.__call__ is not nn.Module.__call__:
+    if any(own[hooks] for hooks in HOOKS) or kind.__call__ is not nn.Module.__call__:
         return False
     return all(
         name not in own and getattr(kind, name, None) is method for name, method in code.items()
