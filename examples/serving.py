@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import parent_process
 from queue import Empty
-from threading import Thread
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -172,11 +172,9 @@ class Server(LitServer):
     """End without starting workers again."""
 
     def _perform_graceful_shutdown(self, *given: Any) -> None:
-        # LitServe watches its workers until this event, and would start those that are terminated.
-        # A thread has its own connection: that of this one may still be waiting for the event.
-        stop = Thread(target=self._shutdown_event.set)
-        stop.start()
-        stop.join()
+        # Until this event, LitServe's monitor starts workers that have ended, also by terminating.
+        self._shutdown_event = Event()  # that of a manager may have ended, or be waited for
+        self._shutdown_event.set()
         super()._perform_graceful_shutdown(*given)
 
 

@@ -1,5 +1,6 @@
 """Laws of traces of blocks: only their own model takes them, files survive damage, tracing ends."""
 
+import itertools
 import pickle
 import threading
 import warnings
@@ -27,6 +28,12 @@ def sliced(n: int) -> Callable[[Any], Any]:
 
 def applied(function: Callable[[Any], Any], x: Any) -> Any:
     return function(x)
+
+
+def numbered() -> Callable[[Any], Any]:
+    """Return a function that reads an iterator, whose class has a `__next__`, too."""
+    numbers = itertools.count()
+    return lambda x: [n + 0 * next(numbers) for n in x]
 
 
 def counting() -> Callable[[Any], Any]:
@@ -75,6 +82,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "other inner": lambda: td.InputTransform(partial(applied, sliced(2))) >> each() >> td.Sum(),
     "set": lambda: td.InputTransform(lambda x: [n for n in x if n in {1, 2}]) >> each() >> td.Sum(),
     **{f"slice {n}": lambda n=n: each() >> td.Slice(start=n) >> td.Sum() for n in (1, 2)},
+    "numbered": lambda: td.InputTransform(numbered()) >> each() >> td.Max(),
     "counting": lambda: td.InputTransform(counting()) >> each() >> td.Sum(),
 }
 
