@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import parent_process
 from queue import Empty
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -167,8 +168,19 @@ def deadline(app: Any, seconds: float) -> Callable[..., Any]:
     return run
 
 
+class Server(LitServer):
+    """End without starting workers again."""
+
+    def _perform_graceful_shutdown(self, *given: Any) -> None:
+        # Until this event, LitServe's monitor starts workers that have ended, also by terminating.
+        self._shutdown_event = Event()  # that of a manager may have ended, or be waited for
+        self._shutdown_event.set()
+        super()._perform_graceful_shutdown(*given)
+
+
 def interrupt(*_: object) -> None:
-    """Interrupt the server; a process of its own simply ends."""
+    """Interrupt the server, once; a process of its own simply ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt if parent_process() is None else SystemExit
 
 
@@ -201,7 +213,7 @@ def main() -> None:
     api = Predictions(make, max_batch_size=given.max_batch_size, batch_timeout=given.batch_timeout)
     options = {"timeout": given.timeout, "accelerator": given.device, "restart_workers": True}
     options |= {"middlewares": [(deadline, {"seconds": given.timeout})]}
-    server = LitServer(api, workers_per_device=given.workers, **options)
+    server = Server(api, workers_per_device=given.workers, **options)
     # LitServe reads requests before they are in a batch.
     said = "the request is not a JSON object that can be read"
     for kind in (400, RequestValidationError):

@@ -19,7 +19,7 @@ from benchmarks.serving import Answer, Server, serving
 from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.blocks import from_examples
 from pyg_dynbatch.tasks import DocumentPrediction, MoleculePredictor, TreePredictor
-from tests.example_files import defined_in
+from tests.example_files import FOLDER, defined_in
 from tests.molecules.molecules import trained
 from tests.training.helpers import OLD_NAME
 from tests.trees.helpers import tree_checkpoint
@@ -318,6 +318,26 @@ def test_molecules_over_http(tmp_path: Path, one_thread: None) -> None:
     for answer, text in zip(good, SMILES, strict=True):
         expected = predictor.predict([predictor.featurizer(text)]).values[0].tolist()
         assert answer.status == 200 and close(list(answer.content.values()), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("all_processes", [False, True])  # as systemd does
+def test_a_server_ends_without_starting_workers(
+    own_file: Path, tmp_path: Path, monkeypatch: Any, capfd: Any, all_processes: bool
+) -> None:
+    code = (FOLDER / "serving.py").read_text("utf-8")
+    impatient = "    server.monitor_internal = 0.001\n    server.run("  # seconds, instead of 2
+    assert code.count("    server.run(") == 1
+    script = tmp_path / "impatient.py"
+    script.write_text(code.replace("    server.run(", impatient), "utf-8")
+    monkeypatch.setattr("benchmarks.serving._SERVER", script)
+    with server_of("--model", f"{own_file}:serve") as server:
+        if all_processes:
+            server.signal(signal.SIGTERM)
+        else:
+            server.process.terminate()  # and again, by leaving
+            time.sleep(0.05)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.long

@@ -36,6 +36,12 @@ def default(n: int) -> Any:
     return lambda x, n=n: len(x) + n
 
 
+def numbered() -> Callable[[Any], Any]:
+    """Return a function that reads an iterator, whose class has a `__next__`, too."""
+    numbers = itertools.count()
+    return lambda x: [n + 0 * next(numbers) for n in x]
+
+
 def nested(n: int) -> Any:
     return lambda x: (lambda: closure(n)(x))()
 
@@ -107,14 +113,14 @@ MODELS: dict[str, Callable[[], Any]] = {
        >> td.Function(torch.add) for n in (1.0, 2.0)},
     **{f"function {n}": lambda n=n: each() >> td.Sum() >> td.Function(lambda x: x + n)
        for n in (1, 2)},
+    "numbered": lambda: td.InputTransform(numbered()) >> each() >> td.Max(),
 }  # fmt: skip
 
 
 def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
     models = {name: td.Compiler.create(make()) for name, make in MODELS.items()}
     for name, model in models.items():
-        path = None if name == "counting" else tmp_path / name
-        kept = td.TracedExamples(model.tracer, EXAMPLES, path)
+        kept = td.TracedExamples(model.tracer, EXAMPLES, tmp_path / name)
         traces = [kept[0]], [model.tracer(EXAMPLES[0])], model.collate(EXAMPLES[:1])
         # The weights differ.
         twin = td.Compiler.create(MODELS[name]())

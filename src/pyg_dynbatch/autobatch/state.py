@@ -129,7 +129,7 @@ class Part:
 
     def _stamp(self) -> list[Any]:
         # The addresses of objects are even.
-        found = [id(p) + p.requires_grad for p in self.parameters.values() if p is not None]
+        found = [p if p is None else id(p) + p.requires_grad for p in self.parameters.values()]
         return [*found, *self.children.values(), *map(len, self.hooks)]
 
     def is_same(self) -> bool:
