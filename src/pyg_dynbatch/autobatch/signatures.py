@@ -109,7 +109,7 @@ class Table:
         self.row_types: list[TensorType] = []
         self.samples: list[Tensor] = []  # of each row type, without content
         self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
-        self.engine = Engine(Operations())
+        self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.watch = Watch(self.modules)
         self._arrays: dict[str, np.ndarray] = {}
