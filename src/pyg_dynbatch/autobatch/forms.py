@@ -5,13 +5,15 @@ batched form (:mod:`operations`), the call itself, the call with parameters amon
 repeated for each row, ``torch.vmap``, which is right by definition.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch
@@ -126,7 +128,7 @@ def _changes(name: str, what: str, where: str) -> RuntimeError:
 def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, where: str) -> None:
     """Raise an error if the next call finds what an earlier one has left behind."""
     before = row_law.state_of(call.target)
-    again = row_law.listed(call, [row[0] for row in rows])[1]
+    listing, again = row_law.listed(call, [row[0] for row in rows])
     if result is not None and not row_law.agree(result, again):
         what = f"autobatch: {name} gives a different result when it is called again"
         hint = "keep no state between calls; draw random numbers by functions of torch"
@@ -136,6 +138,15 @@ def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, wher
         if kept in call.target.state_dict():
             raise _changes(name, f"its buffer {kept!r}", where)
         raise ReadsValue(f"it keeps state in {kept!r}")
+    # A hook, or anything else that the module refers to, may keep what it is given.
+    own = set(map(id, row_law.tensors_of(row_law.module_of(call.target))))
+    found = [x for x in (*listing.rows, *tree_leaves(again)) if isinstance(x, Tensor)]
+    held = [ref(tensor) for tensor in found if id(tensor) not in own]
+    del listing, again, found
+    if any(tensor() is not None for tensor in held):
+        gc.collect()
+        if any(tensor() is not None for tensor in held):
+            raise ReadsValue("it keeps its arguments or results")
 
 
 def _check_results(results: list[Any], device: torch.device, name: str, where: str) -> None:
