@@ -250,6 +250,7 @@ KEEPS: dict[str, Callable[[Any, Any], Any]] = {
     "attribute": lambda m, y: setattr(m, "last", y),
     "new attribute": lambda m, y: setattr(m, "found", [y, {"a": (y, 1)}]),
     "list": lambda m, y: m.kept.append(y),
+    "list and attribute": lambda m, y: (m.kept.append(y), setattr(m, "last", y)),
     "dict": lambda m, y: m.cache.update(a=y),
     "buffer": lambda m, y: setattr(m, "buffer", y),
     "layer": keep,

@@ -415,7 +415,7 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
             holds_values(v) for f in inner for v in f.f_locals.values()
         ):
             what = "autobatch: a function was given a value that has not been computed"
-            hint = "call it in the forward() of a submodule, which is run on real tensors"
+            hint = "call it in a submodule that is not opened, which is run on real tensors"
             raise failed(error, what, session.where(line), hint) from error
         if session.example is not None:
             error.add_note(f"{NOTE}{session.where(line)}")

@@ -104,9 +104,9 @@ class _Held:
         if len(now) != len(self.seen) or not all(map(is_, now.values(), self.seen.values())):
             every = [name for name in now.keys() | self.seen.keys() if name not in _INTERNAL]
             names = [name for name in every if now.get(name, self) is not self.seen.get(name, self)]
-            self.seen = now.copy()
+            self.seen, before = now.copy(), self.marks
             self.marks = {n: mark for n in every if (mark := _mark(now.get(n))) is not None}
-            return names
+            self.marks.update((n, mark) for n, mark in before.items() if n not in names)
         for name, (number, last) in self.marks.items():
             found: Any = _mark(now[name])
             if found[0] != number or found[1] is not last:
@@ -121,7 +121,7 @@ class _Held:
         value = self.current.get(name)
         if name not in before:
             del self.current[name]
-        elif value is not before[name]:
+        elif name not in self.current or value is not before[name]:
             self.current[name] = before[name]
         elif isinstance(value, dict):
             for key in [key for key, item in value.items() if holds_values((key, item))]:
@@ -171,8 +171,7 @@ class Part:
         names = [
             n for n, v in zip(self.names, self.values, strict=True) if self.held.get(n) is not v
         ]
-        now = {n for n in self.held if n not in _INTERNAL}
-        names += sorted(now.symmetric_difference(n for n in self.names if n not in (*_INTERNAL,)))
+        names += {n for n in self.held if n not in _INTERNAL}.difference(self.names)
         parts = *self.parameters, *self.children
         named = zip_longest(parts, self._stamp(), self.stamp, fillvalue="hooks")
         names += [str(name) for name, now, before in named if now != before]
@@ -294,8 +293,8 @@ class Watch:
                     found.append(leaf)
                 elif holds_values(leaf):
                     what = f"autobatch: {held.prefix + name!r} of the model holds recorded values"
-                    wanted, got = "tensors, or lists, tuples and dicts of them", type(leaf).__name__
-                    raise mismatch(TypeError, what, wanted, got)
+                    wanted, hint = "tensors, or lists, tuples and dicts of them", "return them"
+                    raise mismatch(TypeError, what, wanted, type(leaf).__name__, hint=hint)
         return found
 
     def replace(self, computed: Iterable[Tensor]) -> None:
