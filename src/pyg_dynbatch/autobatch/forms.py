@@ -19,7 +19,7 @@ from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_law import ChangesArgument, ChangesState, Operand, ReadsValue
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import TensorType, has_gradient
 
 Form = Callable[..., Any]
 # Whose modules are operators with parameters as operands.
@@ -207,6 +207,15 @@ def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
         return False
 
 
+def _differentiate(form: Form, rows: list[Tensor]) -> None:
+    """Run a backward pass, which fails for what does not work under ``torch.vmap``."""
+    given = [row.detach().requires_grad_(has_gradient(row.dtype)) for row in rows]
+    made = [x.sum() for x in tree_leaves(form(*given)) if isinstance(x, Tensor) and x.requires_grad]
+    wanted = [row for row in given if row.requires_grad]
+    if made and wanted:
+        torch.autograd.grad(made, wanted, allow_unused=True)
+
+
 def _form(
     given: Candidate, rows: list[Tensor], results: list[Any], random: bool, name: str, where: str
 ) -> tuple[str, Form]:
@@ -222,8 +231,12 @@ def _form(
     def equal(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> bool:
         return all(found and all(found) for found in compared(one, many, sizes))
 
-    if call.has_fast() and equal(fresh := given.fresh(), fresh.fast):
-        return "fast", call.fast
+    if call.has_fast():
+        fresh = given.fresh()
+        if random:  # a recurrent layer, whose dropout draws for each element
+            row_law.in_mode(fresh.target, False)
+        if equal(fresh, fresh.fast):
+            return "fast", call.fast
     verdict = row_law.judge(given.copied, rows)
     if verdict is None and random:
         # One row draws the same numbers alone and as a batch of one.
@@ -255,7 +268,10 @@ def _form(
         )
         # A hook or a backward pass in Python may see the gradients of all rows.
         fresh = given.fresh()
-        if agrees and (random or [] not in compared(fresh, _mapped(fresh, results[0]))):
+        mapped = _mapped(fresh, results[0])
+        if random:
+            _differentiate(mapped, rows)
+        if agrees and (random or [] not in compared(fresh, mapped)):
             return "vmap", by_vmap
     except Exception as error:  # noqa: BLE001 - part of the message
         reason = f"torch.vmap: {error}"
