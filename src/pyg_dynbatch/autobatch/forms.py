@@ -139,14 +139,13 @@ def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, wher
             raise _changes(name, f"its buffer {kept!r}", where)
         raise ReadsValue(f"it keeps state in {kept!r}")
     # A hook, or anything else that the module refers to, may keep what it is given.
-    own = set(map(id, row_law.tensors_of(row_law.module_of(call.target))))
-    found = [x for x in (*listing.rows, *tree_leaves(again)) if isinstance(x, Tensor)]
-    held = [ref(tensor) for tensor in found if id(tensor) not in own]
-    del listing, again, found
-    if any(tensor() is not None for tensor in held):
-        gc.collect()
-        if any(tensor() is not None for tensor in held):
-            raise ReadsValue("it keeps its arguments or results")
+    own = [*map(id, row_law.tensors_of(row_law.module_of(call.target)))]
+    leaves = (*listing.rows, *tree_leaves(again))
+    held = [ref(x) for x in leaves if isinstance(x, Tensor) and id(x) not in own]
+    del listing, again, leaves
+    alive = lambda: any(tensor() is not None for tensor in held)  # noqa: E731
+    if alive() and gc.collect() >= 0 and alive():  # not in a cycle only
+        raise ReadsValue("it keeps its arguments or results")
 
 
 def _check_results(results: list[Any], device: torch.device, name: str, where: str) -> None:
@@ -207,13 +206,12 @@ def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
         return False
 
 
-def _differentiate(form: Form, rows: list[Tensor]) -> None:
-    """Run a backward pass, which fails for what does not work under ``torch.vmap``."""
+def _differentiates(form: Form, rows: list[Tensor]) -> bool:
+    """Run a backward pass; it may raise an error under ``torch.vmap``."""
     given = [row.detach().requires_grad_(has_gradient(row.dtype)) for row in rows]
     made = [x.sum() for x in tree_leaves(form(*given)) if isinstance(x, Tensor) and x.requires_grad]
     wanted = [row for row in given if row.requires_grad]
-    if made and wanted:
-        torch.autograd.grad(made, wanted, allow_unused=True)
+    return not (made and wanted) or bool(torch.autograd.grad(made, wanted, allow_unused=True))
 
 
 def _form(
@@ -258,20 +256,15 @@ def _form(
     reason: Any = "results that differ from row by row"
     try:
         found = copied(*rows)
-        agrees = all(
-            row_law.agree(
-                tree_map_only(Tensor, itemgetter(n), found),
-                given.copied(*(row[n] for row in rows)),
-                values=not random,
-            )
-            for n in range(3)
-        )
+        parts = [tree_map_only(Tensor, itemgetter(n), found) for n in range(3)]
+        ones = [given.copied(*(row[n] for row in rows)) for n in range(3)]
+        agrees = row_law.agree(parts, ones, values=not random)
         # A hook or a backward pass in Python may see the gradients of all rows.
         fresh = given.fresh()
         mapped = _mapped(fresh, results[0])
-        if random:
-            _differentiate(mapped, rows)
-        if agrees and (random or [] not in compared(fresh, mapped)):
+        if agrees and (
+            _differentiates(mapped, rows) if random else [] not in compared(fresh, mapped)
+        ):
             return "vmap", by_vmap
     except Exception as error:  # noqa: BLE001 - part of the message
         reason = f"torch.vmap: {error}"

@@ -149,7 +149,10 @@ class Table:
         ACTIVE.examining = True
         try:
             example = recording and recording.example
-            self._materialize(spec, module, device, example)
+            if module is not None and any(map(is_lazy, module.parameters())):
+                call = _Call(spec, module, self.tensors)  # which gives them their shapes
+                with self.watch.ignored(example), undisturbed(device), torch.no_grad():
+                    draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
             with self.watch.examined(example):
                 examined = self._examine(spec, module, device, name, where)
         except ReadsValue as error:
@@ -208,15 +211,6 @@ class Table:
         call, copied = (_Call(spec, part, self.tensors) for part in (module, shadow(module)))
         given = Candidate(call, copied, fresh, module)
         return examine(given, spec.inputs, device, name, where)
-
-    def _materialize(
-        self, spec: Spec, module: nn.Module | None, device: torch.device, example: int | None
-    ) -> None:
-        """Give lazy parameters of a module their shapes."""
-        if module is not None and any(map(is_lazy, module.parameters())):
-            call = _Call(spec, module, self.tensors)
-            with self.watch.ignored(example), undisturbed(device), torch.no_grad():
-                draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Tabulate the sites, for decoding."""

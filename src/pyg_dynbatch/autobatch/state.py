@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, zip_longest
 from operator import is_, itemgetter
-from types import CodeType, FunctionType, MappingProxyType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -95,11 +95,6 @@ class _Held:
 
     def changed(self) -> list[str]:
         """Return the names of what has changed since the last look."""
-        names = self._changed()
-        self.touched.update(names)
-        return [self.prefix + name for name in names]
-
-    def _changed(self) -> list[str]:
         now, names = self.current, list[str]()
         if len(now) != len(self.seen) or not all(map(is_, now.values(), self.seen.values())):
             every = [name for name in now.keys() | self.seen.keys() if name not in _INTERNAL]
@@ -112,11 +107,10 @@ class _Held:
             if found[0] != number or found[1] is not last:
                 self.marks[name] = found
                 names.append(name)
-        return names
+        self.touched.update(names)
+        return [self.prefix + name for name in names]
 
-    def restore(
-        self, name: str, before: Mapping[str, Any], marks: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
+    def restore(self, name: str, before: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
         """Give an attribute its earlier value; take new or recorded items out of a container."""
         value = self.current.get(name)
         if name not in before:
@@ -151,11 +145,9 @@ class Part:
         self.stamp = self._stamp()
 
     def _stamp(self) -> list[Any]:
-        # The addresses of objects are even.
         # A module may be cast, which replaces the data of a parameter, and cast back.
-        found = [
-            p if p is None else (id(p) + p.requires_grad, p.dtype) for p in self.parameters.values()
-        ]
+        values = self.parameters.values()
+        found = [p if p is None else (id(p), p.requires_grad, p.dtype) for p in values]
         return [*found, *self.children.values(), *map(len, self.hooks)]
 
     def is_same(self) -> bool:
@@ -265,24 +257,18 @@ class Watch:
 
     @contextmanager
     def examined(self, example: int | None) -> Iterator[None]:
-        """Undo what changes inside, where a copy of a module is called on random rows.
-
-        Raises:
-            ReadsValue: If anything has changed, as a call would have to change it every time.
-        """
+        """Undo what changes inside, on random rows; raise ReadsValue, as each call changes it."""
         with self.ignored(example):
             self._note_parameters(example)
             before = [(held, held.changed(), held.seen, held.marks.copy()) for held in self.every]
-            names = list[str]()
             try:
                 yield
             finally:
-                for held, _, seen, marks in before:
-                    for name in held.changed():
-                        names.append(name)
-                        held.restore(name.removeprefix(held.prefix), seen, marks)
+                names = [(each, name) for each in before for name in each[0].changed()]
+                for (held, _, seen, marks), name in names:
+                    held.restore(name.removeprefix(held.prefix), seen, marks)
         if names:
-            raise ReadsValue(f"it changes {names[0]!r} of the model")
+            raise ReadsValue(f"it changes {names[0][1]!r} of the model")
 
     def kept(self) -> list[Lazy]:
         """List the recorded values that attributes, buffers and parameters of the model hold."""
@@ -303,18 +289,16 @@ class Watch:
         for held, name in self._holding():
             value = held.current[name]
             found = tree_map_only(Lazy, lambda _: next(rows), value)
-            if isinstance(value, dict):
-                value.update(found)
-            elif isinstance(value, list | deque):
+            if isinstance(value, list | dict | deque):  # which others may refer to
                 value.clear()
-                value.extend(found)
+                value.update(found) if isinstance(value, dict) else value.extend(found)
             else:
                 held.current[name] = found
 
     def restore(self) -> None:
         """Let the model hold no recorded value when a call has ended or failed."""
         for held, name in self._holding():
-            held.restore(name, held.first)
+            held.restore(name, held.first, {})
 
     def _holding(self) -> list[tuple[_Held, str]]:
         for held in self.every:
