@@ -162,7 +162,7 @@ def test_modules_that_return_their_argument_or_a_view_of_it() -> None:
 
 def test_wrong_shapes_name_the_module_the_line_and_the_example() -> None:
     text = message(RuntimeError, lambda m, x: m.part(m.part(x)[:2]))
-    assert "in autobatch: part" in text and "example 0" in text and "test_errors.py:" in text
+    assert "autobatch: part fails" in text and "example 0" in text and "test_errors.py:" in text
 
 
 def test_values_of_an_earlier_call() -> None:

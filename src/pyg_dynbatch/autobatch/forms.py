@@ -5,19 +5,21 @@ batched form (:mod:`operations`), the call itself, the call with parameters amon
 repeated for each row, ``torch.vmap``, which is right by definition.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_law import ChangesArgument, ChangesState, Operand, ReadsValue
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import TensorType, has_gradient
 
 Form = Callable[..., Any]
 # Whose modules are operators with parameters as operands.
@@ -126,7 +128,7 @@ def _changes(name: str, what: str, where: str) -> RuntimeError:
 def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, where: str) -> None:
     """Raise an error if the next call finds what an earlier one has left behind."""
     before = row_law.state_of(call.target)
-    again = row_law.listed(call, [row[0] for row in rows])[1]
+    listing, again = row_law.listed(call, [row[0] for row in rows])
     if result is not None and not row_law.agree(result, again):
         what = f"autobatch: {name} gives a different result when it is called again"
         hint = "keep no state between calls; draw random numbers by functions of torch"
@@ -136,6 +138,14 @@ def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, wher
         if kept in call.target.state_dict():
             raise _changes(name, f"its buffer {kept!r}", where)
         raise ReadsValue(f"it keeps state in {kept!r}")
+    # A hook, or anything else that the module refers to, may keep what it is given.
+    own = [*map(id, row_law.tensors_of(row_law.module_of(call.target)))]
+    leaves = (*listing.rows, *tree_leaves(again))
+    held = [ref(x) for x in leaves if isinstance(x, Tensor) and id(x) not in own]
+    del listing, again, leaves
+    alive = lambda: any(tensor() is not None for tensor in held)  # noqa: E731
+    if alive() and gc.collect() >= 0 and alive():  # not in a cycle only
+        raise ReadsValue("it keeps its arguments or results")
 
 
 def _check_results(results: list[Any], device: torch.device, name: str, where: str) -> None:
@@ -196,6 +206,14 @@ def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
         return False
 
 
+def _differentiates(form: Form, rows: list[Tensor]) -> bool:
+    """Run a backward pass; it may raise an error under ``torch.vmap``."""
+    given = [row.detach().requires_grad_(has_gradient(row.dtype)) for row in rows]
+    made = [x.sum() for x in tree_leaves(form(*given)) if isinstance(x, Tensor) and x.requires_grad]
+    wanted = [row for row in given if row.requires_grad]
+    return not (made and wanted) or bool(torch.autograd.grad(made, wanted, allow_unused=True))
+
+
 def _form(
     given: Candidate, rows: list[Tensor], results: list[Any], random: bool, name: str, where: str
 ) -> tuple[str, Form]:
@@ -209,10 +227,14 @@ def _form(
         return [row_law.obeys(single, stacked, operands, size, device, **options) for size in sizes]
 
     def equal(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> bool:
-        return all(compared(one, many, sizes))
+        return all(found and all(found) for found in compared(one, many, sizes))
 
-    if call.has_fast() and equal(fresh := given.fresh(), fresh.fast):
-        return "fast", call.fast
+    if call.has_fast():
+        fresh = given.fresh()
+        if random:  # a recurrent layer, whose dropout draws for each element
+            row_law.in_mode(fresh.target, False)
+        if equal(fresh, fresh.fast):
+            return "fast", call.fast
     verdict = row_law.judge(given.copied, rows)
     if verdict is None and random:
         # One row draws the same numbers alone and as a batch of one.
@@ -234,17 +256,15 @@ def _form(
     reason: Any = "results that differ from row by row"
     try:
         found = copied(*rows)
-        agrees = all(
-            row_law.agree(
-                tree_map_only(Tensor, itemgetter(n), found),
-                given.copied(*(row[n] for row in rows)),
-                values=not random,
-            )
-            for n in range(3)
-        )
+        parts = [tree_map_only(Tensor, itemgetter(n), found) for n in range(3)]
+        ones = [given.copied(*(row[n] for row in rows)) for n in range(3)]
+        agrees = row_law.agree(parts, ones, values=not random)
         # A hook or a backward pass in Python may see the gradients of all rows.
         fresh = given.fresh()
-        if agrees and (random or [] not in compared(fresh, _mapped(fresh, results[0]))):
+        mapped = _mapped(fresh, results[0])
+        if agrees and (
+            _differentiates(mapped, rows) if random else [] not in compared(fresh, mapped)
+        ):
             return "vmap", by_vmap
     except Exception as error:  # noqa: BLE001 - part of the message
         reason = f"torch.vmap: {error}"

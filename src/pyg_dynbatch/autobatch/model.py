@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Lock, local
 from traceback import walk_tb
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, is_instance
 from pyg_dynbatch.autobatch.session import Session, is_library
-from pyg_dynbatch.autobatch.signatures import NOTE, Table
+from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
+from pyg_dynbatch.autobatch.state import holds_values
 from pyg_dynbatch.autobatch.tracing import (
     Column,
     Trace,
@@ -123,7 +125,7 @@ class AutoBatch(nn.Module):
         with _recording(session, self.plain):
             columns, structure = self._columns(session, examples)
             emitted = _emitted(session)
-            session.flush(wanted=wanted_values(columns, emitted))
+            session.finish(wanted_values(columns, emitted))
         picks = [c for c in (*columns, *(c for c, _ in emitted.values())) if isinstance(c, tuple)]
         rows = iter(session.rows_of(picks) if picks else ())
         leaves = [next(rows) if isinstance(c, tuple) else c for c in columns]
@@ -155,7 +157,7 @@ class AutoBatch(nn.Module):
         with _recording(session, self.plain):
             columns, structure = self._columns(session, examples)
             emitted = _emitted(session)
-        return schedule_batch(session, columns, structure, emitted, len(examples))
+            return schedule_batch(session, columns, structure, emitted, len(examples))
 
     def _record(self, session: Session, example: Any) -> Any:
         return replay(session, example) if type(example) is Trace else self.plain(example)
@@ -250,6 +252,9 @@ class AutoBatch(nn.Module):
 
 def _code_of(part: nn.Module) -> tuple[Any, ...]:
     """Identify what a module runs, which may be replaced between two calls."""
+    if isinstance(part, torch.jit.ScriptModule):
+        what, hint = "autobatch: a scripted module is part of the model", "the module itself"
+        raise mismatch(TypeError, what, "modules in Python", part.original_name, hint=hint)
     forward = vars(part).get("forward") or type(part).forward
     return id(part), part.training, forward, *part._forward_hooks, *part._forward_pre_hooks
 
@@ -403,18 +408,32 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
     except Exception as error:
         noted = isinstance(error.args[0] if error.args else "", Mismatch)
         noted |= any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
-        if session.example is not None and not noted:
-            error.add_note(f"{NOTE}{session.where(_line_of(error))}")
+        if noted:
+            raise
+        line, inner = _raised(error)
+        if "Lazy(" in str(error) or any(
+            holds_values(v) for f in inner for v in f.f_locals.values()
+        ):
+            what = "autobatch: a function was given a value that has not been computed"
+            hint = "call it in a submodule that is not opened, which is run on real tensors"
+            raise failed(error, what, session.where(line), hint) from error
+        if session.example is not None:
+            error.add_note(f"{NOTE}{session.where(line)}")
         raise
     finally:
         ACTIVE.session = None
+        session.table.watch.restore()
         _release(intercepted)
 
 
-def _line_of(error: Exception) -> str:
-    """Find the innermost line of the user's code that raised an error."""
-    raised = [(frame.f_code.co_filename, n) for frame, n in walk_tb(error.__traceback__)]
-    return next((f"{file}:{n}" for file, n in reversed(raised) if not is_library(file)), "")
+def _raised(error: Exception) -> tuple[str, list[FrameType]]:
+    """Find the innermost line of the user's code that raised an error, and all frames inside."""
+    inner: list[FrameType] = []
+    for frame, number in reversed(list(walk_tb(error.__traceback__))):
+        if not is_library(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{number}", inner
+        inner.append(frame)
+    return "", []
 
 
 def _checked(examples: Any, untraced: bool = False) -> list[Any]:

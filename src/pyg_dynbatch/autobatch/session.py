@@ -430,6 +430,17 @@ class Session:
         self.parts += parts
         self.flushes += 1
 
+    def finish(self, wanted: Sequence[int]) -> None:
+        """Run the last calls, also those of values that the model keeps; make tensors of these."""
+        kept = self.table.watch.kept()
+        for value in kept:
+            if value._session is not self:
+                raise self.stale(value)
+        self.flush(wanted=[*wanted, *(value._number for value in kept)])
+        if kept:
+            rows = self.rows_of([(value._kind, [value._number]) for value in kept])
+            self.table.watch.replace(row[0] for row in rows)
+
     def check_state(self) -> None:
         """Raise an error if the model has changed since its calls were recorded."""
 

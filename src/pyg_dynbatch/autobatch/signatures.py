@@ -109,7 +109,7 @@ class Table:
         self.row_types: list[TensorType] = []
         self.samples: list[Tensor] = []  # of each row type, without content
         self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
-        self.engine = Engine(Operations())
+        self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.watch = Watch(self.modules)
         self._arrays: dict[str, np.ndarray] = {}
@@ -148,7 +148,12 @@ class Table:
         recording, ACTIVE.session = ACTIVE.session, None
         ACTIVE.examining = True
         try:
-            with self.watch.ignored(recording and recording.example):
+            example = recording and recording.example
+            if module is not None and any(map(is_lazy, module.parameters())):
+                call = _Call(spec, module, self.tensors)  # which gives them their shapes
+                with self.watch.ignored(example), undisturbed(device), torch.no_grad():
+                    draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
+            with self.watch.examined(example):
                 examined = self._examine(spec, module, device, name, where)
         except ReadsValue as error:
             if module is None:
@@ -158,10 +163,15 @@ class Table:
                 raise mismatch(TypeError, what, wanted, where=where, hint=hint) from None
             self.opened[module] = (where, str(error) or "it reads a value")
             return OPEN
-        except Exception as error:
-            if not isinstance(error.args[0] if error.args else "", Mismatch):
-                error.add_note(f"{NOTE}{name}, {where}")
+        except (RecursionError, torch.OutOfMemoryError):
             raise
+        except Exception as error:
+            if isinstance(error.args[0] if error.args else "", Mismatch):
+                raise
+            given = ", ".join(str(row_type_of(wanted)) for wanted in spec.inputs)
+            what = f"autobatch: {name} fails on random rows: {given}"
+            hint = "" if module is None else "autobatch.open(module) records what is inside"
+            raise failed(error, what, where, hint) from error
         finally:
             ACTIVE.session, ACTIVE.examining = recording, False
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
@@ -198,10 +208,6 @@ class Table:
         def fresh() -> _Call:
             return _Call(spec, shadow(module, fresh=True), _Drawn(self.tensors))
 
-        if module is not None and any(map(is_lazy, module.parameters())):
-            call = _Call(spec, module, self.tensors)  # which gives them their shapes
-            with undisturbed(device), torch.no_grad():
-                draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
         call, copied = (_Call(spec, part, self.tensors) for part in (module, shadow(module)))
         given = Candidate(call, copied, fresh, module)
         return examine(given, spec.inputs, device, name, where)
@@ -229,6 +235,14 @@ class Table:
 
 
 _DETACHING = {torch.detach, Tensor.detach}
+
+
+def failed(error: Exception, what: str, where: str, hint: str) -> Exception:
+    """Create the error for a call that fails because autobatch makes it in a different way."""
+    kinds = TypeError, ValueError, IndexError, AttributeError
+    kind = next((k for k in kinds if type(error) is k), RuntimeError)
+    got = f"{type(error).__name__}: {error}".strip()
+    return mismatch(kind, what, got=got, where=where, hint=hint)
 
 
 def name_of(target: Any) -> str:

@@ -5,17 +5,19 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from operator import is_, itemgetter
 from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import HOOKS
+from pyg_dynbatch.core.row_law import ReadsValue
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
 
@@ -92,6 +94,14 @@ class _Held:
         self.prefix, self.current = prefix, values
         self.seen: dict[str, Any] = {}
         self.marks: dict[str, tuple[int, Any]] = {}  # of what can change without being replaced
+        self.first, self.touched = self.seen, set[str]()  # since the call of the model began
+
+    def start(self) -> bool:
+        """Take everything as it is; return whether anything has changed since the last look."""
+        changed = bool(self.changed())
+        self.first = self.seen
+        self.touched.clear()
+        return changed
 
     def changed(self) -> list[str]:
         """Return the names of what has changed since the last look."""
@@ -99,15 +109,32 @@ class _Held:
         if len(now) != len(self.seen) or not all(map(is_, now.values(), self.seen.values())):
             every = [name for name in now.keys() | self.seen.keys() if name not in _INTERNAL]
             names = [name for name in every if now.get(name, self) is not self.seen.get(name, self)]
-            self.seen = now.copy()
+            self.seen, before = now.copy(), self.marks
             self.marks = {n: mark for n in every if (mark := _mark(now.get(n))) is not None}
-            return [self.prefix + name for name in names]
+            self.marks.update((n, mark) for n, mark in before.items() if n not in names)
         for name, (number, last) in self.marks.items():
             found: Any = _mark(now[name])
             if found[0] != number or found[1] is not last:
                 self.marks[name] = found
-                names.append(self.prefix + name)
-        return names
+                names.append(name)
+        self.touched.update(names)
+        return [self.prefix + name for name in names]
+
+    def restore(self, name: str, before: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
+        """Give an attribute its earlier value; take new or recorded items out of a container."""
+        value = self.current.get(name)
+        if name not in before:
+            del self.current[name]
+        elif name not in self.current or value is not before[name]:
+            self.current[name] = before[name]
+        elif isinstance(value, dict):
+            for key in [key for key, item in value.items() if holds_values((key, item))]:
+                del value[key]
+        elif isinstance(value, list | deque):
+            size = marks[name][0] if name in marks else len(value)
+            kept = [item for item in islice(value, size) if not holds_values(item)]
+            value.clear()
+            value.extend(kept)
 
 
 class Part:
@@ -128,8 +155,9 @@ class Part:
         self.stamp = self._stamp()
 
     def _stamp(self) -> list[Any]:
-        # The addresses of objects are even.
-        found = [p if p is None else id(p) + p.requires_grad for p in self.parameters.values()]
+        # A module may be cast, which replaces the data of a parameter, and cast back.
+        values = self.parameters.values()
+        found = [p if p is None else (id(p), p.requires_grad, p.dtype) for p in values]
         return [*found, *self.children.values(), *map(len, self.hooks)]
 
     def is_same(self) -> bool:
@@ -145,18 +173,31 @@ class Part:
         names = [
             n for n, v in zip(self.names, self.values, strict=True) if self.held.get(n) is not v
         ]
+        names += {n for n in self.held if n not in _INTERNAL}.difference(self.names)
         parts = *self.parameters, *self.children
         named = zip_longest(parts, self._stamp(), self.stamp, fillvalue="hooks")
         names += [str(name) for name, now, before in named if now != before]
-        return changed(f"{self.path}.{(*names, 'attributes')[0]}", where)
+        return changed(f"{self.path}.{names[0]}", where)
 
 
 def changed(name: str, where: str) -> RuntimeError:
     """Create the error for a change of what recorded calls read."""
     what = f"autobatch: {name!r} was changed while the model was recorded"
     got = "calls that read it are run later, and would all find its last value"
-    hint = "change it outside the model, in the forward() of a submodule, or compute a new tensor"
+    hint = "change it outside the model, in a submodule that is not opened, or use a new tensor"
     return mismatch(RuntimeError, what, got=got, where=where, hint=hint)
+
+
+def holds_values(value: Any, depth: int = 3) -> bool:
+    """Return whether an object is a recorded value or, as far as can be seen, holds one."""
+    if type(value) is Lazy:
+        return True
+    if not depth or isinstance(value, type | nn.Module | Tensor):
+        return False
+    parts = [*getattr(value, "__dict__", {}).values()]
+    if isinstance(value, list | tuple | set | frozenset | deque | Mapping):
+        parts += value.values() if isinstance(value, Mapping) else value
+    return any(holds_values(part, depth - 1) for part in parts)
 
 
 def _mark(value: Any) -> tuple[int, Any] | None:
@@ -181,13 +222,15 @@ class Watch:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self.held, self.parameters = list[_Held](), list[_Held]()
+        self.held, self.parameters, others = list[_Held](), list[_Held](), list[_Held]()
         for path, part in modules.items():
             prefix = f"{path}." if path else ""
-            if not type(part).__module__.startswith("torch."):
-                self.held.append(_Held(prefix, vars(part)))
+            is_own = not type(part).__module__.startswith("torch.")
+            (self.held if is_own else others).append(_Held(prefix, vars(part)))
+            others += [_Held(prefix, part._modules)] if part._modules else []
             self.held += [_Held(prefix, part._buffers)] if part._buffers else []
             self.parameters += [_Held(prefix, part._parameters)] if part._parameters else []
+        self.every = [*self.held, *self.parameters, *others]
         self.parts = {path: Part(path, part) for path, part in modules.items()}
         self.called = set[Part]()  # by recorded calls
         self.waiting: set[int] = set()  # examples that wait for values
@@ -198,9 +241,7 @@ class Watch:
         self.writers.clear()
         self.waiting.clear()
         self.called.clear()
-        for held in self.parameters:
-            held.changed()
-        return any([held.changed() for held in self.held])
+        return any([held.start() for held in self.every][: len(self.held)])
 
     def turn_ends(self, example: int | None) -> None:
         """Raise an error if an example changed again what others, which wait, may use."""
@@ -224,6 +265,60 @@ class Watch:
         for part in self.called:
             part.start()
 
+    @contextmanager
+    def examined(self, example: int | None) -> Iterator[None]:
+        """Undo what changes inside, on random rows; raise ReadsValue, as each call changes it."""
+        with self.ignored(example):
+            self._note_parameters(example)
+            before = [(held, held.changed(), held.seen, held.marks.copy()) for held in self.every]
+            try:
+                yield
+            finally:
+                names = [(each, name) for each in before for name in each[0].changed()]
+                for (held, _, seen, marks), name in names:
+                    held.restore(name.removeprefix(held.prefix), seen, marks)
+        if names:
+            raise ReadsValue(f"it changes {names[0][1]!r} of the model")
+
+    def kept(self) -> list[Lazy]:
+        """List the recorded values that attributes, buffers and parameters of the model hold."""
+        found = list[Lazy]()
+        for held, name in self._holding():
+            for leaf in tree_leaves(held.current[name]):
+                if type(leaf) is Lazy:
+                    found.append(leaf)
+                elif holds_values(leaf):
+                    what = f"autobatch: {held.prefix + name!r} of the model holds recorded values"
+                    wanted, hint = "tensors, or lists, tuples and dicts of them", "return them"
+                    raise mismatch(TypeError, what, wanted, type(leaf).__name__, hint=hint)
+        return found
+
+    def replace(self, computed: Iterable[Tensor]) -> None:
+        """Replace what :meth:`kept` has listed."""
+        rows = iter(computed)
+        for held, name in self._holding():
+            value = held.current[name]
+            found = tree_map_only(Lazy, lambda _: next(rows), value)
+            if isinstance(value, list | dict | deque):  # which others may refer to
+                value.clear()
+                value.update(found) if isinstance(value, dict) else value.extend(found)
+            else:
+                held.current[name] = found
+
+    def restore(self) -> None:
+        """Let the model hold no recorded value when a call has ended or failed."""
+        for held, name in self._holding():
+            held.restore(name, held.first, {})
+
+    def _holding(self) -> list[tuple[_Held, str]]:
+        for held in self.every:
+            held.changed()
+        names = ((held, name) for held in self.every for name in sorted(held.touched))
+        return [(held, name) for held, name in names if holds_values(held.current.get(name))]
+
+    def _note_parameters(self, example: int | None) -> None:
+        self.writers.update((n, example) for held in self.parameters for n in held.changed())
+
     def inside(self, path: str) -> list[Part]:
         """List a module and all inside."""
         return [part for name, part in self.parts.items() if f"{name}.".startswith(f"{path}.")]
@@ -237,6 +332,8 @@ class Watch:
             else:
                 self.called.add(part)
                 part.start()
+                for name in part.names if self.writers else ():  # set before all calls
+                    self.writers.pop(f"{part.path}.{name}", None)
 
     def _check_parts(self) -> None:
         for part in self.called:
@@ -252,7 +349,7 @@ class Watch:
         """
         self.turn_ends(example)
         self._check_parts()
-        self.writers.update((n, example) for held in self.parameters for n in held.changed())
+        self._note_parameters(example)
         names = read() if self.writers else ()
         for name, by in self.writers.items():
             parts = name.split(".")

@@ -1,13 +1,12 @@
 """One example, recorded ahead: integers that loader workers can make and disks can keep."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import (
     register_pytree_node,
     tree_flatten,
@@ -20,7 +19,7 @@ from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.autobatch.plan import Part, run_plan
 from pyg_dynbatch.autobatch.session import Block, Session
 from pyg_dynbatch.autobatch.signatures import Spec, Table
-from pyg_dynbatch.autobatch.state import Fingerprint
+from pyg_dynbatch.autobatch.state import Fingerprint, holds_values
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
@@ -65,7 +64,7 @@ def structured(result: Any, where: str = "", numbered: bool = False) -> Any:
             found = _Fields(type(leaf), structured(named, where, numbered))
             if numbered or any(isinstance(part, Lazy | Tensor) for part in tree_leaves(found)):
                 return found
-        elif _holds_values(leaf):
+        elif holds_values(leaf):
             what = "autobatch: a result holds tensors in an object that cannot be stacked"
             wanted = "tuples, lists, dicts and dataclasses of tensors"
             raise mismatch(TypeError, what, wanted, type(leaf).__name__, where=where)
@@ -76,17 +75,6 @@ def structured(result: Any, where: str = "", numbered: bool = False) -> Any:
 
 def _placed(leaves: Sequence[Any], numbered: Any) -> Any:
     return tree_map(leaves.__getitem__, structured(numbered, numbered=True))
-
-
-def _holds_values(value: Any, depth: int = 3) -> bool:
-    if type(value) is Lazy:
-        return True
-    if not depth or isinstance(value, type | nn.Module | Tensor):
-        return False
-    parts = [*getattr(value, "__dict__", {}).values()]
-    if isinstance(value, list | tuple | set | frozenset | deque | Mapping):
-        parts += value.values() if isinstance(value, Mapping) else value
-    return any(_holds_values(part, depth - 1) for part in parts)
 
 
 @dataclass(frozen=True)

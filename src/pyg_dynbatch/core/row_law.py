@@ -484,7 +484,7 @@ def draws_random_numbers(called: Any, inputs: Sequence[Any] = ()) -> bool:
         nonlocal found
         found = any(call.random for call in listed(copied, rows)[0].calls)
 
-    copied, first = in_mode(shadow(called), True), next(_tensors_of(owner), torch.empty(0))
+    copied, first = in_mode(shadow(called), True), next(tensors_of(owner), torch.empty(0))
     # A function that cannot be called on these rows is found to be so when it is run.
     with undisturbed(first.device), torch.no_grad(), suppress(Exception):
         draw_rows(run, inputs, first.device)
@@ -500,7 +500,8 @@ def _draws_itself(part: nn.Module) -> bool:
     return marked or any(isinstance(share, float) and share > 0 for share in shares)
 
 
-def _tensors_of(owner: nn.Module | None) -> Iterator[Tensor]:
+def tensors_of(owner: nn.Module | None) -> Iterator[Tensor]:
+    """List the parameters and buffers of a module."""
     return iter(()) if owner is None else chain(owner.parameters(), owner.buffers())
 
 

@@ -1,0 +1,323 @@
+"""Laws of autobatch: programs give what the plain loop gives, or an error of this package."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+from pyg_dynbatch.autobatch import AutoBatch, attend, autobatch, open, rows, total  # noqa: A004
+from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.core.errors import Mismatch
+from tests.autobatch.test_autobatch import Wrap, check
+
+Forward = Callable[[Any, Any], Any]
+LONG = partial(pytest.param, marks=pytest.mark.long)
+ROWS = [*torch.randn(3, 3, generator=torch.Generator().manual_seed(0))]
+
+# A part in single precision, and numbers of the default dtype.
+IN_SINGLE_PRECISION: dict[str, Forward] = {
+    "part": lambda m, x: m.part(x),
+    "data": lambda m, x: x,
+    "number": lambda m, x: m.part(x) * 0.1,
+    "tensor": lambda m, x: m.part(x) * torch.tensor(0.1),
+    "wide": lambda m, x: m.part(x) * torch.tensor([0.1, 0.2, 0.3]),
+    "average": lambda m, x: (m.part(x) > 0).sum() / 3 + m.part(x),
+    "read": lambda m, x: torch.tensor(m.part(x).sum().item()) * m.part(x),
+    "embedding": lambda m, x: m.word(torch.tensor(1)) + m.part(x),
+    "recurrent": lambda m, x: m.gru(m.part(x).view(3, 1))[0],
+    "total": lambda m, x: total([m.part(x), x]),
+    "attend": lambda m, x: attend(m.part(x), [m.part(x), x], [x, m.part(x)]),
+    "rows": lambda m, x: rows(torch.ones(2, 3))[0] * m.part(x),
+    "new": lambda m, x: m.part(x) + m.part(x).new_zeros(3) + m.part(x).new_tensor([0.1, 0.2, 0.3]),
+}  # fmt: skip
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=str)
+def dtype(request: pytest.FixtureRequest) -> Any:
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
+def test_dtypes_are_those_of_the_plain_loop(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    parts = {"part": nn.Linear(3, 3), "word": nn.Embedding(3, 3), "gru": nn.GRU(1, 2)}
+    function = IN_SINGLE_PRECISION[name]
+    model = Wrap(lambda m, x: function(m, x) * m.unit, **parts).float()
+    model.unit = nn.Parameter(torch.ones((), dtype=torch.float32))
+    check(model, ROWS, tolerance=1e-5)
+
+
+class Part(nn.Module):
+    """A module with state of many kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.kept, self.cache = 1.0, list[Any](), dict[str, Any]()
+        self.weight, self.drop = nn.Parameter(torch.ones(3)), nn.Dropout(0.0)
+        self.act: nn.Module = nn.Identity()
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.act(x)) * (self.factor + len(self.kept))
+        return x * self.weight + self.shift
+
+
+def model_of(function: Forward, inner: Forward | None = None) -> Any:
+    """Create a model of a function; its part ``inner`` is another one that knows the others."""
+    torch.manual_seed(0)
+    model: Any = Wrap(function, part=Part(), layer=nn.Linear(3, 3), other=nn.Linear(3, 3))
+    model.gru, model.attention = nn.GRU(1, 2), nn.MultiheadAttention(4, 2)
+    model.deep = nn.GRU(1, 2, 2, dropout=0.5)
+    model.kept, model.cache, model.last = [], {}, None
+    model.register_buffer("buffer", torch.zeros(3))
+    if inner is not None:
+        model.inner = Wrap(lambda m, x: inner(m.others[0], x), gru=model.gru)
+        model.inner.others = [model]  # not as a submodule
+    return model
+
+
+def holders(value: Any, seen: set[int] | None = None) -> list[Any]:
+    """Find recorded values in a model, however deep."""
+    seen = set() if seen is None else seen
+    if type(value) is Lazy or id(value) in seen:
+        return [value] if type(value) is Lazy else []
+    seen.add(id(value))
+    parts = [*getattr(value, "__dict__", {}).values()]
+    parts += value.values() if isinstance(value, dict) else ()
+    parts += value if isinstance(value, list | tuple | set) else ()
+    return [] if callable(value) and not isinstance(value, nn.Module) else [
+        found for part in parts for found in holders(part, seen)
+    ]  # fmt: skip
+
+
+def refused(error: Exception) -> bool:
+    return isinstance(error.args[0], Mismatch) and str(error).startswith(("autobatch", "Operation"))
+
+
+def check_law(make: Callable[[], Any], calls: int = 2) -> bool:
+    """Compare each of several calls with the plain loop; return whether all were run."""
+    plain, model = make(), autobatch(make())
+    for _ in range(calls):
+        expected = torch.stack([plain(x) for x in ROWS])
+        try:
+            found = model(ROWS)
+        except Exception as error:
+            assert refused(error), error
+            return False
+        finally:
+            assert not holders(model.plain)
+        torch.testing.assert_close(found, expected)
+        for each, y in (model, found), (plain, expected):
+            each.zero_grad()
+            y.sum().backward(retain_graph=True)
+        torch.testing.assert_close(model.layer.weight.grad, plain.layer.weight.grad)
+    return True
+
+
+def double_in_place(m: Any) -> None:
+    m.part.weight.data.mul_(2)
+
+
+def longer(m: Any) -> None:
+    m.part.factor += 1
+
+
+# What a submodule does to another one.
+TO_A_SIBLING: dict[str, Callable[[Any], Any]] = {
+    "attribute": lambda m: setattr(m.part, "factor", 3.0),
+    "count": longer,
+    "list": lambda m: m.part.kept.append(1),
+    "parameter": lambda m: setattr(m.part, "weight", nn.Parameter(torch.full((3,), 3.0))),
+    "data": double_in_place,
+    "buffer": lambda m: setattr(m.part, "shift", m.part.shift + 1),
+    "buffer in place": lambda m: m.part.shift.add_(1),
+    "child": lambda m: setattr(m.part, "act", nn.Tanh()),
+    "mode of a layer": lambda m: m.part.drop.eval(),
+    "probability": lambda m: setattr(m.part.drop, "p", 1.0),
+}
+
+
+@pytest.mark.parametrize("where", [LONG("before"), "between", "unused"])
+@pytest.mark.parametrize("name", TO_A_SIBLING)
+def test_a_submodule_that_changes_another_one(name: str, where: str) -> None:
+    def inner(m: Any, x: Any) -> Any:
+        TO_A_SIBLING[name](m)
+        return x * 2
+
+    functions: dict[str, Forward] = {
+        "before": lambda m, x: m.part(m.inner(m.layer(x))),
+        "between": lambda m, x: m.part(m.inner(m.part(m.layer(x)))),
+        "unused": lambda m, x: m.inner(m.layer(x)) * m.part.factor,
+    }
+    check_law(lambda: model_of(functions[where], inner))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient * ctx.saved_tensors[0]
+
+
+def packed(m: Any, x: Any) -> Any:
+    given = pack_sequence([x.view(3, 1), x.view(3, 1)[:2]])
+    return pad_packed_sequence(m.gru(given)[0])[0]
+
+
+def with_weights(m: Any, x: Any) -> Any:
+    weights = {"weight": torch.outer(m.layer(x), x), "bias": x}
+    return torch.func.functional_call(m.other, weights, (x,))
+
+
+def cast_for_a_while(m: Any, x: Any) -> Any:
+    y = m.other.double()(m.layer(x).double())
+    m.other.float()
+    return y
+
+
+def transcribed(m: Any, x: Any) -> Any:
+    scores = m.layer(x).view(1, 1, 3).expand(4, 1, 3).log_softmax(-1)
+    return F.ctc_loss(scores, torch.tensor([[1, 2]]), (4,), (2,))
+
+
+def twice(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+with pytest.warns(DeprecationWarning):
+    SCRIPTED = torch.jit.script(twice), torch.jit.script(nn.Linear(3, 3))
+
+
+def traced_by_outer(x: Any) -> Any:
+    return torch.trace(torch.outer(x, x)) * x
+
+
+# Each inline, in a submodule, and in a submodule that is opened.
+UNUSUAL: dict[str, Forward] = {
+    "packed": packed,
+    "functional_call": with_weights,
+    "cast": cast_for_a_while,
+    "ctc_loss": transcribed,
+    "function": lambda m, x: Square.apply(m.layer(x)),
+    "checkpoint": lambda m, x: checkpoint(torch.tanh, m.layer(x), use_reentrant=False),
+    "checkpoint of vmap": lambda m, x: checkpoint(traced_by_outer, m.layer(x), use_reentrant=False),
+    "reentrant": lambda m, x: checkpoint(torch.tanh, m.layer(x), use_reentrant=True),
+    "vmap": lambda m, x: torch.vmap(torch.sin)(m.layer(x)),
+    "grad": lambda m, x: torch.func.grad(lambda y: y.square().sum())(m.layer(x)),
+    "scripted": lambda m, x: SCRIPTED[0](m.layer(x)),
+    "scripted module": lambda m, x: m.layer(SCRIPTED[1](x)),
+    "attention": lambda m, x: m.attention(*[m.layer(x).view(3, 1, 1).expand(3, 2, 4)] * 3)[0],
+    "large number": lambda m, x: m.layer(x) * (10**5000 % 7),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:There is a performance drop")
+@pytest.mark.parametrize("where", ["inline", "inside", "opened"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_calls_are_right_or_refused(name: str, where: str) -> None:
+    def make() -> Any:
+        if where == "inline":
+            return model_of(UNUSUAL[name])
+        model = model_of(lambda m, x: m.inner(x))
+        inner = model_of(UNUSUAL[name])
+        model.inner, model.layer = open(inner) if where == "opened" else inner, inner.layer
+        return model
+
+    check_law(make)
+
+
+class Box:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def keep(m: Any, y: Any) -> None:
+    m.other.last = y
+
+
+KEEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "attribute": lambda m, y: setattr(m, "last", y),
+    "new attribute": lambda m, y: setattr(m, "found", [y, {"a": (y, 1)}]),
+    "list": lambda m, y: m.kept.append(y),
+    "list and attribute": lambda m, y: (m.kept.append(y), setattr(m, "last", y)),
+    "dict": lambda m, y: m.cache.update(a=y),
+    "buffer": lambda m, y: setattr(m, "buffer", y),
+    "layer": keep,
+    "part": lambda m, y: setattr(m.part, "last", y),
+    "object": lambda m, y: setattr(m, "last", Box(y)),
+}
+
+
+@pytest.mark.parametrize("ends", ["returns", LONG("reads"), "fails", "collates", LONG("traces")])
+@pytest.mark.parametrize("name", KEEPS)
+def test_no_recorded_value_stays_in_a_model(name: str, ends: str) -> None:
+    def function(m: Any, x: Any) -> Any:
+        y = m.layer(x)
+        KEEPS[name](m, y)
+        if ends == "fails" and x is ROWS[1]:
+            raise KeyError("own error")
+        return y * 2 if ends != "reads" else y * y.sum().item()
+
+    model: AutoBatch = autobatch(model_of(function))
+    before = sorted(model.state_dict())
+    for _ in range(2):
+        try:
+            {"collates": model.collate, "traces": lambda x: model.trace(x[0])}.get(ends, model)(
+                ROWS
+            )
+            assert ends != "fails"
+        except Exception as error:
+            assert refused(error) or (ends == "fails" and type(error) is KeyError)
+        assert not holders(model.plain) and sorted(model.state_dict()) == before
+    if ends == "returns" and name in ("attribute", "buffer", "dict", "list"):
+        plain: Any = model.plain
+        found = {"attribute": plain.last, "buffer": plain.buffer, **plain.cache}
+        found["list"] = plain.kept and plain.kept[-1]
+        torch.testing.assert_close(found.get(name, found.get("a")), plain.layer(ROWS[-1]))
+
+
+def test_hooks_capture_values_of_single_examples() -> None:
+    for capture in ([], None):
+        plain: Any = model_of(lambda m, x: (m.layer(x), m.layer(x) * m.seen()[-1])[1])
+        seen = plain.kept if capture is None else capture
+        plain.seen = lambda seen=seen: seen
+        plain.layer.register_forward_hook(lambda _, given, y, seen=seen: seen.append(y))
+        found = autobatch(plain)(ROWS)
+        torch.testing.assert_close(found, torch.stack([plain.layer(x) ** 2 for x in ROWS]))
+
+
+def test_a_recurrent_layer_with_dropout() -> None:
+    model: Any = autobatch(model_of(lambda m, x: m.deep(m.layer(x).view(3, 1))[0]))
+    found = model(ROWS[:1] * 20)
+    found.sum().backward()
+    assert len(found.unique(dim=0)) > 1 and model.layer.weight.grad.any()
+    torch.testing.assert_close(model.eval()(ROWS), model(ROWS, batch=False))
+
+
+def test_a_random_call_without_a_backward_pass_under_vmap_is_refused() -> None:
+    def inner(m: Any, x: Any) -> Any:
+        return checkpoint(lambda y: F.dropout(traced_by_outer(y)), x, use_reentrant=False)
+
+    model = autobatch(model_of(lambda m, x: m.inner(m.layer(x)), inner))
+    with pytest.raises(TypeError, match="has not been computed"):
+        model(ROWS).sum().backward()
+
+
+def test_state_that_is_set_before_all_calls_is_right() -> None:
+    def function(m: Any, x: Any) -> Any:
+        m.part.factor = 3.0
+        return m.part(m.layer(x))
+
+    assert check_law(lambda: model_of(function))
