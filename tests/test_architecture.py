@@ -36,8 +36,8 @@ NAMESPACES = (
 MAX_FILES = 149
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 3_725,
-    "blocks": 6_480,
+    "autobatch": 3_880,
+    "blocks": 6_580,
     "core": 5_580,
     "documents": 640,
     "molecules": 8_740,
@@ -45,10 +45,10 @@ MAX_LINES = {
     "training": 2_890,
     "trees": 4_310,
     "other files": 2_160,
-    "installed": 39_670,
+    "installed": 39_910,
     "benchmarks": 6_080,
 }
-MAX_CODE = 25_600
+MAX_CODE = 25_790
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -25,7 +25,7 @@ from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.row_law import module_of
-from pyg_dynbatch.core.types import RaggedRows
+from pyg_dynbatch.core.types import RaggedRows, has_gradient
 
 
 def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
@@ -219,7 +219,7 @@ _LENGTHS = (2, 1, 3)  # of the sequences of three calls
 def _drawn(kind: Any, length: int, device: torch.device, attempt: int, most: int) -> Tensor:
     row: Any = row_type_of(kind)
     shape = (length if isinstance(kind, Ragged) else 1, *row.shape)
-    number = attempt if row_law.has_gradient(row.dtype) else 1
+    number = attempt if has_gradient(row.dtype) else 1
     return row_law.draw(shape, row.dtype, device, number, most)
 
 
