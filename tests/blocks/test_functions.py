@@ -151,6 +151,8 @@ def mixing(function: Any) -> Any:
         (Declared(), "mixes the rows"),
         (lambda x: x if x.sum() > 1e4 else x.relu(), "reads values"),
         (lambda x: torch.stack([x[0] for _ in x]), "mixes the rows"),
+        (lambda x: x * (x.abs() < 1e4).all(), "mixes the rows"),
+        (lambda x: torch.renorm(x, 2, 1, 1e4), "mixes the rows"),
         (torch.nn.utils.spectral_norm(nn.Linear(3, 3)), "changes its state"),
     ],
 )

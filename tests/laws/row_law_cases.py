@@ -215,6 +215,15 @@ MIXES: dict[str, Case] = {
                              word=lambda: nn.Embedding(5, 3)),
     "softmax without an axis": of(lambda m, x: F.softmax(x, dim=0), (3,), direct=False),
     "loop over the first axis": of(lambda m, x: sum(row for row in x), direct=False),
+    "all": of(lambda m, x: x * (x.abs() < 9).all(), (8,), direct=False),
+    "any": of(lambda m, x: torch.where((x.abs() > 30).any(), 2 * x, x), (8,), direct=False),
+    "all finite": of(lambda m, x: x * (x * 1e308).isfinite().all(), (8,), direct=False),
+    "any of numbers": of(lambda m, x: x + (x - 9).relu().any(), (8,), direct=False),
+    "all of integers": of(lambda m, x: x + (x / 9).long().any(), (8,), direct=False),
+    "largest of booleans": of(lambda m, x: x * (x.abs() > 3).max(), (8,), direct=False),
+    "renorm far away": of(lambda m, x: torch.renorm(x * 1e4, 2, 0, 1e4), (8,), direct=False),
+    "isin of numbers": of(lambda m, x, y: torch.isin(x.round(), y.round()) * x, (8,), (8,),
+                          direct=False),
 }  # fmt: skip
 RIGHT: dict[str, Case] = {
     "linear": Case(lambda: nn.Linear(3, 2), ((3,),), True),

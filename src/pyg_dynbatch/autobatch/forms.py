@@ -78,7 +78,7 @@ def examine(
         raise mismatch(ValueError, what, got=got, where=where, hint=row_law.OTHER_NORMS)
     with row_law.undisturbed(device):
         try:
-            rows, results, random = _results(call, row_types, device)
+            rows, results, calls = _results(call, row_types, device)
         except ChangesArgument:
             what = f"autobatch: {name} changes its argument in place"
             hint = "the form that returns a new tensor: x + y, torch.stack, inplace=False"
@@ -86,9 +86,10 @@ def examine(
         except ChangesState as error:
             raise _changes(name, _described(call.target, error.args[0]), where) from None
         leaves, spec = tree_flatten(results[0])
+        random = any(each.random for each in calls)
         _check_results(results, device, name, where)
         _check_state(call, rows, None if random else results[0], name, where)
-        way, form = _form(given, rows, results, random, name, where)
+        way, form = _form(given, rows, results, calls, name, where)
     types = [TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
     random |= row_law.draws_random_numbers(module)
     return Examined(form, way, types, spec, random)
@@ -96,7 +97,7 @@ def examine(
 
 def _results(
     call: Form, row_types: Sequence[TensorType], device: torch.device
-) -> tuple[list[Tensor], list[Any], bool]:
+) -> tuple[list[Tensor], list[Any], list[row_law.Called]]:
     """Draw rows on which the call works; also return what it makes of each, and how."""
     found: list[Any] = []
 
@@ -104,7 +105,7 @@ def _results(
         found[:] = [row_law.listed(call, [row[n] for row in rows]) for n in range(3)]
 
     rows = row_law.draw_rows(run, row_types, device)
-    return rows, [result for _, result in found], any(c.random for c in found[0][0].calls)
+    return rows, [result for _, result in found], found[0][0].calls
 
 
 def _described(target: Any, changed: Tensor) -> str:
@@ -215,15 +216,17 @@ def _differentiates(form: Form, rows: list[Tensor]) -> bool:
 
 
 def _form(
-    given: Candidate, rows: list[Tensor], results: list[Any], random: bool, name: str, where: str
-) -> tuple[str, Form]:
-    call, device = given.call, rows[0].device
+    given: Candidate, rows: list[Tensor], results: list[Any], calls: Sequence[row_law.Called],
+    name: str, where: str,
+) -> tuple[str, Form]:  # fmt: skip
+    call, device, random = given.call, rows[0].device, any(each.random for each in calls)
+    scale = row_law.largest(calls)
     operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in rows]
 
     def compared(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> list[Any]:
         single, stacked = row_law.flat(one), row_law.flat(many)
         owner = row_law.module_of(getattr(one, "target", None))
-        options: Any = {"parameters": [] if owner is None else _trained(owner)}
+        options: Any = {"parameters": [] if owner is None else _trained(owner), "scale": scale}
         return [row_law.obeys(single, stacked, operands, size, device, **options) for size in sizes]
 
     def equal(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> bool:

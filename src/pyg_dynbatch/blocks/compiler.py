@@ -14,7 +14,6 @@ from pyg_dynbatch.blocks.cache import stable_text
 from pyg_dynbatch.blocks.code import Code, Model, TraceError
 from pyg_dynbatch.blocks.control import Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
-from pyg_dynbatch.blocks.functions import in_evaluation_mode
 from pyg_dynbatch.blocks.indexing import Broadcast
 from pyg_dynbatch.blocks.records import Record
 from pyg_dynbatch.blocks.rewrites import MERGE_EQUAL, PASSES, SPLIT_LINEAR, split_linear
@@ -48,6 +47,7 @@ from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.row_law import in_mode, shadow
 from pyg_dynbatch.core.schedule import Schedule
 
 _T = TypeVar("_T")
@@ -115,8 +115,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     first = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if first is None else first.device)
     schedule = Schedule.from_programs([tracer.program(traced)]).to(engine.device)
-    with in_evaluation_mode(engine):
-        found = engine(schedule, inputs)
+    found = in_mode(shadow(engine), False)(schedule, inputs)
     if tolist:
         found = {name: tensor.tolist() for name, tensor in found.items()}
     kind, rows = block._known("output"), {name: iter(tensor) for name, tensor in found.items()}

@@ -2,13 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from operator import itemgetter
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.blocks.block import Block, conversion
@@ -51,13 +52,16 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
     if callable(build := getattr(called, "build", None)):
         # Parameters use the user's random state, which the calls below do not change.
         build(input_type)
-    found = []
-    with _without_side_effects(called) as like:
+    owner, found = module_of(called) or nn.Module(), []
+    like = next(owner.parameters(), torch.empty(0))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for rows in (2, 3):
             arguments = _rows_of_zeros(input_type, rows, like)
             spread = arguments if isinstance(input_type, TupleType) else (arguments,)
             try:
-                found.append(called(*spread))
+                if any(map(is_lazy, row_law.tensors_of(owner))):
+                    called(*spread)  # which gives it parameters
+                found.append(row_law.in_mode(row_law.shadow(called), False)(*spread))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
     return _type_of(block, input_type, *found)
@@ -66,27 +70,6 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
 def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     expected = "a function on batched tensors: first axis one row per example"
     block._fail(f"its function cannot be called with {input_type}", expected, got)
-
-
-@contextmanager
-def _without_side_effects(called: Any) -> Iterator[Tensor]:
-    """Evaluate a module without side effects; yield a tensor of its device."""
-    owner = module_of(called) or nn.Module()
-    with in_evaluation_mode(owner), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        yield next(owner.parameters(), torch.empty(0))
-
-
-@contextmanager
-def in_evaluation_mode(owner: nn.Module) -> Iterator[None]:
-    """Set a module and all inside to evaluation mode; restore the modes afterwards."""
-    training = {module: module.training for module in owner.modules()}
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module, flag in training.items():
-            module.training = flag
 
 
 def _rows_of_zeros(input_type: ResultType, rows: int, like: Tensor) -> Any:

@@ -55,6 +55,11 @@ _READS = {
     )
 } | {torch.equal, torch.allclose, torch.is_nonzero}  # fmt: skip
 _UNDEFINED = {torch.empty, torch.empty_like, Tensor.new_empty}
+# Whose results do not depend on values of their operands. Any other result without a batch axis,
+# such as that of all(), was computed from all rows.
+_CREATES = {
+    Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_tensor, Tensor.new_zeros
+}  # fmt: skip
 # Random functions that draw each element, or each row, by itself.
 _DRAWS_PER_ROW = {
     "dropout", "alpha_dropout", "bernoulli", "bernoulli_", "rand", "rand_like", "randn",
@@ -281,12 +286,12 @@ class Pair(NamedTuple):
         if key not in _KNOWN:
             if len(_KNOWN) > 10_000:
                 _KNOWN.clear()
-            calls = self.one.again, self.many.again
-            _KNOWN[key] = obeys(*calls, operands, self.size, device, self.batched)
+            calls, options = (self.one.again, self.many.again), {"scale": largest([self.one])}
+            _KNOWN[key] = obeys(*calls, operands, self.size, device, self.batched, **options)
         kinds = _KNOWN[key]
         if kinds is None:
             raise _Undecided
-        if not kinds:
+        if not kinds or (not all(kinds) and self.size > 1 and self.one.func not in _CREATES):
             raise _Mixes
         return kinds[: len(self.one.results)]
 
@@ -322,16 +327,24 @@ class Operand(NamedTuple):
     is_row: bool
 
 
-_DRAWS = 4  # normal, wide, between 0 and 1, at least a half
+_DRAWS = 4  # normal, wide, between 0 and 1, some equal values
+
+
+def largest(calls: Sequence[Called]) -> float:
+    """Return the largest number, at least 1, among the arguments of functions."""
+    leaves = (leaf for call in calls for leaf in call.leaves)
+    numbers = (abs(leaf) for leaf in leaves if type(leaf) in (int, float))
+    return max((float(number) for number in numbers if number < 1e30), default=1.0) or 1.0
 
 
 def obeys(
     single: Compute, stacked: Compute, operands: Sequence[Operand], size: int,
-    device: torch.device, batched: bool = False, parameters: Tensors = (),
+    device: torch.device, batched: bool = False, parameters: Tensors = (), scale: float = 1.0,
 ) -> list[bool] | None:  # fmt: skip
     """Compare a function of one row with one of stacked rows on fresh random operands.
 
-    Gradients are compared of the operands, and of parameters that the functions hold.
+    Gradients are compared of the operands, and of parameters that the functions hold. Some values
+    are far beyond ``scale``, a number with which the functions may compare them.
 
     Returns:
         Which of the results are rows, the others being equal for all rows; empty if results
@@ -341,7 +354,7 @@ def obeys(
     tells = False  # whether there was a draw without NaN, to which everything is equal
     needs_gradient = 1 < size < 10
     for attempt in range(_DRAWS if needs_gradient else 2):
-        values = _drawn(operands, size, device, attempt)
+        values = _drawn(operands, size, device, attempt, scale)
         picked = list(range(min(size, 3)))  # the others repeat these
         with torch.no_grad():
             try:
@@ -415,7 +428,7 @@ def _ones(values: Tensors, operands: Sequence[Operand], n: int, batched: bool) -
 
 
 def _drawn(
-    operands: Sequence[Operand], size: int, device: torch.device, attempt: int
+    operands: Sequence[Operand], size: int, device: torch.device, attempt: int, scale: float
 ) -> list[Tensor]:
     """Draw random operands; integers are small enough to be an index of any other operand."""
     floating = [o.shape for o in operands if has_gradient(o.dtype)]
@@ -424,6 +437,8 @@ def _drawn(
     for operand in operands:
         shape = (min(size, 3), *operand.shape) if operand.is_row else operand.shape
         drawn = draw(shape, operand.dtype, device, attempt, max(most, 1))
+        if operand.is_row and attempt == 1:
+            make_extreme(drawn, scale)
         if operand.is_row and not has_gradient(operand.dtype):
             drawn[2:] = drawn[:1]  # gradients of equal indices meet in one row
         found.append(drawn[torch.arange(size, device=device) % 3] if operand.is_row else drawn)
@@ -444,7 +459,16 @@ def draw(
     values = torch.randn(shape, device=device, dtype=dtype)
     if dtype.is_complex or attempt == 0:
         return values
-    return (values * 30, values.sigmoid(), values.abs() + 0.5)[attempt - 1]
+    return (values * 30, values.sigmoid(), (4 * values.abs()).round() / 4 + 0.5)[attempt - 1]
+
+
+def make_extreme(rows: Tensor, scale: float) -> None:
+    """Make the first row huge, or true, and the second zero, or false."""
+    if has_gradient(rows.dtype):
+        rows[:1] *= 1e4 * max(scale, 1)
+    elif rows.dtype == torch.bool:
+        rows[:1] = True
+    rows[1:2] = 0
 
 
 def module_of(called: object) -> nn.Module | None:
@@ -518,11 +542,15 @@ def shadow(called: Any, fresh: bool = False) -> Any:
 
     Buffers and attributes are copied; parameters are shared, or drawn anew if ``fresh``.
     """
+    return _shadow(called, {}, fresh)
+
+
+def _shadow(called: Any, done: dict[int, Any], fresh: bool) -> Any:
     if isinstance(called, partial):
-        return partial(shadow(called.func, fresh), *called.args, **called.keywords)
+        return partial(_shadow(called.func, done, fresh), *called.args, **called.keywords)
     if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
-        return MethodType(called.__func__, shadow(called.__self__, fresh))
-    return _copied(called, {}, fresh) if isinstance(called, nn.Module) else called
+        return MethodType(called.__func__, _shadow(called.__self__, done, fresh))
+    return _copied(called, done, fresh) if isinstance(called, nn.Module) else called
 
 
 def drawn_like(tensor: Tensor) -> Tensor:
@@ -538,6 +566,8 @@ def _copied(module: nn.Module, done: dict[int, Any], fresh: bool) -> nn.Module:
     vars(twin).update(
         (k, copy.copy(v) if type(v) in (list, dict, set) else v) for k, v in vars(module).items()
     )
+    methods = {k: v for k, v in vars(module).items() if isinstance(v, partial | MethodType)}
+    vars(twin).update((k, _shadow(v, done, fresh)) for k, v in methods.items())
 
     def tensor(value: Tensor) -> Tensor:
         if id(value) not in done:
