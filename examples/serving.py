@@ -169,7 +169,19 @@ def deadline(app: Any, seconds: float) -> Callable[..., Any]:
 
 
 class Server(LitServer):
-    """End without starting workers again."""
+    """End at a signal, whichever thread receives it, and without starting workers again."""
+
+    def _init_manager(self, *given: Any) -> Any:
+        manager = super()._init_manager(*given)
+        wait = self._shutdown_event.wait
+
+        def wait_in_turns() -> None:
+            # The main thread handles signals of other threads only where it does not wait.
+            while not wait(0.5):
+                pass
+
+        self._shutdown_event.wait = wait_in_turns
+        return manager
 
     def _perform_graceful_shutdown(self, *given: Any) -> None:
         # Until this event, LitServe's monitor starts workers that have ended, also by terminating.

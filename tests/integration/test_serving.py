@@ -1,8 +1,10 @@
 """The example server: batches with bad requests, answers over HTTP, workers that are killed."""
 
+import ctypes
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -338,6 +340,17 @@ def test_a_server_ends_without_starting_workers(
             server.process.terminate()  # and again, by leaving
             time.sleep(0.05)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="lists threads in /proc")
+def test_a_server_ends_whichever_thread_is_signalled(own_file: Path) -> None:
+    with server_of("--model", f"{own_file}:serve") as server:
+        first, *others = sorted(
+            int(path.name) for path in Path(f"/proc/{server.process.pid}/task").iterdir()
+        )
+        assert ctypes.CDLL(None).tgkill(first, others[-1], signal.SIGTERM) == 0
+        server.process.wait(30)
 
 
 @pytest.mark.long
