@@ -108,6 +108,11 @@ def serving(*options: object) -> Iterator[Server]:
             yield server
             process.terminate()
             process.wait(_END)
+            end = time.monotonic() + _END
+            while (left := server.running()) and time.monotonic() < end:
+                time.sleep(0.05)  # such as multiprocessing's resource tracker
+            if left:
+                raise mismatch(RuntimeError, "the server left processes behind", "none", left)
         finally:
             if server.running():
                 server.signal(signal.SIGKILL)

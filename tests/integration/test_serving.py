@@ -273,11 +273,10 @@ def ask_all(server: Server, requests: Sequence[Any]) -> list[Answer]:
 
 @contextmanager
 def server_of(*options: object) -> Iterator[Server]:
-    """Start a server, terminate it, and check that nothing is left."""
+    """Start a server, terminate it, and check that it ends by itself."""
     with serving(*options) as server:
         yield server
     assert server.process.returncode == 0
-    assert not server.running()
 
 
 FULL = ("--batch-timeout", "1", "--max-batch-size", "8")  # eight requests at once are one batch
