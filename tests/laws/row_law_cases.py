@@ -4,14 +4,19 @@ Each is wrong where today's values hide it: a gate of zero, a clamp that does no
 weights, evaluation mode.
 """
 
+import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_dynbatch.nn import ChildSumTreeLSTMCell, NaryTreeLSTMCell
+
+GENERATOR = random.Random(0)
 
 
 class Case(NamedTuple):
@@ -139,6 +144,51 @@ def through_view(_: Any, x: Tensor) -> Tensor:
     return y
 
 
+class Keeps(nn.Module):
+    """Keeps its first argument, as a data-dependent initialization does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._first is None:
+            self._first = x.detach()
+        return x - self._first
+
+
+class KeepsTable(nn.Module):
+    """Keeps what does not depend on its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._table is None:
+            self._table = torch.arange(x.shape[-1]).to(x)
+        return x * self._table
+
+
+class Scripted(nn.Module):
+    """Reads a value where no function of torch is listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.function = torch.jit.script(shrunk)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def shrunk(x: Tensor) -> Tensor:
+    if bool(x.norm() > 5):
+        return x / x.norm()
+    return x
+
+
 def attention(batch_first: bool) -> Callable[[], nn.Module]:
     return lambda: nn.MultiheadAttention(3, 1, batch_first=batch_first)
 
@@ -170,6 +220,16 @@ WRONG: dict[str, Case] = {
         True),
     "random, then mixing in training": of(gumbel_then_mean, direct=False, refused=True),
     "dropout of features": of(lambda m, x: F.dropout1d(x, 0.5), direct=False),
+    "layer drop": of(lambda m, x: x if random.random() < 1e-4 else x * m.scale, (3,), direct=False,
+                     refused=True),
+    "NumPy noise times zero": of(lambda m, x: x + m.scale * np.random.rand(), (3,), direct=False,
+                                 start=0.0, refused=True),
+    "noise of a generator": of(lambda m, x: x + m.scale * GENERATOR.random(), (3,), direct=False,
+                               start=0.0, refused=True),
+    "first argument": Case(Keeps, ((3,),), False, True),
+    "scripted branch": Case(Scripted, ((3,),), False, True),
+    "reads requires_grad": of(lambda m, x: 2 * x if x.requires_grad else x, (3,), direct=False,
+                              refused=True),
     "largest norm": Case(lambda: nn.Embedding(5, 3, max_norm=0.1), (torch.tensor(1),),
                          False, True),
     "running mean": Case(lambda: EMA(True), ((3,),), False, True),
@@ -221,7 +281,14 @@ MIXES: dict[str, Case] = {
     "any of numbers": of(lambda m, x: x + (x - 9).relu().any(), (8,), direct=False),
     "all of integers": of(lambda m, x: x + (x / 9).long().any(), (8,), direct=False),
     "largest of booleans": of(lambda m, x: x * (x.abs() > 3).max(), (8,), direct=False),
-    "renorm far away": of(lambda m, x: torch.renorm(x * 1e4, 2, 0, 1e4), (8,), direct=False),
+    "renorm far away": of(lambda m, x: torch.renorm(x * 1e4, 2, 0, 1e4), direct=False),
+    "size times zero": of(lambda m, x: x + m.scale * x.numel(), (3,), direct=False, start=0.0),
+    "power of the length": of(lambda m, x: x + (m.scale + 1) ** len(x), (3,), direct=False,
+                              start=0.0),
+    "branch on a large size": of(lambda m, x: x.relu() if x.shape[0] < 100 else x, (3,),
+                                 direct=False),
+    "branch on half of a size": of(lambda m, x: x.relu() if x.size(0) // 2 != 50 else x, (3,),
+                                   direct=False),
     "isin of numbers": of(lambda m, x, y: torch.isin(x.round(), y.round()) * x, (8,), (8,),
                           direct=False),
 }  # fmt: skip
@@ -258,6 +325,7 @@ RIGHT: dict[str, Case] = {
     "index": of(lambda m, x: x[..., [2, 0]], direct=True),
     "einsum": of(lambda m, x: torch.einsum("...ij,...kj->...ik", x, x), direct=True),
     "product": of(lambda m, x: x @ x.mT, direct=True),
+    "table": Case(KeepsTable, ((3,),), True),
     "top": of(lambda m, x: x.topk(2, -1).values, direct=True),
     "dropout": Case(lambda: nn.Dropout(0.5), ((3,),), True),
     "noise": of(lambda m, x: x + torch.randn_like(x), (3,), direct=True),

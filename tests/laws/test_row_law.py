@@ -11,7 +11,10 @@ from torch.utils._pytree import tree_leaves
 from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from tests.laws.row_law_cases import CASES, MIXES, RIGHT, Case, examples
 
-RANDOM = {"one mask for all", "dropout", "noise", "dropout of features"}
+RANDOM = {
+    "one mask for all", "dropout", "noise", "dropout of features", "layer drop",
+    "NumPy noise times zero", "noise of a generator",
+}  # fmt: skip
 
 
 class Root(nn.Module):
@@ -41,7 +44,7 @@ def way_of(name: str) -> str:
     state = {k: v.clone() for k, v in model.state_dict().items()}
     try:
         explanation = model.explain(list(examples(case)))
-    except (ValueError, RuntimeError, TypeError) as error:
+    except (ValueError, RuntimeError, TypeError, AttributeError) as error:
         assert "autobatch: " in str(error), error
         return "refused"
     finally:
@@ -90,7 +93,7 @@ def test_training_equals_the_plain_loop(name: str) -> None:
         for step in range(20):
             try:
                 results = model(list(examples(case, seed=step)), batch=batch)
-            except (ValueError, RuntimeError, TypeError) as error:
+            except (ValueError, RuntimeError, TypeError, AttributeError) as error:
                 assert batch and case.refused and "autobatch: " in str(error), error
                 return
             loss = loss_of(results)

@@ -17,8 +17,25 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.listing import (
+    Called,
+    ChangesArgument,
+    ChangesState,
+    ReadsValue,
+    listed,
+    share_memory,
+)
 from pyg_dynbatch.core.operation import calls_only
-from pyg_dynbatch.core.row_law import ChangesArgument, ChangesState, Operand, ReadsValue
+from pyg_dynbatch.core.row_law import Operand
+from pyg_dynbatch.core.shadow import (
+    draw_rows,
+    draws_on_host,
+    in_mode,
+    module_of,
+    state_of,
+    tensors_of,
+    undisturbed,
+)
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
 Form = Callable[..., Any]
@@ -50,14 +67,18 @@ class Candidate(NamedTuple):
     Args:
         call: What will be run.
         copied: The same on a copy of the module, so that no check changes anything of it.
-        fresh: Makes one on a copy with parameters drawn anew.
+        copy: Makes such a copy.
         module: The module that is called, unless it is a function.
     """
 
     call: Any
     copied: Any
-    fresh: Callable[[], Any]
+    copy: Callable[..., Any]
     module: nn.Module | None
+
+    def fresh(self) -> Any:
+        """Make a copy with parameters drawn anew."""
+        return self.copy(True)
 
 
 def examine(
@@ -76,7 +97,8 @@ def examine(
     if got := row_law.normalizes_over_rows(module):
         what = f"autobatch: {name} {row_law.NORMALIZES}"
         raise mismatch(ValueError, what, got=got, where=where, hint=row_law.OTHER_NORMS)
-    with row_law.undisturbed(device):
+    with undisturbed(device):
+        untouched = state_of(call.target)
         try:
             rows, results, calls = _results(call, row_types, device)
         except ChangesArgument:
@@ -85,6 +107,9 @@ def examine(
             raise mismatch(TypeError, what, where=where, hint=hint) from None
         except ChangesState as error:
             raise _changes(name, _described(call.target, error.args[0]), where) from None
+        if draws_on_host(lambda: call(*(row[0] for row in rows))):
+            raise ReadsValue("it draws random numbers of Python or NumPy")
+        _check_first_call(given, untouched, rows, name, where)
         leaves, spec = tree_flatten(results[0])
         random = any(each.random for each in calls)
         _check_results(results, device, name, where)
@@ -97,14 +122,14 @@ def examine(
 
 def _results(
     call: Form, row_types: Sequence[TensorType], device: torch.device
-) -> tuple[list[Tensor], list[Any], list[row_law.Called]]:
+) -> tuple[list[Tensor], list[Any], list[Called]]:
     """Draw rows on which the call works; also return what it makes of each, and how."""
     found: list[Any] = []
 
     def run(rows: Sequence[Tensor]) -> None:
-        found[:] = [row_law.listed(call, [row[n] for row in rows]) for n in range(3)]
+        found[:] = [listed(call, [row[n] for row in rows]) for n in range(3)]
 
-    rows = row_law.draw_rows(run, row_types, device)
+    rows = draw_rows(run, row_types, device)
     return rows, [result for _, result in found], found[0][0].calls
 
 
@@ -112,7 +137,7 @@ def _described(target: Any, changed: Tensor) -> str:
     if isinstance(target, nn.Module):
         for kind, named in ("buffer", target.named_buffers), ("parameter", target.named_parameters):
             for name, tensor in named():
-                if row_law.share_memory(tensor, changed):
+                if share_memory(tensor, changed):
                     return f"its {kind} {name!r}"
     return "a tensor that it has not made"
 
@@ -126,24 +151,47 @@ def _changes(name: str, what: str, where: str) -> RuntimeError:
     return mismatch(RuntimeError, what, wanted, where=where, hint=hint)
 
 
+def _check_first_call(
+    given: Candidate, untouched: dict[str, Any], rows: list[Tensor], name: str, where: str
+) -> None:
+    """Raise an error if the first call keeps anything but what it would keep for any rows."""
+    kept = state_of(given.copied.target)
+    if not (changed := _differing(untouched, kept)):
+        return
+    if buffers := [each for each in changed if each in given.copied.target.state_dict()]:
+        raise _changes(name, f"its buffer {buffers[0]!r}", where)
+    for columns in [row[1] for row in rows], rows:
+        other = given.copy()
+        try:
+            other(*columns)
+        except Exception as error:
+            raise ReadsValue(f"it keeps state in {changed[0]!r}") from error
+        if _differing(kept, state_of(other.target)):
+            raise ReadsValue(f"it keeps state in {changed[0]!r}")
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    names = {**before, **after}
+    return [name for name in names if not row_law.alike(before.get(name), after.get(name))]
+
+
 def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, where: str) -> None:
     """Raise an error if the next call finds what an earlier one has left behind."""
-    before = row_law.state_of(call.target)
-    listing, again = row_law.listed(call, [row[0] for row in rows])
+    before = state_of(call.target)
+    found, again = listed(call, [row[0] for row in rows])
     if result is not None and not row_law.agree(result, again):
         what = f"autobatch: {name} gives a different result when it is called again"
         hint = "keep no state between calls; draw random numbers by functions of torch"
         raise mismatch(RuntimeError, what, "the same result every time", where=where, hint=hint)
-    after = row_law.state_of(call.target)
-    for kept in (k for k in {**before, **after} if not row_law.alike(before.get(k), after.get(k))):
+    for kept in _differing(before, state_of(call.target)):
         if kept in call.target.state_dict():
             raise _changes(name, f"its buffer {kept!r}", where)
         raise ReadsValue(f"it keeps state in {kept!r}")
     # A hook, or anything else that the module refers to, may keep what it is given.
-    own = [*map(id, row_law.tensors_of(row_law.module_of(call.target)))]
-    leaves = (*listing.rows, *tree_leaves(again))
+    own = [*map(id, tensors_of(module_of(call.target)))]
+    leaves = (*found.rows, *tree_leaves(again))
     held = [ref(x) for x in leaves if isinstance(x, Tensor) and id(x) not in own]
-    del listing, again, leaves
+    del found, again, leaves
     alive = lambda: any(tensor() is not None for tensor in held)  # noqa: E731
     if alive() and gc.collect() >= 0 and alive():  # not in a cycle only
         raise ReadsValue("it keeps its arguments or results")
@@ -216,7 +264,7 @@ def _differentiates(form: Form, rows: list[Tensor]) -> bool:
 
 
 def _form(
-    given: Candidate, rows: list[Tensor], results: list[Any], calls: Sequence[row_law.Called],
+    given: Candidate, rows: list[Tensor], results: list[Any], calls: Sequence[Called],
     name: str, where: str,
 ) -> tuple[str, Form]:  # fmt: skip
     call, device, random = given.call, rows[0].device, any(each.random for each in calls)
@@ -225,7 +273,7 @@ def _form(
 
     def compared(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> list[Any]:
         single, stacked = row_law.flat(one), row_law.flat(many)
-        owner = row_law.module_of(getattr(one, "target", None))
+        owner = module_of(getattr(one, "target", None))
         options: Any = {"parameters": [] if owner is None else _trained(owner), "scale": scale}
         return [row_law.obeys(single, stacked, operands, size, device, **options) for size in sizes]
 
@@ -235,7 +283,7 @@ def _form(
     if call.has_fast():
         fresh = given.fresh()
         if random:  # a recurrent layer, whose dropout draws for each element
-            row_law.in_mode(fresh.target, False)
+            in_mode(fresh.target, False)
         if equal(fresh, fresh.fast):
             return "fast", call.fast
     verdict = row_law.judge(given.copied, rows)

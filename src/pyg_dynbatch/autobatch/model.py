@@ -35,8 +35,8 @@ from pyg_dynbatch.autobatch.tracing import (
     wanted_values,
 )
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
+from pyg_dynbatch.core.listing import ReadsValue
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.row_law import ReadsValue
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
 _MOST_SITES, _MOST_MODES = 4096, 16

@@ -24,8 +24,9 @@ from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
 from pyg_dynbatch.autobatch.state import Fingerprint, Part, Watch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
+from pyg_dynbatch.core.listing import ReadsValue
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
-from pyg_dynbatch.core.row_law import ReadsValue, draw_rows, drawn_like, shadow, undisturbed
+from pyg_dynbatch.core.shadow import draw_rows, drawn_like, shadow, undisturbed
 from pyg_dynbatch.core.types import TensorType
 
 
@@ -205,11 +206,12 @@ class Table:
             form = torch.no_grad()(spec.target) if spec.no_grad else spec.target
             return Examined(form, "ragged", leaves, tree_flatten(0)[1], False)
 
-        def fresh() -> _Call:
-            return _Call(spec, shadow(module, fresh=True), _Drawn(self.tensors))
+        def copy(fresh: bool = False) -> _Call:
+            return _Call(
+                spec, shadow(module, fresh), _Drawn(self.tensors) if fresh else self.tensors
+            )
 
-        call, copied = (_Call(spec, part, self.tensors) for part in (module, shadow(module)))
-        given = Candidate(call, copied, fresh, module)
+        given = Candidate(_Call(spec, module, self.tensors), copy(), copy, module)
         return examine(given, spec.inputs, device, name, where)
 
     def arrays(self) -> dict[str, np.ndarray]:

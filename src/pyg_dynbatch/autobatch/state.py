@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.listing import ReadsValue
 from pyg_dynbatch.core.operation import HOOKS
-from pyg_dynbatch.core.row_law import ReadsValue
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
 

@@ -47,8 +47,8 @@ from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.row_law import in_mode, shadow
 from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.shadow import in_mode, shadow
 
 _T = TypeVar("_T")
 

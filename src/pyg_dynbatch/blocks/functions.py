@@ -24,8 +24,17 @@ from pyg_dynbatch.blocks.types import (
 )
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch_text
+from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, ReadsValue, listed
 from pyg_dynbatch.core.operation import Ragged, row_type_of
-from pyg_dynbatch.core.row_law import module_of
+from pyg_dynbatch.core.shadow import (
+    draw,
+    draw_rows,
+    in_mode,
+    module_of,
+    shadow,
+    tensors_of,
+    undisturbed,
+)
 from pyg_dynbatch.core.types import RaggedRows, has_gradient
 
 
@@ -59,9 +68,9 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
             arguments = _rows_of_zeros(input_type, rows, like)
             spread = arguments if isinstance(input_type, TupleType) else (arguments,)
             try:
-                if any(map(is_lazy, row_law.tensors_of(owner))):
+                if any(map(is_lazy, tensors_of(owner))):
                     called(*spread)  # which gives it parameters
-                found.append(row_law.in_mode(row_law.shadow(called), False)(*spread))
+                found.append(in_mode(shadow(called), False)(*spread))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
     return _type_of(block, input_type, *found)
@@ -109,11 +118,11 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
     owner, random = module_of(called), row_law.draws_random_numbers(called)
     device = next(owner.parameters(), torch.empty(0)).device if owner else torch.device("cpu")
     failed: list[Exception] = []
-    with row_law.undisturbed(device):
+    with undisturbed(device):
         for training in (True, False) if owner else (False,):
 
             def function(fresh: bool, single: bool = False, training: bool = training) -> Called:
-                copied = row_law.in_mode(row_law.shadow(called, fresh), training)
+                copied = in_mode(shadow(called, fresh), training)
                 whole = Called(copied, input_type)
                 return whole.float() if single else whole
 
@@ -126,11 +135,11 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
                 if failed and owner:  # perhaps converted to double precision since it got a type
                     failed.clear()
                     draws, is_right = judged(partial(function, single=True), *given)
-            except row_law.ReadsValue:
+            except ReadsValue:
                 expected = "functions of torch that return tensors"
                 hint = "torch.where(condition, a, b), or td.OneOf to decide by the input"
                 block._fail("its function reads values of its rows", expected, hint=hint)
-            except row_law.ChangesState:
+            except ChangesState:
                 expected = "the same result every time"
                 hint = "keep no state between calls; weight_norm in place of spectral_norm"
                 block._fail("its function changes its state when it is called", expected, hint=hint)
@@ -157,16 +166,16 @@ def _judge_fixed(
 ) -> tuple[bool, bool]:
     """Return whether a function draws random numbers, and whether it obeys the row law."""
     kinds, function, verdict = tensors_in(input_type), make(False), None
-    with suppress(row_law.ChangesArgument):  # refused when it is run
+    with suppress(ChangesArgument):  # refused when it is run
         try:
-            rows = row_law.draw_rows(lambda rows: function(*rows), kinds, device)
+            rows = draw_rows(lambda rows: function(*rows), kinds, device)
         except Exception as error:  # noqa: BLE001 - part of the warning
             failed.append(error)
             return draws, True
         try:
-            draws |= any(call.random for call in row_law.listed(function, rows)[0].calls)
+            draws |= any(call.random for call in listed(function, rows)[0].calls)
             verdict = row_law.judge(function, rows, batched=True)
-        except row_law.ReadsValue:
+        except ReadsValue:
             if not draws:  # else it may read what it draws
                 raise
         fresh = row_law.flat(make(True))
@@ -203,7 +212,7 @@ def _drawn(kind: Any, length: int, device: torch.device, attempt: int, most: int
     row: Any = row_type_of(kind)
     shape = (length if isinstance(kind, Ragged) else 1, *row.shape)
     number = attempt if has_gradient(row.dtype) else 1
-    return row_law.draw(shape, row.dtype, device, number, most)
+    return draw(shape, row.dtype, device, number, most)
 
 
 def _judge_ragged(

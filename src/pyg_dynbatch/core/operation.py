@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.row_law import draws_random_numbers, module_of
+from pyg_dynbatch.core.row_law import draws_random_numbers
+from pyg_dynbatch.core.shadow import module_of
 from pyg_dynbatch.core.types import RowType, TensorType, describe, parts_of
 
 

@@ -7,53 +7,41 @@ gradients. What holds for each of them holds for their composition, so an initia
 a clamp cannot hide how rows are mixed.
 """
 
-import copy
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from itertools import chain
-from threading import RLock
-from types import MethodType
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
+from pyg_dynbatch.core.listing import (
+    Called,
+    ChangesArgument,
+    ChangesState,
+    Listing,
+    ReadsValue,
+    Tensors,
+    listed,
+    tensor_leaves,
+)
+from pyg_dynbatch.core.shadow import (
+    draw,
+    draw_rows,
+    in_mode,
+    make_extreme,
+    module_of,
+    shadow,
+    tensors_of,
+    undisturbed,
+)
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
-Tensors = Sequence[Tensor]
 Compute = Callable[[Tensors], list[Tensor]]
-LOCK = RLock()
-"""Held while random numbers are drawn for a check and the user's state is restored afterwards."""
-
-
 NORMALIZES = "normalizes over the batch, so its rows are not independent"
 OTHER_NORMS = "nn.LayerNorm or nn.GroupNorm"
 
 
-class ReadsValue(Exception):
-    """The function reads a value or keeps state, so that its Python must run for every example."""
-
-
-class ChangesArgument(Exception):
-    """The function changes its argument in place."""
-
-
-class ChangesState(Exception):
-    """The function changes a tensor in place that it has not made, such as a buffer."""
-
-
-_READS = {
-    getattr(Tensor, name)
-    for name in (
-        "__bool__", "item", "tolist", "__int__", "__float__", "__complex__", "__index__", "numpy",
-        "__array__", "__contains__", "__format__", "equal", "allclose", "is_nonzero",
-    )
-} | {torch.equal, torch.allclose, torch.is_nonzero}  # fmt: skip
 _UNDEFINED = {torch.empty, torch.empty_like, Tensor.new_empty}
 # Whose results do not depend on values of their operands. Any other result without a batch axis,
 # such as that of all(), was computed from all rows.
@@ -74,96 +62,6 @@ class _Mixes(Exception):
 
 class _Undecided(Exception):
     """Two lists of calls cannot be compared."""
-
-
-class Called(NamedTuple):
-    """One call of a torch function."""
-
-    func: Callable[..., Any]
-    leaves: list[Any]  # of the arguments
-    spec: Any
-    results: list[Tensor]
-    changed: list[int]  # operands that were changed in place, by their number
-    random: bool
-
-    @property
-    def operands(self) -> list[Tensor]:
-        """Tensors among the arguments."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
-
-    def again(self, operands: Tensors) -> list[Tensor]:
-        """Call it with other operands; return its results, then what it changed in place."""
-        given = iter(operands)
-        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = tree_unflatten(leaves, self.spec)
-        found = _tensors(self.func(*args, **kwargs))
-        return found + [operands[number] for number in self.changed]
-
-    def aliases(self) -> list[bool]:
-        """Return, for each result and operand, whether they share memory."""
-        return [_storage(r) == _storage(o) for r in self.results for o in self.operands]
-
-
-class Listing(TorchFunctionMode):
-    """List the calls of torch functions; raise for those that read values or change state.
-
-    Args:
-        rows: What the function is called on.
-    """
-
-    def __init__(self, rows: Tensors) -> None:
-        super().__init__()
-        self.rows, self.calls = list(rows), list[Called]()
-        self.hooked = False  # whether a hook changes gradients
-        self._made: set[int] = set()  # storages
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in _READS and isinstance(args[0], Tensor):
-            raise ReadsValue
-        self.hooked |= func is Tensor.register_hook
-        leaves, spec = tree_flatten((args, kwargs))
-        operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self._check_targets(_changed_by(func, args, kwargs))
-        before, versions = _random_state(operands), list(map(_version, operands))
-        result = func(*args, **kwargs)
-        results, after = _tensors(result), _random_state(operands)
-        changed = [n for n, t in enumerate(operands) if _version(t) != versions[n]]
-        self._check_targets([operands[n] for n in changed])
-        known = set(map(_storage, operands))
-        self._made |= {_storage(found) for found in results} - known
-        if results or changed:
-            random = any(map(_unequal, before, after))
-            self.calls.append(Called(func, leaves, spec, results, changed, random))
-        return result
-
-    def _check_targets(self, targets: Tensors) -> None:
-        for target in targets:
-            if _storage(target) in map(_storage, self.rows):
-                raise ChangesArgument
-            if _storage(target) not in self._made:
-                raise ChangesState(target)
-
-
-def _changed_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors that a function is going to change, as far as its name says so."""
-    name, first = getattr(func, "__name__", ""), list(args[:1])
-    in_place = name in ("__setitem__", "__set__") or kwargs.get("inplace") is True
-    in_place |= name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")
-    in_place |= name.endswith("_") and not name.startswith("__") and name != "requires_grad_"
-    # Embeddings with a largest norm change their rows.
-    norm = kwargs.get("max_norm", [*args, *[None] * 4][3])
-    bounded = name in ("embedding", "embedding_bag") and norm is not None
-    weight = kwargs.get("weight", [*args, None, None][1]) if bounded else None
-    return _tensors([kwargs.get("out"), first if in_place else None, weight])
-
-
-def listed(function: Callable[..., Any], rows: Tensors) -> tuple[Listing, Any]:
-    """Call a function on rows; return the list of its calls, and its result."""
-    rows = [row.detach().requires_grad_(has_gradient(row.dtype)).clone() for row in rows]
-    with Listing(rows) as listing:
-        result = function(*rows)
-    return listing, result
 
 
 def sizes_for(rows: Tensors) -> tuple[int, ...]:
@@ -192,7 +90,9 @@ def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False)
         for size in sizes_for(rows):
             index = torch.arange(size, device=rows[0].device) % len(rows[0])
             try:
-                stacked = listed(function, [column[index] for column in rows])
+                stacked = listed(
+                    function, [column[index] for column in rows], 0 if size < 4 else size
+                )
             except (ReadsValue, ChangesArgument, ChangesState):
                 raise
             except Exception as error:
@@ -207,7 +107,7 @@ def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False)
 
 def _compare(single: Any, stacked: Any, size: int, batched: bool) -> None:
     (one, result), (many, results) = single, stacked
-    if len(one.calls) != len(many.calls):
+    if len(one.calls) != len(many.calls) or one.hidden or many.hidden:
         raise _Undecided
     rows, made = [set(map(id, one.rows)), set(map(id, many.rows))], [set[int](), set[int]()]
     in_place = any(call.changed for call in one.calls)
@@ -274,24 +174,26 @@ class Pair(NamedTuple):
                     return [True] * len(self.one.results)
                 raise _Undecided
             raise _Mixes
-        if not any(are_rows):
+        keys = tuple(map(_key, (self.one, self.many)))
+        if not are_rows or (keys[0] == keys[1] and not any(are_rows)):
             return list(map(self._is_repeated, self.one.results, self.many.results))
         operands = [
             Operand(tuple(t.shape[1:] if is_row and self.batched else t.shape), t.dtype, is_row)
             for t, is_row in zip(self.one.operands, are_rows, strict=True)
         ]
         device = self.one.operands[0].device
-        key = (*map(_key, (self.one, self.many)), *operands, self.size, self.batched, device.type)
+        key: Any = (*keys, *operands, self.size, self.batched, device.type)
         key += (torch.is_autocast_enabled(device.type),)
         if key not in _KNOWN:
             if len(_KNOWN) > 10_000:
                 _KNOWN.clear()
-            calls, options = (self.one.again, self.many.again), {"scale": largest([self.one])}
-            _KNOWN[key] = obeys(*calls, operands, self.size, device, self.batched, **options)
+            calls, scale = (self.one.again, self.many.again), largest([self.one])
+            _KNOWN[key] = obeys(*calls, operands, self.size, device, self.batched, scale=scale)
         kinds = _KNOWN[key]
         if kinds is None:
             raise _Undecided
-        if not kinds or (not all(kinds) and self.size > 1 and self.one.func not in _CREATES):
+        reduces = any(are_rows) and self.one.func not in _CREATES and self.size > 1
+        if not kinds or (reduces and not all(kinds)):
             raise _Mixes
         return kinds[: len(self.one.results)]
 
@@ -304,7 +206,7 @@ class Pair(NamedTuple):
         if not same and not self._fit(one, many):
             raise _Undecided
         expanded = (one if same or self.batched else one[None]).expand_as(many)
-        if self.one.func not in _UNDEFINED and not _close(expanded, many):
+        if self.one.func not in _UNDEFINED and not close(expanded, many):
             raise _Mixes
         return not same
 
@@ -387,7 +289,7 @@ def _kinds(
             return None  # such as an axis of rows that is not the first
         rows = [_row(whole, n, batched) for n in picked] if is_row else [whole] * len(parts)
         pairs = list(zip(parts, rows, strict=True))
-        if not all(a.dtype == b.dtype and _close(a, b) for a, b in pairs):
+        if not all(a.dtype == b.dtype and close(a, b) for a, b in pairs):
             return []
         found.append(is_row)
     return found
@@ -419,7 +321,7 @@ def _gradients_agree(
         if not used:
             return True
         found = torch.autograd.grad([whole[n] for n in used], inputs, weights, **options)
-    return all(map(_close, found, expected))
+    return all(map(close, found, expected))
 
 
 def _ones(values: Tensors, operands: Sequence[Operand], n: int, batched: bool) -> list[Tensor]:
@@ -443,40 +345,6 @@ def _drawn(
             drawn[2:] = drawn[:1]  # gradients of equal indices meet in one row
         found.append(drawn[torch.arange(size, device=device) % 3] if operand.is_row else drawn)
     return found
-
-
-def draw(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, attempt: int, most: int = 3
-) -> Tensor:
-    """Draw a tensor of a dtype, from another distribution at each attempt."""
-    if dtype == torch.bool:
-        return torch.rand(shape, device=device) < 0.5
-    if not has_gradient(dtype):
-        least, above = ((-100, 100), (0, most), (0, 2), (0, 1))[attempt]
-        return torch.randint(0 if dtype == torch.uint8 else least, above, shape, device=device).to(
-            dtype
-        )
-    values = torch.randn(shape, device=device, dtype=dtype)
-    if dtype.is_complex or attempt == 0:
-        return values
-    return (values * 30, values.sigmoid(), (4 * values.abs()).round() / 4 + 0.5)[attempt - 1]
-
-
-def make_extreme(rows: Tensor, scale: float) -> None:
-    """Make the first row huge, or true, and the second zero, or false."""
-    if has_gradient(rows.dtype):
-        rows[:1] *= 1e4 * max(scale, 1)
-    elif rows.dtype == torch.bool:
-        rows[:1] = True
-    rows[1:2] = 0
-
-
-def module_of(called: object) -> nn.Module | None:
-    """Return the module of a callable: itself, or that of a method or a ``partial``; else None."""
-    while isinstance(called, partial):
-        called = called.func
-    owner = called if isinstance(called, nn.Module) else getattr(called, "__self__", None)
-    return owner if isinstance(owner, nn.Module) else None
 
 
 def normalizes_over_rows(called: Any) -> str:
@@ -524,101 +392,6 @@ def _draws_itself(part: nn.Module) -> bool:
     return marked or any(isinstance(share, float) and share > 0 for share in shares)
 
 
-def tensors_of(owner: nn.Module | None) -> Iterator[Tensor]:
-    """List the parameters and buffers of a module."""
-    return iter(()) if owner is None else chain(owner.parameters(), owner.buffers())
-
-
-def in_mode(called: Any, training: bool) -> Any:
-    """Set the module of a function to training or evaluation mode; return the function."""
-    if (owner := module_of(called)) is not None:
-        for part in owner.modules():
-            part.training = training
-    return called
-
-
-def shadow(called: Any, fresh: bool = False) -> Any:
-    """Copy a module, or the module of a method, so that a check leaves the original as it is.
-
-    Buffers and attributes are copied; parameters are shared, or drawn anew if ``fresh``.
-    """
-    return _shadow(called, {}, fresh)
-
-
-def _shadow(called: Any, done: dict[int, Any], fresh: bool) -> Any:
-    if isinstance(called, partial):
-        return partial(_shadow(called.func, done, fresh), *called.args, **called.keywords)
-    if isinstance(called, MethodType) and isinstance(called.__self__, nn.Module):
-        return MethodType(called.__func__, _shadow(called.__self__, done, fresh))
-    return _copied(called, done, fresh) if isinstance(called, nn.Module) else called
-
-
-def drawn_like(tensor: Tensor) -> Tensor:
-    """Draw a tensor with the shape, strides and dtype of a given one."""
-    drawn = draw(tensor.shape, tensor.dtype, tensor.device, 0, 2)
-    return torch.empty_like(tensor).copy_(drawn).requires_grad_(tensor.requires_grad)
-
-
-def _copied(module: nn.Module, done: dict[int, Any], fresh: bool) -> nn.Module:
-    if id(module) in done:
-        return done[id(module)]
-    twin = done[id(module)] = module.__new__(type(module))
-    vars(twin).update(
-        (k, copy.copy(v) if type(v) in (list, dict, set) else v) for k, v in vars(module).items()
-    )
-    methods = {k: v for k, v in vars(module).items() if isinstance(v, partial | MethodType)}
-    vars(twin).update((k, _shadow(v, done, fresh)) for k, v in methods.items())
-
-    def tensor(value: Tensor) -> Tensor:
-        if id(value) not in done:
-            done[id(value)] = drawn_like(value) if fresh else value.detach().clone()
-        return done[id(value)]
-
-    def parameter(value: Any) -> Any:
-        drawn = fresh and type(value) is nn.Parameter
-        return nn.Parameter(tensor(value), value.requires_grad) if drawn else value
-
-    vars(twin)["_parameters"] = {k: parameter(p) for k, p in module._parameters.items()}
-    vars(twin)["_buffers"] = {k: b if b is None else tensor(b) for k, b in module._buffers.items()}
-    vars(twin)["_modules"] = {
-        k: m if m is None else _copied(m, done, fresh) for k, m in module._modules.items()
-    }
-    return twin
-
-
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore random numbers afterwards; not in inference mode, which counts no changes."""
-    devices = [device] if device.type == "cuda" else []
-    grad = torch.is_grad_enabled()  # off in inference mode
-    with LOCK, torch.random.fork_rng(devices), torch.inference_mode(False):
-        torch.set_grad_enabled(grad)  # until inference mode is restored
-        with warnings.catch_warnings():  # random operands cause warnings
-            warnings.simplefilter("ignore")
-            yield
-
-
-def draw_rows(
-    works: Callable[[Tensors], Any], row_types: Sequence[TensorType], device: torch.device
-) -> list[Tensor]:
-    """Draw three rows for each argument on which a function works."""
-    first: Exception | None = None
-    for attempt, most in ((0, 3), (3, 3), (0, 1)):
-        rows = []
-        for kind in row_types:
-            shape, dtype = (3, *(kind.shape or ())), kind.dtype or torch.float32
-            number = attempt if has_gradient(dtype) else 1
-            rows.append(draw(shape, dtype, device, number, most))
-        try:
-            works(rows)
-            return rows
-        except (ReadsValue, ChangesArgument, ChangesState):
-            raise
-        except Exception as error:  # noqa: BLE001 - raised again if no rows do
-            first = first or error
-    raise first  # type: ignore[misc]
-
-
 def has_custom_node(function: Callable[..., Any], rows: Tensors) -> bool:
     """Return whether gradients pass a hook or an ``autograd.Function`` that is Python."""
     return _has_own_gradient(*listed(function, [column[0] for column in rows]))
@@ -627,7 +400,7 @@ def has_custom_node(function: Callable[..., Any], rows: Tensors) -> bool:
 def _has_own_gradient(listing: Listing, result: Any) -> bool:
     if listing.hooked:
         return True
-    nodes: list[Any] = [leaf.grad_fn for leaf in _tensors(result)]
+    nodes: list[Any] = [leaf.grad_fn for leaf in tensor_leaves(result)]
     seen: set[Any] = set()
     while nodes:
         node = nodes.pop()
@@ -640,24 +413,12 @@ def _has_own_gradient(listing: Listing, result: Any) -> bool:
     return False
 
 
-def state_of(called: Any) -> dict[str, Any]:
-    """Return the attributes and buffers of a module and its parts, by path; lists are copied."""
-    module = module_of(called)
-    found: dict[str, Any] = {}
-    for path, part in () if module is None else module.named_modules():
-        kept = {k: v for k, v in vars(part).items() if not k.startswith("_")}
-        prefix = f"{path}." if path else ""
-        for name, value in {**kept, **part._buffers, **part._parameters}.items():
-            found[prefix + name] = copy.copy(value) if type(value) in (list, dict, set) else value
-    return found
-
-
 def alike(a: Any, b: Any) -> bool:
     """Return whether two attributes are the same or equal."""
     if a is b or type(a) is not type(b):
         return a is b
     if isinstance(a, Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and _close(a, b)
+        return a.shape == b.shape and a.dtype == b.dtype and close(a, b)
     if isinstance(a, dict):
         return list(a) == list(b) and all(map(alike, a.values(), b.values()))
     if isinstance(a, list | tuple):
@@ -672,7 +433,7 @@ def agree(a: Any, b: Any, values: bool = True) -> bool:
         return False
     for x, y in zip(mine, others, strict=True):
         if isinstance(x, Tensor) and isinstance(y, Tensor):
-            if x.shape != y.shape or x.dtype != y.dtype or (values and not _close(x, y)):
+            if x.shape != y.shape or x.dtype != y.dtype or (values and not close(x, y)):
                 return False
         elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
             return False
@@ -681,7 +442,7 @@ def agree(a: Any, b: Any, values: bool = True) -> bool:
 
 def flat(function: Callable[..., Any]) -> Compute:
     """Return a function of a list of tensors that returns a list of tensors."""
-    return lambda tensors: _tensors(function(*tensors))
+    return lambda tensors: tensor_leaves(function(*tensors))
 
 
 def seeded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -692,15 +453,6 @@ def seeded(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*rows)
 
     return same
-
-
-def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors lie in the same memory."""
-    return _storage(a) == _storage(b)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _row(column: Tensor, number: int, batched: bool) -> Tensor:
@@ -714,28 +466,8 @@ def _rows_of(one: Tensor, many: Tensor, size: int, batched: bool) -> bool:
     return many.shape == (size, *one.shape[batched:]) and one.dtype == many.dtype
 
 
-def _version(tensor: Tensor) -> int:
-    return -1 if is_lazy(tensor) or tensor.is_inference() else tensor._version
-
-
-def _storage(tensor: Tensor) -> int:
-    with suppress(RuntimeError, NotImplementedError):  # without memory of its own
-        return tensor.untyped_storage().data_ptr()
-    return id(tensor)
-
-
-def _random_state(operands: Tensors) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if any(operand.is_cuda for operand in operands):
-        states.append(torch.cuda.get_rng_state())
-    return states
-
-
-def _unequal(a: Tensor, b: Tensor) -> bool:
-    return not torch.equal(a, b)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal up to rounding in their precision."""
     a, b = (x.to_dense() if x.layout != torch.strided else x for x in (a, b))
     if not has_gradient(a.dtype):
         return torch.equal(a, b)
