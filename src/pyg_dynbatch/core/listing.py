@@ -77,7 +77,7 @@ class Length(int):
 
 def _compared(name: str) -> Any:
     def compare(self: Length, other: Any) -> Any:
-        self.listing.hidden |= type(other) is not Length and not _is_of_torch(sys._getframe(1))
+        self.listing.hidden |= type(other) is not Length and not _called_by_torch()
         return getattr(int, name)(self, other)
 
     return compare
@@ -137,7 +137,7 @@ class Listing(TorchFunctionMode):
         self.depth += 1
         try:
             # Layers of torch read requires_grad, which changes only how they compute.
-            if func == _REQUIRES_GRAD and not _is_of_torch(sys._getframe(1)):
+            if func == _REQUIRES_GRAD and not _called_by_torch():
                 raise ReadsValue("it reads requires_grad, which may differ between calls")
             return self._call(func, args, kwargs or {})
         finally:
@@ -179,8 +179,15 @@ class Listing(TorchFunctionMode):
                 raise ChangesState(target)
 
 
-def _is_of_torch(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith("torch.")
+_CHECKERS = (__name__, "jaxtyping", "beartype")  # which may wrap functions of this file
+
+
+def _called_by_torch() -> bool:
+    """Return whether code of torch, rather than of the user, called a function of this file."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame and (name := str(frame.f_globals.get("__name__"))).startswith(_CHECKERS):
+        frame = frame.f_back
+    return name.startswith("torch.")
 
 
 def _changed_by(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
