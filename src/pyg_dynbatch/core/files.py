@@ -257,15 +257,19 @@ def read_lines(path: str | Path) -> list[str]:
     return lines
 
 
+def check_checksums(path: str | Path) -> None:
+    """Compare the checksums in a file that torch has written, which ``torch.load`` does not."""
+    with ZipFile(path) as archive:
+        part = archive.testzip()
+    if part is not None:
+        raise BadZipFile(f"{part} does not match its checksum")
+
+
 def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
     """Load a dictionary that was saved with its kind under ``"format"``."""
     hint = "delete the file and create it again"
     try:
-        # torch writes a checksum of every part, which torch.load does not compare.
-        with ZipFile(path) as archive:
-            part = archive.testzip()
-        if part is not None:
-            raise BadZipFile(f"{part} does not match its checksum")
+        check_checksums(path)
         content = torch.load(path, weights_only=True, map_location="cpu")
         found = content["format"]
     except FileNotFoundError:
