@@ -160,8 +160,9 @@ def test_shares_that_leave_no_split_are_refused(shares: dict[str, float]) -> Non
         DocumentFileData("all.jsonl", "y", **shares)
 
 
-def test_a_number_that_is_always_the_same_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [("0.1", "0.1"), ("1e-300", "2e-300")])
+def test_numbers_that_hardly_differ_are_refused(tmp_path: Path, numbers: tuple[str, str]) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"x": 1, "y": 0.1}\n' * 9, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"nothing to learn[\s\S]*0.1 in all"):
+    path.write_text('{{"y": {}}}\n{{"y": {}}}\n'.format(*numbers) * 9, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"nothing to learn[\s\S]*{} to {},".format(*numbers)):
         assert DocumentFileData(str(path), "y", overrides={"$.y": "number"}).schema

@@ -210,11 +210,12 @@ class DocumentFileData(SplitDataModule):
         common = {"documents": documents, "label": self.label}
         if self.is_number:
             values = [self._label(*pair) for pair in self.documents["train"]]
-            if min(values) == max(values):
-                what, got = "there is nothing to learn from the label", f"{values[0]} in all"
-                expected = "two different numbers in the training documents"
-                raise mismatch(ValueError, what, expected, got, where=self.file)
             scale = {"mean": float(np.mean(values)), "deviation": float(np.std(values))}
+            if min(values) == max(values) or not scale["deviation"]:
+                what = "there is nothing to learn from the label"
+                got = f"{min(values)} to {max(values)}, deviation {scale['deviation']:.2g}"
+                expected = "different numbers in the training documents"
+                raise mismatch(ValueError, what, expected, got, where=self.file)
             return {**common, "scale": scale}
         if (got := self.overrides.get(path, "categories")) not in ("categories", "ignore"):
             what, expected = "the override of the label cannot be used", "number or categories"
