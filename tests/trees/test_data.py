@@ -157,6 +157,14 @@ BAD = {
         "  got:      float32 tensor [3]",
     ),
     "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
+    **{
+        f"{key} length": (
+            TREE | {key: torch.zeros(5).long()},
+            {},
+            f"got:      int64 tensor [5]\n  where:    train.txt:12\n  try:      leave {key} out",
+        )
+        for key in ("depth", "child_slot")
+    },
     "token range": (
         TREE | {"token": torch.tensor([0, 9, -1])},
         {"num_tokens": 9},

@@ -44,6 +44,12 @@ def check_edge_form(edge_index: Any, *, name: str) -> None:
         raise mismatch(ValueError, what, expected, describe_value(edge_index))
 
 
+def hint_for(key: str) -> str:
+    """Return how to correct a field that does not belong to the edges, if it is computed."""
+    computed = key in ("child_slot", "depth", "root_index")
+    return f"leave {key} out: it is computed from edge_index" if computed else ""
+
+
 def _fault(where: str, what: str, expected: object, got: object, hint: str = "") -> ValueError:
     return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
 
@@ -66,7 +72,8 @@ def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
             shape = ", ".join(str(sizes.get(name, name)) for name in names)
             unit = f", one per {names[0]}" if names[0] in ("node", "edge") else ""
             what = f"{key} has an invalid shape or dtype"
-            raise _fault(where, what, f"{kind} tensor [{shape}]{unit}", describe_value(value))
+            expected, got = f"{kind} tensor [{shape}]{unit}", describe_value(value)
+            raise _fault(where, what, expected, got, hint_for(key))
         if key == "edge_index":
             sizes["edge"] = value.size(1)
     target = getattr(data, "target", None)
@@ -89,8 +96,7 @@ def _check_depth(data: "DynTreeData", nodes: int, where: str) -> None:
             "depth does not belong to edge_index",
             f"depth {right[node]} at node {node}",
         )
-        hint = "leave depth out: it is computed from edge_index"
-        raise _fault(where, what, expected, int(data.depth[node]), hint)
+        raise _fault(where, what, expected, int(data.depth[node]), hint_for("depth"))
 
 
 def _check_slots(data: "DynTreeData", where: str) -> None:
@@ -126,9 +132,8 @@ def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int
     given = array_of(data.root_index)
     if given.shape != roots.shape or (given != roots).any():
         what = f"{name}: root_index does not belong to edge_index"
-        hint = "leave root_index out: it is computed from edge_index"
         shown = _shown(torch.from_numpy(roots)), _shown(data.root_index)
-        raise mismatch(ValueError, what, *shown, where=where, hint=hint)
+        raise mismatch(ValueError, what, *shown, where=where, hint=hint_for("root_index"))
     return roots.size
 
 
