@@ -241,6 +241,30 @@ class DynTreeData(Data):
         """Return whether a field has one row per edge."""
         return key in EDGE_FIELDS if key in _NAMED else super().is_edge_attr(key)
 
+    def subgraph(self, subset: Tensor) -> "DynTreeData":
+        """Return some nodes and the edges among them; slots stay, depths and roots are new."""
+        return super().subgraph(subset)._of_own_edges()
+
+    def edge_subgraph(self, subset: Tensor) -> "DynTreeData":
+        """Return all nodes and some edges; slots stay, depths and roots are new."""
+        return super().edge_subgraph(subset)._of_own_edges()
+
+    def _of_own_edges(self) -> "DynTreeData":
+        if "edge_index" in self:
+            self.depth = depth_of(self.edge_index, int(self.num_nodes or 0))
+            self.root_index = roots_of(self.edge_index, int(self.num_nodes or 0))
+        return self
+
+    def sort(self, sort_by_row: bool = True) -> "DynTreeData":
+        """Return the tree with edges sorted by child, or by parent, and their slots."""
+        # Not PyG's, which takes every field with as many rows as edges for one of edges.
+        major, minor = self.edge_index if sort_by_row else self.edge_index.flip(0)
+        return self.edge_subgraph((major * self.num_nodes + minor).argsort(stable=True))
+
+    def coalesce(self) -> "DynTreeData":
+        """Return the tree with sorted edges, of which all stay: their slots differ."""
+        return self.sort()
+
     def validate(
         self,
         require_tree: bool = False,
