@@ -194,7 +194,7 @@ def existing(path: str | Path, what: str) -> Path:
         found, got = f"{path.name}: the file cannot be read", error.strerror or error
         raise mismatch(type(error), found, what, got, where=path) from error
     got = "a folder" if path.is_dir() else ""
-    found = f"{path.name}: there is no such file"
+    found = f"{path.name or path}: there is no such file"
     raise mismatch(FileNotFoundError, found, what, got, where=path)
 
 
