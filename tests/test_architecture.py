@@ -38,17 +38,17 @@ MAX_FILES = 149
 MAX_LINES = {
     "autobatch": 3_880,
     "blocks": 6_580,
-    "core": 5_580,
-    "documents": 640,
-    "molecules": 8_740,
-    "nn": 5_180,
+    "core": 5_590,
+    "documents": 660,
+    "molecules": 8_760,
+    "nn": 5_200,
     "training": 2_890,
-    "trees": 4_310,
+    "trees": 4_345,
     "other files": 2_160,
-    "installed": 39_910,
+    "installed": 40_030,
     "benchmarks": 6_080,
 }
-MAX_CODE = 25_790
+MAX_CODE = 25_880
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -313,8 +313,8 @@ def test_lines_are_read_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    for path in (tmp_path / "a.csv", tmp_path):
-        with pytest.raises(FileNotFoundError, match="there is no such file"):
+    for path, name in ((tmp_path / "a.csv", "a.csv"), (tmp_path, tmp_path.name), (Path(), r"\.")):
+        with pytest.raises(FileNotFoundError, match=f"^{name}: there is no such file"):
             read(path)
 
 

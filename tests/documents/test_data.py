@@ -69,10 +69,10 @@ def test_the_label_is_in_no_input(tmp_path: Path) -> None:
 
 
 def test_classes_keep_their_kinds(tmp_path: Path) -> None:
-    labels = [True, "true", 1, 1.0, "1", 10, 2] * 3
+    labels = [True, "yes", 1, 1.0, "one", 10, 2] * 3
     documents = [{"y": label, "x": n} for n, label in enumerate(labels)]
     found = data(Path(written(tmp_path / "a.jsonl", documents))).schema["classes"]
-    assert found == [True, 1, 2, 10, "1", "true"] and found[0] is True
+    assert found == [True, 1, 2, 10, "one", "yes"] and found[0] is True
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,10 @@ def test_classes_keep_their_kinds(tmp_path: Path) -> None:
         ('{"y": 1}\n{"y": null}', ["a.jsonl:2", "$.y", "null"]),
         ('{"y": 1}\n[1]', ["a.jsonl:2", "array, not an object"]),
         ('{"y": 1}\n' * 9, ["a.jsonl", "1 different labels of 9"]),
+        ('{"y": 1}\n{"y": "2"}\n{"y": "1"}', ["a.jsonl:1", "a.jsonl:3", '"1"']),
+        ('{"y": "true"}\n{"y": true}', ["a.jsonl:1", "a.jsonl:2", '"true"']),
+        ('{"y": 1}\n{"y": "\\ud800"}', ["a.jsonl:2", "\\ud800", "in pairs"]),
+        ('{"y": "\\ud83d\\ude00\\\\ud800", "\\uDC00": 1}', ["a.jsonl:1", "\\uDC00"]),
         ('{"y": 1.5}\n{"y": 2.5}\n{"y": 1}', ["3 different labels of 3"]),
     ],
 )
@@ -103,6 +107,14 @@ def test_an_array_that_is_no_json_names_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('[{"y": 1},\n {"y": }]')
     assert "a.json:2:8" in message(ValueError, lambda: data(path).documents)
+
+
+def test_half_of_a_character_in_an_array_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"y": "\\n"},\n {"y": 2,\n "x": "\\ud800x"}]')
+    assert "a.json:3" in message(ValueError, lambda: data(path).documents)
+    path.write_text('["\\ud83d\\ude00"]')
+    assert next(read_documents(path))[1] == "\U0001f600"
 
 
 def test_a_repeated_key_in_an_array_names_its_line(tmp_path: Path) -> None:
@@ -148,8 +160,9 @@ def test_shares_that_leave_no_split_are_refused(shares: dict[str, float]) -> Non
         DocumentFileData("all.jsonl", "y", **shares)
 
 
-def test_a_number_that_is_always_the_same_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [("0.1", "0.1"), ("1e-300", "2e-300")])
+def test_numbers_that_hardly_differ_are_refused(tmp_path: Path, numbers: tuple[str, str]) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"x": 1, "y": 0.1}\n' * 9, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"nothing to learn[\s\S]*0.1 in all"):
+    path.write_text('{{"y": {}}}\n{{"y": {}}}\n'.format(*numbers) * 9, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"nothing to learn[\s\S]*{} to {},".format(*numbers)):
         assert DocumentFileData(str(path), "y", overrides={"$.y": "number"}).schema

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import zipfile
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
@@ -61,6 +62,13 @@ def truncated(bad: Path, good: Path) -> None:
     bad.write_bytes(good.read_bytes()[: good.stat().st_size // 2])
 
 
+def with_a_changed_weight(bad: Path, good: Path) -> None:
+    with zipfile.ZipFile(good) as archive:
+        weights = archive.read(max(archive.infolist(), key=lambda part: part.file_size))
+    changed = bytes([weights[0] ^ 1]) + weights[1:]
+    bad.write_bytes(good.read_bytes().replace(weights, changed))
+
+
 def of_a_wrong_kind(bad: Path, good: Path) -> None:
     bad.write_bytes(bytes(range(256)) * 4)
 
@@ -80,7 +88,7 @@ def checkpoint(tmp_path_factory) -> str:
     return trained(tmp_path_factory.mktemp("trained"))
 
 
-KINDS = [missing, a_folder, empty, truncated, of_a_wrong_kind, unreadable]
+KINDS = [missing, a_folder, empty, truncated, with_a_changed_weight, of_a_wrong_kind, unreadable]
 QUICK = ["predict --checkpoint", "predict --input", "featurize --input --shard", "inspect"]
 
 
@@ -92,7 +100,8 @@ def test_it_is_said_what_is_wrong(
     argument: str, kind, checkpoint: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     prepare(tmp_path, monkeypatch, MOLECULES)
-    if kind is truncated and "ckpt" not in argument and "checkpoint" not in argument:
+    of_checkpoints = kind in (truncated, with_a_changed_weight)
+    if of_checkpoints and "ckpt" not in argument and "checkpoint" not in argument:
         return  # half of a table is a table
     molecule_csv(tmp_path)
     shutil.copy(checkpoint, "last.ckpt")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.autobatch import autobatch
@@ -186,6 +187,25 @@ def test_graphs_of_a_layer_with_hooks_or_of_another_cell() -> None:
         graphed.cell = layer.cell = NaryTreeLSTM(IN, OUT).double().cell
     layer.register_forward_hook(lambda *_: None)
     refused(ValueError, lambda: GraphedTreeLSTM(layer), "has hooks or overrides forward")
+
+
+OF_PYG = sorted(set(dir(MessagePassing)) - set(dir(nn.Module)))
+
+
+@pytest.mark.parametrize("method", [name for name in OF_PYG if name.startswith("register")])
+def test_hooks_of_message_passing_are_refused(method: str) -> None:
+    dag, x = chain(3), torch.randn(3, IN)
+    layers = [RecursiveLayer(MAKERS[kind]()) for kind in MAKERS]
+    for layer in (*layers, GraphedTreeLSTM(NaryTreeLSTM(IN, OUT))):
+        schedule = schedule_of(layer.cell, dag, [True] * 3)
+        before = layer(x, schedule=schedule)
+        handle = getattr(layer, method)(lambda *_: None)
+        refused(ValueError, lambda: layer(x, schedule=schedule), method)  # noqa: B023
+        handle.remove()
+        torch.testing.assert_close(layer(x, schedule=schedule), before)
+    layer = NaryTreeLSTM(IN, OUT)
+    getattr(layer, method)(lambda *_: None)
+    refused(ValueError, lambda: GraphedTreeLSTM(layer), method)
 
 
 LINEAR, IN_SEQUENCE, FULL = nn.Linear(5, 4), nn.Sequential(nn.Linear(5, 4), nn.Tanh()), td.FC(4)

@@ -103,6 +103,13 @@ def test_a_missing_column_is_named_with_those_there_are(
         list(read_molecules(path, **options))
 
 
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", ",")])
+def test_another_separator_is_said(tmp_path: Path, name: str, separator: str) -> None:
+    path = write(tmp_path, name, f"smiles{separator}y\nCC{separator}1\n")
+    with pytest.raises(ValueError, match="'smiles' not found[\\s\\S]*commas between the cells"):
+        list(read_molecules(path))
+
+
 def test_repeated_columns_are_refused_where_they_are_used(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "smiles,y,y,z\nCC,1,2,3\n")
     assert len(list(read_molecules(path, target_columns=["z"]))) == 1
@@ -163,8 +170,10 @@ def test_empty_files(tmp_path: Path) -> None:
                 list(read_molecules(path))
     with pytest.raises(ValueError, match="the file contains no molecules"):
         list(read_molecules(write(tmp_path, "a.csv", "smiles,y\n")))
-    with pytest.raises(ValueError, match=r"column 'smiles' not found[\s\S]*no columns"):
-        list(read_molecules(write(tmp_path, "b.csv", "")))
+    for text in ("", "\n\n"):
+        with pytest.raises(ValueError, match="the file is empty") as caught:
+            list(read_molecules(write(tmp_path, "b.csv", text)))
+        assert "names the columns" in str(caught.value) and "b.csv" in str(caught.value)
     with pytest.raises(FileNotFoundError, match="no such file"):
         list(read_molecules(tmp_path / "c.csv"))
 

@@ -144,6 +144,15 @@ def test_a_killed_run_continues(
     said = capsys.readouterr().err
     assert "a different --max-pairs" in said and "out.csv.part.json to start again" in said
 
+    for part in (Path("out.csv.part"), Path(f"prints.{suffix}.part")):
+        content = part.read_bytes()
+        part.write_bytes(content[:99])
+        assert main(argv) == 2
+        said = capsys.readouterr().err
+        assert "has been shortened" in said and f"99 bytes; where: {part}" in said
+        assert "out.csv.part.json to start again" in said
+        part.write_bytes(content)
+
     # What was written after the last note is written again.
     with Path("out.csv.part").open("ab") as file:
         file.write(b"C,half a li")

@@ -25,8 +25,10 @@ from pyg_dynbatch.tasks import (
     SplitOptions,
 )
 from pyg_dynbatch.training import PredictionTable, RateOptions, RunReport, ensemble_of
+from tests.molecules.batches import TABLE
 from tests.molecules.molecules import (
     QUIET,
+    SMALL,
     best_by,
     molecule_data,
     molecule_trainer,
@@ -290,6 +292,16 @@ def test_scale_is_that_of_the_known_targets() -> None:
     found = scale.restored(scale.scaled(targets))
     torch.testing.assert_close(found, targets.double(), equal_nan=True)
     assert set(scale.state_dict()) == {"mean", "deviation"}
+
+
+def test_targets_whose_squares_are_out_of_range_are_refused() -> None:
+    schema = MoleculeSchema({}, 1, TABLE, ("one", "two"))
+    task = MoleculeProperty(schema.as_dict(), **SMALL)
+    for factor in (1e-300, 1e-170, 1e200, 1.5e308):
+        targets = torch.tensor([[1, 0], [2, factor], [3, -factor]], dtype=torch.double)
+        with pytest.raises(ValueError, match=r"target 'two'[\s\S]*another unit"):
+            task.fit_targets(targets)
+    task.fit_targets(targets / torch.tensor([1, 1e160], dtype=torch.double))
 
 
 @pytest.mark.parametrize(("name", "loss"), [("mse", F.mse_loss), ("l1", F.l1_loss)])

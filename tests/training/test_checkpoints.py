@@ -91,6 +91,21 @@ def test_last_checkpoint_is_of_the_last_epoch_and_truncated_ones_are_refused(
         read_checkpoint(tmp_path / "none.ckpt")
 
 
+def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    contents = {"state_dict": {"w": torch.arange(9.0)}, "pytorch-lightning_version": "2.6"}
+    torch.save(contents, path := tmp_path / "a.ckpt")
+    whole, refused = path.read_bytes(), 0
+    for place in range(0, len(whole), 5):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            assert str(read_checkpoint(path)) == str(contents)
+        except ValueError as error:
+            refused += "truncated or corrupt" in str(error)
+    assert refused > 100
+
+
 class Attack:
     def __reduce__(self):
         return Path.touch, (Path("attacked"),)

@@ -5,8 +5,10 @@ import re
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from torch_geometric.data import Batch
 from torch_geometric.io import fs
+from torch_geometric.transforms import LargestConnectedComponents, RemoveIsolatedNodes
 
 from pyg_dynbatch.data import DynTreeData
 from tests.strategies import SHAPES, Dag, deep, structures
@@ -98,6 +100,44 @@ def test_node_and_edge_fields_are_told_apart_in_a_dag_with_as_many_of_both():
     assert not data.is_node_attr("root_index")
 
 
+@given(structures(), st.data())
+def test_parts_have_their_own_depths_and_roots(dag: Dag, draw: st.DataObject) -> None:
+    nodes = torch.arange(dag.num_nodes)
+    whole = tree_of(dag, token=nodes)
+    kept = draw.draw(st.permutations(range(dag.num_nodes)))
+    kept = torch.tensor(kept[: draw.draw(st.integers(1, dag.num_nodes))])
+    edges = torch.tensor(
+        draw.draw(st.lists(st.booleans(), min_size=whole.num_edges, max_size=whole.num_edges)),
+        dtype=torch.bool,
+    )
+    mask = torch.zeros(dag.num_nodes, dtype=torch.bool).index_fill(0, kept, True)
+    inside = mask[whole.edge_index].all(0)
+    everything = torch.ones_like(edges)
+    for part, chosen in (
+        (whole.subgraph(kept), inside),
+        (whole.subgraph(mask), inside),
+        (whole.edge_subgraph(edges), edges),
+        (LargestConnectedComponents()(whole), None),
+        (whole.sort(), everything),
+        (whole.sort(sort_by_row=False), everything),
+        (whole.coalesce(), everything),
+    ):
+        part.validate()
+        if chosen is not None:
+            child, parent = part.token[part.edge_index]
+            found = zip(child.tolist(), parent.tolist(), part.child_slot.tolist(), strict=True)
+            rows = [*whole.edge_index[:, chosen].tolist(), whole.child_slot[chosen].tolist()]
+            assert sorted(found) == sorted(zip(*rows, strict=True))
+    assert whole.coalesce().is_sorted() and whole.sort(sort_by_row=False).is_sorted(False)
+    whole.validate()
+
+
+def test_roots_that_a_transform_leaves_behind_are_named() -> None:
+    data = RemoveIsolatedNodes()(DynTreeData(torch.tensor([[1], [2]]), num_nodes=4))
+    with pytest.raises(ValueError, match="leave root_index out"):
+        data.validate()
+
+
 LEAF = {"edge_index": torch.empty(2, 0, dtype=torch.long), "num_nodes": 1}
 TREE = {"edge_index": EDGES, "num_nodes": 3}
 BAD = {
@@ -157,6 +197,14 @@ BAD = {
         "  got:      float32 tensor [3]",
     ),
     "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
+    **{
+        f"{key} length": (
+            TREE | {key: torch.zeros(5).long()},
+            {},
+            f"got:      int64 tensor [5]\n  where:    train.txt:12\n  try:      leave {key} out",
+        )
+        for key in ("depth", "child_slot")
+    },
     "token range": (
         TREE | {"token": torch.tensor([0, 9, -1])},
         {"num_tokens": 9},

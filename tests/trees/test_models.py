@@ -325,6 +325,7 @@ def test_layers_by_name() -> None:
 
 TREE = DynTreeData(balanced(1).edge_index, num_nodes=3, x=torch.zeros(3, 4))
 WIDE = DynTreeData(balanced(1).edge_index, num_nodes=3, x=torch.zeros(3, 6))
+FIRST = next((n, t) for n, t in enumerate(Collater()(EXAMPLES).token.tolist()) if t > 2)
 THREE_ROOTS = example(Dag(((), (), ())))
 
 
@@ -338,7 +339,7 @@ THREE_ROOTS = example(Dag(((), (), ())))
         (
             TreeClassifier(3, 5, 4, 3, arity=3),
             Collater(arity=3)(EXAMPLES),
-            "a token is not in the embedding.*rows from 0 to 2.*tokens from 0 to 10",
+            f"token is not in the embedding.*0 to 2.*got: +{FIRST[1]}.*node {FIRST[0]} of the",
         ),
         (
             similarity(),

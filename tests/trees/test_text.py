@@ -62,6 +62,7 @@ def test_agrees_with_a_recursive_reading(tree: Nested) -> None:
     ]
     assert [len(c) for c in children] == [len(below) for _, _, below in nodes]
     assert all(parsed.slots[c] == slot for below in children for slot, c in enumerate(below))
+    assert parse_bracketed(written(tree).replace(" ", "\t"), num_classes=5) == parsed
 
 
 @given(nested_trees())

@@ -194,7 +194,7 @@ def existing(path: str | Path, what: str) -> Path:
         found, got = f"{path.name}: the file cannot be read", error.strerror or error
         raise mismatch(type(error), found, what, got, where=path) from error
     got = "a folder" if path.is_dir() else ""
-    found = f"{path.name}: there is no such file"
+    found = f"{path.name or path}: there is no such file"
     raise mismatch(FileNotFoundError, found, what, got, where=path)
 
 
@@ -257,15 +257,19 @@ def read_lines(path: str | Path) -> list[str]:
     return lines
 
 
+def check_checksums(path: str | Path) -> None:
+    """Compare the checksums in a file that torch has written, which ``torch.load`` does not."""
+    with ZipFile(path) as archive:
+        part = archive.testzip()
+    if part is not None:
+        raise BadZipFile(f"{part} does not match its checksum")
+
+
 def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
     """Load a dictionary that was saved with its kind under ``"format"``."""
     hint = "delete the file and create it again"
     try:
-        # torch writes a checksum of every part, which torch.load does not compare.
-        with ZipFile(path) as archive:
-            part = archive.testzip()
-        if part is not None:
-            raise BadZipFile(f"{part} does not match its checksum")
+        check_checksums(path)
         content = torch.load(path, weights_only=True, map_location="cpu")
         found = content["format"]
     except FileNotFoundError:

@@ -24,6 +24,8 @@ from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 # Levels of nesting that the parser of Python can be trusted with: it calls itself in C.
 _MAX_LEVELS = 4000
 _STRING_OR_END = re.compile(r'"(?:[^"\\]|\\.)*"|\}')
+# Escapes, of which group 1 is half of a pair of surrogates without the other half.
+_ESCAPE = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
 _LABELS = ("string", "number", "boolean")
 
 
@@ -55,6 +57,11 @@ def _parsed(text: str, path: str, line: int) -> Any:
             raise _Repeated(next(key for key in keys if keys.count(key) > 1))
         return found
 
+    lone = next((part for part in _ESCAPE.finditer(text) if part[1]), None)
+    if lone is not None:
+        what = f"{Path(path).name}: a string holds half of a character, which no file can hold"
+        where = f"{path}:{line + text.count(chr(10), 0, lone.start())}"
+        raise mismatch(ValueError, what, "surrogates in pairs", lone[0], where=where)
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + _MAX_LEVELS)
     try:
@@ -107,6 +114,11 @@ def traced(tracer: Any, place: str, document: Any) -> Any:
 def is_number(label: str, overrides: Mapping[str, str]) -> bool:
     """Return whether an override makes the label a value, and not a class."""
     return overrides.get(f"${step_to(label)}") == "number"
+
+
+def name_of_class(label: Any) -> str:
+    """Return the name of a class in tables and on the command line."""
+    return label if type(label) is str else category_of(label)
 
 
 def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch:
@@ -198,11 +210,12 @@ class DocumentFileData(SplitDataModule):
         common = {"documents": documents, "label": self.label}
         if self.is_number:
             values = [self._label(*pair) for pair in self.documents["train"]]
-            if min(values) == max(values):
-                what, got = "there is nothing to learn from the label", f"{values[0]} in all"
-                expected = "two different numbers in the training documents"
-                raise mismatch(ValueError, what, expected, got, where=self.file)
             scale = {"mean": float(np.mean(values)), "deviation": float(np.std(values))}
+            if min(values) == max(values) or not scale["deviation"]:
+                what = "there is nothing to learn from the label"
+                got = f"{min(values)} to {max(values)}, deviation {scale['deviation']:.2g}"
+                expected = "different numbers in the training documents"
+                raise mismatch(ValueError, what, expected, got, where=self.file)
             return {**common, "scale": scale}
         if (got := self.overrides.get(path, "categories")) not in ("categories", "ignore"):
             what, expected = "the override of the label cannot be used", "number or categories"
@@ -210,8 +223,16 @@ class DocumentFileData(SplitDataModule):
         # Classes that only validation or test documents have are known too, but nothing else.
         own = [split for split in SPLITS if self.given.get(split, (None,))[0] is None]
         pairs = [pair for split in own for pair in self.documents[split]]
-        labels = {category_of(label): label for label in (self._label(*pair) for pair in pairs)}
-        classes = sorted(labels.values(), key=lambda label: (kind_of(label), label))
+        seen: dict[str, tuple[str, Any]] = {}
+        for pair in pairs:
+            label = self._label(*pair)
+            place, same = seen.setdefault(name_of_class(label), (pair[0], label))
+            if kind_of(same) != kind_of(label):
+                what, where = "two labels have the same name", f"{place} and {pair[0]}"
+                got = f"{category_of(same)} and {category_of(label)}"
+                raise mismatch(ValueError, what, "labels of one kind", got, where=where)
+        labels = (label for _, label in seen.values())
+        classes = sorted(labels, key=lambda label: (kind_of(label), label))
         if not 2 <= len(classes) <= len(pairs) / 2:
             what, expected = (
                 "the labels cannot be classes",

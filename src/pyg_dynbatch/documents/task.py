@@ -13,8 +13,9 @@ from torchmetrics import Metric
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown, block_of
-from pyg_dynbatch.blocks.schema import DocumentSchema, category_of
+from pyg_dynbatch.blocks.schema import DocumentSchema
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.documents.data import name_of_class
 from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.ensemble import AveragedNetwork
 from pyg_dynbatch.training.exact import Agreement, rmse
@@ -87,7 +88,7 @@ class DocumentPrediction(Task):
         self.schema, self.documents = schema, documents
         self.scale: dict[str, float] | None = scale
         self.main_metric = "accuracy" if scale is None else "rmse"
-        self.classes = [x if type(x) is str else category_of(x) for x in classes]
+        self.classes = [name_of_class(label) for label in classes]
         kind = partial(RatioMetric, 0) if scale is None else partial(Agreement, rmse)
         self.scores = nn.ModuleDict({f"{stage}_score": kind() for stage in STAGES})
 

@@ -212,6 +212,9 @@ def _read_table(
 ) -> Iterator[RawMolecule | None]:
     records = _cells(lines, delimiter)
     _, header = next(records, (0, []))
+    if not header:
+        what, got = f"{lines.name}: the file is empty", f"{lines.number} lines"
+        raise mismatch(ValueError, what, "a line that names the columns", got, where=lines.path)
     header = [each.strip() for each in header]
     others = list(targets) if name is None else [*targets, name]
     column = _find_smiles(header, smiles, others, first_of_repeated, f"{lines.path}:1")
@@ -269,9 +272,11 @@ def _find_smiles(
     missing = ([] if found else [smiles or "smiles"]) + [n for n in others if n not in header]
     if missing:
         what = f"read_molecules: column {', '.join(map(repr, missing))} not found"
-        expected = f"one of: {', '.join(map(repr, header)) or 'no columns'}"
+        expected = f"one of: {', '.join(map(repr, header))}"
         got = ", ".join([smiles or "smiles", *others])
         hint = "smiles_column=…, target_columns=[…]; the first line names the columns"
+        if len(header) == 1 and re.search(r"[;,\t|]", header[0]):
+            hint = "commas between the cells of a CSV file, or tabs with format tsv"
         raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
     twice = [name for name in others if header.count(name) > 1]
     twice += found if len(found) > 1 else []

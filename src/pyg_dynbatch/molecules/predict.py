@@ -383,17 +383,24 @@ class PredictionFiles:
         self.note = Path(f"{part_of(table)}.json")
         self._is_text = str(fingerprints).endswith(".csv")
         self._sizes: Sequence[int | None] = [None if identity is None else 0] * 3
-        parts = [part_of(path) for path in (table, fingerprints, errors) if path is not None]
+        paths = table, fingerprints, errors
+        parts = [part_of(path) for path in paths if path is not None]
         if identity is None or not all(path.is_file() for path in (self.note, *parts)):
             return
         noted = json.loads(self.note.read_text(encoding="utf-8"))
+        hint = f"delete {' and '.join(map(str, [*parts, self.note]))} to start again"
         other = [key for key in identity if noted["identity"].get(key) != identity[key]]
         if other:
             what = "predict: cannot continue a different run"
             got, expected = f"a different {', '.join(other)}", "that of the unfinished output"
-            hint = f"delete {' and '.join(map(str, [*parts, self.note]))} to start again"
             raise mismatch(ValueError, what, expected, got, where=parts[0], hint=hint)
         (self.rows, self.bad, self.reason), self._sizes = noted["counts"], noted["sizes"]
+        given = [size for size, path in zip(noted["sizes"], paths, strict=True) if path is not None]
+        for part, size in zip(parts, given, strict=True):
+            if (found := part.stat().st_size) < size:
+                what = "predict: the unfinished output has been shortened"
+                expected, got = f"at least {size:,} bytes", f"{found:,} bytes"
+                raise mismatch(ValueError, what, expected, got, where=part, hint=hint)
 
     def write(self, rows: Iterable[StreamRow], columns: Columns, width: int = 0) -> None:
         """Write rows after those that are in the files; ``width`` is that of a fingerprint."""

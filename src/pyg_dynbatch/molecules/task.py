@@ -52,7 +52,7 @@ class TargetScale(ExactBuffers):
         """Measure mean and deviation of the known targets; of a constant it is taken to be 1."""
         exact = targets.double()
         mean = exact.nanmean(0).nan_to_num(0.0)
-        deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
+        deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0, math.inf).sqrt()
         first = exact.nan_to_num(math.inf).amin(0)  # a rounded mean may differ from all targets
         varies = (exact > first).any(0)
         self.mean.copy_(mean)
@@ -325,6 +325,13 @@ class MoleculeProperty(Task):
         """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
         if self.schema.kind == "regression":
             self.scale.fit(targets)
+            found = dict(zip(self.schema.task_names, self.scale.deviation.tolist(), strict=True))
+            wrong = [name for name, deviation in found.items() if not 0 < deviation < math.inf]
+            if wrong:
+                what = f"the numbers of the target {wrong[0]!r} are too large or too close together"
+                expected = "a deviation from 1e-160 to 1e150, as it is squared"
+                got = f"{found[wrong[0]]:g}"
+                raise mismatch(ValueError, what, expected, got, hint="convert them to another unit")
         elif self.schema.kind == "binary" and self.positive_weight == "balanced":
             self.positive.copy_(balanced_positive_weight(targets))
 

@@ -17,7 +17,7 @@ from pyg_dynbatch.core.padding import LevelBuckets, PaddedForm, padded_form, sch
 from pyg_dynbatch.core.row_buffer import check_backward
 from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.recursive import RecursiveLayer
+from pyg_dynbatch.nn.recursive import RecursiveLayer, check_no_message_hooks
 from pyg_dynbatch.nn.tree_cells import ChildSumTreeLSTMCell, NaryTreeLSTMCell
 
 Call = Callable[[], tuple[Tensor, ...]]
@@ -229,6 +229,7 @@ class GraphedTreeLSTM(RecursiveLayer):
             what, got = "the layer has hooks or overrides forward", type(layer).__name__
             hint = "register the hooks on the GraphedTreeLSTM"
             raise mismatch(ValueError, f"GraphedTreeLSTM: {what}", "neither", got, hint=hint)
+        check_no_message_hooks(layer)
         checked_count("GraphedTreeLSTM: max_graphs", max_graphs)
         super().__init__(layer.cell, layer.direction)
         self.buckets, self.max_graphs, self._recorder = buckets, max_graphs, recorder

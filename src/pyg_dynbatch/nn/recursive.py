@@ -49,6 +49,27 @@ def child_weights(
     return weight.index_copy(0, of_place[: mask.size(0)], mask.index_select(0, of_edge))
 
 
+# PyG's hooks of message passing, by the attribute that holds them.
+_MESSAGE_HOOKS = tuple(
+    f"_{step}_forward{when}_hooks"
+    for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for when in ("_pre", "")
+)
+
+
+def check_no_message_hooks(layer: MessagePassing) -> None:
+    """Refuse PyG's hooks of message passing, whose steps a recursive layer does not take."""
+    own = vars(layer)
+    name = next((name for name in _MESSAGE_HOOKS if own[name]), None)
+    if name is not None:
+        what, wanted = "has a hook that nothing calls", "no hooks of message passing"
+        hint = (
+            "register_forward_hook of the layer or its cell; explain=False for AttentionExplainer"
+        )
+        got = f"register{name.removesuffix('s')}"
+        raise mismatch(ValueError, f"{type(layer).__name__}: {what}", wanted, got, hint=hint)
+
+
 def checked_schedule(
     layer: Any,
     x: Tensor,
@@ -181,6 +202,7 @@ class RecursiveLayer(MessagePassing):
         Returns:
             ``h``, in node order by default, or the tuple of the state's parts.
         """
+        check_no_message_hooks(self)
         given = x, edge_index, schedule, child_slot
         schedule = checked_schedule(self, *given, channels=self.in_channels, arity=self.arity)
         inputs = _input_rows(type(self).__name__, schedule, x, leaf_inverse)

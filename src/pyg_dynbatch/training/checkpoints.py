@@ -3,7 +3,6 @@
 import csv
 import os
 import pickle
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -21,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, existing
+from pyg_dynbatch.core.files import atomic_file, check_checksums, existing
 
 
 class RandomState(Callback):
@@ -135,9 +134,11 @@ def best_checkpoint(trainer: pl.Trainer) -> Any:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU without running code from it."""
     existing(path, "a checkpoint, which fit writes")
-    # torch writes zip archives, whose table of contents is at the end.
-    if not zipfile.is_zipfile(path):
-        raise _not_a_checkpoint(path, f"{Path(path).stat().st_size:,} bytes of something else")
+    try:
+        check_checksums(path)
+    except Exception as error:  # zipfile raises many classes for a corrupt file
+        got = f"{Path(path).stat().st_size:,} bytes, {type(error).__name__}: {error}"
+        raise _not_a_checkpoint(path, got) from error
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
@@ -193,7 +194,7 @@ def naming_file(path: object) -> Iterator[None]:
 
 
 def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
-    what = "the file is not a checkpoint, or is truncated"
+    what = "the file is not a checkpoint, or is truncated or corrupt"
     return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
 
 

@@ -8,7 +8,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.loading import RaggedColumns, allow_batches
-from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData
+from pyg_dynbatch.trees.data import EDGE_FIELDS, NODE_FIELDS, DynTreeData, hint_for
 
 
 class TreeColumns(RaggedColumns):
@@ -70,7 +70,7 @@ def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.nd
         number = int(np.flatnonzero(found != right)[0]) - 1
         what, where = f"Collater: {key} has the wrong length", f"example {number} of the batch"
         expected, got = f"{np.diff(right)[number]} rows", np.diff(found)[number]
-        raise mismatch(ValueError, what, expected, got, where=where)
+        raise mismatch(ValueError, what, expected, got, where=where, hint=hint_for(key))
     # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
     sizes = nodes[1:] - nodes[:-1]
     outside = index.view(np.uint64) >= sizes.view(np.uint64).repeat(edges[1:] - edges[:-1])

@@ -44,6 +44,12 @@ def check_edge_form(edge_index: Any, *, name: str) -> None:
         raise mismatch(ValueError, what, expected, describe_value(edge_index))
 
 
+def hint_for(key: str) -> str:
+    """Return how to correct a field that does not belong to the edges, if it is computed."""
+    computed = key in ("child_slot", "depth", "root_index")
+    return f"leave {key} out: it is computed from edge_index" if computed else ""
+
+
 def _fault(where: str, what: str, expected: object, got: object, hint: str = "") -> ValueError:
     return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
 
@@ -66,7 +72,8 @@ def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
             shape = ", ".join(str(sizes.get(name, name)) for name in names)
             unit = f", one per {names[0]}" if names[0] in ("node", "edge") else ""
             what = f"{key} has an invalid shape or dtype"
-            raise _fault(where, what, f"{kind} tensor [{shape}]{unit}", describe_value(value))
+            expected, got = f"{kind} tensor [{shape}]{unit}", describe_value(value)
+            raise _fault(where, what, expected, got, hint_for(key))
         if key == "edge_index":
             sizes["edge"] = value.size(1)
     target = getattr(data, "target", None)
@@ -89,8 +96,7 @@ def _check_depth(data: "DynTreeData", nodes: int, where: str) -> None:
             "depth does not belong to edge_index",
             f"depth {right[node]} at node {node}",
         )
-        hint = "leave depth out: it is computed from edge_index"
-        raise _fault(where, what, expected, int(data.depth[node]), hint)
+        raise _fault(where, what, expected, int(data.depth[node]), hint_for("depth"))
 
 
 def _check_slots(data: "DynTreeData", where: str) -> None:
@@ -126,9 +132,8 @@ def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int
     given = array_of(data.root_index)
     if given.shape != roots.shape or (given != roots).any():
         what = f"{name}: root_index does not belong to edge_index"
-        hint = "leave root_index out: it is computed from edge_index"
         shown = _shown(torch.from_numpy(roots)), _shown(data.root_index)
-        raise mismatch(ValueError, what, *shown, where=where, hint=hint)
+        raise mismatch(ValueError, what, *shown, where=where, hint=hint_for("root_index"))
     return roots.size
 
 
@@ -235,6 +240,30 @@ class DynTreeData(Data):
     def is_edge_attr(self, key: str) -> bool:
         """Return whether a field has one row per edge."""
         return key in EDGE_FIELDS if key in _NAMED else super().is_edge_attr(key)
+
+    def subgraph(self, subset: Tensor) -> "DynTreeData":
+        """Return some nodes and the edges among them; slots stay, depths and roots are new."""
+        return super().subgraph(subset)._of_own_edges()
+
+    def edge_subgraph(self, subset: Tensor) -> "DynTreeData":
+        """Return all nodes and some edges; slots stay, depths and roots are new."""
+        return super().edge_subgraph(subset)._of_own_edges()
+
+    def _of_own_edges(self) -> "DynTreeData":
+        if "edge_index" in self:
+            self.depth = depth_of(self.edge_index, int(self.num_nodes or 0))
+            self.root_index = roots_of(self.edge_index, int(self.num_nodes or 0))
+        return self
+
+    def sort(self, sort_by_row: bool = True) -> "DynTreeData":
+        """Return the tree with edges sorted by child, or by parent, and their slots."""
+        # Not PyG's, which takes every field with as many rows as edges for one of edges.
+        major, minor = self.edge_index if sort_by_row else self.edge_index.flip(0)
+        return self.edge_subgraph((major * self.num_nodes + minor).argsort(stable=True))
+
+    def coalesce(self) -> "DynTreeData":
+        """Return the tree with sorted edges, of which all stay: their slots differ."""
+        return self.sort()
 
     def validate(
         self,

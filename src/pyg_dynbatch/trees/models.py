@@ -114,8 +114,12 @@ class TreeEncoder(nn.Module):
         else:
             token = _field(batch, "token", "num_tokens=0 for batches with features x")
             shared = self._distinct_leaves(token, schedule)
-            token, leaf_inverse = shared or (_input_rows(schedule, token), None)
-            inputs = _embedded(self.embedding, token)
+            rows, leaf_inverse = shared or (_input_rows(schedule, token), None)
+            try:
+                inputs = self.embedding(rows)
+            except IndexError:
+                _check_tokens(token, schedule.input_node, self.embedding.num_embeddings)
+                raise
         options: Any = {"leaf_inverse": leaf_inverse, "level_order": level_order, "nodes": nodes}
         return self.layer(self.input_dropout(inputs), batch.edge_index, schedule, **options)
 
@@ -157,14 +161,15 @@ def _field(batch: Any, name: str, hint: str) -> Tensor:
     return value
 
 
-def _embedded(embedding: Any, token: Tensor) -> Tensor:
-    try:
-        return embedding(token)
-    except IndexError as error:
-        expected = f"rows from 0 to {embedding.num_embeddings - 1}"
-        got = f"tokens from {int(token.min())} to {int(token.max())}"
-        what, hint = "TreeEncoder: a token is not in the embedding", "num_tokens=len(vocabulary)"
-        raise mismatch(IndexError, what, expected, got, hint=hint) from error
+def _check_tokens(token: Tensor, nodes: Tensor, num_tokens: int) -> None:
+    """Raise an error at the first node whose token is not a row of the embedding."""
+    read = token.index_select(0, nodes)
+    wrong = nodes[(read < 0) | (read >= num_tokens)]
+    if wrong.numel():
+        node = int(wrong.min())
+        what, expected = "TreeEncoder: a token is not in the embedding", f"0 to {num_tokens - 1}"
+        where, hint = f"node {node} of the batch", "num_tokens=len(vocabulary)"
+        raise mismatch(IndexError, what, expected, int(token[node]), where=where, hint=hint)
 
 
 def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Schedule:
