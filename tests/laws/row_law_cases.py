@@ -287,6 +287,8 @@ MIXES: dict[str, Case] = {
                               start=0.0),
     "branch on a large size": of(lambda m, x: x.relu() if x.shape[0] < 100 else x, (3,),
                                  direct=False),
+    "branch on a large length": of(lambda m, x: x.relu() if len(x) < 100 else x, (3,),
+                                   direct=False),
     "branch on half of a size": of(lambda m, x: x.relu() if x.size(0) // 2 != 50 else x, (3,),
                                    direct=False),
     "isin of numbers": of(lambda m, x, y: torch.isin(x.round(), y.round()) * x, (8,), (8,),

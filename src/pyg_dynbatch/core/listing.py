@@ -37,7 +37,7 @@ _READS = {
         "__array__", "__contains__", "__format__", "equal", "allclose", "is_nonzero",
     )
 } | {torch.equal, torch.allclose, torch.is_nonzero}  # fmt: skip
-_LENGTHS = {Tensor.size, Tensor.numel, Tensor.nelement, Tensor.shape.__get__}  # type: ignore[attr-defined]
+_LENGTHS = {Tensor.__len__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.shape.__get__}  # type: ignore[attr-defined]
 _REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
@@ -153,6 +153,7 @@ class Listing(TorchFunctionMode):
         before, versions = _random_state(operands), list(map(_version, operands))
         result = func(*args, **kwargs)
         if self.size and func in _LENGTHS and args[0].dim() and args[0].size(0) == self.size:
+            self.hidden |= func is Tensor.__len__  # as len() returns plain integers
             return self._with_length(result, args[0].size())
         results, after = tensor_leaves(result), _random_state(operands)
         changed = [n for n, t in enumerate(operands) if _version(t) != versions[n]]

@@ -90,9 +90,8 @@ def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False)
         for size in sizes_for(rows):
             index = torch.arange(size, device=rows[0].device) % len(rows[0])
             try:
-                stacked = listed(
-                    function, [column[index] for column in rows], 0 if size < 4 else size
-                )
+                columns = [column[index] for column in rows]
+                stacked = listed(function, columns, size * (size > 3))
             except (ReadsValue, ChangesArgument, ChangesState):
                 raise
             except Exception as error:
