@@ -205,6 +205,17 @@ def test_equal_calls_that_draw_random_numbers_are_not_merged() -> None:
     assert ((found > 0) & (found < 200)).all()
 
 
+@pytest.mark.parametrize("part", [nn.Dropout(0.0), nn.AlphaDropout(0.0)])
+def test_equal_calls_are_not_merged_if_dropout_is_raised_later(part: Any) -> None:
+    words = td.Map(td.Scalar() >> nn.Sequential(part))
+    model = td.Compiler.create(words >> td.Sum())
+    assert model([[1.0] * 100]).output == 100
+    part.p = 0.5
+    torch.manual_seed(0)
+    found = {float(model([[1.0] * 100]).output) for _ in range(9)}
+    assert len(found) > 2, "one mask for all calls gives two values"
+
+
 def test_a_function_that_cannot_be_checked_is_said() -> None:
     def factor(x: torch.Tensor) -> torch.Tensor:
         if len(x) == 3 and x[0].any():
