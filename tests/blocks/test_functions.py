@@ -162,6 +162,23 @@ def test_functions_that_mix_rows_are_refused(function: Any, what: str) -> None:
     assert "where:    Root.Function" in str(caught.value) and "try:" in str(caught.value)
 
 
+def normalized(x: Tensor) -> Tensor:
+    return nn.functional.batch_norm(x, None, None, training=True)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        td.Vector(4) >> td.Function(normalized),
+        td.Map(td.Vector(4)) >> td.Segment(lambda ragged: normalized(ragged.sum())),
+    ],
+)
+def test_functions_that_fail_for_one_row_mix_rows(block: td.Block) -> None:
+    text = message(TypeError, td.Compiler.create, block)
+    assert "its function mixes the rows of a batch" in text and "where:    Root." in text
+    assert "an error for one row, not for three: Expected more than 1 value per channel" in text
+
+
 @pytest.mark.parametrize(
     "function",
     [

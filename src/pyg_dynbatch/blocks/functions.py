@@ -137,8 +137,9 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
             random |= draws
             if not is_right:
                 expected = "a function of each row by itself"
+                got = f"an error for one row, not for three: {failed[0]}" if failed else ""
                 hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
-                block._fail("its function mixes the rows of a batch", expected, hint=hint)
+                block._fail("its function mixes the rows of a batch", expected, got, hint=hint)
     if failed:
         what = "Function: whether rows depend on each other cannot be checked"
         got, where = f"an error on random rows: {failed[0]}", f"block {block._path()}"
@@ -163,6 +164,11 @@ def _judge_fixed(
         except Exception as error:  # noqa: BLE001 - part of the warning
             failed.append(error)
             return draws, True
+        try:
+            function(*(row[:1].clone() for row in rows))
+        except Exception as error:  # noqa: BLE001 - part of the message
+            failed.append(error)
+            return draws, False
         try:
             draws |= any(call.random for call in row_law.listed(function, rows)[0].calls)
             verdict = row_law.judge(function, rows, batched=True)
@@ -238,10 +244,14 @@ def _judge_ragged(
         )
         try:
             whole, again = run(values, range(3)), run(values, range(3))
-            ones = [run(values, [n]) for n in range(3)]
         except Exception as error:  # noqa: BLE001 - part of the warning
             errors.append(error)
             continue
+        try:
+            ones = [run(values, [n]) for n in range(3)]
+        except Exception as error:  # noqa: BLE001 - part of the message
+            failed.append(error)
+            return draws, False
         draws |= not row_law.agree(whole, again)
         parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
         if draws:
