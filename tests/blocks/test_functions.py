@@ -184,11 +184,46 @@ def test_functions_that_fail_for_one_row_mix_rows(block: td.Block) -> None:
     [
         lambda ragged: ragged.sum() - ragged.rows.mean(),
         lambda ragged: ragged.sum() + (ragged.rows.abs().max() > 50),
+        lambda ragged: ragged.sum() + (ragged.rows.abs().max() > 500),
+        lambda ragged: ragged.sum() + (ragged.rows > 9).all(),
+        lambda ragged: ragged.sum() + (ragged.rows < -9).any(),
+        lambda ragged: ragged.sum() + (ragged.rows != 0).any(),
+        lambda ragged: nn.functional.dropout(ragged.sum(), 0.5) + (ragged.rows < -9).any(),
     ],
 )
 def test_segments_that_mix_calls_are_refused(function: Any) -> None:
     with pytest.raises(TypeError, match="mixes the rows"):
         td.Compiler.create(td.Map(td.Vector(4)) >> td.Segment(function))
+
+
+def by_running_sums(ragged: RaggedRows) -> Tensor:
+    running = torch.cat([ragged.rows.new_zeros(1, 4), ragged.rows.cumsum(0)])
+    ends = torch.searchsorted(ragged.segment_ids, torch.arange(ragged.num_calls), right=True)
+    return running[ends].diff(dim=0, prepend=running[:1])
+
+
+def softmax_of(ragged: RaggedRows) -> Tensor:
+    ids = ragged.segment_ids.view(-1, 1).expand_as(ragged.rows)
+    lowest = ragged.rows.new_full((ragged.num_calls, 4), -torch.inf)
+    most = lowest.scatter_reduce(0, ids, ragged.rows.detach(), "amax")
+    weights = ragged._replace(rows=(ragged.rows - most[ragged.segment_ids]).exp())
+    return ragged._replace(rows=weights.rows * ragged.rows).sum() / weights.sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        RaggedRows.sum,
+        lambda ragged: ragged._replace(rows=ragged.rows * (ragged.rows.abs() > 500)).sum(),
+        lambda ragged: ragged._replace(rows=ragged.rows.clamp(-9, 9).square()).sum().sqrt(),
+        lambda ragged: (ragged._replace(rows=(ragged.rows != 0).float()).sum() > 0).float(),
+        by_running_sums,
+        softmax_of,
+    ],
+)
+def test_segments_of_each_call_are_not_refused(function: Any, dtype: str) -> None:
+    td.Compiler.create(td.Map(td.Vector(4, dtype)) >> td.Segment(function))
 
 
 @pytest.mark.parametrize(

@@ -205,11 +205,21 @@ def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: 
 _LENGTHS = (2, 1, 3)  # of the sequences of three calls
 
 
-def _drawn(kind: Any, length: int, device: torch.device, attempt: int, most: int) -> Tensor:
+def _drawn(kind: Any, length: int, device: torch.device, most: int) -> Tensor:
     row: Any = row_type_of(kind)
     shape = (length if isinstance(kind, Ragged) else 1, *row.shape)
-    number = attempt if has_gradient(row.dtype) else 1
-    return row_law.draw(shape, row.dtype, device, number, most)
+    return row_law.draw(shape, row.dtype, device, int(not has_gradient(row.dtype)), most)
+
+
+def _make_extreme(rows: Tensor, factor: float) -> None:
+    """Make rows huge or zero; integers, which can be indices, zero or as they are."""
+    if factor == 0:
+        rows.zero_()
+    elif has_gradient(rows.dtype):
+        limit = torch.finfo(rows.dtype).max / 100  # so that sums are finite
+        rows.copy_((1 + rows.abs()) * max(-limit, min(factor, limit)))
+    elif rows.dtype == torch.bool:
+        rows.fill_(factor > 0)
 
 
 def _judge_ragged(
@@ -228,20 +238,21 @@ def _judge_ragged(
             for kind, value in zip(kinds, values, strict=True)
         ))  # fmt: skip
 
-    errors = []
-    # Integers can be indices of a small table.
-    for attempt, most in ((0, 3), (1, 2), (0, 1)):
+    errors, scale = [], 0.0  # no scale before the first draw
+    # Integers can be indices of a small table. The rows of one call are beyond all numbers with
+    # which the function may compare them, first by far, then by so little that a result of one
+    # more is seen: the last call, since running sums lose the digits of what follows huge rows.
+    for factor, most in ((0.0, 3), (1e4, 2), (-1e4, 1), (3.0, 1), (-3.0, 1), (0.0, 1)):
         values, others = (
-            [
-                # One call differs from the others by much.
-                [
-                    _drawn(kind, length, device, attempt * (n == 0), most)
-                    for n, length in enumerate(_LENGTHS)
-                ]
-                for kind in kinds
-            ]
+            [[_drawn(kind, length, device, most) for length in _LENGTHS] for kind in kinds]
             for _ in range(2)
         )
+        for value in values if scale else ():
+            _make_extreme(value[-1], factor * scale)
+        if not scale:
+            with suppress(Exception), row_law.Listing([]) as listing:  # it may read values
+                run(values, range(3))
+            scale = row_law.largest(listing.calls)
         try:
             whole, again = run(values, range(3)), run(values, range(3))
         except Exception as error:  # noqa: BLE001 - part of the warning
