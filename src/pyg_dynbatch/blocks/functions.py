@@ -430,6 +430,8 @@ class Function(Block):
         types = self._known("input"), self._known("output")
         if self._draws is None:
             self._draws = judge_rows(self, self.tf_fn, types[0])
+        if size := getattr(self._layer, "index_size", None):
+            code.bound_data(value, size)
         random = self._draws or None  # also if an attribute says so
         return record(code, self.tf_fn, *types, value, name=self._name, random=random)
 
