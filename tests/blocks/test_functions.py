@@ -109,6 +109,50 @@ def test_methods_train_and_move_their_module() -> None:
     assert model([([1, 2], ([3, 4], [5, 6]))]).output[0].dtype == torch.float64
 
 
+class Watched(nn.Module):
+    """Sees the modes of all parts of the original in each call, also in those of a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(3), nn.Dropout(0.5), nn.Linear(3, 1))
+        # In tuples, of which a copy of the module has no copies.
+        self.parts, self.modes = (*self.modules(),), (set[bool](),)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.encode(x)
+
+    def encode(self, x: Any) -> Tensor:
+        self.modes[0].update(part.training for part in self.parts)
+        if isinstance(x, RaggedRows):
+            return x._replace(rows=self.layers(x.rows)).sum()
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "form", [lambda m: m, lambda m: m.encode, partial, lambda m: partial(m.encode)]
+)
+@pytest.mark.parametrize("kind", ["function", "segment"])
+def test_the_mode_of_a_module_is_never_changed(
+    kind: str, form: Any, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Watched().train(training)
+    changed, set_attribute = list[Any](), nn.Module.__setattr__
+
+    def watched(self: nn.Module, name: str, value: Any) -> None:
+        changed.extend([self] * (name == "training"))
+        set_attribute(self, name, value)
+
+    monkeypatch.setattr(nn.Module, "__setattr__", watched)
+    one = td.Vector(2) >> td.Function(form(module))
+    many = td.Map(td.Vector(2)) >> td.Segment(form(module))
+    block, example = (one, [1, 2]) if kind == "function" else (many, [[1, 2], [3, 4]])
+    block.eval(example)
+    td.Compiler.create(block)([example])
+    assert module.modes[0] == {training}
+    assert changed and not {id(part) for part in module.modules()} & set(map(id, changed))
+
+
 def test_segment() -> None:
     def mean_of_pairs(scale: Tensor, pairs: RaggedRows) -> Tensor:
         first, second = pairs.rows
