@@ -37,18 +37,18 @@ MAX_FILES = 149
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 3_880,
-    "blocks": 6_580,
-    "core": 5_580,
+    "blocks": 6_620,
+    "core": 5_600,
     "documents": 640,
     "molecules": 8_740,
     "nn": 5_180,
     "training": 2_890,
     "trees": 4_310,
     "other files": 2_160,
-    "installed": 39_910,
+    "installed": 40_000,
     "benchmarks": 6_080,
 }
-MAX_CODE = 25_790
+MAX_CODE = 25_860
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
