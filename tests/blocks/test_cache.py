@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from functools import lru_cache, partial
+from functools import lru_cache, partial, singledispatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -61,6 +61,22 @@ def inner_function(word: str) -> list[int]:
     return [one() for one in [lambda: WORDS[word]]]
 
 
+def offset(word: str) -> int:
+    return len(word) + offset.by  # type: ignore[attr-defined,no-any-return]
+
+
+def by_offset(word: str) -> int:
+    return offset(word) + 1
+
+
+@singledispatch
+def dispatched(word: str) -> int:
+    return offset(word)
+
+
+remembers.by = offset.by = 1  # type: ignore[attr-defined]
+
+
 def closure_over(held: Any) -> Any:
     return lambda word: held(word) if callable(held) else held[word]
 
@@ -76,6 +92,10 @@ READERS = {
     "closure": (closure_over(WORDS), lambda: WORDS.update(c=3)),
     "partial": (partial(closure_over, WORDS), lambda: WORDS.update(c=3)),
     "object": (VOCABULARY, lambda: VOCABULARY.words.append("c")),
+    "attribute of a function": (offset, lambda: setattr(offset, "by", 2)),
+    "attribute of a function it calls": (by_offset, lambda: setattr(offset, "by", 2)),
+    "attribute through a dispatch": (dispatched, lambda: setattr(offset, "by", 2)),
+    "attribute of a cache": (remembers, lambda: setattr(remembers, "by", 2)),
     "method": (VOCABULARY.__call__, lambda: VOCABULARY.words.append("c")),
     "class": (closure_over(Vocabulary), lambda: Vocabulary.more.append("d")),
 }
@@ -86,6 +106,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, "a_table_of_words", TABLE)
     yield
     WORDS.pop("c", None)
+    remembers.by = offset.by = 1  # type: ignore[attr-defined]
     TABLE.words[2:], VOCABULARY.words[2:], Vocabulary.more[1:] = [], [], []
 
 
@@ -132,6 +153,14 @@ def test_it_is_the_same_in_every_run() -> None:
         check=True,
     )
     assert done.stdout.strip() == stable_text(space["f"])
+
+
+def test_a_changed_attribute_of_a_function_is_traced_again(tmp_path: Path) -> None:
+    for by in (1, 2):
+        offset.by = by  # type: ignore[attr-defined]
+        tracer = td.Compiler.create(td.InputTransform(by_offset) >> td.Scalar()).tracer
+        kept = td.TracedExamples(tracer, ["a"], tmp_path / "kept")
+        assert kept[0].data[0].tolist() == [2.0 + by]
 
 
 def test_a_changed_vocabulary_is_traced_again(tmp_path: Path) -> None:

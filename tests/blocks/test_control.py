@@ -75,6 +75,15 @@ def test_one_of_errors() -> None:
     assert "expected: object" in text
 
 
+@pytest.mark.parametrize("keys", [("a", "a"), (1, True)])
+def test_one_of_with_equal_keys(keys: Any) -> None:
+    text = message(
+        ValueError, td.OneOf, len, [("b", td.Zeros(1)), *((k, td.Zeros(1)) for k in keys)]
+    )
+    assert "OneOf: a key occurs twice" in text
+    assert f"got:      {keys[0]!r}, {keys[1]!r}" in text and "where:    Root" in text
+
+
 @pytest.mark.parametrize("module", [td.FC(2), torch.nn.Linear(2, 1)])
 def test_a_layer_cannot_choose(module: Any) -> None:
     text = message(TypeError, td.OneOf, module, {0: td.Scalar()})

@@ -109,6 +109,50 @@ def test_methods_train_and_move_their_module() -> None:
     assert model([([1, 2], ([3, 4], [5, 6]))]).output[0].dtype == torch.float64
 
 
+class Watched(nn.Module):
+    """Sees the modes of all parts of the original in each call, also in those of a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(3), nn.Dropout(0.5), nn.Linear(3, 1))
+        # In tuples, of which a copy of the module has no copies.
+        self.parts, self.modes = (*self.modules(),), (set[bool](),)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.encode(x)
+
+    def encode(self, x: Any) -> Tensor:
+        self.modes[0].update(part.training for part in self.parts)
+        if isinstance(x, RaggedRows):
+            return x._replace(rows=self.layers(x.rows)).sum()
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "form", [lambda m: m, lambda m: m.encode, partial, lambda m: partial(m.encode)]
+)
+@pytest.mark.parametrize("kind", ["function", "segment"])
+def test_the_mode_of_a_module_is_never_changed(
+    kind: str, form: Any, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Watched().train(training)
+    changed, set_attribute = list[Any](), nn.Module.__setattr__
+
+    def watched(self: nn.Module, name: str, value: Any) -> None:
+        changed.extend([self] * (name == "training"))
+        set_attribute(self, name, value)
+
+    monkeypatch.setattr(nn.Module, "__setattr__", watched)
+    one = td.Vector(2) >> td.Function(form(module))
+    many = td.Map(td.Vector(2)) >> td.Segment(form(module))
+    block, example = (one, [1, 2]) if kind == "function" else (many, [[1, 2], [3, 4]])
+    block.eval(example)
+    td.Compiler.create(block)([example])
+    assert module.modes[0] == {training}
+    assert changed and not {id(part) for part in module.modules()} & set(map(id, changed))
+
+
 def test_segment() -> None:
     def mean_of_pairs(scale: Tensor, pairs: RaggedRows) -> Tensor:
         first, second = pairs.rows
@@ -162,16 +206,68 @@ def test_functions_that_mix_rows_are_refused(function: Any, what: str) -> None:
     assert "where:    Root.Function" in str(caught.value) and "try:" in str(caught.value)
 
 
+def normalized(x: Tensor) -> Tensor:
+    return nn.functional.batch_norm(x, None, None, training=True)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        td.Vector(4) >> td.Function(normalized),
+        td.Map(td.Vector(4)) >> td.Segment(lambda ragged: normalized(ragged.sum())),
+    ],
+)
+def test_functions_that_fail_for_one_row_mix_rows(block: td.Block) -> None:
+    text = message(TypeError, td.Compiler.create, block)
+    assert "its function mixes the rows of a batch" in text and "where:    Root." in text
+    assert "an error for one row, not for three: Expected more than 1 value per channel" in text
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda ragged: ragged.sum() - ragged.rows.mean(),
         lambda ragged: ragged.sum() + (ragged.rows.abs().max() > 50),
+        lambda ragged: ragged.sum() + (ragged.rows.abs().max() > 500),
+        lambda ragged: ragged.sum() + (ragged.rows > 9).all(),
+        lambda ragged: ragged.sum() + (ragged.rows < -9).any(),
+        lambda ragged: ragged.sum() + (ragged.rows != 0).any(),
+        lambda ragged: nn.functional.dropout(ragged.sum(), 0.5) + (ragged.rows < -9).any(),
     ],
 )
 def test_segments_that_mix_calls_are_refused(function: Any) -> None:
     with pytest.raises(TypeError, match="mixes the rows"):
         td.Compiler.create(td.Map(td.Vector(4)) >> td.Segment(function))
+
+
+def by_running_sums(ragged: RaggedRows) -> Tensor:
+    running = torch.cat([ragged.rows.new_zeros(1, 4), ragged.rows.cumsum(0)])
+    ends = torch.searchsorted(ragged.segment_ids, torch.arange(ragged.num_calls), right=True)
+    return running[ends].diff(dim=0, prepend=running[:1])
+
+
+def softmax_of(ragged: RaggedRows) -> Tensor:
+    ids = ragged.segment_ids.view(-1, 1).expand_as(ragged.rows)
+    lowest = ragged.rows.new_full((ragged.num_calls, 4), -torch.inf)
+    most = lowest.scatter_reduce(0, ids, ragged.rows.detach(), "amax")
+    weights = ragged._replace(rows=(ragged.rows - most[ragged.segment_ids]).exp())
+    return ragged._replace(rows=weights.rows * ragged.rows).sum() / weights.sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        RaggedRows.sum,
+        lambda ragged: ragged._replace(rows=ragged.rows * (ragged.rows.abs() > 500)).sum(),
+        lambda ragged: ragged._replace(rows=ragged.rows.clamp(-9, 9).square()).sum().sqrt(),
+        lambda ragged: (ragged._replace(rows=(ragged.rows != 0).float()).sum() > 0).float(),
+        by_running_sums,
+        softmax_of,
+    ],
+)
+def test_segments_of_each_call_are_not_refused(function: Any, dtype: str) -> None:
+    td.Compiler.create(td.Map(td.Vector(4, dtype)) >> td.Segment(function))
 
 
 @pytest.mark.parametrize(
@@ -203,6 +299,17 @@ def test_equal_calls_that_draw_random_numbers_are_not_merged() -> None:
     torch.manual_seed(0)
     found = model([[[1.0, 1.0, 1.0]] * 100]).output
     assert ((found > 0) & (found < 200)).all()
+
+
+@pytest.mark.parametrize("part", [nn.Dropout(0.0), nn.AlphaDropout(0.0)])
+def test_equal_calls_are_not_merged_if_dropout_is_raised_later(part: Any) -> None:
+    words = td.Map(td.Scalar() >> nn.Sequential(part))
+    model = td.Compiler.create(words >> td.Sum())
+    assert model([[1.0] * 100]).output == 100
+    part.p = 0.5
+    torch.manual_seed(0)
+    found = {float(model([[1.0] * 100]).output) for _ in range(9)}
+    assert len(found) > 2, "one mask for all calls gives two values"
 
 
 def test_a_function_that_cannot_be_checked_is_said() -> None:

@@ -120,11 +120,38 @@ def test_embedding_options() -> None:
     assert td.Embedding(3, 2, nn.init.ones_).weights.unique().tolist() == [1.0]
     strict = td.Scalar("int64") >> td.Embedding(3, 2, mod_inputs=False)
     assert strict.eval(2).shape == (2,)
-    assert "out of range" in message(IndexError, strict.eval, 3)
     assert "different shape" in message(ValueError, td.Embedding, 3, 2, torch.ones(2, 2))
     for block in (td.Scalar(), td.Vector(1, "int64")):
         text = message(TypeError, lambda b=block: b >> td.Embedding(3, 2))
         assert "an integer scalar" in text
+
+
+@pytest.mark.parametrize("wrong", [7, -1])
+def test_an_index_out_of_range_is_named(wrong: int) -> None:
+    layer = td.Embedding(5, 1, mod_inputs=False)
+    one = td.Compiler.create(td.Map(td.Scalar("int64") >> layer) >> td.Sum())
+    text = message(IndexError, one.tracer, [0, 4, wrong], 2)
+    assert "the index of a vector is out of range" in text
+    assert "where:    example 2, block Root.Map.Function" in text
+    assert "expected: from 0 to 4" in text and f"got:      {wrong}" in text
+    shifted = td.Scalar("int64") >> td.Function(lambda x: x + 1) >> layer
+    text = message(IndexError, td.Compiler.create(shifted), [0, wrong - 1])
+    assert (
+        "Embedding: the index of a vector is out of range" in text and f"got:      {wrong}" in text
+    )
+    assert "expected: from 0 to 4" in text and "operation 'embedding', step 1" in text
+
+
+def test_only_an_index_that_is_read_must_be_in_range() -> None:
+    node = td.Composition()
+    with node.scope():
+        number = td.Scalar("int64").reads(td.GetItem(0).reads(node.input))
+        found = td.Embedding(5, 1, mod_inputs=False)
+        case = td.OneOf(td.GetItem(0), {True: td.GetItem(1) >> found, False: td.Zeros(1)})
+        node.output.reads(case.reads(td.GetItem(1).reads(node.input), number))
+    model = td.Compiler.create(node)
+    assert model([(7, False)]).output.tolist() == [[0.0]]
+    assert "out of range" in message(IndexError, model, [(7, True)])
 
 
 def test_a_shared_layer_batches_together() -> None:

@@ -94,6 +94,14 @@ def test_on_equals_off(kind: str) -> None:
                 torch.testing.assert_close(mine, wanted)
 
 
+@pytest.mark.parametrize("kind", ["linear", "sequential"])
+def test_eval_of_a_split_layer(kind: str) -> None:
+    block = attention(LAYERS[kind](5))
+    example = QUERIES[0]
+    found = block.eval(example)
+    torch.testing.assert_close(found, td.Compiler.create(block).eval()([example]).output[0])
+
+
 def test_broadcast_items_are_multiplied_once() -> None:
     for make in (attention, with_wires):
         model = td.Compiler.create(make(nn.Linear(5, 3)))

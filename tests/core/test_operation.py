@@ -78,7 +78,7 @@ def test_operation_calls_its_module() -> None:
     [
         (nn.Linear(2, 2), False),
         (nn.Dropout(0.5), True),
-        (nn.Dropout(0.0), False),
+        (nn.Dropout(0.0), True),
         (nn.Sequential(nn.Linear(2, 2), nn.AlphaDropout(0.1)), True),
         (nn.RReLU(), True),
         (nn.MultiheadAttention(2, 1, dropout=0.1), True),

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
+from pyg_dynbatch.blocks.sequences import mean_of
+from pyg_dynbatch.core import RaggedRows
 from tests.strategies import few
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
@@ -184,6 +186,42 @@ def test_external_rows_keep_their_dtype(dtype: str) -> None:
         assert torch.equal(
             model.double()([1], inputs={"x": rows.double()}).output, rows[1:].double()
         )
+
+
+def added(ragged: RaggedRows) -> Tensor:
+    return ragged.sum()
+
+
+def repeated_row() -> td.Block:
+    """Multiply each of many rows by the first, whose gradient is a sum over all."""
+    row = lambda: td.InputRow("x", [])  # noqa: E731
+    first = td.InputTransform(lambda rows: rows[0]) >> row() >> td.Broadcast()
+    return (td.Map(row()), first) >> td.ZipWith(td.Function(torch.mul)) >> td.Sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "total", [td.Sum, td.Mean, lambda: td.Segment(added), lambda: td.Segment(mean_of), None]
+)
+def test_half_precision_is_added_up_in_single_precision(dtype: torch.dtype, total: Any) -> None:
+    block = td.Map(td.InputRow("x", [])) >> total() if total else repeated_row()
+    model, size = td.Compiler.create(block), 3000
+    given = torch.rand(size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    example = list(range(size)) if total else (list(range(size)), [0])
+
+    def run(rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows.requires_grad_()
+        found = model.to(rows.dtype)([example], inputs={"x": rows}).output
+        return found.detach(), *torch.autograd.grad(found.sum(), rows)
+
+    for found, wanted in zip(run(given.clone()), run(given.float()), strict=True):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, wanted.to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_the_mean_of_half_precision_does_not_overflow() -> None:
+    model = td.Compiler.create(td.Map(td.Scalar()) >> td.Mean()).half()
+    assert model([[100.0] * 1000]).output.tolist() == [100.0]
 
 
 def test_results_in_double_precision_are_not_rounded() -> None:

@@ -212,6 +212,31 @@ def test_low_precision_is_close() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_half_precision_is_added_up_in_single_precision() -> None:
+    torch.manual_seed(0)
+    cell, size = DAGNNCell(IN, HIDDEN).bfloat16(), 2000
+    ids = torch.zeros(size, dtype=torch.long)
+    # Each node reads the one before and the first, whose gradient is a sum over all levels.
+    dag = Dag(((), (0,), *((0, node - 1) for node in range(2, size))))
+
+    def of_cell(x: Tensor) -> Tensor:
+        return cell(x[:1], RaggedRows(x[:, :1].expand(-1, HIDDEN), ids, 1))
+
+    def of_layer(x: Tensor) -> Tensor:
+        return RecursiveLayer(cell)(x, dag.edge_index)
+
+    given = inputs_of(dag).bfloat16()
+    for function in (of_cell, of_layer):
+        results = []
+        for dtype in (torch.bfloat16, torch.float32):
+            cell.to(dtype)
+            x = given.to(dtype, copy=True).requires_grad_()
+            found = function(x)
+            results.append([found, *torch.autograd.grad(found.sum(), x)])
+        for one, other in zip(*results, strict=True):
+            assert (one.float() - other).abs().max() < 0.05 * other.abs().max()
+
+
 def test_without_edges() -> None:
     dag, model = single_node(), model_of()
     x = inputs_of(dag)

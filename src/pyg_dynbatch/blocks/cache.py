@@ -14,7 +14,7 @@ import warnings
 from ast import literal_eval
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import WRAPPER_ASSIGNMENTS, cache, partial
 from hashlib import sha256
 from io import BytesIO
 from itertools import count
@@ -25,6 +25,7 @@ from types import (
     CodeType,
     FunctionType,
     GetSetDescriptorType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -48,10 +49,10 @@ class TracedExamples:
         tracer: Of a compiler.
         examples: The examples.
         path: A file to keep them. It is used again as long as the model, the host functions
-            with all globals and closures they read, and the number of examples are the same;
-            different examples need a different file, and so do changed files that functions
-            read. Reading it runs no code. A corrupt file, or one of something else, is renamed
-            to ``*.corrupt`` and written anew, with a warning.
+            with all globals, closures and attributes they read, and the number of examples are
+            the same; different examples need a different file, and so do changed files that
+            functions read. Reading it runs no code. A corrupt file, or one of something else,
+            is renamed to ``*.corrupt`` and written anew, with a warning.
         pool: A pool of processes, from :meth:`Compiler.multiprocessing_pool`.
 
     Raises:
@@ -241,6 +242,8 @@ def _parts(value: Any, strict: bool) -> Iterator[Any]:
         case set() | frozenset():
             plain = set(map(type, value)) <= set(_PLAIN)
             found = sorted(map(repr if plain else partial(stable_text, strict=strict), value))
+        case MappingProxyType():
+            found = (dict(value),)
         case dict() if type(value) is dict:
             found = (part for item in value.items() for part in item)
         case list() | tuple() if type(value) in (list, tuple):
@@ -253,7 +256,9 @@ def _parts(value: Any, strict: bool) -> Iterator[Any]:
             found = (value(),)
         case _:
             # The state of a function with a cache around it is only its name.
-            found = (type(value), getattr(value, "__wrapped__", None), *_state(value))
+            is_wrapper, own = hasattr(value, "__wrapped__"), getattr(value, "__dict__", {})
+            own = {k: v for k, v in own.items() if is_wrapper and k not in WRAPPER_ASSIGNMENTS}
+            found = (type(value), own, *_state(value))
     return iter(found)
 
 
@@ -302,7 +307,7 @@ def _parts_of_function(value: FunctionType, strict: bool) -> Iterator[Any]:
         except ValueError:
             yield "empty"
     if not is_library:
-        yield value.__code__
+        yield from (value.__code__, vars(value))
         yield from _globals_of(value, strict)
 
 

@@ -81,6 +81,8 @@ class CallSite(NamedTuple):
     ragged: int = 0  # number of ragged arguments
     # Of constants that are looked up: the rows to choose from.
     table: Any = None
+    # Of constants that are indices: the number of rows they choose from, and the reader's path.
+    bound: tuple[int, str] | None = None
 
     @property
     def is_free(self) -> bool:
@@ -293,6 +295,8 @@ class Code:
         self.items: dict[str, tuple[str, ...]] = {}
         self._indent, self._names, self._level = 2, 0, 0
         self._levels: dict[str, int] = {}
+        # The last constant: its name, its site, and the number of lines so far.
+        self._last_data = "", 0, 0
 
     def write(self, input_type: ResultType, body: Callable[[Any], Any]) -> None:
         """Write the whole function: ``def f(x): … yield None, body(x)``."""
@@ -382,7 +386,15 @@ class Code:
         site = self.model.site(kind, [row_type], self.path, table=table)
         name = self.fresh("c")
         self.line(f"{name} = L(); S({name}); A({site}); d{site}({data})")
+        self._last_data = name, site, len(self.lines)
         return name
+
+    def bound_data(self, value: str, size: int) -> None:
+        """Let a constant be an index below a size, if it was recorded just now, to be read here."""
+        name, site, num_lines = self._last_data
+        if (name, num_lines) == (value, len(self.lines)):
+            sites = self.model.sites
+            sites[site] = sites[site]._replace(bound=(size, self.path))
 
     def record_all_data(self, row_type: RowType, data: Any, path: str) -> str:
         """Write lines that record a constant for each element of a sequence."""

@@ -1,5 +1,6 @@
 """Blocks that choose between others, drop values, or return them in addition to the output."""
 
+from collections import Counter
 from typing import Any
 
 from torch import nn
@@ -65,7 +66,7 @@ class OneOf(Block):
         pre_block: Applied before the cases, but not before ``key_fn``.
 
     Raises:
-        ValueError: If there are no cases.
+        ValueError: If there are no cases, or two with equal keys (1 and True are equal).
         TypeError: If ``key_fn`` cannot be called, or the cases are of different types.
         KeyError: When an example's key is that of no case.
 
@@ -95,6 +96,10 @@ class OneOf(Block):
         super().__init__([*self.cases, self._key, *more], name=name)
         if not pairs:
             self._fail("it has no cases", "at least one case", 0, kind=ValueError)
+        counts = Counter(self._keys)
+        if twice := [repr(key) for key in self._keys if counts[key] > 1]:
+            expected, got = "different keys", ", ".join(twice)
+            self._fail("a key occurs twice", expected, got, kind=ValueError)
 
     def _infer(self) -> None:
         self._key.set_output_type(PyObjectType())

@@ -146,8 +146,9 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
             random |= draws
             if not is_right:
                 expected = "a function of each row by itself"
+                got = f"an error for one row, not for three: {failed[0]}" if failed else ""
                 hint = "dim=-1 in place of dim=0; nn.LayerNorm in place of nn.BatchNorm1d"
-                block._fail("its function mixes the rows of a batch", expected, hint=hint)
+                block._fail("its function mixes the rows of a batch", expected, got, hint=hint)
     if failed:
         what = "Function: whether rows depend on each other cannot be checked"
         got, where = f"an error on random rows: {failed[0]}", f"block {block._path()}"
@@ -172,6 +173,11 @@ def _judge_fixed(
         except Exception as error:  # noqa: BLE001 - part of the warning
             failed.append(error)
             return draws, True
+        try:
+            function(*(row[:1].clone() for row in rows))
+        except Exception as error:  # noqa: BLE001 - part of the message
+            failed.append(error)
+            return draws, False
         try:
             draws |= any(call.random for call in listed(function, rows)[0].calls)
             verdict = row_law.judge(function, rows, batched=True)
@@ -208,11 +214,21 @@ def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: 
 _LENGTHS = (2, 1, 3)  # of the sequences of three calls
 
 
-def _drawn(kind: Any, length: int, device: torch.device, attempt: int, most: int) -> Tensor:
+def _drawn(kind: Any, length: int, device: torch.device, most: int) -> Tensor:
     row: Any = row_type_of(kind)
     shape = (length if isinstance(kind, Ragged) else 1, *row.shape)
-    number = attempt if has_gradient(row.dtype) else 1
-    return draw(shape, row.dtype, device, number, most)
+    return draw(shape, row.dtype, device, int(not has_gradient(row.dtype)), most)
+
+
+def _make_extreme(rows: Tensor, factor: float) -> None:
+    """Make rows huge or zero; integers, which can be indices, zero or as they are."""
+    if factor == 0:
+        rows.zero_()
+    elif has_gradient(rows.dtype):
+        limit = torch.finfo(rows.dtype).max / 100  # so that sums are finite
+        rows.copy_((1 + rows.abs()) * max(-limit, min(factor, limit)))
+    elif rows.dtype == torch.bool:
+        rows.fill_(factor > 0)
 
 
 def _judge_ragged(
@@ -231,26 +247,31 @@ def _judge_ragged(
             for kind, value in zip(kinds, values, strict=True)
         ))  # fmt: skip
 
-    errors = []
-    # Integers can be indices of a small table.
-    for attempt, most in ((0, 3), (1, 2), (0, 1)):
+    errors, scale = [], 0.0  # no scale before the first draw
+    # Integers can be indices of a small table. The rows of one call are beyond all numbers with
+    # which the function may compare them, first by far, then by so little that a result of one
+    # more is seen: the last call, since running sums lose the digits of what follows huge rows.
+    for factor, most in ((0.0, 3), (1e4, 2), (-1e4, 1), (3.0, 1), (-3.0, 1), (0.0, 1)):
         values, others = (
-            [
-                # One call differs from the others by much.
-                [
-                    _drawn(kind, length, device, attempt * (n == 0), most)
-                    for n, length in enumerate(_LENGTHS)
-                ]
-                for kind in kinds
-            ]
+            [[_drawn(kind, length, device, most) for length in _LENGTHS] for kind in kinds]
             for _ in range(2)
         )
+        for value in values if scale else ():
+            _make_extreme(value[-1], factor * scale)
+        if not scale:
+            with suppress(Exception), row_law.Listing([]) as listing:  # it may read values
+                run(values, range(3))
+            scale = row_law.largest(listing.calls)
         try:
             whole, again = run(values, range(3)), run(values, range(3))
-            ones = [run(values, [n]) for n in range(3)]
         except Exception as error:  # noqa: BLE001 - part of the warning
             errors.append(error)
             continue
+        try:
+            ones = [run(values, [n]) for n in range(3)]
+        except Exception as error:  # noqa: BLE001 - part of the message
+            failed.append(error)
+            return draws, False
         draws |= not row_law.agree(whole, again)
         parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
         if draws:
@@ -418,6 +439,8 @@ class Function(Block):
         types = self._known("input"), self._known("output")
         if self._draws is None:
             self._draws = judge_rows(self, self.tf_fn, types[0])
+        if size := getattr(self._layer, "index_size", None):
+            code.bound_data(value, size)
         random = self._draws or None  # also if an attribute says so
         return record(code, self.tf_fn, *types, value, name=self._name, random=random)
 

@@ -349,6 +349,8 @@ class Embedding(TensorToTensorLayer):
         super().__init__(output_type=TensorType((num_units_out,)), name_or_scope=name)
         self.num_buckets, self.num_units_out = num_buckets, num_units_out
         self.mod_inputs = mod_inputs
+        # Indices must be below it.
+        self.index_size = None if mod_inputs else num_buckets
         table = torch.empty(num_buckets, num_units_out)
         if initializer is None:
             bound = (3.0 / num_units_out) ** 0.5
@@ -370,7 +372,13 @@ class Embedding(TensorToTensorLayer):
         index = rows[0].long()
         if self.mod_inputs:
             index = index.abs() % self.num_buckets
-        return nn.functional.embedding(index, self.weight)
+        try:
+            return nn.functional.embedding(index, self.weight)
+        except IndexError:
+            wrong, last = index[(index < 0) | (index >= len(self.weight))], len(self.weight) - 1
+            expected = f"from 0 to {last}"
+            what = "the index of a vector is out of range"
+            self._fail(what, expected, int(wrong[0]), kind=IndexError)
 
 
 def mean_of_two(a: Tensor, b: Tensor) -> Tensor:

@@ -47,13 +47,14 @@ class LinearRest(nn.Module):
     def __init__(self, called: nn.Module, layer: nn.Module, rest: list[nn.Module]) -> None:
         super().__init__()
         self.layer, self.rest = layer, nn.ModuleList(rest)
-        self._called = (called,)  # no submodule, whose parameters would be saved twice
+        # Around the layer; no submodule, whose parameters would be saved twice.
+        self._around = () if called is layer else (called,)
 
     def forward(self, *products: Tensor) -> Tensor:
         """Return the output of the layers for the concatenation."""
-        (called,) = self._called
-        if not (called is self.layer or calls_only(called, forward=nn.Sequential.forward)):
-            raise _changed(called)
+        for called in self._around:
+            if not calls_only(called, forward=nn.Sequential.forward):
+                raise _changed(called)
         total = torch.stack(products).sum(0)
         finish = getattr(self.layer, "after_product", None)
         bias: Any = self.layer.bias

@@ -23,7 +23,7 @@ from pyg_dynbatch.blocks.types import (
     VoidType,
 )
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.types import RaggedRows
+from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
 
 
 def check_ends(block: Block, kind: ResultType | None) -> None:
@@ -350,15 +350,15 @@ class RNN(Block):
 
 def mean_of(ragged: RaggedRows) -> torch.Tensor:
     """Average the rows of each call."""
-    total = ragged.sum()
-    # Not bincount, for which the host would wait on a GPU; and in single precision, since half
-    # precision cannot count beyond 2048.
+    dtype = ragged.rows.dtype
+    total = ragged._replace(rows=ragged.rows.to(dtype_of_sums(dtype))).sum()
+    # Not bincount, for which the host would wait on a GPU.
     ones = torch.ones(ragged.segment_ids.size(0), device=total.device)
     count = torch.zeros(ragged.num_calls, device=total.device).index_add(
         0, ragged.segment_ids, ones
     )
     count = count.clamp(min=1).to(total.dtype)
-    return total / count.view(-1, *(1,) * (total.dim() - 1))
+    return (total / count.view(-1, *(1,) * (total.dim() - 1))).to(dtype)
 
 
 def _extreme(kind: str, ragged: RaggedRows) -> torch.Tensor:

@@ -234,6 +234,11 @@ def _rows_of(site: CallSite, wanted: Any, items: Sequence[Any]) -> np.ndarray:
     if (wrong := overflowing_value(rows, dtype)) is not None:
         what, expected = "a number is out of range", f"{wanted}, {range_of(dtype)}"
         raise TraceError(ValueError, what, expected, wrong, site.path)
+    if site.bound is not None:
+        size, path = site.bound
+        if (wrong := rows[(rows < 0) | (rows >= size)]).size:
+            what, expected = "the index of a vector is out of range", f"from 0 to {size - 1}"
+            raise TraceError(IndexError, what, expected, wrong[0], path)
     return rows.astype(constant_dtype(rows.dtype, dtype), copy=False)
 
 

@@ -406,7 +406,11 @@ def _call(operation: Operation, arguments: Sequence[Any], rows: Sequence[Rows], 
     # In inference mode tensors do not count in-place changes.
     counted = [] if torch.is_inference_mode_enabled() else [p for parts in rows for p in parts]
     before = [part._version for part in counted]
-    results = operation(*arguments)
+    try:
+        results = operation(*arguments)
+    except Exception as error:
+        error.add_note(f"  where:    operation {operation.signature.name!r}, {where}")
+        raise
     if [part._version for part in counted] != before:
         what = f"Operation {operation.signature.name!r}: its module changed an argument in place"
         got = "a layer with inplace=True, or a method such as add_()"

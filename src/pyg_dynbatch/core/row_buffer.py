@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function, Variable, forward_ad
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.types import has_gradient
+from pyg_dynbatch.core.types import dtype_of_sums, has_gradient
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 Rows = tuple[Tensor, ...]
@@ -129,7 +129,9 @@ class RowBuffer:
         )
         for buffer in self.buffers:
             buffer[: self.zero_rows] = 0
-        self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
+        self.gradients.forms = tuple(
+            (b.shape, dtype_of_sums(b.dtype), b.device) for b in self.buffers
+        )
 
     def grow(self, rows: int) -> None:
         """Make room for more rows; those that were written stay."""
@@ -139,7 +141,9 @@ class RowBuffer:
         old, room = self.buffers, max(rows, 2 * self.buffers[0].size(0))
         self.buffers = tuple(part.new_empty((room, *part.shape[1:])) for part in old)
         self.put(0, old)
-        self.gradients.forms = tuple((b.shape, b.dtype, b.device) for b in self.buffers)
+        self.gradients.forms = tuple(
+            (b.shape, dtype_of_sums(b.dtype), b.device) for b in self.buffers
+        )
 
     def put(self, start: int, rows: Rows) -> None:
         """Copy rows into the buffer."""

@@ -384,7 +384,7 @@ def draws_random_numbers(called: Any, inputs: Sequence[Any] = ()) -> bool:
 
 def _draws_itself(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
-        return bool(getattr(part, "p", 1))
+        return True  # also if its probability is zero, which may be raised later
     # Attributes in which modules store a dropout probability.
     shares = [getattr(part, name, None) for name in ("dropout", "recurrent_dropout")]
     marked = getattr(part, "random", False) is True

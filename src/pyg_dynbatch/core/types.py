@@ -82,6 +82,8 @@ class RaggedRows(NamedTuple):
     def sum(self) -> Any:
         """Sum the rows of each call, part by part; zeros for a call without rows.
 
+        Half precision is added up in single precision, and rounded once.
+
         Example:
             >>> import torch
             >>> RaggedRows(torch.ones(3, 2), torch.tensor([0, 0, 2]), 3).sum().tolist()
@@ -89,13 +91,19 @@ class RaggedRows(NamedTuple):
         """
         if isinstance(self.rows, tuple):
             return tuple(self._replace(rows=part).sum() for part in self.rows)
-        total = self.rows.new_zeros((self.num_calls, *self.rows.shape[1:]))
-        return total.index_add(0, self.segment_ids, self.rows)
+        rows = self.rows.to(dtype_of_sums(self.rows.dtype))
+        total = rows.new_zeros((self.num_calls, *rows.shape[1:]))
+        return total.index_add(0, self.segment_ids, rows).to(self.rows.dtype)
 
 
 def has_gradient(dtype: torch.dtype) -> bool:
     """Return whether tensors of a dtype can have gradients."""
     return dtype.is_floating_point or dtype.is_complex
+
+
+def dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which many rows are added up: single precision for half precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def overflowing_value(values: np.ndarray | torch.Tensor, dtype: torch.dtype) -> Any:

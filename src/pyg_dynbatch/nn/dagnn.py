@@ -14,7 +14,7 @@ from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.row_buffer import check_backward, outside_graphs
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.types import RaggedRows
+from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule, level_row
 
@@ -75,11 +75,12 @@ class DAGNNCell(RecursiveCell):
         message, gates, share = projected.new_zeros(()), self.bias_hidden[None], None
         if children is not None:
             (h,), ids, size = children
-            score = h @ self.attention
+            score = (h @ self.attention).to(dtype_of_sums(h.dtype))
             peak = score.new_full((size,), -math.inf).scatter_reduce(0, ids, score.detach(), "amax")
             share = (score - peak.index_select(0, ids)).exp()
             share = share / RaggedRows(share, ids, size).sum().index_select(0, ids)
-            message = RaggedRows(h * share[:, None], ids, size).sum()
+            message = RaggedRows(h * share[:, None], ids, size).sum().to(h.dtype)
+            share = share.to(h.dtype)
             gates = functional.linear(message, self.weight_hidden, self.bias_hidden)
         own, own_n = projected.split((2 * width, width), 1)
         hidden, hidden_n = gates.split((2 * width, width), 1)
@@ -126,11 +127,11 @@ class _Levels(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         check_backward((grad,))
         h, weight, bias, attention, *parts = ctx.saved_tensors
-        to_h, to_own = torch.zeros_like(h), list[Tensor]()
-        to_h[ctx.pick] = grad
+        to_h, to_own = torch.zeros_like(h, dtype=dtype_of_sums(h.dtype)), list[Tensor]()
+        to_h[ctx.pick] = grad.to(to_h.dtype)
         to_weight, to_bias, to_attention = map(torch.zeros_like, (weight, bias, attention))
         for mine, index, ids in [*zip(to_h[1:].split(ctx.sizes), *ctx.edges, strict=True)][::-1]:
-            r, z, n, hidden_n, message, share = parts[-6:]
+            mine, (r, z, n, hidden_n, message, share) = mine.to(h.dtype), parts[-6:]
             del parts[-6:]
             to_message = mine * z
             to_n = torch.ops.aten.tanh_backward(mine - to_message, n)
@@ -146,7 +147,8 @@ class _Levels(torch.autograd.Function):
             rows, to_rows = h.index_select(0, index), to_message.index_select(0, ids)
             to_score = share * (to_rows * (rows - message.index_select(0, ids))).sum(1)
             to_attention.addmv_(rows.t(), to_score)
-            to_h.index_add_(0, index, torch.addr(to_rows * share[:, None], to_score, attention))
+            to_rows = torch.addr(to_rows * share[:, None], to_score, attention)
+            to_h.index_add_(0, index, to_rows.to(to_h.dtype))
         return None, None, None, torch.cat(to_own[::-1]), to_weight, to_bias, to_attention
 
 
