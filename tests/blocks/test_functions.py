@@ -1,5 +1,6 @@
 """Functions on tensors: inference of types, nested tuples, and invalid functions."""
 
+import random
 from functools import partial
 from typing import Any
 
@@ -197,6 +198,7 @@ def mixing(function: Any) -> Any:
         (lambda x: torch.stack([x[0] for _ in x]), "mixes the rows"),
         (lambda x: x * (x.abs() < 1e4).all(), "mixes the rows"),
         (lambda x: torch.renorm(x, 2, 1, 1e4), "mixes the rows"),
+        (lambda x: x + 0 * random.random(), "draws numbers of Python"),
         (torch.nn.utils.spectral_norm(nn.Linear(3, 3)), "changes its state"),
     ],
 )

@@ -24,11 +24,12 @@ from pyg_dynbatch.blocks.types import (
 )
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch_text
-from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, ReadsValue, listed
+from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, ReadsValue, listed
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.shadow import (
     draw,
     draw_rows,
+    draws_on_host,
     in_mode,
     module_of,
     shadow,
@@ -135,10 +136,11 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
                 if failed and owner:  # perhaps converted to double precision since it got a type
                     failed.clear()
                     draws, is_right = judged(partial(function, single=True), *given)
-            except ReadsValue:
+            except ReadsValue as error:
                 expected = "functions of torch that return tensors"
-                hint = "torch.where(condition, a, b), or td.OneOf to decide by the input"
-                block._fail("its function reads values of its rows", expected, hint=hint)
+                hint = "torch.where(condition, a, b) or torch.rand; td.OneOf to decide by the input"
+                does = str(error).removeprefix("it ") or "reads values of its rows"
+                block._fail(f"its function {does}", expected, hint=hint)
             except ChangesState:
                 expected = "the same result every time"
                 hint = "keep no state between calls; weight_norm in place of spectral_norm"
@@ -162,6 +164,14 @@ def _is_ragged(input_type: ResultType) -> bool:
     return any(isinstance(kind, Ragged) for kind in tensors_in(input_type))
 
 
+def _check_host(run: Callable[[], object]) -> None:
+    drawn = False
+    with suppress(Exception):  # it may not take these rows
+        drawn = draws_on_host(run)
+    if drawn:
+        raise ReadsValue("it draws numbers of Python or NumPy, the same for all rows")
+
+
 def _judge_fixed(
     make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
 ) -> tuple[bool, bool]:
@@ -178,6 +188,7 @@ def _judge_fixed(
         except Exception as error:  # noqa: BLE001 - part of the message
             failed.append(error)
             return draws, False
+        _check_host(lambda: function(*rows))
         try:
             draws |= any(call.random for call in listed(function, rows)[0].calls)
             verdict = row_law.judge(function, rows, batched=True)
@@ -212,6 +223,7 @@ def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: 
 
 
 _LENGTHS = (2, 1, 3)  # of the sequences of three calls
+_FACTORS = (0.0, 3), (1e4, 2), (-1e4, 1), (3.0, 1), (-3.0, 1), (0.0, 1)
 
 
 def _drawn(kind: Any, length: int, device: torch.device, most: int) -> Tensor:
@@ -251,7 +263,7 @@ def _judge_ragged(
     # Integers can be indices of a small table. The rows of one call are beyond all numbers with
     # which the function may compare them, first by far, then by so little that a result of one
     # more is seen: the last call, since running sums lose the digits of what follows huge rows.
-    for factor, most in ((0.0, 3), (1e4, 2), (-1e4, 1), (3.0, 1), (-3.0, 1), (0.0, 1)):
+    for factor, most in _FACTORS:
         values, others = (
             [[_drawn(kind, length, device, most) for length in _LENGTHS] for kind in kinds]
             for _ in range(2)
@@ -259,9 +271,10 @@ def _judge_ragged(
         for value in values if scale else ():
             _make_extreme(value[-1], factor * scale)
         if not scale:
-            with suppress(Exception), row_law.Listing([]) as listing:  # it may read values
+            with suppress(Exception), Listing([]) as listing:  # it may read values
                 run(values, range(3))
             scale = row_law.largest(listing.calls)
+            _check_host(partial(run, values, range(3)))
         try:
             whole, again = run(values, range(3)), run(values, range(3))
         except Exception as error:  # noqa: BLE001 - part of the warning
@@ -280,7 +293,7 @@ def _judge_ragged(
             is_right = all(map(row_law.agree, ones, parts))
         if not is_right:
             return draws, False
-    failed += errors[:1] if len(errors) == 3 else []
+    failed += errors[:1] if len(errors) == len(_FACTORS) else []
     return draws, True
 
 
