@@ -20,6 +20,8 @@ class _Active(threading.local):
 
 
 ACTIVE = _Active()
+unseen = torch._C.DisableTorchFunction
+"""Hides what autobatch itself asks of tensors from modes, such as that of traces."""
 
 
 class Lazy:
@@ -40,7 +42,7 @@ class Lazy:
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record a call of a torch function."""
-        if func in _METADATA:
+        if func in METADATA:
             return getattr([*args, *(kwargs or {}).values()][0], func.__name__)()
         session = ACTIVE.session or _no_session(func)
         return session.call(func, args, kwargs)
@@ -176,11 +178,11 @@ def _known(name: str) -> Any:
     found = getattr(torch.Tensor, name)
 
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        return found(self._session.table.samples[self._kind], *args, **kwargs)
+        with unseen():
+            return read(self._session.table.samples[self._kind], *args, **kwargs)
 
-    if callable(found):
-        return method
-    return property(lambda self: getattr(self._session.table.samples[self._kind], name))
+    read = found if callable(found) else found.__get__
+    return method if callable(found) else property(method)
 
 
 def _method(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,7 +216,13 @@ _KNOWN = (
     "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size",
     "is_complex", "is_floating_point", "is_signed", "is_contiguous", "is_conj", "is_neg",
 )  # fmt: skip
-_METADATA = {getattr(torch, name) for name in _KNOWN if callable(getattr(torch, name, None))}
+_OTHER = (  # of tensors; iterating makes views
+    "device", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "get_device", "__len__", "__iter__",
+)  # fmt: skip
+METADATA = {getattr(torch, name) for name in _KNOWN if callable(getattr(torch, name, None))}
+for _func in (getattr(torch.Tensor, name) for name in (*_KNOWN, *_OTHER)):
+    METADATA.add(_func if callable(_func) else _func.__get__)
+METADATA.add(torch.result_type)
 for _name in _KNOWN:
     setattr(Lazy, _name, _known(_name))
 _equals, _differs = (_method(n, getattr(torch.Tensor, n)) for n in ("__eq__", "__ne__"))

@@ -5,7 +5,7 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock, local
 from traceback import walk_tb
@@ -24,6 +24,7 @@ from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
 from pyg_dynbatch.autobatch.state import holds_values
 from pyg_dynbatch.autobatch.tracing import (
+    Ahead,
     Column,
     Trace,
     TracedBatch,
@@ -149,7 +150,8 @@ class AutoBatch(nn.Module):
             pickled, and run any number of times.
 
         Raises:
-            RuntimeError: If an example reads a value.
+            RuntimeError: If an example reads a value, or something is computed at once from
+                parameters or buffers.
             ValueError: If a tensor of an example requires gradients.
         """
         examples, session = _checked(examples), self._begin()
@@ -160,7 +162,10 @@ class AutoBatch(nn.Module):
             return schedule_batch(session, columns, structure, emitted, len(examples))
 
     def _record(self, session: Session, example: Any) -> Any:
-        return replay(session, example) if type(example) is Trace else self.plain(example)
+        if type(example) is Trace:
+            return replay(session, example)
+        with nullcontext() if session.can_run else Ahead(session):
+            return self.plain(example)
 
     def trace(self, example: Any) -> Trace:
         """Record the calls of one example without running them.
@@ -173,13 +178,14 @@ class AutoBatch(nn.Module):
             workers can make and pickle. It fits any model with the same modules.
 
         Raises:
-            RuntimeError: If the example reads a value.
+            RuntimeError: If the example reads a value, or something is computed at once from
+                parameters or buffers.
             ValueError: If a tensor of the example requires gradients.
         """
         (example,), session = _checked([example], untraced=True), self._begin()
         session.can_run = False
         with _recording(session, self.plain):
-            return trace_of(session, self.plain(example))
+            return trace_of(session, self._record(session, example))
 
     def explain(self, examples: Iterable[Any]) -> Explanation:
         """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
