@@ -365,6 +365,26 @@ def test_autocast_belongs_to_a_trace() -> None:
         refused(model, *recorded, "autocast")
 
 
+class Ones(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.ones(3)
+
+
+def test_the_default_dtype_may_change_between_calls() -> None:
+    model, rows = AutoBatch(nn.Sequential(Ones())), [x.float() for x in ROWS]
+    recorded: Any = [model.trace(x) for x in rows], model.collate(rows)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            assert model(rows).dtype == model(rows, batch=False).dtype == dtype
+            if dtype == torch.float64:
+                refused(model, *recorded, "the default dtype")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for given in recorded:
+        torch.testing.assert_close(model(given), torch.stack(rows))
+
+
 def _trace(model: AutoBatch, queue: Any) -> None:
     found = [model.trace(example) for example in trees()], model.collate(trees())
     queue.put(pickle.dumps((*found, model.eval().trace(trees()[0]))))

@@ -214,7 +214,7 @@ class AutoBatch(nn.Module):
                 (n, t.dtype, None if is_lazy(t) else t.shape, t.requires_grad)
                 for n, t in tensors.items()
             ),
-            torch.is_grad_enabled(),
+            torch.is_grad_enabled(), torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip
