@@ -15,7 +15,7 @@ class _Active(threading.local):
     """What happens on this thread."""
 
     session: Any = None  # records
-    examining = False  # a call is compared with single rows
+    examining = ""  # where the call was made that is compared with single rows
     eager: Any = None  # where an example that runs alone emits: lists by name, and its number
 
 
@@ -167,6 +167,10 @@ def _in_place(value: Lazy, name: str) -> Exception:
 
 
 def _no_session(func: Callable[..., Any]) -> NoReturn:
+    if ACTIVE.examining:
+        what = "autobatch: a submodule uses a recorded value that is not among its arguments"
+        hint = "pass the value as an argument, or use functional_call in the forward of a submodule"
+        raise mismatch(RuntimeError, what, where=ACTIVE.examining, hint=hint)
     what = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
     wanted = "lazy values used only while the model is called"
     hint = "return the value from the model, or autobatch.emit it"

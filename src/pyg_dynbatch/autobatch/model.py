@@ -422,6 +422,10 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         ):
             what = "autobatch: a function was given a value that has not been computed"
             hint = "call it in a submodule that is not opened, which is run on real tensors"
+            owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+            for part, (_, reason) in session.table.opened.items():
+                if any(owner is part for owner in owners):
+                    hint += f" ({type(part).__name__} is recorded call by call: {reason})"
             raise failed(error, what, session.where(line), hint) from error
         if session.example is not None:
             error.add_note(f"{NOTE}{session.where(line)}")

@@ -13,6 +13,7 @@ import jaxtyping
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
@@ -255,6 +256,12 @@ class Session:
         elif kind is dict:
             key.append((dict, *argument))
             return self._encode(list(argument.values()), key, reads, target, depth)
+        elif isinstance(argument, PackedSequence):
+            what = f"autobatch: {name_of(target)} is given a packed sequence"
+            wanted = "a sequence [time, feature]: those of all examples run together, packed"
+            hint = "give the layer the sequence itself"
+            got = "a PackedSequence"
+            raise mismatch(TypeError, what, wanted, got, where=self.where(), hint=hint)
         elif isinstance(argument, tuple):  # a named tuple
             key.append(kind)
             return self._encode(tuple(argument), key, reads, target, depth)
@@ -309,6 +316,10 @@ class Session:
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Return the value of a tensor that the model did not compute; each object once."""
         self.check_ahead(tensor)
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            what = "autobatch: a recorded call is given a tensor of a transform of torch.func"
+            hint = "use the transform in the forward of a submodule that is not opened"
+            raise mismatch(TypeError, what, "plain tensors", where=self.where(), hint=hint)
         number, numbers, found = None, self.numbers.get(tensor.dtype), self.known.get(id(tensor))
         if numbers is not None and tensor.dim() == 0 and tensor.is_cpu:
             # Numbers are kept by their value, others by identity.
