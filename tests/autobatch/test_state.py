@@ -114,6 +114,41 @@ def test_state_that_examples_would_mix_is_refused(text: str) -> None:
             model.collate(ROWS)
 
 
+def averaged(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    m.shift.add_(y)
+    return y
+
+
+def decayed(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    m.shift.lerp_(y.detach(), 0.1)
+    return y
+
+
+def item_of_buffer(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    m.shift[0] = y[0]
+    return y
+
+
+def bias_of_part(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    with torch.no_grad():
+        m.part.bias.copy_(y)
+    return y
+
+
+@pytest.mark.parametrize("forward", [averaged, decayed, item_of_buffer, bias_of_part])
+def test_changes_by_recorded_values_are_refused_and_not_made(forward: Any) -> None:
+    model = autobatch(Stateful(forward).double())
+    before = copy.deepcopy(model.state_dict())
+    for run in (model, model.collate, lambda given: model.trace(given[0])):
+        with pytest.raises(RuntimeError, match="changes a tensor that it has not made"):
+            run(ROWS)  # type: ignore[operator]
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 def restored_attribute(m: Any, x: Any) -> Any:
     m.drop.p = 1.0
     y = m.drop(m.part(x))
