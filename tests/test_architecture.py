@@ -36,19 +36,19 @@ NAMESPACES = (
 MAX_FILES = 149
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 3_880,
+    "autobatch": 4_000,
     "blocks": 6_580,
-    "core": 5_580,
+    "core": 5_590,
     "documents": 640,
     "molecules": 8_740,
     "nn": 5_180,
     "training": 2_890,
     "trees": 4_310,
     "other files": 2_160,
-    "installed": 39_910,
+    "installed": 40_040,
     "benchmarks": 6_080,
 }
-MAX_CODE = 25_790
+MAX_CODE = 25_890
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
