@@ -293,7 +293,10 @@ class Session:
             got = f"{function} of it, which is run now" if function else describe_value(tensor)
             what = f"autobatch: an example that is recorded ahead uses {name!r} of the model"
             wanted = "recorded calls, which are run with the weights of that time"
-            hint = "compute it in a submodule that takes a value of the example and is not opened"
+            hint = (
+                "compute it in a submodule that takes a value of the example; or keep a constant "
+            )
+            hint += "tensor as a plain attribute"
             raise mismatch(RuntimeError, what, wanted, got, where=self.where(), hint=hint)
 
     def shared_of(self, tensor: Tensor) -> Shared | None:
