@@ -24,7 +24,7 @@ class Expression(nn.Module):
     def __init__(self, num_constants: int, points: Tensor) -> None:
         super().__init__()
         self.constants = nn.Embedding(num_constants, 1)
-        self.register_buffer("points", points)
+        self.points = points  # not a buffer: traces keep what is computed from it alone
 
     def forward(self, tree: tuple) -> Tensor:
         """Evaluate a tree: ("x",), ("c", number) or (function, *trees)."""

@@ -36,7 +36,7 @@ NAMESPACES = (
 MAX_FILES = 149
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 3_880,
+    "autobatch": 4_000,
     "blocks": 6_580,
     "core": 5_590,
     "documents": 660,

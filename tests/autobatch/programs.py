@@ -136,6 +136,8 @@ class Random(nn.Module):
         self.groups, self.instances = nn.GroupNorm(1, WIDTH), nn.InstanceNorm1d(WIDTH, affine=True)
         self.lstm, self.rnn = nn.LSTM(WIDTH, WIDTH), nn.GRU(WIDTH, WIDTH, bidirectional=True)
         self.attention = nn.MultiheadAttention(WIDTH, 1)
+        self.batch = nn.BatchNorm1d(WIDTH).eval()
+        nn.init.normal_(self.batch.running_mean)  # type: ignore[arg-type]
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
 
     def forward(self, example: Example) -> Any:
@@ -193,7 +195,7 @@ class Random(nn.Module):
             lambda: self.lstm(torch.stack([vector() for _ in range(draw.randrange(1, 4))]))[0][-1],
             lambda: self.rnn(draw.choice(known[2]))[0].sum(0)[:WIDTH],
             lambda: self.attend(vector()),
-            lambda: self.normed(vector()),
+            lambda: self.normed(vector()), lambda: self.batch(draw.choice(known[2])),
         ]  # fmt: skip
         return draw.choice(modules)()
 

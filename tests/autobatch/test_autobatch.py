@@ -70,6 +70,8 @@ def test_every_read_flushes_without_greenlet(monkeypatch: pytest.MonkeyPatch) ->
     model = check(ShiftReduce().double(), sentences())
     explanation = model.explain(sentences())
     assert explanation.flushes >= sum(explanation.reads.values())
+    assert "greenlet is not installed" in str(explanation)
+    assert "greenlet" not in str(autobatch(TreeLSTM()).explain(trees()))  # which reads no values
 
 
 def test_state_is_that_of_the_plain_module() -> None:

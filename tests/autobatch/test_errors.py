@@ -268,6 +268,20 @@ def test_recorded_examples_run_batched_only() -> None:
             call([])
 
 
+def test_second_derivatives_run_one_by_one() -> None:
+    model = autobatch(nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    examples = [x.clone().requires_grad_() for x in ROWS]
+
+    def second(batch: bool) -> Any:
+        loss = model(examples, batch=batch).square().sum()
+        first = torch.autograd.grad(loss, examples, create_graph=True)[0]
+        return torch.autograd.grad(first.sum(), examples)
+
+    with pytest.raises(RuntimeError, match=r"second derivatives(?s:.*)examples, batch=False"):
+        second(batch=True)
+    assert len(second(batch=False)) == len(examples)
+
+
 def test_emitted_values_are_tensors() -> None:
     text = message(TypeError, lambda m, x: emit("loss", 1.0))
     assert "'loss' is not a tensor" in text and "test_errors.py:" in text

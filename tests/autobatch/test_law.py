@@ -1,5 +1,6 @@
 """Batched equals one by one: values and gradients of random programs."""
 
+import copy
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -90,3 +91,19 @@ def test_flushes_change_nothing(fibers: bool, seed: int, count: int, length: int
         if not fibers:
             patch.setattr("pyg_dynbatch.autobatch.fibers.greenlet", None)
         check(outcome(random_model(peeks=0.3), drawn), outcome(random_model(), drawn))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=seeds, count=counts, length=lengths)
+def test_batch_normalization_while_training_is_refused_or_right(
+    seed: int, count: int, length: int
+) -> None:
+    model, drawn = random_model(), examples(seed, count, length)
+    model.train()  # also batch normalization, which is in evaluation mode in the other laws
+    expected = outcome(copy.deepcopy(model), drawn, batch=False)
+    try:
+        found = outcome(model, drawn)
+    except ValueError as error:
+        assert "BatchNorm1d" in str(error)
+    else:
+        check(found, expected)

@@ -143,6 +143,19 @@ def cast_while_reading(m: Any, x: Any) -> Any:
         return y * y.sum().item()
 
 
+def packed(m: Any, x: Any) -> Any:
+    return m.gru(nn.utils.rnn.pack_sequence([x[:, None]]))[1]
+
+
+def with_computed_weights(m: Any, x: Any) -> Any:
+    weight = torch.outer(m.part(x), x)
+    return torch.func.functional_call(m.other, {"weight": weight, "bias": x}, (x,))
+
+
+def gradient_of_outside(m: Any, x: Any) -> Any:
+    return torch.func.grad(lambda y: m.part(y).sum())(x)
+
+
 REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "np.array": (RuntimeError, "tolist()", lambda m, x: np.array(m.part(x))),
     "numpy of a list": (RuntimeError, "tolist()", lambda m, x: np.array([m.part(x)])),
@@ -171,6 +184,9 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "mask": (ValueError, "getitem", lambda m, x: m.part(x)[m.part(x) > 0]),
     "script": (RuntimeError, "Lazy", lambda m, x: torch.jit.script(twice)(m.part(x))),
     "function": (TypeError, "Lazy", lambda m, x: Twice.apply(m.part(x))),
+    "packed": (TypeError, "the sequence itself", packed),
+    "functional_call": (RuntimeError, "not among its arguments", with_computed_weights),
+    "transform": (TypeError, "a transform of torch.func", gradient_of_outside),
     "types": (TypeError, "example 1", lambda m, x: m.part(x) if x is not ROWS[1] else 0.0),
     "shapes": (ValueError, "emit", lambda m, x: m.part(x)[: 2 + (x is ROWS[1])]),
     "emitted": (ValueError, "'a'", lambda m, x: emit("a", m.part(x)[: 2 + (x is ROWS[1])])),
@@ -196,7 +212,7 @@ class Twice(torch.autograd.Function):
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_example_line_and_hint(name: str) -> None:
     kind, hint, function = REFUSED[name]
-    model = model_of(function)
+    model = model_of(function, gru=nn.GRU(1, 3), other=nn.Linear(3, 3))
     with pytest.raises(kind) as caught:
         model(ROWS)
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
@@ -207,6 +223,12 @@ def test_refused_with_example_line_and_hint(name: str) -> None:
     # The model is usable afterwards.
     model.plain.function = lambda m, x: m.part(x)
     torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
+def test_a_submodule_that_is_recorded_call_by_call_is_named() -> None:
+    inner = Wrap(lambda m, x: twice(x) if x.sum() > 9 else Twice.apply(x))
+    with pytest.raises(TypeError, match=r"Wrap is recorded call by call: it reads a value"):
+        model_of(lambda m, x: m.inner(m.part(x)), inner=inner)(ROWS)
 
 
 def test_functions_with_their_own_gradient_belong_into_modules() -> None:

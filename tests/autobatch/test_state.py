@@ -109,8 +109,44 @@ def test_state_that_examples_would_mix_is_refused(text: str) -> None:
         model(ROWS)
     assert "example " in str(caught.value) and str(caught.value).startswith("autobatch: ")
     if "was changed" in text:
-        with pytest.raises(RuntimeError, match=text):
+        ahead = "is recorded ahead uses" if REFUSED[text] is not inner_attribute else text
+        with pytest.raises(RuntimeError, match=ahead):
             model.collate(ROWS)
+
+
+def averaged(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    m.shift.add_(y)
+    return y
+
+
+def decayed(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    m.shift.lerp_(y.detach(), 0.1)
+    return y
+
+
+def item_of_buffer(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    m.shift[0] = y[0]
+    return y
+
+
+def bias_of_part(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    with torch.no_grad():
+        m.part.bias.copy_(y)
+    return y
+
+
+@pytest.mark.parametrize("forward", [averaged, decayed, item_of_buffer, bias_of_part])
+def test_changes_by_recorded_values_are_refused_and_not_made(forward: Any) -> None:
+    model = autobatch(Stateful(forward).double())
+    before = copy.deepcopy(model.state_dict())
+    for run in (model, model.collate, lambda given: model.trace(given[0])):
+        with pytest.raises(RuntimeError, match="changes a tensor that it has not made"):
+            run(ROWS)  # type: ignore[operator]
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 def restored_attribute(m: Any, x: Any) -> Any:
@@ -362,6 +398,26 @@ def test_autocast_belongs_to_a_trace() -> None:
     recorded: Any = [model.trace(x) for x in rows], model.collate(rows)
     with torch.autocast("cpu", torch.bfloat16):
         refused(model, *recorded, "autocast")
+
+
+class Ones(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.ones(3)
+
+
+def test_the_default_dtype_may_change_between_calls() -> None:
+    model, rows = AutoBatch(nn.Sequential(Ones())), [x.float() for x in ROWS]
+    recorded: Any = [model.trace(x) for x in rows], model.collate(rows)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            assert model(rows).dtype == model(rows, batch=False).dtype == dtype
+            if dtype == torch.float64:
+                refused(model, *recorded, "the default dtype")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for given in recorded:
+        torch.testing.assert_close(model(given), torch.stack(rows))
 
 
 def _trace(model: AutoBatch, queue: Any) -> None:

@@ -1,15 +1,17 @@
-"""Batched training equals the plain loop at each of 20 steps, for every model for autobatch."""
+"""Batched training equals one by one at each of 20 steps, for every model of the examples."""
 
 import importlib.util
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from pyg_dynbatch import blocks as td
 from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from tests.autobatch import models
 from tests.example_files import FOLDER
@@ -30,7 +32,17 @@ def _in_float64() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def gradients(model: AutoBatch, results: Any) -> tuple[list[Tensor], list[Tensor]]:
+def loaded(name: str) -> Any:
+    """Import an example, whose names may then be replaced."""
+    spec: Any = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module: Any = importlib.util.module_from_spec(spec)
+    torch.manual_seed(0)
+    random.seed(0)
+    spec.loader.exec_module(module)
+    return module
+
+
+def gradients(model: nn.Module, results: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return the floating-point results, and gradients of a weighted sum of them."""
     found = [x for x in tree_leaves(results) if isinstance(x, Tensor) and x.is_floating_point()]
     loss = sum((x * torch.linspace(-1, 1, x.numel()).view(x.shape)).sum() for x in found)
@@ -66,17 +78,67 @@ def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Recorded examples cannot be run one by one.
     monkeypatch.setattr(AutoBatch, "trace", lambda self, example: example)
     monkeypatch.setattr(AutoBatch, "collate", lambda self, examples: examples)
-    spec: Any = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module: Any = importlib.util.module_from_spec(spec)
-    torch.manual_seed(0)
-    random.seed(0)
-    spec.loader.exec_module(module)
-    if name == "autobatch_tree_lstm":  # runs one batch
-        module.main()
-        assert steps == 1
-        return
+    module = loaded(name)
     with pytest.raises(Enough):
+        if name == "autobatch_tree_lstm":  # whose main runs one batch
+            train_trees(module)
         module.main(**({"expressions": 100} if name == "autobatch_symbolic" else {}))
+
+
+def train_trees(module: Any) -> None:
+    model = autobatch(module.TreeLSTM())
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    while True:
+        loss = model([module.draw(1 + n % 20) for n in range(32)]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("blocks_*.py")))
+def test_examples_of_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(torch.float32)  # of the types of blocks; models are cast
+    steps, batches = Counter[nn.Module](), list[tuple[Any, Any]]()
+    forward, collate, create = td.Compiler.forward, td.Compiler.collate, td.Compiler.create
+
+    def collated(self: td.Compiler) -> Any:
+        def made(examples: Any) -> Any:
+            batches.append((collate.fget(self)(examples), examples))  # type: ignore[misc]
+            return batches[-1][0]
+
+        return made
+
+    def compared(self: td.Compiler, given: Any, inputs: Any = None) -> Any:
+        result = forward(self, given, inputs)
+        steps[self] += self.training and torch.is_grad_enabled()
+        if not (self.training and torch.is_grad_enabled()) or steps[self] > STEPS:
+            return result
+        examples = next((found for batch, found in batches if batch is given), given)
+        singles = [forward(self, [example], inputs) for example in examples]
+        found, *parts = (
+            [*one.output_tensors, *one.metric_tensors.values()] for one in (result, *singles)
+        )
+        plain = [torch.cat(part) for part in zip(*parts, strict=True)]
+        torch.testing.assert_close(
+            gradients(self, found), gradients(self, plain), rtol=1e-9, atol=1e-9
+        )
+        return result
+
+    def created(root: td.Block) -> td.Compiler:
+        model = create(root).double()
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):  # which draws different numbers one by one
+                part.p = 0.0
+        return model
+
+    monkeypatch.setattr(td.Compiler, "create", created)
+    monkeypatch.setattr(td.Compiler, "forward", compared)
+    monkeypatch.setattr(td.Compiler, "collate", property(collated))
+    module = loaded(name)
+    module.dropout = lambda x, *_: x
+    module.main()
+    assert steps and min(steps.values()) >= STEPS
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pyg_dynbatch.autobatch.fibers import take_turns
 from pyg_dynbatch.autobatch.plan import CellRun
 from pyg_dynbatch.autobatch.sequences import SequenceRun
 from pyg_dynbatch.autobatch.session import Session
@@ -113,6 +114,11 @@ def explain(session: Session, examples: int) -> Explanation:
 
 def _remarks(session: Session, operations: Sequence[Operation], examples: int) -> list[str]:
     remarks = []
+    if session.reads and not take_turns():
+        remarks.append(
+            "every read runs calls at once, since greenlet is not installed: "
+            'pip install "pyg_dynbatch[fibers]"'
+        )
     variants: dict[str, list[Operation]] = {}
     for op in operations:
         variants.setdefault(op.name.split(" ")[0], []).append(op)

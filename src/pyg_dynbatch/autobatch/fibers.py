@@ -14,11 +14,16 @@ except ImportError:  # every read then flushes at once
     greenlet = None
 
 
+def take_turns() -> bool:
+    """Return whether examples can wait for values, for which greenlet must be installed."""
+    return greenlet is not None
+
+
 def run_examples(
     session: Session, function: Callable[[Any], Any], examples: Sequence[Any]
 ) -> list[Any]:
     """Record all examples; whenever each has finished or waits, run what is needed and go on."""
-    if greenlet is None or len(examples) == 1:
+    if not take_turns() or len(examples) == 1:
         results = []
         for number, example in enumerate(examples):
             session.turn(number)

@@ -239,8 +239,7 @@ def _may_be_opened(call: Any, rows: list[Tensor]) -> bool:
     """Return whether the calls inside of a module can be recorded one by one, without hooks."""
     is_own = type(call.target).__module__.rpartition(".")[0] not in _LIBRARIES
     plain = all(calls_only(part, forward=type(part).forward) for part in call.target.modules())
-    is_free = plain and not [*call.target.buffers()]  # which functions may change
-    return is_own and is_free and not row_law.has_custom_node(call, rows)
+    return is_own and plain and not row_law.has_custom_node(call, rows)
 
 
 def _trained(module: nn.Module) -> list[Tensor]:

@@ -15,11 +15,13 @@ class _Active(threading.local):
     """What happens on this thread."""
 
     session: Any = None  # records
-    examining = False  # a call is compared with single rows
+    examining = ""  # where the call was made that is compared with single rows
     eager: Any = None  # where an example that runs alone emits: lists by name, and its number
 
 
 ACTIVE = _Active()
+unseen = torch._C.DisableTorchFunction
+"""Hides what autobatch itself asks of tensors from modes, such as that of traces."""
 
 
 class Lazy:
@@ -40,7 +42,7 @@ class Lazy:
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record a call of a torch function."""
-        if func in _METADATA:
+        if func in METADATA:
             return getattr([*args, *(kwargs or {}).values()][0], func.__name__)()
         session = ACTIVE.session or _no_session(func)
         return session.call(func, args, kwargs)
@@ -165,6 +167,10 @@ def _in_place(value: Lazy, name: str) -> Exception:
 
 
 def _no_session(func: Callable[..., Any]) -> NoReturn:
+    if ACTIVE.examining:
+        what = "autobatch: a submodule uses a recorded value that is not among its arguments"
+        hint = "pass the value as an argument, or use functional_call in the forward of a submodule"
+        raise mismatch(RuntimeError, what, where=ACTIVE.examining, hint=hint)
     what = f"autobatch: {getattr(func, '__name__', func)} of a lazy value outside the model"
     wanted = "lazy values used only while the model is called"
     hint = "return the value from the model, or autobatch.emit it"
@@ -176,11 +182,11 @@ def _known(name: str) -> Any:
     found = getattr(torch.Tensor, name)
 
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        return found(self._session.table.samples[self._kind], *args, **kwargs)
+        with unseen():
+            return read(self._session.table.samples[self._kind], *args, **kwargs)
 
-    if callable(found):
-        return method
-    return property(lambda self: getattr(self._session.table.samples[self._kind], name))
+    read = found if callable(found) else found.__get__
+    return method if callable(found) else property(method)
 
 
 def _method(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,7 +220,13 @@ _KNOWN = (
     "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size",
     "is_complex", "is_floating_point", "is_signed", "is_contiguous", "is_conj", "is_neg",
 )  # fmt: skip
-_METADATA = {getattr(torch, name) for name in _KNOWN if callable(getattr(torch, name, None))}
+_OTHER = (  # of tensors; iterating makes views
+    "device", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "get_device", "__len__", "__iter__",
+)  # fmt: skip
+METADATA = {getattr(torch, name) for name in _KNOWN if callable(getattr(torch, name, None))}
+for _func in (getattr(torch.Tensor, name) for name in (*_KNOWN, *_OTHER)):
+    METADATA.add(_func if callable(_func) else _func.__get__)
+METADATA.add(torch.result_type)
 for _name in _KNOWN:
     setattr(Lazy, _name, _known(_name))
 _equals, _differs = (_method(n, getattr(torch.Tensor, n)) for n in ("__eq__", "__ne__"))

@@ -5,7 +5,7 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import Lock, local
 from traceback import walk_tb
@@ -24,6 +24,7 @@ from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
 from pyg_dynbatch.autobatch.state import holds_values
 from pyg_dynbatch.autobatch.tracing import (
+    Ahead,
     Column,
     Trace,
     TracedBatch,
@@ -149,7 +150,8 @@ class AutoBatch(nn.Module):
             pickled, and run any number of times.
 
         Raises:
-            RuntimeError: If an example reads a value.
+            RuntimeError: If an example reads a value, or something is computed at once from
+                parameters or buffers.
             ValueError: If a tensor of an example requires gradients.
         """
         examples, session = _checked(examples), self._begin()
@@ -160,7 +162,10 @@ class AutoBatch(nn.Module):
             return schedule_batch(session, columns, structure, emitted, len(examples))
 
     def _record(self, session: Session, example: Any) -> Any:
-        return replay(session, example) if type(example) is Trace else self.plain(example)
+        if type(example) is Trace:
+            return replay(session, example)
+        with nullcontext() if session.can_run else Ahead(session):
+            return self.plain(example)
 
     def trace(self, example: Any) -> Trace:
         """Record the calls of one example without running them.
@@ -173,13 +178,14 @@ class AutoBatch(nn.Module):
             workers can make and pickle. It fits any model with the same modules.
 
         Raises:
-            RuntimeError: If the example reads a value.
+            RuntimeError: If the example reads a value, or something is computed at once from
+                parameters or buffers.
             ValueError: If a tensor of the example requires gradients.
         """
         (example,), session = _checked([example], untraced=True), self._begin()
         session.can_run = False
         with _recording(session, self.plain):
-            return trace_of(session, self.plain(example))
+            return trace_of(session, self._record(session, example))
 
     def explain(self, examples: Iterable[Any]) -> Explanation:
         """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
@@ -208,7 +214,7 @@ class AutoBatch(nn.Module):
                 (n, t.dtype, None if is_lazy(t) else t.shape, t.requires_grad)
                 for n, t in tensors.items()
             ),
-            torch.is_grad_enabled(),
+            torch.is_grad_enabled(), torch.get_default_dtype(),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"),
         )  # fmt: skip
@@ -416,6 +422,10 @@ def _recording(session: Session, root: nn.Module) -> Iterator[None]:
         ):
             what = "autobatch: a function was given a value that has not been computed"
             hint = "call it in a submodule that is not opened, which is run on real tensors"
+            owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+            for part, (_, reason) in session.table.opened.items():
+                if any(owner is part for owner in owners):
+                    hint += f" ({type(part).__name__} is recorded call by call: {reason})"
             raise failed(error, what, session.where(line), hint) from error
         if session.example is not None:
             error.add_note(f"{NOTE}{session.where(line)}")

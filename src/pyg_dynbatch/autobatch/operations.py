@@ -23,7 +23,7 @@ ROW = _Row()
 """Marks a row among the arguments of a call."""
 
 
-def _named(names: str) -> Iterator[Any]:
+def named(names: str) -> Iterator[Any]:
     """List the functions and methods of these names."""
     for name in names.split():
         owners = (Tensor,) if name.startswith("__") else (torch, Tensor, F, torch._C._nn)
@@ -35,7 +35,7 @@ _FORMS: dict[Any, Callable[..., Form | None]] = {}
 
 def _form_of(names: str) -> Callable[[Any], Any]:
     def register(maker: Any) -> Any:
-        _FORMS.update(dict.fromkeys(_named(names), maker))
+        _FORMS.update(dict.fromkeys(named(names), maker))
         return maker
 
     return register

@@ -13,9 +13,10 @@ import jaxtyping
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from pyg_dynbatch.autobatch import lazy
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import NO_RECORDS, Part, Planner, Records, Values, run_plan
 from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
@@ -195,7 +196,8 @@ class Session:
                 return NotImplemented
             site = self.table.by_key[exact] = self._site(exact, target, args, kwargs or {})
         if site.parts:
-            self.table.watch.call(site.parts, self.where)
+            with unseen():
+                self.table.watch.call(site.parts, self.where)
         return NotImplemented if site is OPEN else self.record(site, reads)
 
     def record(self, site: Site, reads: Sequence[int]) -> Any:
@@ -238,16 +240,8 @@ class Session:
                 elif not self._encode(item, key, reads, target, depth + 1):
                     return False
         elif kind is Tensor or isinstance(argument, Tensor):
-            may_be = id(argument) in self.shared or argument._base is not None
-            shared = self._shared(argument) if may_be else None
-            if shared is not None:
-                key.append(shared)
-            elif depth and isinstance(target, nn.Module) and not isinstance(target, _RECURRENT):
-                return False  # a tree of words, perhaps, whose parts can be batched
-            else:
-                value = self.outside_row(argument)
-                key.append(value._kind)
-                reads.append(value._number)
+            with unseen():
+                return self._encode_tensor(argument, key, reads, target, depth)
         elif kind in _STATIC or isinstance(argument, np.generic):
             # 0.0 and -0.0 are equal, but their quotients are not.
             is_zero = isinstance(argument, float) and not argument
@@ -262,6 +256,12 @@ class Session:
         elif kind is dict:
             key.append((dict, *argument))
             return self._encode(list(argument.values()), key, reads, target, depth)
+        elif isinstance(argument, PackedSequence):
+            what = f"autobatch: {name_of(target)} is given a packed sequence"
+            wanted = "a sequence [time, feature]: those of all examples run together, packed"
+            hint = "give the layer the sequence itself"
+            got = "a PackedSequence"
+            raise mismatch(TypeError, what, wanted, got, where=self.where(), hint=hint)
         elif isinstance(argument, tuple):  # a named tuple
             key.append(kind)
             return self._encode(tuple(argument), key, reads, target, depth)
@@ -269,7 +269,37 @@ class Session:
             return False
         return True
 
-    def _shared(self, tensor: Tensor) -> Shared | None:
+    def _encode_tensor(
+        self, tensor: Tensor, key: list[Any], reads: list[int], target: Any, depth: int
+    ) -> bool:
+        if (shared := self.shared_of(tensor)) is not None:
+            key.append(shared)
+        elif depth and isinstance(target, nn.Module) and not isinstance(target, _RECURRENT):
+            return False  # a tree of words, perhaps, whose parts can be batched
+        else:
+            value = self.outside_row(tensor)
+            key.append(value._kind)
+            reads.append(value._number)
+        return True
+
+    def owned(self, tensor: Tensor) -> str | None:
+        """Return the name of a parameter or buffer, or of that of which a tensor is a view."""
+        name = self.shared.get(id(tensor))
+        return self.shared.get(id(tensor._base)) if name is None else name
+
+    def check_ahead(self, tensor: Tensor, function: str = "") -> None:
+        """Raise an error if a trace would keep what depends on a parameter or buffer as data."""
+        if not self.can_run and (name := self.owned(tensor)) is not None:
+            got = f"{function} of it, which is run now" if function else describe_value(tensor)
+            what = f"autobatch: an example that is recorded ahead uses {name!r} of the model"
+            wanted = "recorded calls, which are run with the weights of that time"
+            hint = (
+                "compute it in a submodule that takes a value of the example; or keep a constant "
+            )
+            hint += "tensor as a plain attribute"
+            raise mismatch(RuntimeError, what, wanted, got, where=self.where(), hint=hint)
+
+    def shared_of(self, tensor: Tensor) -> Shared | None:
         """Return the mark of a parameter or buffer, or of a view of one."""
         if (name := self.shared.get(id(tensor))) is not None:
             if tensor.requires_grad is not (id(tensor) in self.trained):
@@ -288,6 +318,11 @@ class Session:
 
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Return the value of a tensor that the model did not compute; each object once."""
+        self.check_ahead(tensor)
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            what = "autobatch: a recorded call is given a tensor of a transform of torch.func"
+            hint = "use the transform in the forward of a submodule that is not opened"
+            raise mismatch(TypeError, what, "plain tensors", where=self.where(), hint=hint)
         number, numbers, found = None, self.numbers.get(tensor.dtype), self.known.get(id(tensor))
         if numbers is not None and tensor.dim() == 0 and tensor.is_cpu:
             # Numbers are kept by their value, others by identity.
@@ -338,6 +373,7 @@ class Session:
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Return the values of all rows of a tensor that the model did not compute."""
         self._check_device(rows)
+        self.check_ahead(rows)
         site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
         if len(rows):
             self.outside.setdefault(site, []).append(Block(self._kept(rows)))
@@ -373,7 +409,8 @@ class Session:
         types = self.table.row_types
         portable = (target, *(types[k] if type(k) is int else k for k in key[1:]))
         inputs = tuple(types[k] for k in key[1:] if type(k) is int)
-        template = (self._template(tuple(args)), self._template(kwargs))
+        with unseen():
+            template = (self._template(tuple(args)), self._template(kwargs))
         spec = Spec(portable, target, template, inputs, torch.is_grad_enabled() is not self.grad)
         return self.table.site_of(spec, self.device, self.where())
 
@@ -381,7 +418,7 @@ class Session:
         if isinstance(value, Lazy):
             return ROW
         if isinstance(value, Tensor):
-            return self._shared(value) or ROW
+            return self.shared_of(value) or ROW
         return mapped(self._template, value)
 
     def stale(self, value: Lazy) -> RuntimeError:

@@ -147,7 +147,7 @@ class Table:
         module = self.modules[spec.target] if isinstance(spec.target, str) else None
         name = spec.target or name_of(module) if module is not None else name_of(spec.target)
         recording, ACTIVE.session = ACTIVE.session, None
-        ACTIVE.examining = True
+        ACTIVE.examining = where or name
         try:
             example = recording and recording.example
             if module is not None and any(map(is_lazy, module.parameters())):
@@ -174,7 +174,7 @@ class Table:
             hint = "" if module is None else "autobatch.open(module) records what is inside"
             raise failed(error, what, where, hint) from error
         finally:
-            ACTIVE.session, ACTIVE.examining = recording, False
+            ACTIVE.session, ACTIVE.examining = recording, ""
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
         operations, number, unique = self.engine.operations, 1, name.replace(".", "/")
         while unique in operations:

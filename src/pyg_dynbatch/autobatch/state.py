@@ -29,6 +29,7 @@ class Fingerprint(NamedTuple):
     parameters: str
     training: str
     autocast: tuple[str, ...]
+    default: str
 
     @classmethod
     def of(cls, modules: Mapping[str, nn.Module], tensors: Mapping[str, Tensor]) -> "Fingerprint":
@@ -46,6 +47,7 @@ class Fingerprint(NamedTuple):
         return cls(
             _digest(code), _digest(types), _digest([part.training for part in modules.values()]),
             tuple(str(torch.get_autocast_dtype(device)) for device in devices),
+            str(torch.get_default_dtype()),
         )  # fmt: skip
 
     def check(self, recorded: "Fingerprint", where: str = "") -> None:
@@ -57,6 +59,7 @@ class Fingerprint(NamedTuple):
             ("the shapes or dtypes of parameters", "a copy of the model; or record it again"),
             ("the training mode", "model.train() or model.eval() before both"),
             ("autocast", "torch.autocast around trace() or collate(), too"),
+            ("the default dtype", "torch.set_default_dtype before both, in workers too"),
         )
         name, hint = next(p for p, a, b in zip(parts, self, recorded, strict=True) if a != b)
         what = f"autobatch: since an example was recorded, {name} changed"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import (
     register_pytree_node,
     tree_flatten,
@@ -15,7 +16,8 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy
+from pyg_dynbatch.autobatch.operations import named
 from pyg_dynbatch.autobatch.plan import Part, run_plan
 from pyg_dynbatch.autobatch.session import Block, Session
 from pyg_dynbatch.autobatch.signatures import Spec, Table
@@ -114,6 +116,45 @@ class Trace:
         return f"Trace({self.starts.size} calls, {len(self.sites)} signatures)"
 
 
+# Of some arguments only shape, dtype and device are read: the position of each.
+_LIKE = dict.fromkeys(
+    named("zeros_like ones_like empty_like rand_like randn_like new_zeros new_ones new_empty"), 0
+) | dict.fromkeys(named("to type_as expand_as view_as reshape_as"), 1)
+
+
+class Ahead(TorchFunctionMode):
+    """Refuses what is computed at once from parameters and buffers while a trace is recorded.
+
+    The trace would keep it as data, although it is run with other weights. Views are arguments of
+    recorded calls, as parameters are.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function, unless its result depends on the content of the model."""
+        if Lazy in types:
+            return Lazy.__torch_function__(func, types, args, kwargs)
+        kwargs, session = kwargs or {}, self.session
+        if ACTIVE.session is not session or func in METADATA:
+            return func(*args, **kwargs)
+        given = [x for n, x in enumerate(args) if n != _LIKE.get(func)]
+        tensors = [x for x in tree_leaves((given, kwargs)) if isinstance(x, Tensor)]
+        owned = [x for x in tensors if session.owned(x) is not None]
+        name = func.__name__
+        is_special = name.endswith("_") and name not in ("__getitem__", "__get__")
+        # Not run, since it may change a buffer.
+        result = None if owned and (is_special or "out" in kwargs) else func(*args, **kwargs)
+        leaves = tree_leaves(result) if owned else ()
+        if not all(isinstance(x, Tensor) and session.owned(x) is not None for x in leaves):
+            session.check_ahead(owned[0], resolve_name(func) or name)
+        return result
+
+
 def trace_of(session: Session, result: Any) -> Trace:
     """Freeze what a session has recorded."""
 
@@ -144,9 +185,10 @@ def _plain(session: Session) -> dict[TensorType, Tensor]:
     outside = session.outside_tensors()
     for row_type, rows in outside.items():
         if rows.requires_grad:
-            what = "autobatch.trace: a tensor of the example requires gradients"
-            hint = "call the model on the example itself"
-            raise mismatch(ValueError, what, "plain data", f"a tensor of {row_type}", hint=hint)
+            what = "autobatch: a tensor that is recorded ahead requires gradients"
+            got = f"{row_type}, of an example or computed from parameters"
+            hint = "call the model on the example itself, or compute it in a submodule"
+            raise mismatch(ValueError, what, "plain data", got, hint=hint)
     return outside
 
 

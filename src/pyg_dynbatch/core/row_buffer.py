@@ -321,7 +321,7 @@ def check_backward(gradients: Sequence[Tensor | None]) -> None:
     if torch.is_grad_enabled():
         what = "Engine: second derivatives through a schedule are not available"
         wanted = "backward() or autograd.grad() without create_graph"
-        hint = "core.reference.run_one_by_one, which plain autograd differentiates twice"
+        hint = "plain torch: model(examples, batch=False) of autobatch; run_one_by_one of programs"
         raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
 
 
