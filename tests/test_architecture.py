@@ -33,22 +33,22 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 149
+MAX_FILES = 151
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 4_000,
-    "blocks": 6_580,
-    "core": 5_590,
+    "autobatch": 4_060,
+    "blocks": 6_650,
+    "core": 5_800,
     "documents": 660,
     "molecules": 8_760,
     "nn": 5_200,
     "training": 2_890,
     "trees": 4_345,
     "other files": 2_160,
-    "installed": 40_030,
+    "installed": 40_500,
     "benchmarks": 6_080,
 }
-MAX_CODE = 25_880
+MAX_CODE = 26_240
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

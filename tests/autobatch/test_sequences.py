@@ -137,3 +137,18 @@ def test_cells_whose_first_state_is_one_tensor(kind: Any) -> None:
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients(found, model), gradients(expected, model))
     assert model.explain(sequences()).steps == max(LENGTHS) + 1
+
+
+def test_a_module_with_a_layer_and_a_buffer_is_opened() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(3, 3)
+            self.register_buffer("shift", torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)[0].sum(0) + self.shift
+
+    model = autobatch(nn.Sequential(Reader()).double())
+    torch.testing.assert_close(model(sequences()), model(sequences(), batch=False))
+    assert any(op.way == "packed" for op in model.explain(sequences()).operations)
