@@ -43,12 +43,12 @@ MAX_LINES = {
     "molecules": 8_760,
     "nn": 5_200,
     "training": 2_890,
-    "trees": 4_345,
+    "trees": 4_370,
     "other files": 2_160,
-    "installed": 40_500,
-    "benchmarks": 6_080,
+    "installed": 40_540,
+    "benchmarks": 6_090,
 }
-MAX_CODE = 26_240
+MAX_CODE = 26_260
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

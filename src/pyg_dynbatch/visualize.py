@@ -213,23 +213,23 @@ def draw_tree(
     faces, rings = colours[predicted], colours[np.where(labelled, gold, predicted)]
     rings[predicted == gold] = to_rgba(_GOLD)
     # A small disc on a large one; the outline keeps a white ring visible on white paper.
-    for scale, filled in ((2.4, rings), (1.3, faces)):
-        axes.scatter(x, y, s=size**2 * scale, c=filled, zorder=2, edgecolors=_LINE, linewidths=0.4)
+    for scale, filled, at in ((2.4, rings, labelled), (1.3, faces, labelled | True)):
+        disc: dict[str, Any] = {"s": size**2 * scale, "edgecolors": _LINE, "linewidths": 0.4}
+        axes.scatter(x[at], y[at], c=filled[at], zorder=2, **disc)
     number: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size * 0.75, "zorder": 3}
     for node in np.flatnonzero(labelled).tolist():
         ink = "white" if faces[node, :3].sum() < 1.5 else "black"
         axes.text(x[node], y[node], str(predicted[node]), color=ink, **number)
-    # A word equal to the number on its disc is not repeated below.
-    on_disc = [str(predicted[node]) if labelled[node] else "" for node in range(len(x))]
-    shown = [node for node, word in enumerate(words) if word not in ("", on_disc[node])]
+    shown = [node for node, word in enumerate(words) if word]
     # The box keeps the words of inner nodes legible on the lines to their children.
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     below: dict[str, Any] = {"ha": "center", "va": "top", "zorder": 1.5, "bbox": box}
-    if len(shown) > 12:
-        below |= {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
+    rotated = {"ha": "right", "rotation": 60, "rotation_mode": "anchor"}
     gap = 0.05 * max(1.0, float(np.max(y))) + 0.15
     for node in shown:
-        axes.text(x[node], y[node] - gap, words[node], fontsize=max(5.0, size * 0.8), **below)
+        # Short words need no room; a rotated "+" would look like a different sign.
+        style = below | (rotated if len(shown) > 12 and len(words[node]) > 2 else {})
+        axes.text(x[node], y[node] - gap, words[node], fontsize=max(5.0, size * 0.8), **style)
     axes.margins(x=0.04, y=0.1)
     axes.set_axis_off()
     return axes

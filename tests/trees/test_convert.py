@@ -1,9 +1,11 @@
 import re
 import sys
 from functools import partial
+from typing import Any
 
 import networkx
 import nltk
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -288,3 +290,18 @@ def test_a_missing_package_is_named(package, convert, monkeypatch):
     match = rf"{package} is not installed[\s\S]*pip install 'pyg_dynbatch\[trees\]'"
     with pytest.raises(ImportError, match=match):
         convert(from_parents([-1, 0]))
+
+
+@pytest.mark.parametrize(
+    "getter, value, said",
+    [
+        ("token", "plus", "the token of node 0 is not a number"),
+        ("token", 1.5, "the token of node 0 is not a number"),
+        ("label", "positive", "the label of node 0 is not a number"),
+    ],
+)
+def test_tokens_and_labels_are_numbers(getter: str, value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        from_nested((1, 2), **{getter: lambda _: value})  # type: ignore[arg-type]
+    found = from_nested((1, 2), token=lambda _: torch.tensor(3), label=lambda _: np.bool_(1))
+    assert found.token.tolist() == [3] * 3 and found.y.tolist() == [1] * 3

@@ -1,8 +1,8 @@
 """Choose how a call that is written for one example is run on stacked rows.
 
 The first of four forms that obeys the row law (:mod:`pyg_dynbatch.core.row_law`) is used: a known
-batched form (:mod:`operations`), the call itself, the call with parameters among its arguments
-repeated for each row, ``torch.vmap``, which is right by definition.
+batched form (:mod:`pyg_dynbatch.autobatch.operations`), the call itself, the call with parameters
+among its arguments repeated for each row, or ``torch.vmap``, which cannot mix rows but is slower.
 """
 
 import gc
@@ -21,7 +21,7 @@ from pyg_dynbatch.core.listing import (
     Called,
     ChangesArgument,
     ChangesState,
-    ReadsValue,
+    NeedsPython,
     listed,
     share_memory,
 )
@@ -30,8 +30,8 @@ from pyg_dynbatch.core.row_law import Operand
 from pyg_dynbatch.core.shadow import (
     draw_rows,
     draws_on_host,
-    in_mode,
     module_of,
+    set_mode,
     state_of,
     tensors_of,
     undisturbed,
@@ -48,7 +48,7 @@ class Examined(NamedTuple):
 
     Args:
         form: Takes the stacked rows; returns the result of the call, with a batch axis.
-        way: ``"fast"``, ``"direct"``, ``"expanded"`` or ``"vmap"``.
+        way: ``"fast"``, ``"direct"``, ``"expanded"``, ``"vmap"`` or ``"ragged"``.
         leaves: For each leaf of the result its tensor type, or the object itself.
         spec: Structure of the result.
         random: Whether each call draws random numbers.
@@ -87,11 +87,13 @@ def examine(
     """Run a call on random rows, once per signature, and choose its batched form.
 
     Raises:
-        ReadsValue: If it reads a value or keeps state in an attribute.
-        ValueError: If no form equals single rows, it normalizes over the batch, returns a tensor
-            on a different device, or a shape that depends on values.
+        NeedsPython: If it reads a value, keeps state in an attribute, or draws random numbers of
+            Python or NumPy; or if it has no batched form and its inside can be recorded.
+        ValueError: If no form gives the results of single rows, or if the call normalizes over
+            the batch, returns a tensor on another device, or a shape that depends on values.
         TypeError: If it changes an argument in place or returns no tensor.
-        RuntimeError: If it changes a buffer or parameter, or its result when called again.
+        RuntimeError: If it changes a buffer or parameter, or gives a different result when it is
+            repeated.
     """
     module, call = given.module, given.copied
     if got := row_law.normalizes_over_rows(module):
@@ -108,7 +110,7 @@ def examine(
         except ChangesState as error:
             raise _changes(name, _described(call.target, error.args[0]), where) from None
         if draws_on_host(lambda: call(*(row[0] for row in rows))):
-            raise ReadsValue("it draws random numbers of Python or NumPy")
+            raise NeedsPython("it draws random numbers of Python or NumPy")
         _check_first_call(given, untouched, rows, name, where)
         leaves, spec = tree_flatten(results[0])
         random = any(each.random for each in calls)
@@ -165,9 +167,9 @@ def _check_first_call(
         try:
             other(*columns)
         except Exception as error:
-            raise ReadsValue(f"it keeps state in {changed[0]!r}") from error
+            raise NeedsPython(f"it keeps state in {changed[0]!r}") from error
         if _differing(kept, state_of(other.target)):
-            raise ReadsValue(f"it keeps state in {changed[0]!r}")
+            raise NeedsPython(f"it keeps state in {changed[0]!r}")
 
 
 def _differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -186,7 +188,7 @@ def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, wher
     for kept in _differing(before, state_of(call.target)):
         if kept in call.target.state_dict():
             raise _changes(name, f"its buffer {kept!r}", where)
-        raise ReadsValue(f"it keeps state in {kept!r}")
+        raise NeedsPython(f"it keeps state in {kept!r}")
     # A hook, or anything else that the module refers to, may keep what it is given.
     own = [*map(id, tensors_of(module_of(call.target)))]
     leaves = (*found.rows, *tree_leaves(again))
@@ -194,7 +196,7 @@ def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, wher
     del found, again, leaves
     alive = lambda: any(tensor() is not None for tensor in held)  # noqa: E731
     if alive() and gc.collect() >= 0 and alive():  # not in a cycle only
-        raise ReadsValue("it keeps its arguments or results")
+        raise NeedsPython("it keeps its arguments or results")
 
 
 def _check_results(results: list[Any], device: torch.device, name: str, where: str) -> None:
@@ -254,12 +256,13 @@ def _takes_batches(call: Form, rows: list[Tensor]) -> bool:
         return False
 
 
-def _differentiates(form: Form, rows: list[Tensor]) -> bool:
-    """Run a backward pass; it may raise an error under ``torch.vmap``."""
+def _run_backward(form: Form, rows: list[Tensor]) -> None:
+    """Run a backward pass, which may raise an error under ``torch.vmap``."""
     given = [row.detach().requires_grad_(has_gradient(row.dtype)) for row in rows]
     made = [x.sum() for x in tree_leaves(form(*given)) if isinstance(x, Tensor) and x.requires_grad]
     wanted = [row for row in given if row.requires_grad]
-    return not (made and wanted) or bool(torch.autograd.grad(made, wanted, allow_unused=True))
+    if made and wanted:
+        torch.autograd.grad(made, wanted, allow_unused=True)
 
 
 def _form(
@@ -282,7 +285,7 @@ def _form(
     if call.has_fast():
         fresh = given.fresh()
         if random:  # a recurrent layer, whose dropout draws for each element
-            in_mode(fresh.target, False)
+            set_mode(fresh.target, False)
         if equal(fresh, fresh.fast):
             return "fast", call.fast
     verdict = row_law.judge(given.copied, rows)
@@ -312,14 +315,16 @@ def _form(
         # A hook or a backward pass in Python may see the gradients of all rows.
         fresh = given.fresh()
         mapped = _mapped(fresh, results[0])
-        if agrees and (
-            _differentiates(mapped, rows) if random else [] not in compared(fresh, mapped)
-        ):
+        if random:
+            _run_backward(mapped, rows)
+        else:
+            agrees &= [] not in compared(fresh, mapped)
+        if agrees:
             return "vmap", by_vmap
     except Exception as error:  # noqa: BLE001 - part of the message
         reason = f"torch.vmap: {error}"
     if given.module is not None and _may_be_opened(given.copied, rows):
-        raise ReadsValue(f"it cannot be run on several rows at once ({reason})")
+        raise NeedsPython(f"it cannot be run on several rows at once ({reason})")
     what = f"autobatch: {name} cannot be run on several rows at once"
     wanted = "a form that equals row by row"
     hint = "autobatch.open(module) records what is inside" if given.module is not None else ""

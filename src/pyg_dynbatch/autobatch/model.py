@@ -36,7 +36,7 @@ from pyg_dynbatch.autobatch.tracing import (
     wanted_values,
 )
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
-from pyg_dynbatch.core.listing import ReadsValue
+from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.policy import Policy
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
@@ -319,7 +319,7 @@ def emit(name: str, value: Any) -> None:
     """
     session = ACTIVE.session
     if ACTIVE.examining:
-        raise ReadsValue("it emits values")  # so that each of its calls is recorded
+        raise NeedsPython("it emits values")  # so that each of its calls is recorded
     if not isinstance(value, Tensor | Lazy):
         what = f"autobatch.emit: {name!r} is not a tensor"
         where = session.where() if session else ""

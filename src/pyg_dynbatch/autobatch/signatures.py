@@ -24,7 +24,7 @@ from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
 from pyg_dynbatch.autobatch.state import Fingerprint, Part, Watch
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
-from pyg_dynbatch.core.listing import ReadsValue
+from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
 from pyg_dynbatch.core.shadow import draw_rows, drawn_like, shadow, undisturbed
 from pyg_dynbatch.core.types import TensorType
@@ -156,7 +156,7 @@ class Table:
                     draw_rows(lambda rows: call(*(row[0] for row in rows)), spec.inputs, device)
             with self.watch.examined(example):
                 examined = self._examine(spec, module, device, name, where)
-        except ReadsValue as error:
+        except NeedsPython as error:
             if module is None:
                 what = f"autobatch: {name} reads a value of its argument"
                 hint = "item() or tolist() of the argument, which suspend the example"

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.listing import ReadsValue
+from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import HOOKS
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
@@ -270,7 +270,7 @@ class Watch:
 
     @contextmanager
     def examined(self, example: int | None) -> Iterator[None]:
-        """Undo what changes inside, on random rows; raise ReadsValue, as each call changes it."""
+        """Undo what changes inside, on random rows; raise NeedsPython, as each call changes it."""
         with self.ignored(example):
             self._note_parameters(example)
             before = [(held, held.changed(), held.seen, held.marks.copy()) for held in self.every]
@@ -281,7 +281,7 @@ class Watch:
                 for (held, _, seen, marks), name in names:
                     held.restore(name.removeprefix(held.prefix), seen, marks)
         if names:
-            raise ReadsValue(f"it changes {names[0][1]!r} of the model")
+            raise NeedsPython(f"it changes {names[0][1]!r} of the model")
 
     def kept(self) -> list[Lazy]:
         """List the recorded values that attributes, buffers and parameters of the model hold."""

@@ -116,14 +116,14 @@ class Trace:
         return f"Trace({self.starts.size} calls, {len(self.sites)} signatures)"
 
 
-# Of some arguments only shape, dtype and device are read: the position of each.
+# Functions that read only the shape, dtype or device of an argument, and its position.
 _LIKE = dict.fromkeys(
     named("zeros_like ones_like empty_like rand_like randn_like new_zeros new_ones new_empty"), 0
 ) | dict.fromkeys(named("to type_as expand_as view_as reshape_as"), 1)
 
 
 class Ahead(TorchFunctionMode):
-    """Refuses what is computed at once from parameters and buffers while a trace is recorded.
+    """Raises an error for what is computed at once from parameters or buffers in a trace.
 
     The trace would keep it as data, although it is run with other weights. Views are arguments of
     recorded calls, as parameters are.
@@ -136,7 +136,7 @@ class Ahead(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, unless its result depends on the content of the model."""
+        """Run a function; raise an error if its result depends on the content of the model."""
         if Lazy in types:
             return Lazy.__torch_function__(func, types, args, kwargs)
         kwargs, session = kwargs or {}, self.session
@@ -146,9 +146,9 @@ class Ahead(TorchFunctionMode):
         tensors = [x for x in tree_leaves((given, kwargs)) if isinstance(x, Tensor)]
         owned = [x for x in tensors if session.owned(x) is not None]
         name = func.__name__
-        is_special = name.endswith("_") and name not in ("__getitem__", "__get__")
+        may_write = name.endswith("_") and name not in ("__getitem__", "__get__")
         # Not run, since it may change a buffer.
-        result = None if owned and (is_special or "out" in kwargs) else func(*args, **kwargs)
+        result = None if owned and (may_write or "out" in kwargs) else func(*args, **kwargs)
         leaves = tree_leaves(result) if owned else ()
         if not all(isinstance(x, Tensor) and session.owned(x) is not None for x in leaves):
             session.check_ahead(owned[0], resolve_name(func) or name)

@@ -48,7 +48,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.schedule import Schedule
-from pyg_dynbatch.core.shadow import in_mode, shadow
+from pyg_dynbatch.core.shadow import set_mode, shadow
 
 _T = TypeVar("_T")
 
@@ -115,7 +115,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     first = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if first is None else first.device)
     schedule = Schedule.from_programs([tracer.program(traced)]).to(engine.device)
-    found = in_mode(shadow(engine), False)(schedule, inputs)
+    found = set_mode(shadow(engine), False)(schedule, inputs)
     if tolist:
         found = {name: tensor.tolist() for name, tensor in found.items()}
     kind, rows = block._known("output"), {name: iter(tensor) for name, tensor in found.items()}

@@ -24,14 +24,14 @@ from pyg_dynbatch.blocks.types import (
 )
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch_text
-from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, ReadsValue, listed
+from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, NeedsPython, listed
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.shadow import (
     draw,
     draw_rows,
     draws_on_host,
-    in_mode,
     module_of,
+    set_mode,
     shadow,
     tensors_of,
     undisturbed,
@@ -71,7 +71,7 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
             try:
                 if any(map(is_lazy, tensors_of(owner))):
                     called(*spread)  # which gives it parameters
-                found.append(in_mode(shadow(called), False)(*spread))
+                found.append(set_mode(shadow(called), False)(*spread))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
     return _type_of(block, input_type, *found)
@@ -123,7 +123,7 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
         for training in (True, False) if owner else (False,):
 
             def function(fresh: bool, single: bool = False, training: bool = training) -> Called:
-                copied = in_mode(shadow(called, fresh), training)
+                copied = set_mode(shadow(called, fresh), training)
                 whole = Called(copied, input_type)
                 return whole.float() if single else whole
 
@@ -136,7 +136,7 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
                 if failed and owner:  # perhaps converted to double precision since it got a type
                     failed.clear()
                     draws, is_right = judged(partial(function, single=True), *given)
-            except ReadsValue as error:
+            except NeedsPython as error:
                 expected = "functions of torch that return tensors"
                 hint = "torch.where(condition, a, b) or torch.rand; td.OneOf to decide by the input"
                 does = str(error).removeprefix("it ") or "reads values of its rows"
@@ -169,7 +169,7 @@ def _check_host(run: Callable[[], object]) -> None:
     with suppress(Exception):  # it may not take these rows
         drawn = draws_on_host(run)
     if drawn:
-        raise ReadsValue("it draws numbers of Python or NumPy, the same for all rows")
+        raise NeedsPython("it draws numbers of Python or NumPy, the same for all rows")
 
 
 def _judge_fixed(
@@ -192,7 +192,7 @@ def _judge_fixed(
         try:
             draws |= any(call.random for call in listed(function, rows)[0].calls)
             verdict = row_law.judge(function, rows, batched=True)
-        except ReadsValue:
+        except NeedsPython:
             if not draws:  # else it may read what it draws
                 raise
         fresh = row_law.flat(make(True))

@@ -18,8 +18,8 @@ from pyg_dynbatch.core.types import has_gradient
 Tensors = Sequence[Tensor]
 
 
-class ReadsValue(Exception):
-    """The function reads a value or keeps state, so that its Python must run for every example."""
+class NeedsPython(Exception):
+    """The function's Python must run for every example, as when it reads a value or keeps state."""
 
 
 class ChangesArgument(Exception):
@@ -138,14 +138,14 @@ class Listing(TorchFunctionMode):
         try:
             # Layers of torch read requires_grad, which changes only how they compute.
             if func == _REQUIRES_GRAD and not _called_by_torch():
-                raise ReadsValue("it reads requires_grad, which may differ between calls")
+                raise NeedsPython("it reads requires_grad, which may differ between calls")
             return self._call(func, args, kwargs or {})
         finally:
             self.depth -= 1
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func in _READS and isinstance(args[0], Tensor):
-            raise ReadsValue
+            raise NeedsPython
         self.hooked |= func is Tensor.register_hook
         leaves, spec = tree_flatten((args, kwargs))
         operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -20,7 +20,7 @@ from pyg_dynbatch.core.listing import (
     ChangesArgument,
     ChangesState,
     Listing,
-    ReadsValue,
+    NeedsPython,
     Tensors,
     listed,
     tensor_leaves,
@@ -28,9 +28,9 @@ from pyg_dynbatch.core.listing import (
 from pyg_dynbatch.core.shadow import (
     draw,
     draw_rows,
-    in_mode,
     make_extreme,
     module_of,
+    set_mode,
     shadow,
     tensors_of,
     undisturbed,
@@ -42,9 +42,10 @@ NORMALIZES = "normalizes over the batch, so its rows are not independent"
 OTHER_NORMS = "nn.LayerNorm or nn.GroupNorm"
 
 
+# Functions whose results have arbitrary values.
 _UNDEFINED = {torch.empty, torch.empty_like, Tensor.new_empty}
-# Whose results do not depend on values of their operands. Any other result without a batch axis,
-# such as that of all(), was computed from all rows.
+# Functions that read only the shape or dtype of their operands. Any other result without a batch
+# axis, such as that of all(), was computed from all rows.
 _CREATES = {
     Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_tensor, Tensor.new_zeros
 }  # fmt: skip
@@ -78,10 +79,11 @@ def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False)
         batched: Whether the function takes a batch axis: one row is then a batch of one.
 
     Returns:
-        None if that cannot be decided, as the two calls other functions.
+        None if that is undecided: the two runs call different functions, or a gradient is computed
+        in Python.
 
     Raises:
-        ReadsValue: If it reads a value.
+        NeedsPython: If it reads a value.
         ChangesArgument: If it changes a row in place.
         ChangesState: If it changes something else in place.
     """
@@ -91,8 +93,9 @@ def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False)
             index = torch.arange(size, device=rows[0].device) % len(rows[0])
             try:
                 columns = [column[index] for column in rows]
+                # Code often compares a length with a number as small as 1 or 3.
                 stacked = listed(function, columns, size * (size > 3))
-            except (ReadsValue, ChangesArgument, ChangesState):
+            except (NeedsPython, ChangesArgument, ChangesState):
                 raise
             except Exception as error:
                 raise _Mixes from error
@@ -232,7 +235,7 @@ _DRAWS = 4  # normal, wide, between 0 and 1, some equal values
 
 
 def largest(calls: Sequence[Called]) -> float:
-    """Return the largest number, at least 1, among the arguments of functions."""
+    """Return the largest absolute number among the arguments of functions; 1 if there is none."""
     leaves = (leaf for call in calls for leaf in call.leaves)
     numbers = (abs(leaf) for leaf in leaves if type(leaf) in (int, float))
     return max((float(number) for number in numbers if number < 1e30), default=1.0) or 1.0
@@ -375,7 +378,7 @@ def draws_random_numbers(called: Any, inputs: Sequence[Any] = ()) -> bool:
         nonlocal found
         found = any(call.random for call in listed(copied, rows)[0].calls)
 
-    copied, first = in_mode(shadow(called), True), next(tensors_of(owner), torch.empty(0))
+    copied, first = set_mode(shadow(called), True), next(tensors_of(owner), torch.empty(0))
     # A function that cannot be called on these rows is found to be so when it is run.
     with undisturbed(first.device), torch.no_grad(), suppress(Exception):
         draw_rows(run, inputs, first.device)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, ReadsValue, Tensors
+from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, NeedsPython, Tensors
 from pyg_dynbatch.core.types import TensorType, has_gradient
 
 LOCK = RLock()
@@ -36,7 +36,7 @@ def tensors_of(owner: nn.Module | None) -> Iterator[Tensor]:
     return iter(()) if owner is None else chain(owner.parameters(), owner.buffers())
 
 
-def in_mode(called: Any, training: bool) -> Any:
+def set_mode(called: Any, training: bool) -> Any:
     """Set the module of a function to training or evaluation mode; return the function."""
     if (owner := module_of(called)) is not None:
         for part in owner.modules():
@@ -121,7 +121,10 @@ def _snapshot(value: Any) -> Any:
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore random numbers afterwards; not in inference mode, which counts no changes."""
+    """Restore the random state of torch, Python and NumPy afterwards, and silence warnings.
+
+    Inference mode is left meanwhile, as it does not count changes of tensors.
+    """
     devices = [device] if device.type == "cuda" else []
     grad = torch.is_grad_enabled()  # off in inference mode
     with LOCK, torch.random.fork_rng(devices), torch.inference_mode(False):
@@ -193,7 +196,7 @@ def drawn_like(tensor: Tensor) -> Tensor:
 def draw_rows(
     works: Callable[[Tensors], Any], row_types: Sequence[TensorType], device: torch.device
 ) -> list[Tensor]:
-    """Draw three rows for each argument on which a function works."""
+    """Draw three rows per argument such that a function runs on them without an error."""
     first: Exception | None = None
     for attempt, most in ((0, 3), (3, 3), (0, 1)):
         rows = []
@@ -204,7 +207,7 @@ def draw_rows(
         try:
             works(rows)
             return rows
-        except (ReadsValue, ChangesArgument, ChangesState):
+        except (NeedsPython, ChangesArgument, ChangesState):
             raise
         except Exception as error:  # noqa: BLE001 - raised again if no rows do
             first = first or error

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
+from numbers import Integral, Real
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +44,7 @@ def from_nested(
     Raises:
         ValueError: If ``root`` is None, an object contains itself, a leaf is not a token, or the
             features differ in width.
+        TypeError: If a token is not a whole number, or a label is not a number.
 
     Example:
         >>> tree = from_nested((5, (6, 7)))
@@ -153,10 +155,10 @@ def _node_fields(
     """Return the fields ``token``, ``y``, ``x`` and ``has_input``, given one value per node."""
     fields: dict[str, Any] = {}
     if tokens is not None:
-        rows = [-1 if row is None else row for row in tokens]
+        rows = [-1 if v is None else v for v in _numbers(tokens, Integral, f"{name}: the token")]
         fields["token"] = torch.tensor(rows, dtype=torch.long)
     if labels is not None:
-        values = list(labels)
+        values = _numbers(labels, Real, f"{name}: the label")
         has_floats = any(isinstance(value, float) for value in values)
         none, dtype = (float("nan"), torch.float) if has_floats else (-1, torch.long)
         fields["y"] = torch.tensor([none if v is None else v for v in values], dtype=dtype)
@@ -173,6 +175,17 @@ def _node_fields(
     return fields
 
 
+def _numbers(values: Iterable[Any], kind: type[Any], what: str) -> list[Any]:
+    found = [v.item() if getattr(v, "ndim", None) == 0 else v for v in values]
+    for node, value in enumerate(found):
+        if value is not None and not isinstance(value, kind):
+            wanted = "a whole number, or None" if kind is Integral else "a number, or None"
+            hint = "Vocabulary.row numbers words" if isinstance(value, str) else ""
+            facts = (f"{what} of node {node} is not a number", wanted, repr(value)[:60])
+            raise mismatch(TypeError, *facts, hint=hint)
+    return found
+
+
 def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
@@ -185,7 +198,7 @@ def _leaf_token(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     what, expected = "from_nested: a leaf is not a token", "an int, the row of the vocabulary"
-    raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.get")
+    raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.row")
 
 
 def from_parents(

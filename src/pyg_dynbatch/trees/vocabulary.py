@@ -58,6 +58,7 @@ class Vocabulary:
         if len(self._row) != len(self.words):
             first = next(w for row, w in enumerate(self.words) if self._row[w] != row)
             what, hint = f"Vocabulary: the word {first!r} has two rows", "Vocabulary.from_words"
+            hint = f"leave out {unknown!r}, which has row 0" if first == unknown else hint
             got = f"rows {self.words.index(first)} and {self._row[first]}"
             raise mismatch(ValueError, what, "distinct words", got, hint=hint)
 
