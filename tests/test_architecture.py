@@ -36,19 +36,19 @@ NAMESPACES = (
 MAX_FILES = 151
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 4_060,
+    "autobatch": 4_100,
     "blocks": 6_650,
-    "core": 5_800,
+    "core": 5_830,
     "documents": 660,
     "molecules": 8_760,
     "nn": 5_200,
     "training": 2_890,
     "trees": 4_370,
     "other files": 2_160,
-    "installed": 40_540,
+    "installed": 40_580,
     "benchmarks": 6_090,
 }
-MAX_CODE = 26_260
+MAX_CODE = 26_290
 MAX_LINES_OF_C = 943
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

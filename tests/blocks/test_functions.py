@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
 from tests.blocks.harness import builds, message, numbers, three_ways
+from tests.laws.row_law_cases import Clipped
 
 
 def swap(pair: tuple[Tensor, Tensor], z: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -199,6 +200,9 @@ def mixing(function: Any) -> Any:
         (lambda x: x * (x.abs() < 1e4).all(), "mixes the rows"),
         (lambda x: torch.renorm(x, 2, 1, 1e4), "mixes the rows"),
         (lambda x: x + 0 * random.random(), "draws numbers of Python"),
+        (lambda x: x + torch.rand(x.shape, generator=torch.Generator()), "a generator of its own"),
+        (lambda x: x if x.shape[0] < 6 else x - x[5], "compares the number of rows"),
+        (Clipped.apply, "mixes the rows"),
         (torch.nn.utils.spectral_norm(nn.Linear(3, 3)), "changes its state"),
     ],
 )

@@ -61,6 +61,57 @@ class Custom(torch.autograd.Function):
         return 2 * gradient - gradient.mean(0)
 
 
+class Clipped(torch.autograd.Function):
+    """Its gradient mixes rows where the norm of a gradient, or of an argument, is large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        small = torch.clamp(1e3 / (gradient.norm() + 1e-9), max=1.0)
+        return gradient * small / (1 + (ctx.saved_tensors[0].abs().amax() > 1e3))
+
+
+class IfFinite(torch.autograd.Function):
+    """Its gradient is zero if that of a row is infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.where(torch.isfinite(gradient).all(), gradient, 0.0)
+
+
+def seeded(_: Any, x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return x @ torch.randn(3, 3, generator=generator, dtype=x.dtype)
+
+
+def forked(_: Any, x: Tensor) -> Tensor:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return x @ torch.randn(3, 3, dtype=x.dtype)
+
+
+def hooked_parameter(m: Any, x: Tensor) -> Tensor:
+    weight = m.scale * 1
+    weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    return F.linear(x, weight[None])
+
+
+def with_clipping_hook() -> nn.Module:
+    linear = nn.Linear(3, 3)
+    linear.register_full_backward_hook(
+        lambda m, given, _: (given[0] * torch.clamp(1e3 / given[0].norm(), max=1.0),)
+    )
+    return linear
+
+
 class StraightThrough(torch.autograd.Function):
     """Rounds; the gradient passes."""
 
@@ -220,6 +271,16 @@ WRONG: dict[str, Case] = {
         True),
     "random, then mixing in training": of(gumbel_then_mean, direct=False, refused=True),
     "dropout of features": of(lambda m, x: F.dropout1d(x, 0.5), direct=False),
+    "projection with a seed": of(seeded, (3,), direct=False, refused=True),
+    "projection with a forked seed": of(forked, (3,), direct=False, refused=True),
+    "hook of a computed parameter": of(hooked_parameter, (3,), direct=False, refused=True),
+    "hook that clips large gradients": Case(with_clipping_hook, ((3,),), False, True),
+    "function that clips large gradients": of(lambda m, x: Clipped.apply(x * m.scale), (3,),
+                                              direct=False, refused=True),
+    "function that drops infinite gradients": of(lambda m, x: IfFinite.apply(x * m.scale), (3,),
+                                                 direct=False, refused=True),
+    "reads grad_fn": of(lambda m, x: 2 * x if x.grad_fn is None else x, (3,), direct=False,
+                        refused=True),
     "layer drop": of(lambda m, x: x if random.random() < 1e-4 else x * m.scale, (3,), direct=False,
                      refused=True),
     "NumPy noise times zero": of(lambda m, x: x + m.scale * np.random.rand(), (3,), direct=False,

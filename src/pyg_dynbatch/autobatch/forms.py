@@ -26,7 +26,7 @@ from pyg_dynbatch.core.listing import (
     share_memory,
 )
 from pyg_dynbatch.core.operation import calls_only
-from pyg_dynbatch.core.row_law import Operand
+from pyg_dynbatch.core.row_law import Check, Operand
 from pyg_dynbatch.core.shadow import (
     draw_rows,
     draws_on_host,
@@ -110,13 +110,13 @@ def examine(
         except ChangesState as error:
             raise _changes(name, _described(call.target, error.args[0]), where) from None
         if draws_on_host(lambda: call(*(row[0] for row in rows))):
-            raise NeedsPython("it draws random numbers of Python or NumPy")
+            raise NeedsPython("it draws random numbers of Python or NumPy, or seeds a generator")
         _check_first_call(given, untouched, rows, name, where)
         leaves, spec = tree_flatten(results[0])
         random = any(each.random for each in calls)
         _check_results(results, device, name, where)
         _check_state(call, rows, None if random else results[0], name, where)
-        way, form = _form(given, rows, results, calls, name, where)
+        way, form = _form(_Trial(given, rows, results, calls), name, where)
     types = [TensorType(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
     random |= row_law.draws_random_numbers(module)
     return Examined(form, way, types, spec, random)
@@ -241,7 +241,7 @@ def _may_be_opened(call: Any, rows: list[Tensor]) -> bool:
     """Return whether the calls inside of a module can be recorded one by one, without hooks."""
     is_own = type(call.target).__module__.rpartition(".")[0] not in _LIBRARIES
     plain = all(calls_only(part, forward=type(part).forward) for part in call.target.modules())
-    return is_own and plain and not row_law.has_custom_node(call, rows)
+    return is_own and plain and not row_law.has_python_gradient(call, rows)
 
 
 def _trained(module: nn.Module) -> list[Tensor]:
@@ -265,65 +265,102 @@ def _run_backward(form: Form, rows: list[Tensor]) -> None:
         torch.autograd.grad(made, wanted, allow_unused=True)
 
 
-def _form(
-    given: Candidate, rows: list[Tensor], results: list[Any], calls: Sequence[Called],
-    name: str, where: str,
-) -> tuple[str, Form]:  # fmt: skip
-    call, device, random = given.call, rows[0].device, any(each.random for each in calls)
-    scale = row_law.largest(calls)
-    operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in rows]
+class _Trial(NamedTuple):
+    """Tries the forms of a call; ``rows``, ``results`` and ``calls`` are those of single rows."""
 
-    def compared(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> list[Any]:
-        single, stacked = row_law.flat(one), row_law.flat(many)
+    given: Candidate
+    rows: list[Tensor]
+    results: list[Any]
+    calls: Sequence[Called]
+
+    @property
+    def random(self) -> bool:
+        """Whether the call draws random numbers."""
+        return any(each.random for each in self.calls)
+
+    def compared(
+        self, one: Form, many: Form, sizes: Sequence[int] = (1, 3), in_python: bool = False
+    ) -> list[Any]:
+        """Compare a form of one row with one of stacked rows, at each size."""
         owner = module_of(getattr(one, "target", None))
-        options: Any = {"parameters": [] if owner is None else _trained(owner), "scale": scale}
-        return [row_law.obeys(single, stacked, operands, size, device, **options) for size in sizes]
+        operands = [Operand(tuple(row.shape[1:]), row.dtype, True) for row in self.rows]
+        parameters = [] if owner is None else _trained(owner)
+        facts: Any = {"scale": row_law.largest(self.calls), "in_python": in_python}
+        check = Check(operands, self.rows[0].device, False, parameters, **facts)
+        single, stacked = row_law.flat(one), row_law.flat(many)
+        return [row_law.obeys(single, stacked, size, check) for size in sizes]
 
-    def equal(one: Form, many: Form, sizes: Sequence[int] = (1, 3)) -> bool:
-        return all(found and all(found) for found in compared(one, many, sizes))
+    def equal(self, one: Form, many: Form, **options: Any) -> bool:
+        """Return whether two forms are equal, and all results are rows."""
+        return all(found and all(found) for found in self.compared(one, many, **options))
 
-    if call.has_fast():
-        fresh = given.fresh()
-        if random:  # a recurrent layer, whose dropout draws for each element
+    def fast(self) -> bool:
+        """Return whether the known batched form is right, if there is one."""
+        if not self.given.call.has_fast():
+            return False
+        fresh = self.given.fresh()
+        if self.random:  # a recurrent layer, whose dropout draws for each element
             set_mode(fresh.target, False)
-        if equal(fresh, fresh.fast):
-            return "fast", call.fast
-    verdict = row_law.judge(given.copied, rows)
-    if verdict is None and random:
-        # One row draws the same numbers alone and as a batch of one.
-        one = row_law.seeded(given.fresh())
-        verdict = _takes_batches(given.copied, rows) and equal(one, one, sizes=(1,))
-    elif verdict is None:
-        # Nothing is listed of the backward pass of an autograd.Function.
-        simple = _is_operator(call.target) or row_law.has_custom_node(given.copied, rows)
-        fresh = given.fresh()
-        verdict = (simple or _takes_batches(given.copied, rows)) and equal(fresh, fresh)
-    if verdict:
-        return "direct", call
-    # Such as a cell whose first state is a parameter.
-    if call.has_shared() and not random and _is_operator(call.target):
-        fresh = given.fresh()
-        if equal(fresh, fresh.expanded):
-            return "expanded", call.expanded
-    by_vmap, copied = (_mapped(each, results[0]) for each in (call, given.copied))
-    reason: Any = "results that differ from row by row"
-    try:
-        found = copied(*rows)
+        return self.equal(fresh, fresh.fast)
+
+    def direct(self) -> bool:
+        """Return whether the call itself is right on stacked rows."""
+        copied, rows = self.given.copied, self.rows
+        verdict = row_law.judge(copied, rows)
+        if verdict is not None:
+            return verdict
+        if self.random:
+            # One row draws the same numbers alone and as a batch of one.
+            one = row_law.seeded(self.given.fresh())
+            return _takes_batches(copied, rows) and self.equal(one, one, sizes=(1,))
+        # Nothing is listed of a backward pass in Python.
+        in_python = row_law.has_python_gradient(copied, rows)
+        simple, fresh = _is_operator(copied.target) or in_python, self.given.fresh()
+        simple = simple or _takes_batches(copied, rows)
+        return simple and self.equal(fresh, fresh, in_python=in_python)
+
+    def expanded(self) -> bool:
+        """Return whether the call is right with parameters repeated, as for a first state."""
+        call = self.given.call
+        if not call.has_shared() or self.random or not _is_operator(call.target):
+            return False
+        fresh = self.given.fresh()
+        return self.equal(fresh, fresh.expanded)
+
+    def mapped(self) -> bool:
+        """Return whether ``torch.vmap`` is right; it raises errors of many classes."""
+        copied, rows, result = self.given.copied, self.rows, self.results[0]
+        found = _mapped(copied, result)(*rows)
         parts = [tree_map_only(Tensor, itemgetter(n), found) for n in range(3)]
-        ones = [given.copied(*(row[n] for row in rows)) for n in range(3)]
-        agrees = row_law.agree(parts, ones, values=not random)
-        # A hook or a backward pass in Python may see the gradients of all rows.
-        fresh = given.fresh()
-        mapped = _mapped(fresh, results[0])
-        if random:
+        ones = [copied(*(row[n] for row in rows)) for n in range(3)]
+        if not row_law.agree(parts, ones, values=not self.random):
+            return False
+        fresh = self.given.fresh()
+        mapped = _mapped(fresh, result)
+        if self.random:
             _run_backward(mapped, rows)
-        else:
-            agrees &= [] not in compared(fresh, mapped)
-        if agrees:
-            return "vmap", by_vmap
+            return True
+        # A hook or a backward pass in Python may see the gradients of all rows.
+        if row_law.has_python_gradient(copied, rows):
+            return self.equal(fresh, mapped, in_python=True)
+        return [] not in self.compared(fresh, mapped)
+
+
+def _form(trial: _Trial, name: str, where: str) -> tuple[str, Form]:
+    given = trial.given
+    if trial.fast():
+        return "fast", given.call.fast
+    if trial.direct():
+        return "direct", given.call
+    if trial.expanded():
+        return "expanded", given.call.expanded
+    reason = "results that differ from row by row"
+    try:
+        if trial.mapped():
+            return "vmap", _mapped(given.call, trial.results[0])
     except Exception as error:  # noqa: BLE001 - part of the message
         reason = f"torch.vmap: {error}"
-    if given.module is not None and _may_be_opened(given.copied, rows):
+    if given.module is not None and _may_be_opened(given.copied, trial.rows):
         raise NeedsPython(f"it cannot be run on several rows at once ({reason})")
     what = f"autobatch: {name} cannot be run on several rows at once"
     wanted = "a form that equals row by row"

@@ -293,10 +293,8 @@ class Session:
             got = f"{function} of it, which is run now" if function else describe_value(tensor)
             what = f"autobatch: an example that is recorded ahead uses {name!r} of the model"
             wanted = "recorded calls, which are run with the weights of that time"
-            hint = (
-                "compute it in a submodule that takes a value of the example; or keep a constant "
-            )
-            hint += "tensor as a plain attribute"
+            hint = "compute it in a submodule, from a value of the example"
+            hint += "; or keep a constant tensor in a plain attribute"
             raise mismatch(RuntimeError, what, wanted, got, where=self.where(), hint=hint)
 
     def shared_of(self, tensor: Tensor) -> Shared | None:

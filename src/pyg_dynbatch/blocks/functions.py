@@ -169,7 +169,7 @@ def _check_host(run: Callable[[], object]) -> None:
     with suppress(Exception):  # it may not take these rows
         drawn = draws_on_host(run)
     if drawn:
-        raise NeedsPython("it draws numbers of Python or NumPy, the same for all rows")
+        raise NeedsPython("it draws numbers of Python or NumPy, or seeds a generator")
 
 
 def _judge_fixed(
@@ -203,7 +203,8 @@ def _judge_fixed(
             verdict = _is_independent(run, columns, others)
         elif verdict is None:
             operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in kinds]
-            verdict = row_law.obeys(fresh, fresh, operands, 3, device, batched=True) != []
+            check = row_law.Check(operands, device, batched=True, in_python=True)
+            verdict = row_law.obeys(fresh, fresh, 3, check) != []
     return draws, verdict is not False
 
 

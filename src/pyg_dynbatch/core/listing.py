@@ -38,7 +38,7 @@ _READS = {
     )
 } | {torch.equal, torch.allclose, torch.is_nonzero}  # fmt: skip
 _LENGTHS = {Tensor.__len__, Tensor.size, Tensor.numel, Tensor.nelement, Tensor.shape.__get__}  # type: ignore[attr-defined]
-_REQUIRES_GRAD = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+_FACTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad_fn")}
 
 
 class Called(NamedTuple):
@@ -77,7 +77,8 @@ class Length(int):
 
 def _compared(name: str) -> Any:
     def compare(self: Length, other: Any) -> Any:
-        self.listing.hidden |= type(other) is not Length and not _called_by_torch()
+        is_number = type(other) is not Length and other != 0
+        self.listing.compares |= is_number and not _called_by_torch()
         return getattr(int, name)(self, other)
 
     return compare
@@ -130,6 +131,7 @@ class Listing(TorchFunctionMode):
         self.rows, self.calls, self.size = list(rows), list[Called](), size
         self.hooked = False  # whether a hook changes gradients
         self.hidden = False  # whether something was computed that is not listed
+        self.compares = False  # whether the number of rows is compared with a number
         self.depth = 0  # of listed functions
         self._made: set[int] = set()  # storages
 
@@ -137,7 +139,7 @@ class Listing(TorchFunctionMode):
         self.depth += 1
         try:
             # Layers of torch read requires_grad, which changes only how they compute.
-            if func == _REQUIRES_GRAD and not _called_by_torch():
+            if func in _FACTS and not _called_by_torch():
                 raise NeedsPython("it reads requires_grad, which may differ between calls")
             return self._call(func, args, kwargs or {})
         finally:
@@ -148,6 +150,8 @@ class Listing(TorchFunctionMode):
             raise NeedsPython
         self.hooked |= func is Tensor.register_hook
         leaves, spec = tree_flatten((args, kwargs))
+        if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+            raise NeedsPython("it draws from a generator of its own")
         operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._check_targets(_changed_by(func, args, kwargs))
         before, versions = _random_state(operands), list(map(_version, operands))
@@ -162,7 +166,6 @@ class Listing(TorchFunctionMode):
         self._made |= {_storage(found) for found in results} - known
         if results or changed:
             draws = any(map(_unequal, before, after))
-            draws |= any(isinstance(leaf, torch.Generator) for leaf in leaves)
             self.calls.append(Called(func, leaves, spec, results, changed, draws))
         return result
 

@@ -104,12 +104,14 @@ def judge(function: Callable[..., Any], rows: Tensors, *, batched: bool = False)
         return False
     except _Undecided:
         return None
-    return None if _has_own_gradient(*single) else True
+    return None if _has_python_gradient(*single) else True
 
 
 def _compare(single: Any, stacked: Any, size: int, batched: bool) -> None:
     (one, result), (many, results) = single, stacked
-    if len(one.calls) != len(many.calls) or one.hidden or many.hidden:
+    if batched and many.compares:
+        raise NeedsPython("it compares the number of rows with a number")
+    if len(one.calls) != len(many.calls) or one.hidden or many.hidden or many.compares:
         raise _Undecided
     rows, made = [set(map(id, one.rows)), set(map(id, many.rows))], [set[int](), set[int]()]
     in_place = any(call.changed for call in one.calls)
@@ -189,8 +191,8 @@ class Pair(NamedTuple):
         if key not in _KNOWN:
             if len(_KNOWN) > 10_000:
                 _KNOWN.clear()
-            calls, scale = (self.one.again, self.many.again), largest([self.one])
-            _KNOWN[key] = obeys(*calls, operands, self.size, device, self.batched, scale=scale)
+            check = Check(operands, device, self.batched, scale=largest([self.one]))
+            _KNOWN[key] = obeys(self.one.again, self.many.again, self.size, check)
         kinds = _KNOWN[key]
         if kinds is None:
             raise _Undecided
@@ -241,14 +243,33 @@ def largest(calls: Sequence[Called]) -> float:
     return max((float(number) for number in numbers if number < 1e30), default=1.0) or 1.0
 
 
-def obeys(
-    single: Compute, stacked: Compute, operands: Sequence[Operand], size: int,
-    device: torch.device, batched: bool = False, parameters: Tensors = (), scale: float = 1.0,
-) -> list[bool] | None:  # fmt: skip
-    """Compare a function of one row with one of stacked rows on fresh random operands.
+class Check(NamedTuple):
+    """On what two functions are compared.
 
-    Gradients are compared of the operands, and of parameters that the functions hold. Some values
-    are far beyond ``scale``, a number with which the functions may compare them.
+    Args:
+        operands: What random operands are drawn like.
+        device: Where they are.
+        batched: Whether the function of one row takes a batch of one.
+        parameters: Tensors that the functions hold, whose gradients are compared too.
+        scale: A number with which the functions may compare values: some are far beyond it.
+        in_python: Whether gradients are computed in Python: some are huge or infinite.
+    """
+
+    operands: Sequence[Operand]
+    device: torch.device
+    batched: bool = False
+    parameters: Tensors = ()
+    scale: float = 1.0
+    in_python: bool = False
+
+    def ones(self, values: Tensors, n: int) -> list[Tensor]:
+        """Return one row of each operand that is a row, and copies of the others."""
+        pairs = zip(values, self.operands, strict=True)
+        return [(_row(v, n, self.batched) if o.is_row else v).clone() for v, o in pairs]
+
+
+def obeys(single: Compute, stacked: Compute, size: int, check: Check) -> list[bool] | None:
+    """Compare a function of one row with one of stacked rows, values and gradients.
 
     Returns:
         Which of the results are rows, the others being equal for all rows; empty if results
@@ -258,26 +279,26 @@ def obeys(
     tells = False  # whether there was a draw without NaN, to which everything is equal
     needs_gradient = 1 < size < 10
     for attempt in range(_DRAWS if needs_gradient else 2):
-        values = _drawn(operands, size, device, attempt, scale)
+        values = _drawn(check, size, attempt)
         picked = list(range(min(size, 3)))  # the others repeat these
-        with torch.no_grad():
+        with torch.set_grad_enabled(check.in_python):
             try:
-                ones = [single(_ones(values, operands, n, batched)) for n in picked]
+                ones = [single(check.ones(values, n)) for n in picked]
             except Exception:  # noqa: BLE001, S112 - values that this function does not take
                 continue
             try:
                 many = stacked([value.clone() for value in values])
             except Exception:  # noqa: BLE001 - what a single row allows, stacked rows must allow
                 return []
-        found = _kinds(ones, many, picked, size, batched)
+        found = _kinds(ones, many, picked, size, check.batched)
         if not found or found != (kinds or found):
-            return found and []
+            return None if found is None else []
         kinds, tells = found, tells or not any(bool(leaf.isnan().any()) for leaf in many)
         if needs_gradient and all(bool(leaf.isfinite().all()) for leaf in many):
-            needs_gradient = False
-            facts = picked, kinds, batched, parameters
-            if not _gradients_agree(single, stacked, operands, values, facts):
-                return []
+            needs_gradient = check.in_python
+            for factor in (1.0, 1e8, float("inf")) if check.in_python else (1.0,):
+                if not _gradients_agree(single, stacked, values, kinds, check, factor):
+                    return []
     return kinds if tells else None
 
 
@@ -298,22 +319,27 @@ def _kinds(
 
 
 def _gradients_agree(
-    single: Compute, stacked: Compute, operands: Sequence[Operand], values: Tensors, facts: Any
-) -> bool:
-    picked, kinds, batched, parameters = facts
+    single: Compute, stacked: Compute, values: Tensors, kinds: list[bool], check: Check,
+    factor: float,
+) -> bool:  # fmt: skip
+    """Compare gradients; if a factor makes those of the first row huge, also without it."""
+    picked, parameters = [0, 1, 2], check.parameters
     values = [value.requires_grad_(has_gradient(value.dtype)) for value in values]
     wanted = [n for n, value in enumerate(values) if value.requires_grad]
     with torch.enable_grad():
-        ones = [single(_ones(values, operands, n, batched)) for n in picked]
+        ones = [single(check.ones(values, n)) for n in picked]
         whole = stacked([value.clone() for value in values])
         used = [n for n, is_row in enumerate(kinds) if is_row and ones[0][n].requires_grad]
         # Rows that are not picked have no weight, so that no gradient may reach them.
         weights = [torch.zeros_like(whole[n]) for n in used]
         for weight in weights:
             weight[picked] = torch.randn_like(weight[picked])
+            weight[:1] *= factor
+        if factor != 1:
+            wanted, parameters = [n for n in wanted if check.operands[n].is_row], ()
         inputs, options = [*(values[n] for n in wanted), *parameters], {"materialize_grads": True}
         outputs = [one[n] for one in ones for n in used]
-        chosen = [_row(weight, n, batched) for n in picked for weight in weights]
+        chosen = [_row(weight, n, check.batched) for n in picked for weight in weights]
         try:
             expected = torch.autograd.grad(outputs, inputs, chosen, **options) if used else ()
         except RuntimeError:  # without a derivative
@@ -323,29 +349,28 @@ def _gradients_agree(
         if not used:
             return True
         found = torch.autograd.grad([whole[n] for n in used], inputs, weights, **options)
-    return all(map(close, found, expected))
+    if factor == 1:
+        return all(map(close, found, expected))
+    pairs = list(zip(found, expected, strict=True))
+    first = factor == float("inf") or all(close(a[0], b[0]) for a, b in pairs)
+    return first and all(close(a[1:], b[1:]) for a, b in pairs)
 
 
-def _ones(values: Tensors, operands: Sequence[Operand], n: int, batched: bool) -> list[Tensor]:
-    pairs = zip(values, operands, strict=True)
-    return [(_row(v, n, batched) if operand.is_row else v).clone() for v, operand in pairs]
-
-
-def _drawn(
-    operands: Sequence[Operand], size: int, device: torch.device, attempt: int, scale: float
-) -> list[Tensor]:
+def _drawn(check: Check, size: int, attempt: int) -> list[Tensor]:
     """Draw random operands; integers are small enough to be an index of any other operand."""
-    floating = [o.shape for o in operands if has_gradient(o.dtype)]
+    floating = [o.shape for o in check.operands if has_gradient(o.dtype)]
     most = min((length for shape in floating for length in shape), default=3)
     found = []
-    for operand in operands:
+    for operand in check.operands:
         shape = (min(size, 3), *operand.shape) if operand.is_row else operand.shape
-        drawn = draw(shape, operand.dtype, device, attempt, max(most, 1))
+        drawn = draw(shape, operand.dtype, check.device, attempt, max(most, 1))
         if operand.is_row and attempt == 1:
-            make_extreme(drawn, scale)
+            make_extreme(drawn, check.scale)
         if operand.is_row and not has_gradient(operand.dtype):
             drawn[2:] = drawn[:1]  # gradients of equal indices meet in one row
-        found.append(drawn[torch.arange(size, device=device) % 3] if operand.is_row else drawn)
+        found.append(
+            drawn[torch.arange(size, device=check.device) % 3] if operand.is_row else drawn
+        )
     return found
 
 
@@ -394,12 +419,12 @@ def _draws_itself(part: nn.Module) -> bool:
     return marked or any(isinstance(share, float) and share > 0 for share in shares)
 
 
-def has_custom_node(function: Callable[..., Any], rows: Tensors) -> bool:
+def has_python_gradient(function: Callable[..., Any], rows: Tensors) -> bool:
     """Return whether gradients pass a hook or an ``autograd.Function`` that is Python."""
-    return _has_own_gradient(*listed(function, [column[0] for column in rows]))
+    return _has_python_gradient(*listed(function, [column[0] for column in rows]))
 
 
-def _has_own_gradient(listing: Listing, result: Any) -> bool:
+def _has_python_gradient(listing: Listing, result: Any) -> bool:
     if listing.hooked:
         return True
     nodes: list[Any] = [leaf.grad_fn for leaf in tensor_leaves(result)]

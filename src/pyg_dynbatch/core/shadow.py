@@ -140,16 +140,17 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 def draws_on_host(run: Callable[[], object]) -> bool:
-    """Return whether a function draws from a generator of Python, or from NumPy's global one."""
+    """Return whether a function draws from Python's or NumPy's generators, or seeds torch's."""
     found, outer = False, sys.getprofile()
 
     def watch(frame: FrameType, event: str, called: Any) -> None:
         nonlocal found
-        is_drawn = event == "c_call" and isinstance(
-            getattr(called, "__self__", None), random.Random
-        )
-        # beartype draws the item of a list that it checks.
-        found |= is_drawn and "beartype" not in frame.f_code.co_filename
+        owner = getattr(called, "__self__", None)
+        if event == "c_call" and isinstance(owner, random.Random):
+            # beartype draws the item of a list that it checks.
+            found |= "beartype" not in frame.f_code.co_filename
+        elif event == "c_call" and isinstance(owner, torch.Generator):
+            found |= called.__name__ in ("manual_seed", "seed", "set_state")
 
     before: Any = np.random.get_state()  # noqa: NPY002 - the user's
     sys.setprofile(watch)
