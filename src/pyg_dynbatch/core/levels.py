@@ -1,12 +1,9 @@
 """Schedule one recurrent operation over trees or graphs, level by level."""
 
-import os
 from collections.abc import Mapping, Sequence
-from ctypes import CDLL, c_int64
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate, repeat
 from operator import index
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +22,7 @@ from pyg_dynbatch.core.layout import (
     StructureInfo,
     first_rows,
 )
-from pyg_dynbatch.core.native import NATIVE_SWITCH, native_library
+from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.structure import (
     array_of,
@@ -37,7 +34,6 @@ from pyg_dynbatch.core.structure import (
 from pyg_dynbatch.core.types import TensorType
 
 INPUTS, STATES = 0, 1  # numbers of the two buffers
-_SOURCE = Path(__file__).with_name("levels.c")
 DIRECTIONS = ("bottom_up", "top_down")
 
 Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -158,23 +154,15 @@ def _lay_out(given: _Structure) -> _Layout:
     return _Layout(flat, tuple(sizes.tolist()), tuple(inputs.tolist()), single_parent)
 
 
-@cache
-def _library() -> CDLL | None:
-    library = native_library(_SOURCE)
-    if library is not None:
-        library.schedule_levels.restype = c_int64
-    return library
-
-
 def _lay_out_in_c(given: _Structure, offsets: Mapping[str, int]) -> _Layout | None:
     """Like :func:`_lay_out`, in C.
 
-    Returns None without a compiler, for invalid graphs, and for gaps in levels or slots, which
+    Returns None without the extension, for invalid graphs, and for gaps in levels or slots, which
     :func:`_lay_out` handles.
     """
-    library: Any = _library() if os.environ.get(NATIVE_SWITCH) != "0" else None
+    native = extension()
     edge_index, num_nodes, level, child_slot, arity, has_input, examples, down = given
-    if library is None or num_nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
+    if native is None or num_nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
     num_edges = edge_index.size(1)
     if (
@@ -195,17 +183,17 @@ def _lay_out_in_c(given: _Structure, offsets: Mapping[str, int]) -> _Layout | No
     )
     edges, start, free = edge_index.data_ptr(), flat.data_ptr(), room.data_ptr()
     ends = [edges, edges + 8 * num_edges]
-    parts = "input_row", "children", "row", "example", "input_node"
-    more = "segment_ids", "edge_order", "child_start"
-    fields = [
-        *(num_nodes, num_edges, -1 if arity is None else index(arity), examples.size),
-        *(reversed(ends) if down else ends),
-        *(0 if each is None else each.data_ptr() for each in (child_slot, level, has_input)),
-        *(torch.from_numpy(examples).data_ptr(), not down),
-        *(start + 8 * offsets.get(part, 0) for part in (*parts, *more)),
-        *(free, free + 8 * num_nodes, free + 16 * num_nodes),
-    ]
-    levels = library.schedule_levels((c_int64 * len(fields))(*fields))
+    source, target = reversed(ends) if down else ends
+    place = {name: start + 8 * offset for name, offset in offsets.items()}
+    levels = native.schedule_levels(
+        nodes=num_nodes, edges=num_edges, arity=-1 if arity is None else index(arity),
+        examples=examples.size, source=source, target=target, slot=child_slot, depth=level,
+        filled=has_input, example_sizes=examples, by_target=not down, input_row=place["input_row"],
+        children=place["children"], row=place["row"], example=place["example"],
+        input_node=place["input_node"], segment=place.get("segment_ids"),
+        edge_order=place.get("edge_order"), child_start=place.get("child_start"),
+        sizes=free, inputs=free + 8 * num_nodes, room=free + 16 * num_nodes,
+    )  # fmt: skip
     if levels < 0:
         return None
     found = room.numpy()

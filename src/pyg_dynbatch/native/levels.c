@@ -1,7 +1,7 @@
 /* The row numbers of a schedule over one tree or graph, as levels.py computes them with numpy; for
    valid graphs only. levels.py calls this. */
 
-#include <stdint.h>
+#include "arguments.h"
 #include <string.h>
 
 struct graph {
@@ -143,7 +143,7 @@ static int64_t list_children(const struct graph *g, int64_t levels)
 
 /* Returns the number of levels, or -1 if the graph is invalid or unusual; then `room[0]` tells
    whether every node is the source of one edge at most. */
-int64_t schedule_levels(const struct graph *g)
+static int64_t schedule_graph(const struct graph *g)
 {
     int64_t levels, node = 0, *depth = g->input_row; /* overwritten at the end */
     for (int64_t edge = 0; edge < g->edges; edge++)
@@ -179,3 +179,30 @@ int64_t schedule_levels(const struct graph *g)
         g->room[0] &= g->room[each] <= 1;
     return levels;
 }
+
+static const struct field fields[] = {
+    FIELD(graph, nodes), FIELD(graph, edges), FIELD(graph, arity), FIELD(graph, examples),
+    FIELD(graph, source), FIELD(graph, target), FIELD(graph, slot), FIELD(graph, depth),
+    FIELD(graph, filled), FIELD(graph, example_sizes), FIELD(graph, by_target),
+    FIELD(graph, input_row), FIELD(graph, children), FIELD(graph, row), FIELD(graph, example),
+    FIELD(graph, input_node), FIELD(graph, segment), FIELD(graph, edge_order),
+    FIELD(graph, child_start), FIELD(graph, sizes), FIELD(graph, inputs), FIELD(graph, room),
+};
+
+static PyObject *schedule_levels(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                                 PyObject *names)
+{
+    struct graph g;
+    if (read_fields(fields, COUNT(fields), args, count, names, &g))
+        return NULL;
+    PyThreadState *state = PyEval_SaveThread();
+    const int64_t levels = schedule_graph(&g);
+    PyEval_RestoreThread(state);
+    return PyLong_FromLongLong(levels);
+}
+
+PyMethodDef levels_functions[] = {
+    {"schedule_levels", (PyCFunction)(void (*)(void))schedule_levels, METH_FASTCALL | METH_KEYWORDS,
+     "Schedule a graph level by level; return the number of levels, or -1."},
+    {NULL, NULL, 0, NULL},
+};
