@@ -78,7 +78,7 @@ NO_EXAMPLE = {
     "core.DependencyGraph": "the policies show it",
     "core.RaggedRows": "made by the engine, handed to modules",
     "core.ScheduleStats": "made by Steps.stats only",
-    "core.Value": "made by the calls of a Program, whose example has some",
+    "core.Value": "made by the calls of a Recording, whose example has some",
     "nn.RecursiveCell": "an interface; every cell is an example",
     "tasks.MoleculeDataModule": "an interface; every data module is an example",
     "training.SplitDataModule": "an interface; every data module is an example",

@@ -11,7 +11,7 @@ from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, run_one_by_one
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.testing import assert_same, gradients_of, prepared
 
 TOLERANCE = 1e-10

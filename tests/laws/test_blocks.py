@@ -12,7 +12,7 @@ from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.blocks.harness import three_ways
 
 # Not a strategy: the checks of annotations draw random numbers, which strategies must not.

@@ -5,9 +5,9 @@
 
 #include "arguments.h"
 
-extern PyMethodDef levels_functions[];
+extern PyMethodDef levels_functions[], recordings_functions[];
 
-static PyMethodDef *const tables[] = {levels_functions};
+static PyMethodDef *const tables[] = {levels_functions, recordings_functions};
 
 static int fill(PyObject *module)
 {
