@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
-from pyg_dynbatch.blocks.types import IOBase, PerThread, ResultType
+from pyg_dynbatch.blocks.types import IOBase, PerThread, PyObjectType, ResultType
 from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.errors import mismatch
 
@@ -74,8 +74,8 @@ class Block(IOBase):
     # Lets ``array >> block`` call ``block.__rrshift__``.
     __array_ufunc__ = None
     __iter__ = None
-    # Whether it is omitted from paths: pipes.
-    _transparent = False
+    # Whether the output is a host object if the input is one.
+    _keeps_objects = False
     # Keys of the children in paths and drawings.
     _child_keys: Sequence[str] = ()
 
@@ -117,30 +117,22 @@ class Block(IOBase):
 
     def walk(self) -> Iterator["Block"]:
         """Iterate over the block and all blocks inside, parents before children."""
-        left = [self]
-        while left:
-            block = left.pop()
-            yield block
-            left += reversed(block._children)
+        yield self
+        for child in self._children:
+            yield from child.walk()
 
     def _path(self) -> str:
-        parts: list[str] = []
-        block = self
-        while block._parent is not None:
-            parts.append(block._parent._step_to(block))
-            block = block._parent
-        top = block._declaration._label() if block._declaration is not None else "Root"
-        return top + "".join(reversed(parts))
+        if self._parent is not None:
+            return self._parent._path() + self._parent._step_to(self)
+        return self._declaration._label() if self._declaration is not None else "Root"
 
     def _step_to(self, child: "Block") -> str:
         """Part of the path from here to a child."""
-        if child._transparent:
-            return self._key_of(child)
-        if key := self._key_of(child):
-            return f"{key}.{child._label()}"
-        same = [c for c in self._children if c._label() == child._label()]
-        number = f"#{same.index(child) + 1}" if len(same) > 1 else ""
-        return f".{child._label()}{number}"
+        key, label = self._key_of(child), child._label()
+        if isinstance(child, _Pipe):  # pipes are left out
+            return key
+        same = [] if key else [c for c in self._children if c._label() == label]
+        return f"{key}.{label}" + (f"#{same.index(child) + 1}" if len(same) > 1 else "")
 
     def _key_of(self, child: "Block") -> str:
         """Key of a child in a path, such as ``['pair']``; empty if it has none."""
@@ -152,8 +144,7 @@ class Block(IOBase):
 
     # Combining.
 
-    def __bool__(self) -> bool:
-        _fail_as_truth_value(self)
+    __bool__ = _fail_as_truth_value
 
     # These three are also methods of layers.
 
@@ -173,8 +164,11 @@ class Block(IOBase):
             The block itself; for a layer, a block of it.
         """
         if not scopes.items:
-            what, expected = f"{self._label()}.reads: used outside a scope", "an open scope"
-            raise mismatch(AssertionError, what, expected, hint="with composition.scope(): …")
+            what, hint = (
+                f"{self._label()}.reads: used outside a scope",
+                "with composition.scope(): …",
+            )
+            raise mismatch(AssertionError, what, "an open scope", hint=hint)
         block = convert_to_block(self)
         scopes.items[-1].connect(others[0] if len(others) == 1 else others, block)
         return block
@@ -184,6 +178,16 @@ class Block(IOBase):
         return Wire(self, key)
 
     # Defined by subclasses.
+
+    def _infer(self) -> None:
+        """Derive types from those that are known; by default, the output type from the input."""
+        if (kind := self.input_type) is not None:
+            is_kept = self._keeps_objects and isinstance(kind, PyObjectType)
+            self.set_output_type(kind if is_kept else self._output_for(kind))
+
+    def _output_for(self, kind: ResultType) -> ResultType | None:
+        """Return the type of the output for an input, if it is known by now."""
+        return None
 
     def _expect_output(self, wanted: ResultType) -> None:
         """Use the type that the reader of the output expects."""
@@ -237,8 +241,7 @@ class Block(IOBase):
             >>> td.Map(td.Scalar()).max_depth([1, 2])
             0
         """
-        depth: int = runners["max_depth"](self, inp)
-        return depth
+        return int(runners["max_depth"](self, inp))
 
 
 @singledispatch
@@ -272,6 +275,15 @@ def convert_to_block(block_like: Any) -> Block:
     return block_like if isinstance(block_like, Block) else conversion(block_like)
 
 
+def share_output(owner: Block, blocks: Sequence[Block]) -> ResultType | None:
+    """Propagate the type of an output between an owner and the blocks that compute it."""
+    for block in blocks:
+        owner.set_output_type(block.output_type)
+    for block in blocks:
+        block.set_output_type(owner.output_type)
+    return owner.output_type
+
+
 class Identity(Block):
     """Return the input.
 
@@ -292,8 +304,6 @@ class Identity(Block):
 class _Pipe(Block):
     """Apply at least two blocks one after another; see :func:`Pipe`."""
 
-    _transparent = True
-
     def __init__(self, *blocks: Block, name: Any = None) -> None:
         super().__init__(blocks, name=name)
 
@@ -306,8 +316,7 @@ class _Pipe(Block):
         return self._children
 
     def _readers_of(self, child: Block) -> list[Block | None]:
-        number = self._children.index(child) + 1
-        return [self._children[number] if number < len(self._children) else None]
+        return [[*self._children, None][self._children.index(child) + 1]]
 
     def _infer(self) -> None:
         first, last = self._children[0], self._children[-1]

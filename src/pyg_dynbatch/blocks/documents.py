@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.control import OneOf
+from pyg_dynbatch.blocks.control import AllOf, ForwardDeclaration, OneOf, Record
 from pyg_dynbatch.blocks.functions import Function, Segment
-from pyg_dynbatch.blocks.indexing import Length
 from pyg_dynbatch.blocks.layers import FC, Embedding
-from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_of
-from pyg_dynbatch.blocks.sequences import Map, Max, Mean, Sum, mean_of
+from pyg_dynbatch.blocks.sequences import Length, Map, Max, Mean, Sum, mean_of
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch

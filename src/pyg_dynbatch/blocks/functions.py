@@ -28,8 +28,8 @@ from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, Ne
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.shadow import (
     draw,
-    draw_rows,
     draws_on_host,
+    make_extreme,
     module_of,
     set_mode,
     shadow,
@@ -130,12 +130,11 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
             if got := row_law.normalizes_over_rows(function(False)):
                 block._fail(row_law.NORMALIZES, got=got, hint=row_law.OTHER_NORMS)
             try:
-                judged = _judge_ragged if _is_ragged(input_type) else _judge_fixed
                 given = input_type, device, random and training, failed
-                draws, is_right = judged(function, *given)
+                draws, is_right = _judge(function, *given)
                 if failed and owner:  # perhaps converted to double precision since it got a type
                     failed.clear()
-                    draws, is_right = judged(partial(function, single=True), *given)
+                    draws, is_right = _judge(partial(function, single=True), *given)
             except NeedsPython as error:
                 expected = "functions of torch that return tensors"
                 hint = "torch.where(condition, a, b) or torch.rand; td.OneOf to decide by the input"
@@ -160,55 +159,110 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
     return random
 
 
-def _is_ragged(input_type: ResultType) -> bool:
-    return any(isinstance(kind, Ragged) for kind in tensors_in(input_type))
+class _ThreeCalls:
+    """Run a function on random rows of some of three calls; ragged arguments have several each."""
+
+    def __init__(self, function: Callable[..., Any], kinds: list[Any], device: Any) -> None:
+        self.kinds = sorted(kinds, key=lambda kind: isinstance(kind, Ragged))
+        self.is_ragged = any(isinstance(kind, Ragged) for kind in kinds)
+        self.lengths = (2, 1, 3) if self.is_ragged else (1, 1, 1)
+        self.function, self.device = function, device
+
+    def draw(self, attempt: int, most: int) -> list[list[Tensor]]:
+        """Draw the rows of each call for each argument; integers can be small indices."""
+        values = []
+        for kind in self.kinds:
+            row: Any = row_type_of(kind)
+            lengths = self.lengths if isinstance(kind, Ragged) else (1, 1, 1)
+            number = attempt if has_gradient(row.dtype) else 1
+            drawn = [draw((n, *row.shape), row.dtype, self.device, number, most) for n in lengths]
+            values.append(drawn)
+        return values
+
+    def __call__(self, values: list[list[Tensor]], calls: Sequence[int] = (0, 1, 2)) -> Any:
+        """Run the function on the rows of some calls."""
+        ids = torch.arange(len(calls), device=self.device)
+        lengths = torch.tensor([self.lengths[n] for n in calls], device=self.device)
+        rows = (torch.cat([value[n] for n in calls]) for value in values)
+        return self.function(*(
+            RaggedRows(row, ids.repeat_interleave(lengths), len(calls))
+            if isinstance(kind, Ragged) else row for kind, row in zip(self.kinds, rows, strict=True)
+        ))  # fmt: skip
 
 
-def _check_host(run: Callable[[], object]) -> None:
-    drawn = False
-    with suppress(Exception):  # it may not take these rows
-        drawn = draws_on_host(run)
-    if drawn:
-        raise NeedsPython("it draws numbers of Python or NumPy, or seeds a generator")
+# The distribution of rows, by what a call is multiplied, and the bound of integers, which can be
+# indices of a small table. The rows of one call are beyond all numbers with which the function may
+# compare them, first by far, then by so little that a result of one more is seen: the last call,
+# since running sums lose the digits of what follows huge rows.
+_DRAWS = (
+    *((0, 0.0, 3), (3, 0.0, 3), (0, 1e4, 2), (0, -1e4, 1)),
+    *((0, 3.0, 1), (0, -3.0, 1), (0, 0.0, 1)),
+)
 
 
-def _judge_fixed(
+def _judge(
     make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
 ) -> tuple[bool, bool]:
     """Return whether a function draws random numbers, and whether it obeys the row law."""
-    kinds, function, verdict = tensors_in(input_type), make(False), None
-    with suppress(ChangesArgument):  # refused when it is run
+    # With parameters drawn anew.
+    run, errors, scale = _ThreeCalls(make(True), tensors_in(input_type), device), [], 0.0
+    for attempt, factor, most in _DRAWS:
+        values, others = run.draw(attempt, most), run.draw(attempt, most)
+        for value in values if scale else ():
+            if has_gradient(value[-1].dtype):
+                value[-1].copy_(1 + value[-1].abs())
+            make_extreme(value[-1], factor * scale)
         try:
-            rows = draw_rows(lambda rows: function(*rows), kinds, device)
+            whole, again = run(values), run(values)
         except Exception as error:  # noqa: BLE001 - part of the warning
-            failed.append(error)
-            return draws, True
+            errors.append(error)
+            continue
         try:
-            function(*(row[:1].clone() for row in rows))
+            ones = [run(values, [n]) for n in range(3)]
         except Exception as error:  # noqa: BLE001 - part of the message
             failed.append(error)
             return draws, False
-        _check_host(lambda: function(*rows))
-        try:
-            draws |= any(call.random for call in listed(function, rows)[0].calls)
-            verdict = row_law.judge(function, rows, batched=True)
-        except NeedsPython:
-            if not draws:  # else it may read what it draws
-                raise
-        fresh = row_law.flat(make(True))
-        if verdict is None and draws:
-            columns = [[row[n : n + 1] for n in range(3)] for row in rows]
-            others = [[*column[1:], column[0]] for column in columns]
-            run = lambda values: fresh([*map(torch.cat, values)])  # noqa: E731
-            verdict = _is_independent(run, columns, others)
-        elif verdict is None:
-            operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in kinds]
-            check = row_law.Check(operands, device, batched=True, in_python=True)
-            verdict = row_law.obeys(fresh, fresh, 3, check) != []
-    return draws, verdict is not False
+        if not scale:
+            if draws_on_host(partial(run, values)):
+                raise NeedsPython("it draws numbers of Python or NumPy, or seeds a generator")
+            with suppress(Exception), Listing([]) as listing:  # it may read values
+                run(values)
+            scale = row_law.largest(listing.calls)
+            if not run.is_ragged:
+                draws, verdict = _judge_by_listing(make, run, values, draws)
+                if verdict is not None:
+                    return draws, verdict
+        draws |= not row_law.agree(whole, again)
+        parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
+        is_right = _is_independent if draws else lambda *_: all(map(row_law.agree, ones, parts))  # noqa: B023
+        if not is_right(run, values, others):
+            return draws, False
+    failed += errors[:1] if len(errors) == len(_DRAWS) else []
+    return draws, True
 
 
-def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: list[Any]) -> bool:
+def _judge_by_listing(
+    make: Any, run: _ThreeCalls, values: list[list[Tensor]], draws: bool
+) -> tuple[bool, bool | None]:
+    """Judge a function of plain rows by the functions of torch that it calls; None if it draws."""
+    rows, function, verdict = [torch.cat(value) for value in values], make(False), None
+    try:
+        draws |= any(call.random for call in listed(function, rows)[0].calls)
+        verdict = row_law.judge(function, rows, batched=True)
+    except ChangesArgument:
+        return draws, True  # refused when it is run
+    except NeedsPython:
+        if not draws:  # else it may read what it draws
+            raise
+    if verdict is None and not draws:
+        operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in run.kinds]
+        check = row_law.Check(operands, run.device, batched=True, in_python=True)
+        fresh = row_law.flat(run.function)
+        verdict = row_law.obeys(fresh, fresh, 3, check) != []
+    return draws, verdict
+
+
+def _is_independent(run: _ThreeCalls, values: list[Any], others: list[Any]) -> bool:
     """Return whether, with the same random numbers, no call depends on the first or the last."""
     for changed, kept in ((0, 2), (2, 0)):
         mixed = [list(column) for column in values]
@@ -221,81 +275,6 @@ def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: 
         if not row_law.agree(*found):
             return False
     return True
-
-
-_LENGTHS = (2, 1, 3)  # of the sequences of three calls
-_FACTORS = (0.0, 3), (1e4, 2), (-1e4, 1), (3.0, 1), (-3.0, 1), (0.0, 1)
-
-
-def _drawn(kind: Any, length: int, device: torch.device, most: int) -> Tensor:
-    row: Any = row_type_of(kind)
-    shape = (length if isinstance(kind, Ragged) else 1, *row.shape)
-    return draw(shape, row.dtype, device, int(not has_gradient(row.dtype)), most)
-
-
-def _make_extreme(rows: Tensor, factor: float) -> None:
-    """Make rows huge or zero; integers, which can be indices, zero or as they are."""
-    if factor == 0:
-        rows.zero_()
-    elif has_gradient(rows.dtype):
-        limit = torch.finfo(rows.dtype).max / 100  # so that sums are finite
-        rows.copy_((1 + rows.abs()) * max(-limit, min(factor, limit)))
-    elif rows.dtype == torch.bool:
-        rows.fill_(factor > 0)
-
-
-def _judge_ragged(
-    make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
-) -> tuple[bool, bool]:
-    """Compare all calls with each call by itself, with parameters drawn anew."""
-    kinds = sorted(tensors_in(input_type), key=lambda kind: isinstance(kind, Ragged))
-    function = make(True)
-
-    def run(values: list[Any], calls: Sequence[int]) -> Any:
-        ids = torch.arange(len(calls), device=device)
-        ids = ids.repeat_interleave(torch.tensor([_LENGTHS[n] for n in calls], device=device))
-        return function(*(
-            RaggedRows(torch.cat([value[n] for n in calls]), ids, len(calls))
-            if isinstance(kind, Ragged) else torch.cat([value[n] for n in calls])
-            for kind, value in zip(kinds, values, strict=True)
-        ))  # fmt: skip
-
-    errors, scale = [], 0.0  # no scale before the first draw
-    # Integers can be indices of a small table. The rows of one call are beyond all numbers with
-    # which the function may compare them, first by far, then by so little that a result of one
-    # more is seen: the last call, since running sums lose the digits of what follows huge rows.
-    for factor, most in _FACTORS:
-        values, others = (
-            [[_drawn(kind, length, device, most) for length in _LENGTHS] for kind in kinds]
-            for _ in range(2)
-        )
-        for value in values if scale else ():
-            _make_extreme(value[-1], factor * scale)
-        if not scale:
-            with suppress(Exception), Listing([]) as listing:  # it may read values
-                run(values, range(3))
-            scale = row_law.largest(listing.calls)
-            _check_host(partial(run, values, range(3)))
-        try:
-            whole, again = run(values, range(3)), run(values, range(3))
-        except Exception as error:  # noqa: BLE001 - part of the warning
-            errors.append(error)
-            continue
-        try:
-            ones = [run(values, [n]) for n in range(3)]
-        except Exception as error:  # noqa: BLE001 - part of the message
-            failed.append(error)
-            return draws, False
-        draws |= not row_law.agree(whole, again)
-        parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
-        if draws:
-            is_right = _is_independent(lambda given: run(given, range(3)), values, others)
-        else:
-            is_right = all(map(row_law.agree, ones, parts))
-        if not is_right:
-            return draws, False
-    failed += errors[:1] if len(errors) == len(_FACTORS) else []
-    return draws, True
 
 
 class Called(nn.Module):

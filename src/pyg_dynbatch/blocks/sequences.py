@@ -1,15 +1,16 @@
-"""Blocks that map or reduce sequences: map, folds, recurrent networks, sums."""
+"""Blocks on sequences: map, folds, recurrent networks, sums; items, lengths, zips, windows."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.code import Code, packed, packed_if_object
+from pyg_dynbatch.blocks.block import Block, Pipe, share_output
+from pyg_dynbatch.blocks.code import Code, Zipped, key_text, packed, packed_if_object
 from pyg_dynbatch.blocks.functions import record
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import Tensor, Zeros, zero_value
@@ -21,9 +22,13 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
     VoidType,
+    canonicalize_type,
 )
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.program import CONSTANT
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
+
+_CONTAINERS = (PyObjectType, TupleType, SequenceType)
 
 
 def check_ends(block: Block, kind: ResultType | None) -> None:
@@ -49,6 +54,12 @@ def element_type(block: Block, kind: ResultType | None, *, ends: bool = True) ->
     return kind
 
 
+def sequence_of(element: Any, like: ResultType) -> ResultType:
+    """Return the type of a sequence of elements, which is endless if another one is."""
+    kind = BroadcastSequenceType if isinstance(like, BroadcastSequenceType) else SequenceType
+    return kind(element)
+
+
 def pair_of_types(
     block: Block, kind: ResultType | None, whose: str, expected: str
 ) -> tuple[ResultType | None, ResultType | None]:
@@ -60,9 +71,9 @@ def pair_of_types(
     return kind[0], kind[1]
 
 
-def first_known(*kinds: ResultType | None) -> ResultType | None:
-    """The first type that is known."""
-    return next((kind for kind in kinds if kind is not None), None)
+def parts_of_pair(value: Any) -> tuple[Any, Any]:
+    """Write the two items of a pair, which may be one host object."""
+    return value if isinstance(value, tuple) else (f"{value}[0]", f"{value}[1]")
 
 
 @contextmanager
@@ -124,9 +135,7 @@ class Map(Block):
         wanted = self.output_type
         inner.set_output_type(wanted.element_type if isinstance(wanted, SequenceType) else wanted)
         if inner.output_type is not None and self.input_type is not None:
-            endless = isinstance(self.input_type, BroadcastSequenceType)
-            kind = BroadcastSequenceType if endless else SequenceType
-            self.set_output_type(kind(inner.output_type))
+            self.set_output_type(sequence_of(inner.output_type, self.input_type))
 
     def _emit(self, code: Code, value: Any) -> Any:
         inner = self.element_block
@@ -169,13 +178,10 @@ class Fold(Block):
 
     def _infer(self) -> None:
         element = element_type(self, self.input_type)
-        blocks = (self.start_block, self, self.combine_block)
-        state = first_known(*(block.output_type for block in blocks))
-        for block in blocks:
-            block.set_output_type(state)
+        state = share_output(self, self._children)
         if state is not None and element is not None:
             self.combine_block.set_input_type((state, element))
-        given, whose = self.combine_block.input_type, "the input of combine_block"
+        whose, given = "the input of combine_block", self.combine_block.input_type
         state, _ = pair_of_types(self, given, whose, "(state, element)")
         self.start_block.set_output_type(state)
 
@@ -219,13 +225,9 @@ class Reduce(Block):
         self._default.set_input_type(VoidType())
 
     def _infer(self) -> None:
-        element = element_type(self, self.input_type)
-        blocks = (self, self._default, self.combine_block)
-        element = first_known(element, *(block.output_type for block in blocks))
-        if element is not None:
+        self.set_output_type(element_type(self, self.input_type))
+        if (element := share_output(self, self._children)) is not None:
             self.combine_block.set_input_type((element, element))
-        for block in blocks:
-            block.set_output_type(element)
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
@@ -278,20 +280,18 @@ class RNN(Block):
         name: Any = None,
     ) -> None:
         if isinstance(cell, nn.RNNBase):
-            kind = type(cell).__name__
-            what = f"RNN: nn.{kind} runs over whole sequences, and is not a cell"
-            raise mismatch(TypeError, what, f"nn.{kind}Cell", repr(cell))
+            kind = f"nn.{type(cell).__name__}"
+            what = f"RNN: {kind} runs over whole sequences, and is not a cell"
+            raise mismatch(TypeError, what, f"{kind}Cell", repr(cell))
         if isinstance(cell, nn.RNNCellBase):
             cell = ScopedLayer(cell)
-        given = [Zeros() if initial_state is None else initial_state]
-        start = [] if initial_state_from_input else given
-        super().__init__([cell, *start], name=name)
+        start = Zeros() if initial_state is None else initial_state
+        super().__init__([cell] if initial_state_from_input else [cell, start], name=name)
         if initial_state is not None and initial_state_from_input:
             expected = "initial_state, or initial_state_from_input"
             self._fail("the initial state is given twice", expected, "both", kind=ValueError)
-        self._cell, self._start = self._children[0], self._children[1] if start else None
-        if self._start is not None:
-            self._start.set_input_type(VoidType())
+        self._cell, *starts = self._children
+        self._start = starts[0].set_input_type(VoidType()) if starts else None
 
     def _infer(self) -> None:
         cell, start = self._cell, self._start
@@ -301,7 +301,8 @@ class RNN(Block):
         _, returned = self._returned()
         _, wanted = pair_of_types(self, self.output_type, "the output", "(outputs, last state)")
         begun = None if start is None else start.output_type
-        state = first_known(given, begun, taken, returned, wanted)
+        known = (kind for kind in (given, begun, taken, returned, wanted) if kind is not None)
+        state = next(known, None)
         if state is None and element is not None and cell.output_type is None:
             # The type of a layer's state may be known before it is called.
             state = getattr(getattr(cell, "tf_fn", None), "state_type", None)
@@ -333,12 +334,10 @@ class RNN(Block):
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, _ = self._given()
         state = code.new(self._cell._known("output")[1], "a", varying=True)
-        if self._start is not None:
-            start = code.emit(self._start, "None")
-        elif isinstance(value, tuple):
-            value, start = value
+        if self._start is None:
+            value, start = parts_of_pair(value)
         else:
-            value, start = f"{value}[0]", f"{value}[1]"
+            start = code.emit(self._start, "None")
         code.assign(state, start)
         found = code.fresh("s", "[]")
         with each(code, value, element_type(self, sequence) or PyObjectType()) as element:
@@ -377,10 +376,10 @@ class _Reduction(Block):
     _input_kinds = (SequenceType, TupleType)
     _output_kinds = (TensorType,)
 
-    def _infer(self) -> None:
-        element: Any = element_type(self, self.input_type)
+    def _output_for(self, kind: Any) -> Any:
+        element = element_type(self, kind)
         if element is None:
-            return
+            return None
         if not isinstance(element, TensorType):
             self._fail("the elements are not tensors", "a sequence of tensors", element)
         dtype = element.torch_dtype
@@ -389,7 +388,7 @@ class _Reduction(Block):
             expected = "floats or complex numbers" if self._takes_complex else "floats or integers"
             hint = "td.Map(td.Function(lambda tensor: tensor.float())) in front of it"
             self._fail("the elements have an invalid dtype", expected, element, hint=hint)
-        self.set_output_type(element)
+        return element
 
     def _emit(self, code: Code, value: Any) -> Any:
         # One call for all elements; none for a single one, and zeros for an empty sequence.
@@ -461,3 +460,263 @@ class Max(_Reduction):
 
     _function = staticmethod(partial(_extreme, "amax"))
     _takes_complex = False
+
+
+def item_type(
+    block: Block, whole: ResultType | None, key: Any, kind: type[Exception] = TypeError
+) -> ResultType | None:
+    """Type of the item, or of a slice, of a value; raise an error if it does not exist."""
+    check_ends(block, whole)
+    if whole is None or isinstance(whole, PyObjectType):
+        return whole
+    if isinstance(whole, SequenceType):
+        return whole if isinstance(key, slice) else whole.element_type
+    if isinstance(whole, TupleType):
+        with suppress(IndexError, TypeError):
+            return canonicalize_type(whole[key])
+    items = getattr(whole, "items", ())
+    expected = f"one of {len(items)} items" if items else "a tuple"
+    return block._fail("the item does not exist", expected, f"item {key!r} of {whole}", kind=kind)
+
+
+def emit_item(code: Code, whole: Any, key: Any, kind: ResultType) -> Any:
+    """Write the item, or a slice, of a value; it has the given type."""
+    if isinstance(whole, tuple):
+        found = whole[key]
+        return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
+    result = code.new(kind)
+    code.assign(result, f"{whole}[{key_text(code, key)}]")
+    return result
+
+
+class GetItem(Block):
+    """Return the item of a constant key.
+
+    Args:
+        key: Key or index; a slice for several items.
+
+    Raises:
+        KeyError: When a host object has no such key.
+        IndexError: When a sequence is too short; as soon as types are known if a tuple is.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.GetItem("x") >> td.Scalar()).eval({"x": 1})
+        tensor(1.)
+    """
+
+    _input_kinds = _CONTAINERS
+
+    def __init__(self, key: Any, name: Any = None) -> None:
+        super().__init__(name=name)
+        self.key = key
+
+    def _output_for(self, kind: ResultType) -> Any:
+        return item_type(self, kind, self.key, IndexError)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return emit_item(code, value, self.key, self._known("output"))
+
+
+class Slice(GetItem):
+    """Return a part of a sequence, tuple or host object, as Python's slices do.
+
+    Args:
+        start: First index.
+        stop: One more than the last index.
+        step: Distance; -1 reverses the sequence.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Slice(stop=2).eval([1, 2, 3])
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int | None = None,
+        stop: int | None = None,
+        step: int | None = None,
+        name: Any = None,
+    ) -> None:
+        super().__init__(slice(start, stop, step), name)
+
+    def _infer(self) -> None:
+        super()._infer()
+        if self.input_type is None and not isinstance(self.output_type, TupleType):
+            self.set_input_type(self.output_type)
+
+
+class Length(Block):
+    """Count the items of a sequence, tuple or host object.
+
+    Args:
+        dtype: Dtype of the number.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Length("int64").eval("four")
+        tensor(4)
+    """
+
+    _input_kinds = _CONTAINERS
+
+    def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
+        super().__init__(name=name)
+        self.set_output_type(TensorType((), dtype))
+
+    def _output_for(self, kind: ResultType) -> Any:
+        check_ends(self, kind)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        length = str(len(value)) if isinstance(value, tuple) else f"len({value})"
+        return code.record_data(CONSTANT, self._known("output").row_type, length)
+
+
+class Nth(Block):
+    """Return the item at an index that the example contains: (sequence, index) to an item.
+
+    Raises:
+        TypeError: If the input is not a pair of a sequence that ends and a host object.
+        IndexError: When an example's index is out of range.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> ((td.Map(td.Scalar()), td.Identity()) >> td.Nth()).eval(([5, 6], 1))
+        tensor(6.)
+    """
+
+    _input_kinds = (TupleType, PyObjectType)
+    _keeps_objects = True
+
+    def _output_for(self, kind: Any) -> Any:
+        if len(kind) != 2 or not isinstance(kind[1], PyObjectType):
+            self._fail("the input is not a sequence and an index", "(sequence, object)", kind)
+        return element_type(self, kind[0])
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        result = code.new(self._known("output"))
+        sequence, index = parts_of_pair(value)
+        code.assign(result, f"{packed(sequence)}[{index}]")
+        return result
+
+
+class Broadcast(Block):
+    """Repeat a value endlessly, to be zipped with sequences that end.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> both = (td.Map(td.Scalar()), td.Scalar() >> td.Broadcast()) >> td.Zip()
+        >>> both.eval(([1, 2], 3), tolist=True)
+        [(1.0, 3.0), (2.0, 3.0)]
+    """
+
+    _output_kinds = (BroadcastSequenceType,)
+
+    def _infer(self) -> None:
+        if self.input_type is not None:
+            self.set_output_type(BroadcastSequenceType(self.input_type))
+        if isinstance(self.output_type, BroadcastSequenceType):
+            self.set_input_type(self.output_type.element_type)
+
+    def _expect_output(self, wanted: ResultType) -> None:
+        # A map over host objects expects one host object, which is the repeated one here.
+        is_object = isinstance(wanted, PyObjectType)
+        self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return value
+
+
+class Zip(Block):
+    """Convert a tuple of sequences to a sequence of tuples, as long as the shortest.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Zip().eval(([1, 2], "ab"))
+        [(1, 'a'), (2, 'b')]
+    """
+
+    _input_kinds = (TupleType, PyObjectType)
+    _output_kinds = (SequenceType, PyObjectType)
+    _keeps_objects = True
+
+    def _output_for(self, kind: Any) -> Any:
+        bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
+        if bad or not len(kind):
+            what = "an item is not a sequence" if bad else "no sequence to zip"
+            self._fail(what, "a tuple of sequences", kind)
+        items = tuple(k.element_type if isinstance(k, SequenceType) else k for k in kind)
+        endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
+        return (BroadcastSequenceType if endless else SequenceType)(items)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("input")
+        if isinstance(kind, PyObjectType):
+            return code.fresh("s", f"list(zip(*{code.reading(value)}))")
+        endless = [isinstance(item, BroadcastSequenceType) for item in kind]
+        if all(endless):
+            return value
+        repeated, texts = code.model.name_of(repeat), list(map(packed, value))
+        for number, item in enumerate(kind):
+            if isinstance(item, PyObjectType):
+                texts[number] = code.reading(texts[number])
+        pairs = list(zip(texts, endless, strict=True))
+        sequences = [f"{repeated}({text})" if never else text for text, never in pairs]
+        # Evaluated only by readers that do not loop over it, such as ``Length``.
+        zipped = f"list(zip({', '.join(sequences)}))"
+        parts = tuple(None if never else text for text, never in pairs)
+        code.zipped[zipped] = Zipped(parts, value)
+        return zipped
+
+
+def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
+    """Zip a tuple of sequences and apply a block to each tuple: ``Zip() >> Map(elem_block)``.
+
+    Args:
+        elem_block: What :func:`convert_to_block` takes.
+        name: For messages and drawings.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> numbers = td.Map(td.Scalar())
+        >>> add = (numbers, td.Map(td.Scalar())) >> td.ZipWith(td.Function(torch.add))
+        >>> add.eval(([1, 2], [3, 4]), tolist=True)
+        [4.0, 6.0]
+    """
+    return Pipe(Zip(), Map(elem_block), name=name)
+
+
+class NGrams(Block):
+    """Convert a sequence to the sequence of all windows of n neighbours.
+
+    Args:
+        n: Size of a window; a sequence with fewer elements has no window.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.NGrams(2).eval("abc")
+        [('a', 'b'), ('b', 'c')]
+    """
+
+    _output_kinds = (SequenceType, PyObjectType)
+    _keeps_objects = True
+
+    def __init__(self, n: int, name: Any = None) -> None:
+        super().__init__(name=name)
+        if n <= 0:
+            self._fail("the size of a window", "at least 1", n, kind=ValueError)
+        self.n = n
+
+    def _output_for(self, kind: ResultType) -> Any:
+        element = element_type(self, kind, ends=False)
+        return None if element is None else sequence_of((element,) * self.n, kind)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        if isinstance(self._known("input"), BroadcastSequenceType):
+            return (value,) * self.n
+        whole = code.fresh("s", packed(value))
+        windows = ", ".join(f"{whole}[{n}:]" if n else whole for n in range(self.n))
+        return code.fresh("s", f"list(zip({windows}))")
