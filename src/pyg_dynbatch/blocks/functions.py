@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, flattened, packed
+from pyg_dynbatch.blocks.layers import type_of_rows
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     IOBase,
@@ -74,7 +75,11 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
                 found.append(set_mode(shadow(called), False)(*spread))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
-    return _type_of(block, input_type, *found)
+    problems = list(map(_problem_with, *map(flattened, found)))
+    if any(problems) or not problems:
+        got = next(filter(None, problems), "nothing, where tensors were expected")
+        _fail_to_infer(block, input_type, got)
+    return type_of_rows(found[0])
 
 
 def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
@@ -82,36 +87,29 @@ def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
-def _rows_of_zeros(input_type: ResultType, rows: int, like: Tensor) -> Any:
-    if isinstance(input_type, TupleType):
-        return tuple(_rows_of_zeros(item, rows, like) for item in input_type)
-    if isinstance(input_type, SequenceType):
-        # Two elements for every example.
-        nested = _rows_of_zeros(input_type.element_type, 2 * rows, like)
-        segment_ids = torch.arange(rows, device=like.device).repeat_interleave(2)
-        return RaggedRows(nested, segment_ids, rows)
-    (kind,) = (k for k in input_type.terminal_types() if isinstance(k, TensorType))
-    return torch.zeros((rows, *kind.shape), dtype=kind.torch_dtype, device=like.device)
+def _rows_of_zeros(input_type: ResultType, num_rows: int, like: Tensor) -> Any:
+    """Rows of zeros, with two elements of each sequence for every row."""
+    segment_ids = torch.arange(num_rows, device=like.device).repeat_interleave(2)
+
+    def zeros(kind: Any) -> Any:
+        row: Any = row_type_of(kind)
+        size = 2 * num_rows if isinstance(kind, Ragged) else num_rows
+        rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=like.device)
+        return RaggedRows(rows, segment_ids, num_rows) if isinstance(kind, Ragged) else rows
+
+    return nest_rows(input_type, map(zeros, tensors_in(input_type)))
 
 
-def _type_of(block: Block, input_type: ResultType, two: Any, three: Any) -> ResultType:
-    problem = ""
-    if isinstance(two, tuple | list):
-        if flattened(two):
-            pairs = zip(two, three, strict=True)
-            return TupleType(*(_type_of(block, input_type, *pair) for pair in pairs))
-        problem = "nothing, where tensors were expected"
-    elif not isinstance(two, Tensor):
-        problem = f"{type(two).__name__}, which is not a tensor"
-    elif two.dim() == 0:
-        problem = "a scalar, without a batch axis"
-    elif (two.size(0), three.size(0)) != (2, 3):
-        problem = f"{two.size(0)} and {three.size(0)} rows for 2 and 3 rows"
-    elif two.shape[1:] != three.shape[1:]:
-        problem = f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
-    if problem:
-        _fail_to_infer(block, input_type, problem)
-    return TensorType(tuple(two.shape[1:]), two.dtype)
+def _problem_with(two: Any, three: Any) -> str:
+    """Describe why results for two and for three rows are no batches of rows of one type."""
+    if not isinstance(two, Tensor):
+        return f"{type(two).__name__}, which is not a tensor"
+    if two.dim() == 0:
+        return "a scalar, without a batch axis"
+    if (two.size(0), three.size(0)) != (2, 3):
+        return f"{two.size(0)} and {three.size(0)} rows for 2 and 3 rows"
+    is_equal = two.shape[1:] == three.shape[1:]
+    return "" if is_equal else f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
 
 
 def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> bool:

@@ -68,7 +68,7 @@ class Layer(IOBase, nn.Module):
         """Compute batched rows; the first call creates the parameters."""
         if not (self._is_built and self._fits(rows)):
             # This raises an error if a different type is known already.
-            self.build(_type_of_rows(rows[0] if len(rows) == 1 else rows))
+            self.build(type_of_rows(rows[0] if len(rows) == 1 else rows))
         return self._process(*rows)
 
     def _fits(self, rows: tuple[Any, ...]) -> bool:
@@ -87,9 +87,10 @@ class Layer(IOBase, nn.Module):
     __rshift__, __rrshift__, reads = Block.__rshift__, Block.__rrshift__, Block.reads
 
 
-def _type_of_rows(rows: Any) -> ResultType:
+def type_of_rows(rows: Any) -> ResultType:
+    """Return the type of batched rows, without their first axis."""
     if isinstance(rows, tuple | list):
-        return TupleType(*map(_type_of_rows, rows))
+        return TupleType(*map(type_of_rows, rows))
     if not isinstance(rows, Tensor):
         what = "Layer: called with something else than batched tensors"
         expected = "tensors, first axis one row per example, or tuples of them"
