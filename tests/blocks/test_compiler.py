@@ -17,7 +17,6 @@ from pyg_dynbatch import blocks as td
 from pyg_dynbatch.cli import one_line
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
 from tests.blocks.harness import add, is_list, message, numbers, three_ways
-from tests.training.helpers import bare_trainer
 
 
 def sentence() -> td.Block:
@@ -46,31 +45,6 @@ def test_module() -> None:
     assert torch.equal(again(TREES).output, result.output)
     assert model.double()(TREES).output.dtype is torch.float64
     assert "OneOf" in repr(model) and model.root.output_type == td.TensorType((3,))
-
-
-def test_it_trains_under_lightning(tmp_path: Path) -> None:
-    import lightning
-
-    class Task(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = td.Compiler.create(sentence())
-            self.seen: list[int] = []
-
-        def training_step(self, batch: td.TracedBatch, number: int) -> torch.Tensor:
-            result = self.model(batch)
-            self.seen.append(len(batch))
-            return result.metric_tensors["scores"].square().mean()
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    task = Task()
-    before = task.model(TREES).output.square().mean().item()
-    loader = DataLoader(TREES, batch_size=2, collate_fn=task.model.collate)
-    bare_trainer(tmp_path, max_epochs=10).fit(task, loader)
-    assert task.seen == [2] * 20
-    assert task.model(TREES).output.square().mean().item() < 0.7 * before
 
 
 def test_order_and_batch_change_nothing() -> None:
@@ -217,20 +191,6 @@ def test_a_file_of_something_else_is_kept(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="moved to notes.txt.corrupt"):
             td.TracedExamples(tracer, [1], file)
         assert (tmp_path / "notes.txt.corrupt").read_bytes() == content
-
-
-def test_a_corrupt_file_is_rewritten(tmp_path: Path) -> None:
-    model, file = td.Compiler.create(sentence()), tmp_path / "kept"
-    td.TracedExamples(model.tracer, TREES, file)
-    whole = file.read_bytes()
-    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in (40, 500)]
-    for corrupt in (*flipped, whole[:-100], whole[:60], whole + b"more"):
-        file.write_bytes(corrupt)
-        with pytest.warns(UserWarning, match="the file is corrupt"):
-            kept = td.TracedExamples(model.tracer, TREES, file)
-        again = td.TracedExamples(model.tracer, TREES, file)
-        for found in (kept, again):
-            assert torch.equal(model(list(found)).output, model(TREES).output)
 
 
 def test_reading_a_file_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
