@@ -164,11 +164,8 @@ class Block(IOBase):
             The block itself; for a layer, a block of it.
         """
         if not scopes.items:
-            what, hint = (
-                f"{self._label()}.reads: used outside a scope",
-                "with composition.scope(): …",
-            )
-            raise mismatch(AssertionError, what, "an open scope", hint=hint)
+            what, expected = f"{self._label()}.reads: used outside a scope", "an open scope"
+            raise mismatch(AssertionError, what, expected, hint="with composition.scope(): …")
         block = convert_to_block(self)
         scopes.items[-1].connect(others[0] if len(others) == 1 else others, block)
         return block

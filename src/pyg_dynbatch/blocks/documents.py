@@ -25,7 +25,7 @@ Unknown = Literal["ignore", "refuse"]
 _MISSING = ...
 # Deviations from the mean that a number can have: a typing error must not outweigh the rest.
 _FARTHEST = 10.0
-# Deviation of the initial vectors of categories and pieces of text.
+# Deviation of the initial vectors of categories and pieces of text, of which many are rare.
 _SPREAD = 0.1
 _TOTALS = {"mean": Mean, "max": Max, "sum": Sum}
 
@@ -129,9 +129,8 @@ class _Builder:
         """Return a block that distinguishes the kinds of values."""
         # A method per kind, whose parameters are the encoding in the schema.
         cases = {kind: getattr(self, f"_{kind}")(**how) for kind, how in node.kinds.items()}
-        return OneOf(
-            partial(_case_of, frozenset(cases)), {**cases, "": self._null()}, name=node.path
-        )
+        case_of = partial(_case_of, frozenset(cases))
+        return OneOf(case_of, {**cases, "": self._null()}, name=node.path)
 
     def _null(self) -> Block:
         # Zeros are the mean of numbers, and of categories at first.
@@ -174,8 +173,8 @@ class _Builder:
 
 
 class _MeanOfRows(nn.Embedding):
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__(rows, width, _weight=_small(torch.empty(rows, width)))
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=_SPREAD)
 
     def forward(self, ragged: Any) -> Tensor:
         return mean_of(ragged._replace(rows=super().forward(ragged.rows)))
@@ -206,11 +205,6 @@ def _pieces_of(buckets: int, text: str) -> list[int]:
     return [zlib.crc32(piece) % buckets for piece in pieces]
 
 
-def _small(table: Tensor) -> Tensor:
-    """Fill a table of vectors, which rare values must not fill with noise."""
-    return nn.init.normal_(table, std=_SPREAD)
-
-
 def _first_row_zero(table: Tensor) -> Tensor:
-    _small(table)[0] = 0.0
+    nn.init.normal_(table, std=_SPREAD)[0] = 0.0
     return table

@@ -150,10 +150,9 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
                 block._fail("its function mixes the rows of a batch", expected, got, hint=hint)
     if failed:
         what = "Function: whether rows depend on each other cannot be checked"
-        got, where = f"an error on random rows: {failed[0]}", f"block {block._path()}"
-        warnings.warn(
-            mismatch_text(what, "a function of each row by itself", got, where=where), stacklevel=2
-        )
+        expected, got = "a function of each row by itself", f"an error on random rows: {failed[0]}"
+        text = mismatch_text(what, expected, got, where=f"block {block._path()}")
+        warnings.warn(text, stacklevel=2)
     return random
 
 
@@ -192,10 +191,7 @@ class _ThreeCalls:
 # indices of a small table. The rows of one call are beyond all numbers with which the function may
 # compare them, first by far, then by so little that a result of one more is seen: the last call,
 # since running sums lose the digits of what follows huge rows.
-_DRAWS = (
-    *((0, 0.0, 3), (3, 0.0, 3), (0, 1e4, 2), (0, -1e4, 1)),
-    *((0, 3.0, 1), (0, -3.0, 1), (0, 0.0, 1)),
-)
+_DRAWS = (0, 0.0, 3), (3, 0.0, 3), (0, 1e4, 2), (0, -1e4, 1), (0, 3.0, 1), (0, -3.0, 1), (0, 0.0, 1)
 
 
 def _judge(

@@ -77,10 +77,9 @@ def _can_split(called: Any) -> bool:
 
 def _changed(layer: nn.Module) -> RuntimeError:
     what = f"{type(layer).__name__}: hooks or an override have come since the model was compiled"
+    expected = "none, as the product was split; global hooks count"
     hint = "register them before, or Compiler.create(..., passes=('merge_equal',))"
-    return mismatch(
-        RuntimeError, what, "none, as the product was split; global hooks count", hint=hint
-    )
+    return mismatch(RuntimeError, what, expected, hint=hint)
 
 
 def _linear_in(block: Block) -> tuple[nn.Module, list[nn.Module]] | None:
@@ -134,13 +133,11 @@ def _write_linear(
     products, first = [], 0
     for kind, item in zip(kinds, code.items[value], strict=True):
         size = kind.shape[0] if kind.shape else 1
-        columns = (first, first + size)
-        module = code.model.unique(
-            ("part", id(layer), columns), partial(LinearPart, layer, *columns)
-        )
+        key = ("part", id(layer), first, first + size)
+        module = code.model.unique(key, partial(LinearPart, layer, first, first + size))
         products.append(record(code, module, kind, width, item, once=True))
         first += size
-    key = ("rest", id(function.tf_fn), len(products), tuple(map(id, rest)))
-    module = code.model.unique(key, partial(LinearRest, function.tf_fn, layer, rest))
+    whole = ("rest", id(function.tf_fn), len(products), tuple(map(id, rest)))
+    module = code.model.unique(whole, partial(LinearRest, function.tf_fn, layer, rest))
     total = TupleType(*[width] * len(products))
     return record(code, module, total, function._known("output"), tuple(products))

@@ -60,9 +60,7 @@ def sequence_of(element: Any, like: ResultType) -> ResultType:
     return kind(element)
 
 
-def pair_of_types(
-    block: Block, kind: ResultType | None, whose: str, expected: str
-) -> tuple[ResultType | None, ResultType | None]:
+def pair_of_types(block: Block, kind: Any, whose: str, expected: str) -> tuple[Any, Any]:
     """Types of the items of a pair; None if they are unknown or inside a host object."""
     if kind is None or isinstance(kind, PyObjectType):
         return None, None
@@ -319,7 +317,7 @@ class RNN(Block):
         if output is not None and sequence is not None:
             self.set_output_type((SequenceType(output), state))
 
-    def _given(self) -> tuple[ResultType | None, ResultType | None]:
+    def _given(self) -> tuple[Any, Any]:
         """Types of the sequence and of the state that comes with it."""
         kind = self.input_type
         if self._start is not None:
@@ -328,7 +326,7 @@ class RNN(Block):
             return kind, kind
         return pair_of_types(self, kind, "the input", "(sequence, initial state)")
 
-    def _returned(self) -> tuple[ResultType | None, ResultType | None]:
+    def _returned(self) -> tuple[Any, Any]:
         return pair_of_types(self, self._cell.output_type, "the cell's output", "(output, state)")
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -353,10 +351,7 @@ def mean_of(ragged: RaggedRows) -> torch.Tensor:
     total = ragged._replace(rows=ragged.rows.to(dtype_of_sums(dtype))).sum()
     # Not bincount, for which the host would wait on a GPU.
     ones = torch.ones(ragged.segment_ids.size(0), device=total.device)
-    count = torch.zeros(ragged.num_calls, device=total.device).index_add(
-        0, ragged.segment_ids, ones
-    )
-    count = count.clamp(min=1).to(total.dtype)
+    count = ragged._replace(rows=ones).sum().clamp(min=1).to(total.dtype)
     return (total / count.view(-1, *(1,) * (total.dim() - 1))).to(dtype)
 
 
@@ -462,9 +457,7 @@ class Max(_Reduction):
     _takes_complex = False
 
 
-def item_type(
-    block: Block, whole: ResultType | None, key: Any, kind: type[Exception] = TypeError
-) -> ResultType | None:
+def item_type(block: Block, whole: Any, key: Any, kind: Any = TypeError) -> ResultType | None:
     """Type of the item, or of a slice, of a value; raise an error if it does not exist."""
     check_ends(block, whole)
     if whole is None or isinstance(whole, PyObjectType):
