@@ -276,10 +276,7 @@ class Called(nn.Module):
 
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         super().__init__()
-        self.called = called
-        self.input_type = input_type
-        items = input_type if isinstance(input_type, TupleType) else [input_type]
-        self._is_flat = all(isinstance(item, TensorType) for item in items)
+        self.called, self.input_type = called, input_type
         # The argument of each tensor in the type, since operations take ragged rows last.
         tensors = tensors_in(input_type)
         order = sorted(range(len(tensors)), key=lambda n: isinstance(tensors[n], Ragged))
@@ -290,15 +287,9 @@ class Called(nn.Module):
 
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
-        if self._is_flat:
-            results = self.called(*rows)
-        else:
-            nested = nest_rows(self.input_type, (rows[number] for number in self._order))
-            is_tuple = isinstance(self.input_type, TupleType)
-            results = self.called(*nested) if is_tuple else self.called(nested)
-        if isinstance(results, Tensor):
-            return results
-        found = tuple(flattened(results))
+        nested = nest_rows(self.input_type, (rows[number] for number in self._order))
+        is_tuple = isinstance(self.input_type, TupleType)
+        found = tuple(flattened(self.called(*nested) if is_tuple else self.called(nested)))
         return found if len(found) > 1 else found[0]
 
 
@@ -329,8 +320,7 @@ def record(
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: Called(called, input_type))
-    outputs = tensors_in(output_type)
-    signature = code.model.signature(module, inputs, outputs, name, random)
+    signature = code.model.signature(module, inputs, tensors_in(output_type), name, random)
     fixed, rows = _arguments(code, input_type, value)
     return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
 
@@ -345,26 +335,20 @@ def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str
         code.line(f"{rows} = [r for {packed(element)} in {value} for r in ({flat},)]")
         return [], rows
     if isinstance(input_type, TupleType):
-        fixed: list[str] = []
-        rows = ""
-        for item, part in zip(input_type, value, strict=True):
-            more, found = _arguments(code, item, part)
-            fixed += more
-            rows = rows or found
-        return fixed, rows
+        found = [_arguments(code, *pair) for pair in zip(input_type, value, strict=True)]
+        fixed = [one for some, _ in found for one in some]
+        return fixed, next((rows for _, rows in found if rows), "")
     return ([value] if isinstance(input_type, TensorType) else []), ""
 
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
     """Raise an error if an input does not consist of tensors (and one sequence, if allowed)."""
     kinds = list(input_type.walk())
-    for kind in kinds:
-        if not (
-            isinstance(kind, TensorType | TupleType) or (type(kind) is SequenceType and sequences)
-        ):
-            expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
-            hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
-            block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
+    allowed = {TensorType, TupleType, *([SequenceType] if sequences else [])}
+    if not {type(kind) for kind in kinds} <= allowed:
+        expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
+        hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
+        block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
     if not input_type.terminal_types():
         block._fail("the input contains no tensors", "at least one tensor", input_type)
     if sum(isinstance(kind, SequenceType) for kind in kinds) > 1:
@@ -398,9 +382,7 @@ class Function(Block):
 
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
-        if not callable(tf_fn):
-            expected = "a function or module on batched tensors"
-            self._fail("tf_fn cannot be called", expected, repr(tf_fn))
+        self._check_callable("tf_fn", tf_fn, "a function or module on batched tensors")
         self.tf_fn, self._infers = tf_fn, infer_output_type
         self._draws: bool | None = None  # random numbers; found out when it is compiled
         # A layer has an input and an output type, too.

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from typing import Any
 
 import numpy as np
@@ -82,23 +82,16 @@ def epochs(
         raise mismatch(TypeError, what, "an iterable", repr(items))
     if n is not None and n < 0:
         raise mismatch(ValueError, "epochs: n is below 0", "at least 0, or None", n)
-    if isinstance(prng, random.Random):
-        prng = prng.random
-    return _epochs(items, n or None, shuffle, prng or random.random)
-
-
-def _epochs(
-    items: Iterable[Any], n: int | None, shuffle: bool, prng: Callable[[], float]
-) -> Iterator[Iterable[Any]]:
     if n == 1:
-        yield items
-        return
+        return iter([items])
+    draw = prng.random if isinstance(prng, random.Random) else prng or random.random
     first, again = tee(items)
-    yield first
-    # Includes items that the first epoch did not reach.
-    kept, done = list(again), 1
-    while n is None or done < n:
-        if shuffle:
-            kept.sort(key=lambda _: prng())
-        yield list(kept)
-        done += 1
+
+    def others() -> Iterator[list[Any]]:
+        kept = list(again)  # with items that the first epoch did not reach
+        while True:
+            if shuffle:
+                kept.sort(key=lambda _: draw())
+            yield list(kept)
+
+    return islice(chain([first], others()), n or None)

@@ -1,5 +1,6 @@
 """Layers: named modules with types, among them those of Fold: FC, Embedding, FractalNet."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -79,10 +80,10 @@ class Layer(IOBase, nn.Module):
         if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
             return False
         found, wanted = rows[0].dtype, kind.torch_dtype
-        if found is not wanted and found.is_floating_point and wanted.is_floating_point:
-            check_precision(self._label(), rows[0], self)
-            return True
-        return found is wanted
+        if found is wanted or not (found.is_floating_point and wanted.is_floating_point):
+            return found is wanted
+        check_precision(self._label(), rows[0], self)
+        return True
 
     __rshift__, __rrshift__, reads = Block.__rshift__, Block.__rrshift__, Block.reads
 
@@ -130,21 +131,17 @@ class ScopedLayer(Layer):
 
     def __init__(self, layer_fn: Any, name_or_scope: Any = None) -> None:
         super().__init__(name_or_scope=name_or_scope)
-        if not callable(layer_fn):
-            expected = "a function or module on batched tensors"
-            self._fail("layer_fn cannot be called", expected, repr(layer_fn))
+        self._check_callable("layer_fn", layer_fn, "a function or module on batched tensors")
         self.layer_fn = layer_fn
         self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
 
     @property
     def state_size(self) -> Any:
         """Size of the state of a recurrent cell; of other modules their ``state_size``."""
-        return self._state(self.output_size) or getattr(self.layer_fn, "state_size", None)
-
-    def _state(self, part: Any) -> Any:
-        """The state of a recurrent cell from one part of it; None for other modules."""
-        is_lstm = isinstance(self.layer_fn, nn.LSTMCell)
-        return ((part, part) if is_lstm else part) if self._is_cell else None
+        size = self.output_size
+        if isinstance(self.layer_fn, nn.LSTMCell):
+            return size, size
+        return size if self._is_cell else getattr(self.layer_fn, "state_size", None)
 
     @property
     def output_size(self) -> Any:
@@ -155,7 +152,8 @@ class ScopedLayer(Layer):
     def state_type(self) -> ResultType | None:
         """Type of the state of a recurrent cell, if it is known."""
         if self._is_cell:
-            return convert_to_type(self._state([self.output_size, self.layer_fn.weight_hh.dtype]))
+            part = TensorType(self.output_size, self.layer_fn.weight_hh.dtype)
+            return TupleType(part, part) if isinstance(self.state_size, tuple) else part
         return None if self.state_size is None else convert_to_type(self.state_size)
 
     def _process(self, *rows: Any) -> Any:
@@ -165,7 +163,7 @@ class ScopedLayer(Layer):
         return (after[0] if isinstance(after, tuple) else after), after
 
 
-_scopes: dict[str, int] = {}
+_scopes: Counter[str] = Counter()
 
 
 def create_variable_scope(name: str) -> str:
@@ -178,9 +176,8 @@ def create_variable_scope(name: str) -> str:
     if not isinstance(name, str) or not name:
         kind = ValueError if isinstance(name, str) else TypeError
         raise mismatch(kind, "create_variable_scope: no name", "a string", repr(name))
-    number = _scopes.get(name, 0)
-    _scopes[name] = number + 1
-    return f"{name}_{number}" if number else name
+    _scopes[name] += 1
+    return f"{name}_{_scopes[name] - 1}" if _scopes[name] > 1 else name
 
 
 def _probability(name: str, keep: Any) -> float:
@@ -199,12 +196,9 @@ def unit_scaling(activation: Any) -> float | None:
 
 def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
     """Return the initial values of a weight, given as such or by a function."""
-    given = initializer
-    if callable(initializer):
-        # Entries that the function does not fill stay NaN.
-        given = initializer(table.fill_(float("nan")))
-        given = table if given is None else given
-    values = torch.as_tensor(given).detach().to(table, copy=True)
+    # Entries that a function does not fill stay NaN.
+    given = initializer(table.fill_(float("nan"))) if callable(initializer) else initializer
+    values = torch.as_tensor(table if given is None else given).detach().to(table, copy=True)
     if values.shape != table.shape:
         what = f"{who}: the initial weights have a different shape"
         raise mismatch(ValueError, what, list(table.shape), list(values.shape))
@@ -430,13 +424,12 @@ class FractalNet(TensorToTensorLayer):
     ) -> None:
         super().__init__(name_or_scope=name)
         if fractal_block_depth < 0:
-            what = "FractalNet: fractal_block_depth is below 0"
-            raise mismatch(ValueError, what, "at least 0", fractal_block_depth)
+            what = "fractal_block_depth is below 0"
+            self._fail(what, "at least 0", fractal_block_depth, kind=ValueError)
         # Number of columns.
         self.depth = fractal_block_depth + 1
         self.mixer = mean_of_two if mixer is None else mixer
-        self.drop_path = drop_path
-        self.p_local_drop_path = p_local_drop_path
+        self.drop_path, self.p_local_drop_path = drop_path, p_local_drop_path
         self.p_drop_base_case, self.p_drop_recursive_case = p_drop_base_case, p_drop_recursive_case
         # A block of c columns holds 2^c - 1 base layers, in the order of their first use.
         per_block = 2**self.depth - 1

@@ -133,8 +133,7 @@ class InputTransform(Block):
 
     def __init__(self, py_fn: Any, name: Any = None) -> None:
         super().__init__((), PyObjectType(), PyObjectType(), name)
-        if not callable(py_fn):
-            self._fail("py_fn cannot be called", "a Python function", repr(py_fn))
+        self._check_callable("py_fn", py_fn, "a Python function")
         self.py_fn = py_fn
 
     def _emit(self, code: Code, value: Any) -> Any:

@@ -493,6 +493,10 @@ class IOBase(metaclass=_KeepsArguments):
         facts = [f"{f}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
         raise mismatch(kind, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
 
+    def _check_callable(self, what: str, given: Any, expected: str) -> None:
+        if not callable(given):
+            self._fail(f"{what} cannot be called", expected, repr(given))
+
     def _label(self) -> str:
         """Name of the part in messages and paths."""
         return self._name or self._kind
