@@ -120,9 +120,9 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
     with undisturbed(device):
         for training in (True, False) if owner else (False,):
 
-            def function(fresh: bool, single: bool = False, training: bool = training) -> Called:
+            def function(fresh: bool, single: bool = False, training: bool = training) -> nn.Module:
                 copied = set_mode(shadow(called, fresh), training)
-                whole = Called(copied, input_type)
+                whole = NestedCall(copied, input_type)
                 return whole.float() if single else whole
 
             if got := row_law.normalizes_over_rows(function(False)):
@@ -207,7 +207,7 @@ def _judge(
                 value[-1].copy_(1 + value[-1].abs())
             make_extreme(value[-1], factor * scale)
         try:
-            whole, again = run(values), run(values)
+            whole = run(values)
         except Exception as error:  # noqa: BLE001 - part of the warning
             errors.append(error)
             continue
@@ -226,10 +226,9 @@ def _judge(
                 draws, verdict = _judge_by_listing(make, run, values, draws)
                 if verdict is not None:
                     return draws, verdict
-        draws |= not row_law.agree(whole, again)
+        draws |= not row_law.agree(whole, run(values))
         parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
-        is_right = _is_independent if draws else lambda *_: all(map(row_law.agree, ones, parts))  # noqa: B023
-        if not is_right(run, values, others):
+        if not (_is_independent(run, values, others) if draws else row_law.agree(ones, parts)):
             return draws, False
     failed += errors[:1] if len(errors) == len(_DRAWS) else []
     return draws, True
@@ -271,7 +270,7 @@ def _is_independent(run: _ThreeCalls, values: list[Any], others: list[Any]) -> b
     return True
 
 
-class Called(nn.Module):
+class NestedCall(nn.Module):
     """Call a function with arguments nested as in the input type of its block."""
 
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
@@ -301,7 +300,7 @@ def tensors_in(kind: ResultType, ragged: bool = False) -> list[Any]:
     return [found for part in kind._inside() for found in tensors_in(part, ragged)]
 
 
-def record(
+def emit_call(
     code: Code,
     called: Callable[..., Any],
     input_type: ResultType,
@@ -319,7 +318,7 @@ def record(
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
-        module = code.model.unique(key, lambda: Called(called, input_type))
+        module = code.model.unique(key, lambda: NestedCall(called, input_type))
     signature = code.model.signature(module, inputs, tensors_in(output_type), name, random)
     fixed, rows = _arguments(code, input_type, value)
     return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
@@ -411,7 +410,7 @@ class Function(Block):
         if size := getattr(self._layer, "index_size", None):
             code.bound_data(value, size)
         random = self._draws or None  # also if an attribute says so
-        return record(code, self.tf_fn, *types, value, name=self._name, random=random)
+        return emit_call(code, self.tf_fn, *types, value, name=self._name, random=random)
 
 
 conversion.register(nn.Module, Function)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code
-from pyg_dynbatch.blocks.functions import Function, record
+from pyg_dynbatch.blocks.functions import Function, emit_call
 from pyg_dynbatch.blocks.tensors import Concat
 from pyg_dynbatch.blocks.types import TensorType, TupleType
 from pyg_dynbatch.core.errors import mismatch
@@ -135,9 +135,9 @@ def _write_linear(
         size = kind.shape[0] if kind.shape else 1
         key = ("part", id(layer), first, first + size)
         module = code.model.unique(key, partial(LinearPart, layer, first, first + size))
-        products.append(record(code, module, kind, width, item, once=True))
+        products.append(emit_call(code, module, kind, width, item, once=True))
         first += size
     whole = ("rest", id(function.tf_fn), len(products), tuple(map(id, rest)))
     module = code.model.unique(whole, partial(LinearRest, function.tf_fn, layer, rest))
     total = TupleType(*[width] * len(products))
-    return record(code, module, total, function._known("output"), tuple(products))
+    return emit_call(code, module, total, function._known("output"), tuple(products))

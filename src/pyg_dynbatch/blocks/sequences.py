@@ -11,7 +11,7 @@ from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, Pipe, share_output
 from pyg_dynbatch.blocks.code import Code, Zipped, key_text, packed, packed_if_object
-from pyg_dynbatch.blocks.functions import record
+from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import Tensor, Zeros, zero_value
 from pyg_dynbatch.blocks.types import (
@@ -391,7 +391,7 @@ class _Reduction(Block):
         rows, result = code.fresh("s", packed(value)), code.fresh()
         with code.inside(f"if len({rows}) > 1:"):
             function, name = type(self)._function, self._kind.lower()
-            found = record(code, function, SequenceType(kind), kind, rows, name=name)
+            found = emit_call(code, function, SequenceType(kind), kind, rows, name=name)
             code.assign(result, found)
         with code.inside(f"elif {rows}:"):
             code.assign(result, f"{rows}[0]")

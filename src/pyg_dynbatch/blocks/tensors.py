@@ -11,7 +11,7 @@ from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened, read_once
-from pyg_dynbatch.blocks.functions import record
+from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -387,4 +387,4 @@ class Concat(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         function = code.model.unique(("concat", self._dim), lambda: Catenation(self._dim))
-        return record(code, function, self._known("input"), self._known("output"), value)
+        return emit_call(code, function, self._known("input"), self._known("output"), value)
