@@ -364,7 +364,7 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like th
         return kept[0]
     parts: list[Block] = []
     for block in kept:
-        can_merge = isinstance(block, _Pipe) and block._name is None and block._parent is None
+        can_merge = isinstance(block, _Pipe) and block.name is None and block._parent is None
         parts += block._release_children() if can_merge else [block]  # type: ignore[attr-defined]
     pipe = _Pipe(*parts, name=name)
     for block in kept:

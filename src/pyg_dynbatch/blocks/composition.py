@@ -148,7 +148,7 @@ class Composition(Block):
 
     def __repr__(self) -> str:
         wires = [self._to_indices((source, target)) for target, source in self._sources.items()]
-        self._arguments = [self._children], {"name": self._name, "wires": wires}
+        self._arguments = [self._children], {"name": self.name, "wires": wires}
         return call_text(self)
 
     @contextmanager

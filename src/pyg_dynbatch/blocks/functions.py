@@ -410,7 +410,7 @@ class Function(Block):
         if size := getattr(self._layer, "index_size", None):
             code.bound_data(value, size)
         random = self._draws or None  # also if an attribute says so
-        return emit_call(code, self.tf_fn, *types, value, name=self._name, random=random)
+        return emit_call(code, self.tf_fn, *types, value, name=self.name, random=random)
 
 
 conversion.register(nn.Module, Function)

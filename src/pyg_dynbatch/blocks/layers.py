@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -194,8 +195,10 @@ def unit_scaling(activation: Any) -> float | None:
     return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
 
 
-def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
-    """Return the initial values of a weight, given as such or by a function."""
+def _initial(who: str, table: Tensor, initializer: Any, bound: float) -> Tensor:
+    """Return the initial values of a weight, given as such or by a function; uniform for None."""
+    if initializer is None:
+        return nn.init.uniform_(table, -bound, bound)
     # Entries that a function does not fill stay NaN.
     given = initializer(table.fill_(float("nan"))) if callable(initializer) else initializer
     values = torch.as_tensor(table if given is None else given).detach().to(table, copy=True)
@@ -263,16 +266,12 @@ class FC(TensorToTensorLayer):
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
             self._fail("a wrong input type", "a float32 vector", input_type)
-        weight = torch.empty(self.output_size, input_type.shape[0])
+        table, initializer = torch.empty(self.output_size, input_type.shape[0]), self.initializer
         scale = unit_scaling(self.activation)
-        if self.initializer is not None:
-            weight = _initial(self._label(), weight, self.initializer)
-        elif scale is None:
-            nn.init.trunc_normal_(weight, std=0.01, a=-0.02, b=0.02)
-        else:
-            bound = scale * (3.0 / max(1, input_type.shape[0])) ** 0.5
-            nn.init.uniform_(weight, -bound, bound)
-        self.weight = nn.Parameter(weight)
+        if scale is None and initializer is None:
+            initializer = partial(nn.init.trunc_normal_, std=0.01, a=-0.02, b=0.02)
+        bound = (scale or 1.0) * (3.0 / max(1, input_type.shape[0])) ** 0.5
+        self.weight = nn.Parameter(_initial(self._label(), table, initializer, bound))
         self.bias = nn.Parameter(torch.zeros(self.output_size))
         if self.weight_norm:
             self.scales = nn.Parameter(torch.ones(self.output_size))
@@ -346,12 +345,8 @@ class Embedding(TensorToTensorLayer):
         self.mod_inputs = mod_inputs
         # Indices must be below it.
         self.index_size = None if mod_inputs else num_buckets
-        table = torch.empty(num_buckets, num_units_out)
-        if initializer is None:
-            bound = (3.0 / num_units_out) ** 0.5
-            nn.init.uniform_(table, -bound, bound)
-        else:
-            table = _initial(self._label(), table, initializer)
+        table, bound = torch.empty(num_buckets, num_units_out), (3.0 / num_units_out) ** 0.5
+        table = _initial(self._label(), table, initializer, bound)
         self.weight = nn.Parameter(table, requires_grad=trainable)
 
     @property
@@ -370,10 +365,9 @@ class Embedding(TensorToTensorLayer):
         try:
             return nn.functional.embedding(index, self.weight)
         except IndexError:
-            wrong, last = index[(index < 0) | (index >= len(self.weight))], len(self.weight) - 1
-            expected = f"from 0 to {last}"
-            what = "the index of a vector is out of range"
-            self._fail(what, expected, int(wrong[0]), kind=IndexError)
+            what, last = "the index of a vector is out of range", len(self.weight) - 1
+            wrong = index[(index < 0) | (index > last)]
+            self._fail(what, f"from 0 to {last}", int(wrong[0]), kind=IndexError)
 
 
 def mean_of_two(a: Tensor, b: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, share_output
+from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block, share_output
 from pyg_dynbatch.blocks.code import Code, Zipped, key_text, packed, packed_if_object
 from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.layers import ScopedLayer
@@ -72,6 +72,13 @@ def pair_of_types(block: Block, kind: Any, whose: str, expected: str) -> tuple[A
 def parts_of_pair(value: Any) -> tuple[Any, Any]:
     """Write the two items of a pair, which may be one host object."""
     return value if isinstance(value, tuple) else (f"{value}[0]", f"{value}[1]")
+
+
+def without_input(block_like: Any) -> Block:
+    """Convert to a block that has no input; None to one of zeros."""
+    return convert_to_block(Zeros() if block_like is None else block_like).set_input_type(
+        VoidType()
+    )
 
 
 @contextmanager
@@ -170,9 +177,8 @@ class Fold(Block):
     _child_keys = ("combine", "start")
 
     def __init__(self, combine_block: Any, start_block: Any, name: Any = None) -> None:
-        super().__init__([combine_block, start_block], name=name)
+        super().__init__([combine_block, without_input(convert_to_block(start_block))], name=name)
         self.combine_block, self.start_block = self._children
-        self.start_block.set_input_type(VoidType())
 
     def _infer(self) -> None:
         element = element_type(self, self.input_type)
@@ -216,11 +222,9 @@ class Reduce(Block):
     _input_kinds = (SequenceType, TupleType)
 
     def __init__(self, combine_block: Any, default_block: Any = None, name: Any = None) -> None:
-        default = Zeros() if default_block is None else default_block
-        super().__init__([combine_block, default], name=name)
+        super().__init__([combine_block, without_input(default_block)], name=name)
         self.combine_block, self._default = self._children
         self.default_block = None if default_block is None else self._default
-        self._default.set_input_type(VoidType())
 
     def _infer(self) -> None:
         self.set_output_type(element_type(self, self.input_type))
@@ -283,13 +287,12 @@ class RNN(Block):
             raise mismatch(TypeError, what, f"{kind}Cell", repr(cell))
         if isinstance(cell, nn.RNNCellBase):
             cell = ScopedLayer(cell)
-        start = Zeros() if initial_state is None else initial_state
-        super().__init__([cell] if initial_state_from_input else [cell, start], name=name)
+        starts = [] if initial_state_from_input else [without_input(initial_state)]
+        super().__init__([cell, *starts], name=name)
         if initial_state is not None and initial_state_from_input:
             expected = "initial_state, or initial_state_from_input"
             self._fail("the initial state is given twice", expected, "both", kind=ValueError)
-        self._cell, *starts = self._children
-        self._start = starts[0].set_input_type(VoidType()) if starts else None
+        self._cell, self._start = self._children[0], starts[0] if starts else None
 
     def _infer(self) -> None:
         cell, start = self._cell, self._start
@@ -366,8 +369,7 @@ class _Reduction(Block):
     """Reduce a sequence of tensors in one call; subclasses differ in its function and dtypes."""
 
     _function: Callable[[RaggedRows], torch.Tensor]
-    _takes_integers = True
-    _takes_complex = True
+    _takes = "floats, integers or complex numbers"
     _input_kinds = (SequenceType, TupleType)
     _output_kinds = (TensorType,)
 
@@ -378,11 +380,10 @@ class _Reduction(Block):
         if not isinstance(element, TensorType):
             self._fail("the elements are not tensors", "a sequence of tensors", element)
         dtype = element.torch_dtype
-        fits = self._takes_complex if dtype.is_complex else self._takes_integers
-        if not (fits or dtype.is_floating_point):
-            expected = "floats or complex numbers" if self._takes_complex else "floats or integers"
+        numbers = "complex" if dtype.is_complex else "integers"
+        if not dtype.is_floating_point and numbers not in self._takes:
             hint = "td.Map(td.Function(lambda tensor: tensor.float())) in front of it"
-            self._fail("the elements have an invalid dtype", expected, element, hint=hint)
+            self._fail("the elements have an invalid dtype", self._takes, element, hint=hint)
         return element
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -422,7 +423,7 @@ class Mean(_Reduction):
     """
 
     _function = staticmethod(mean_of)
-    _takes_integers = False
+    _takes = "floats or complex numbers"
 
 
 class Min(_Reduction):
@@ -438,7 +439,7 @@ class Min(_Reduction):
     """
 
     _function = staticmethod(partial(_extreme, "amin"))
-    _takes_complex = False
+    _takes = "floats or integers"
 
 
 class Max(_Reduction):
@@ -454,7 +455,7 @@ class Max(_Reduction):
     """
 
     _function = staticmethod(partial(_extreme, "amax"))
-    _takes_complex = False
+    _takes = "floats or integers"
 
 
 def item_type(block: Block, whole: Any, key: Any, kind: Any = TypeError) -> ResultType | None:

@@ -272,7 +272,7 @@ class FromTensor(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
-        return _constant(code, id(self.tensor), kind, lambda: self.tensor, self._name)
+        return _constant(code, id(self.tensor), kind, lambda: self.tensor, self.name)
 
 
 def _constant(

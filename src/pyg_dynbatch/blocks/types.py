@@ -413,7 +413,8 @@ class IOBase(metaclass=_KeepsArguments):
         if name is not None and not isinstance(name, str):
             what = f"{type(self).__name__}: the name is not a string"
             raise mismatch(TypeError, what, "a string or None", repr(name))
-        self._name = name
+        #: Name given by the user.
+        self.name: str | None = name
         self._kind = type(self).__name__.lstrip("_")
         # False until the constructor has ended: types are not propagated before.
         self._is_complete = False
@@ -422,11 +423,6 @@ class IOBase(metaclass=_KeepsArguments):
         # Parts that derive their types again when a type of this one becomes known.
         self._dependents: list[IOBase] = []
         self.set_input_type(input_type).set_output_type(output_type)
-
-    @property
-    def name(self) -> str | None:
-        """Name given by the user."""
-        return self._name
 
     @property
     def input_type(self) -> ResultType | None:
@@ -499,7 +495,7 @@ class IOBase(metaclass=_KeepsArguments):
 
     def _label(self) -> str:
         """Name of the part in messages and paths."""
-        return self._name or self._kind
+        return self.name or self._kind
 
     def _path(self) -> str:
         """Path to the part in the whole model."""
