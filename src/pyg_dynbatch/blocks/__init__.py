@@ -18,7 +18,6 @@ from pyg_dynbatch.blocks.control import (
 from pyg_dynbatch.blocks.documents import from_examples
 from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
-from pyg_dynbatch.blocks.iterators import EdibleIterator, epochs, group_by_batches
 from pyg_dynbatch.blocks.layers import (
     FC,
     Embedding,
@@ -28,6 +27,8 @@ from pyg_dynbatch.blocks.layers import (
     TensorToTensorLayer,
     create_variable_scope,
 )
+from pyg_dynbatch.blocks.porting import EdibleIterator, epochs, group_by_batches
+from pyg_dynbatch.blocks.porting import replacement_of as _replacement_of
 from pyg_dynbatch.blocks.rewrites import PASSES
 from pyg_dynbatch.blocks.sequences import (
     RNN,
@@ -72,7 +73,6 @@ from pyg_dynbatch.blocks.types import (
     canonicalize_type,
     convert_to_type,
 )
-from pyg_dynbatch.blocks.unsupported import replacement_of as _replacement_of
 
 __all__ = [
     # Types.

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
+from pyg_dynbatch.blocks.porting import replacement_of
 from pyg_dynbatch.blocks.types import IOBase, PerThread, PyObjectType, ResultType
-from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.errors import mismatch
 
 
