@@ -47,19 +47,20 @@ def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Any]) -> Any:
     return packed_if_object(code, items, owner.output_type)
 
 
-def _share_items(owner: Block, blocks: list[Block]) -> None:
-    """Propagate types between an owner's output, a tuple, and the blocks that return its items."""
-    found = tuple(block.output_type for block in blocks)
-    if None not in found:
-        owner.set_output_type(found)
-    wanted = owner.output_type
+def _share_items(owner: Block, side: str) -> None:
+    """Propagate types between a tuple that an owner takes or returns, and its children."""
+    kinds = [child._types[side] for child in owner.children]
+    if None not in kinds and (side == "output" or (kinds and VoidType() not in kinds)):
+        owner._set_type(side, tuple(kinds))
+    wanted = owner._types[side]
     if isinstance(wanted, PyObjectType):
-        wanted = TupleType(*[wanted] * len(blocks))
+        wanted = TupleType(*[wanted] * len(kinds))
     if isinstance(wanted, TupleType):
-        if len(wanted) != len(blocks):
-            owner._fail("wrong number of outputs", f"{len(wanted)} blocks", len(blocks))
-        for block, kind in zip(blocks, wanted, strict=True):
-            block.set_output_type(kind)
+        if len(wanted) != len(kinds):
+            owner._fail(f"wrong number of {side}s", f"{len(wanted)} blocks", len(kinds))
+        for child, kind in zip(owner.children, wanted, strict=True):
+            if side == "output" or child.input_type != VoidType():
+                child._set_type(side, kind)
 
 
 class Record(Block):
@@ -92,22 +93,11 @@ class Record(Block):
         return Wire(self, self._keys.index(key) if key in self._keys else key)
 
     def _infer(self) -> None:
-        given, children = self.input_type, self._children
-        if isinstance(given, TupleType):
-            if not self._ordered:
-                what, expected = "a record without order reads a tuple", "a tuple or list of pairs"
-                self._fail(what, expected, "a dict", kind=RuntimeError)
-            if len(given) != len(children):
-                self._fail("wrong number of inputs", len(children), len(given))
-            for child, kind in zip(children, given, strict=True):
-                _set_inputs([child], kind)
-        elif given is not None:
-            _set_inputs(children, PyObjectType())
-        elif children:
-            kinds = [child.input_type for child in children]
-            if None not in kinds and VoidType() not in kinds:
-                self.set_input_type(tuple(kinds))
-        _share_items(self, children)
+        if isinstance(self.input_type, TupleType) and not self._ordered:
+            what, expected = "a record without order reads a tuple", "a tuple or list of pairs"
+            self._fail(what, expected, "a dict", kind=RuntimeError)
+        _share_items(self, "input")
+        _share_items(self, "output")
 
     def _emit(self, code: Code, value: Any) -> Any:
         if isinstance(self._known("input"), TupleType):
@@ -158,7 +148,7 @@ class AllOf(Block):
     def _infer(self) -> None:
         if self._children:
             _share_input(self, self._children)
-            _share_items(self, self._children)
+            _share_items(self, "output")
 
     def _emit(self, code: Code, value: Any) -> Any:
         return _emit_all(code, self, lambda _: value) if self._children else "None"
