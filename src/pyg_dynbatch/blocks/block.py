@@ -6,7 +6,7 @@ from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
 from pyg_dynbatch.blocks.porting import replacement_of
-from pyg_dynbatch.blocks.types import IOBase, PerThread, PyObjectType, ResultType
+from pyg_dynbatch.blocks.types import IOBase, PerThread, PyObjectType, ResultType, VoidType
 from pyg_dynbatch.core.errors import mismatch
 
 
@@ -272,13 +272,20 @@ def convert_to_block(block_like: Any) -> Block:
     return block_like if isinstance(block_like, Block) else conversion(block_like)
 
 
-def share_output(owner: Block, blocks: Sequence[Block]) -> ResultType | None:
-    """Propagate the type of an output between an owner and the blocks that compute it."""
-    for block in blocks:
-        owner.set_output_type(block.output_type)
-    for block in blocks:
-        block.set_output_type(owner.output_type)
-    return owner.output_type
+def equate(first: tuple[IOBase, str], *others: tuple[IOBase, str]) -> ResultType | None:
+    """Propagate a type among inputs and outputs, such as ``(block, "input")``, that are equal."""
+    owner, own = first
+    for part, side in others:
+        owner._set_type(own, part._types[side])
+    for part, side in others:
+        part._set_type(side, owner._types[own])
+    return owner._types[own]
+
+
+def share(owner: Block, side: str, blocks: Sequence[Block]) -> ResultType | None:
+    """Propagate a type between an owner and blocks that share its input, if any, or its output."""
+    sharing = [block for block in blocks if side == "output" or block.input_type != VoidType()]
+    return equate((owner, side), *((block, side) for block in sharing))
 
 
 class Identity(Block):
@@ -291,8 +298,7 @@ class Identity(Block):
     """
 
     def _infer(self) -> None:
-        self.set_output_type(self.input_type)
-        self.set_input_type(self.output_type)
+        equate((self, "output"), (self, "input"))
 
     def _emit(self, code: Any, value: Any) -> Any:
         return value
@@ -316,17 +322,14 @@ class _Pipe(Block):
         return [[*self._children, None][self._children.index(child) + 1]]
 
     def _infer(self) -> None:
-        first, last = self._children[0], self._children[-1]
-        first.set_input_type(self.input_type)
+        equate((self._children[0], "input"), (self, "input"))
         for one, other in zip(self._children, self._children[1:], strict=False):
             # Most neighbours agree already, and this runs often in long pipes.
             if one.output_type is not other.input_type:
                 if one.output_type is None and other.input_type is not None:
                     one._expect_output(other.input_type)
                 other.set_input_type(one.output_type)
-        last.set_output_type(self.output_type)
-        self.set_input_type(first.input_type)
-        self.set_output_type(last.output_type)
+        equate((self._children[-1], "output"), (self, "output"))
 
     def _emit(self, code: Any, value: Any) -> Any:
         for child in self._children:

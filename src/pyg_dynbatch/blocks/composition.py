@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, opened, scopes
+from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, equate, opened, scopes
 from pyg_dynbatch.blocks.code import Code, packed_if_object
 from pyg_dynbatch.blocks.sequences import emit_item, item_type
 from pyg_dynbatch.blocks.types import (
@@ -211,10 +211,8 @@ class Composition(Block):
         return [reader if self._sources[reader] is child else None for reader in readers]
 
     def _infer(self) -> None:
-        self.input.set_output_type(self.input_type)
-        self.set_input_type(self.input.output_type)
-        self.output.set_input_type(self.output_type)
-        self.set_output_type(self.output.input_type)
+        equate((self.input, "output"), (self, "input"))
+        equate((self.output, "input"), (self, "output"))
         self._untyped = self._pass_types(self._untyped)
 
     def _pass_types(self, targets: Iterable[Block]) -> list[Block]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, Wire, conversion, convert_to_block, share_output
+from pyg_dynbatch.blocks.block import Block, Wire, conversion, convert_to_block, equate, share
 from pyg_dynbatch.blocks.code import Code, TraceError, key_text, packed, packed_if_object
 from pyg_dynbatch.blocks.tensors import InputTransform, Zeros, emit_index, repeated_in
 from pyg_dynbatch.blocks.types import (
@@ -20,22 +20,6 @@ from pyg_dynbatch.blocks.types import (
     propagate_types,
 )
 from pyg_dynbatch.core.errors import mismatch
-
-
-def _with_input(blocks: list[Block]) -> list[Block]:
-    return [block for block in blocks if block.input_type != VoidType()]
-
-
-def _set_inputs(blocks: list[Block], given: ResultType | None) -> None:
-    for block in _with_input(blocks):
-        block.set_input_type(given)
-
-
-def _share_input(owner: Block, blocks: list[Block]) -> None:
-    """Propagate types between an owner's input and blocks with the same input, or with none."""
-    _set_inputs(blocks, owner.input_type)
-    for block in _with_input(blocks):
-        owner.set_input_type(block.input_type)
 
 
 def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Any]) -> Any:
@@ -147,7 +131,7 @@ class AllOf(Block):
 
     def _infer(self) -> None:
         if self._children:
-            _share_input(self, self._children)
+            share(self, "input", self._children)
             _share_items(self, "output")
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -287,10 +271,11 @@ class Optional(Block):
 
     def _infer(self) -> None:
         some, none = self._children
-        _set_inputs([some], PyObjectType())
+        if some.input_type != VoidType():
+            some.set_input_type(PyObjectType())
         if none.input_type != PyObjectType():
             none.set_input_type(VoidType())
-        share_output(self, self._children)
+        share(self, "output", self._children)
 
     def _emit(self, code: Code, value: Any) -> Any:
         result = code.new(self._known("output"))
@@ -347,12 +332,12 @@ class OneOf(Block):
 
     def _infer(self) -> None:
         self._key.set_output_type(PyObjectType())
-        _share_input(self, [self._key, *(self.cases if self._pre is None else [self._pre])])
-        if self._pre is not None:
-            _set_inputs(self.cases, self._pre.output_type)
-            for case in _with_input(self.cases):
-                self._pre.set_output_type(case.input_type)
-        share_output(self, self.cases)
+        pre = self._pre
+        share(self, "input", [self._key, *(self.cases if pre is None else [pre])])
+        for case in self.cases:
+            if pre is not None and case.input_type != VoidType():
+                equate((case, "input"), (pre, "output"))
+        share(self, "output", self.cases)
 
     def _emit(self, code: Code, value: Any) -> Any:
         index = emit_index(code, self._keys, packed(code.emit(self._key, value)))

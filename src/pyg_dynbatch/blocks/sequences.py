@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block, share_output
+from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block, share
 from pyg_dynbatch.blocks.code import Code, Zipped, key_text, packed, packed_if_object
 from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.layers import ScopedLayer
@@ -123,7 +123,7 @@ class Map(Block):
         self._guessed = False
 
     def _set_type(self, side: str, given: Any) -> "Map":
-        if side == "input":
+        if side == "input" and given is not None:
             if self._guessed and isinstance(given, BroadcastSequenceType):
                 self._types["input"] = self._types["output"] = None
             self._guessed = False
@@ -182,7 +182,7 @@ class Fold(Block):
 
     def _infer(self) -> None:
         element = element_type(self, self.input_type)
-        state = share_output(self, self._children)
+        state = share(self, "output", self._children)
         if state is not None and element is not None:
             self.combine_block.set_input_type((state, element))
         whose, given = "the input of combine_block", self.combine_block.input_type
@@ -228,7 +228,7 @@ class Reduce(Block):
 
     def _infer(self) -> None:
         self.set_output_type(element_type(self, self.input_type))
-        if (element := share_output(self, self._children)) is not None:
+        if (element := share(self, "output", self._children)) is not None:
             self.combine_block.set_input_type((element, element))
 
     def _emit(self, code: Code, value: Any) -> Any:

@@ -436,11 +436,11 @@ class IOBase(metaclass=_KeepsArguments):
 
     def set_input_type(self: _IO, input_type: Any) -> _IO:
         """Set the input type; None changes nothing, and a type that differs is an error."""
-        return self if input_type is None else self._set_type("input", input_type)
+        return self._set_type("input", input_type)
 
     def set_output_type(self: _IO, output_type: Any) -> _IO:
         """Set the output type; None changes nothing, and a type that differs is an error."""
-        return self if output_type is None else self._set_type("output", output_type)
+        return self._set_type("output", output_type)
 
     def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
         """Restrict the input type to some classes."""
@@ -455,8 +455,8 @@ class IOBase(metaclass=_KeepsArguments):
         return self.set_input_type(other.input_type).set_output_type(other.output_type)
 
     def _set_type(self: _IO, side: str, given: Any) -> _IO:
-        new, old = canonicalize_type(given), self._types[side]
-        if new == old:
+        old = self._types[side]
+        if given is None or (new := canonicalize_type(given)) == old:
             return self
         if old is not None:
             self._fail(f"the {side} type differs", old, new)
