@@ -61,37 +61,6 @@ def test_orphaned_declarations_are_tolerated() -> None:
     builds(tree_sum(), [([1], 1.0)])
 
 
-def test_declaration_errors() -> None:
-    tree = td.ForwardDeclaration(OBJECT, [], name="expr")
-    block = td.Map(tree()) >> td.Sum()
-    text = message(TypeError, block.eval, [1])
-    assert "expr: the forward declaration was never resolved" in text and "Root.Map.expr" in text
-    tree.resolve_to(td.Scalar())
-    assert "expr: resolved twice" in message(ValueError, tree.resolve_to, td.Scalar())
-    assert "expr: called after it was resolved" in message(ValueError, tree)
-    other = td.ForwardDeclaration(OBJECT, 3)
-    other()
-    assert "the output type differs" in message(TypeError, other.resolve_to, td.Scalar())
-    loop = td.ForwardDeclaration(name="loop")
-    loop.resolve_to(td.Map(loop()))
-    assert "cannot be inferred" in message(TypeError, loop.target.eval, [])
-    memo = td.ForwardDeclaration([], [], memoize=True)
-    block = td.Scalar() >> memo()
-    memo.resolve_to(td.Function(torch.neg))
-    assert "memoize works on host objects only" in message(TypeError, block.eval, 1)
-
-
-def test_errors_inside_name_the_declaration() -> None:
-    text = message(TypeError, (td.Map(tree_sum()) >> td.Sum()).eval, [[1], ["x"]])
-    assert "Root.Map.OneOf[False].Scalar" in text
-    tree = td.ForwardDeclaration(OBJECT, [], name="expr")
-    case = {0: td.Scalar(), 1: td.Map(tree()) >> td.Sum()}
-    tree.resolve_to(td.OneOf(lambda x: {"[": 1}.get(str(x)[0], 0) if x != 9 else 7, case))
-    model = td.Compiler.create(tree.target)
-    text = message(KeyError, model, [[1], [[2, [9]]]])
-    assert "where:    example 1, block expr" in text
-
-
 def test_very_deep_input() -> None:
     deep: Any = 1
     for _ in range(2_000):

@@ -12,12 +12,11 @@ from torch import nn
 from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, opened, runners
 from pyg_dynbatch.blocks.cache import stable_text
 from pyg_dynbatch.blocks.code import Code, Model, TraceError
-from pyg_dynbatch.blocks.control import Void
+from pyg_dynbatch.blocks.control import Record, Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
-from pyg_dynbatch.blocks.indexing import Broadcast
-from pyg_dynbatch.blocks.records import Record
+from pyg_dynbatch.blocks.porting import replacement_of
 from pyg_dynbatch.blocks.rewrites import MERGE_EQUAL, PASSES, SPLIT_LINEAR, split_linear
-from pyg_dynbatch.blocks.sequences import Map
+from pyg_dynbatch.blocks.sequences import Broadcast, Map
 from pyg_dynbatch.blocks.tensors import InputTransform, Tensor
 from pyg_dynbatch.blocks.tracing import (
     BlockResult,
@@ -42,7 +41,6 @@ from pyg_dynbatch.blocks.types import (
     propagate_types,
     repeated,
 )
-from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.merge import schedule_recordings

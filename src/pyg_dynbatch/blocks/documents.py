@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.control import OneOf
+from pyg_dynbatch.blocks.control import AllOf, ForwardDeclaration, OneOf, Record
 from pyg_dynbatch.blocks.functions import Function, Segment
-from pyg_dynbatch.blocks.indexing import Length
 from pyg_dynbatch.blocks.layers import FC, Embedding
-from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_of
-from pyg_dynbatch.blocks.sequences import Map, Max, Mean, Sum, mean_of
+from pyg_dynbatch.blocks.sequences import Length, Map, Max, Mean, Sum, mean_of
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
@@ -27,7 +25,7 @@ Unknown = Literal["ignore", "refuse"]
 _MISSING = ...
 # Deviations from the mean that a number can have: a typing error must not outweigh the rest.
 _FARTHEST = 10.0
-# Deviation of the initial vectors of categories and pieces of text.
+# Deviation of the initial vectors of categories and pieces of text, of which many are rare.
 _SPREAD = 0.1
 _TOTALS = {"mean": Mean, "max": Max, "sum": Sum}
 
@@ -131,9 +129,8 @@ class _Builder:
         """Return a block that distinguishes the kinds of values."""
         # A method per kind, whose parameters are the encoding in the schema.
         cases = {kind: getattr(self, f"_{kind}")(**how) for kind, how in node.kinds.items()}
-        return OneOf(
-            partial(_case_of, frozenset(cases)), {**cases, "": self._null()}, name=node.path
-        )
+        case_of = partial(_case_of, frozenset(cases))
+        return OneOf(case_of, {**cases, "": self._null()}, name=node.path)
 
     def _null(self) -> Block:
         # Zeros are the mean of numbers, and of categories at first.
@@ -176,8 +173,8 @@ class _Builder:
 
 
 class _MeanOfRows(nn.Embedding):
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__(rows, width, _weight=_small(torch.empty(rows, width)))
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=_SPREAD)
 
     def forward(self, ragged: Any) -> Tensor:
         return mean_of(ragged._replace(rows=super().forward(ragged.rows)))
@@ -208,11 +205,6 @@ def _pieces_of(buckets: int, text: str) -> list[int]:
     return [zlib.crc32(piece) % buckets for piece in pieces]
 
 
-def _small(table: Tensor) -> Tensor:
-    """Fill a table of vectors, which rare values must not fill with noise."""
-    return nn.init.normal_(table, std=_SPREAD)
-
-
 def _first_row_zero(table: Tensor) -> Tensor:
-    _small(table)[0] = 0.0
+    nn.init.normal_(table, std=_SPREAD)[0] = 0.0
     return table

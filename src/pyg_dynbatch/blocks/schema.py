@@ -64,9 +64,8 @@ class Node:
     def children(self) -> Iterator[tuple[str, str]]:
         """Iterate over the paths inside, and the paths of the nodes that describe their values."""
         for how in self.kinds.values():
-            yield from (
-                (self.path + step_to(key), path) for key, path in how.get("fields", {}).items()
-            )
+            for key, path in how.get("fields", {}).items():
+                yield self.path + step_to(key), path
             if "element" in how:
                 yield f"{self.path}[]", how["element"]
 

@@ -365,7 +365,8 @@ def _drawn(check: Check, size: int, attempt: int) -> list[Tensor]:
         shape = (min(size, 3), *operand.shape) if operand.is_row else operand.shape
         drawn = draw(shape, operand.dtype, check.device, attempt, max(most, 1))
         if operand.is_row and attempt == 1:
-            make_extreme(drawn, check.scale)
+            make_extreme(drawn[:1], 1e4 * max(check.scale, 1.0))
+            make_extreme(drawn[1:2], 0.0)
         if operand.is_row and not has_gradient(operand.dtype):
             drawn[2:] = drawn[:1]  # gradients of equal indices meet in one row
         found.append(

@@ -1,8 +1,8 @@
-"""Fold's helpers that convert, group and repeat examples."""
+"""For programs of TensorFlow Fold: its helpers for iterators, and what replaces other names."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from typing import Any
 
 import numpy as np
@@ -82,23 +82,55 @@ def epochs(
         raise mismatch(TypeError, what, "an iterable", repr(items))
     if n is not None and n < 0:
         raise mismatch(ValueError, "epochs: n is below 0", "at least 0, or None", n)
-    if isinstance(prng, random.Random):
-        prng = prng.random
-    return _epochs(items, n or None, shuffle, prng or random.random)
-
-
-def _epochs(
-    items: Iterable[Any], n: int | None, shuffle: bool, prng: Callable[[], float]
-) -> Iterator[Iterable[Any]]:
     if n == 1:
-        yield items
-        return
+        return iter([items])
+    draw = prng.random if isinstance(prng, random.Random) else prng or random.random
     first, again = tee(items)
-    yield first
-    # Includes items that the first epoch did not reach.
-    kept, done = list(again), 1
-    while n is None or done < n:
-        if shuffle:
-            kept.sort(key=lambda _: prng())
-        yield list(kept)
-        done += 1
+
+    def others() -> Iterator[list[Any]]:
+        kept = list(again)  # with items that the first epoch did not reach
+        while True:
+            if shuffle:
+                kept.sort(key=lambda _: draw())
+            yield list(kept)
+
+    return islice(chain([first], others()), n or None)
+
+
+_SCHEDULING = "pyg_dynbatch has {} instead (docs/scheduling.md)"
+_LIGHTNING = "train under Lightning, with lightning.pytorch.Trainer.{}"
+
+REPLACEMENTS = {
+    "SerializedMessageToTree": "parse before, or in td.InputTransform: "
+    "google.protobuf.json_format.MessageToDict returns nested dictionaries",
+    "Loom": _SCHEDULING.format("Engine and Program"),
+    "Weaver": _SCHEDULING.format("Program"),
+    "TypeShape": _SCHEDULING.format("TensorType"),
+    "LoomOp": _SCHEDULING.format("Operations.add(module, inputs, outputs)"),
+    "PassThroughLoomOp": "nothing is needed: values are not copied from depth to depth",
+    "WeaverOpBase": _SCHEDULING.format("Program and schedule_structure"),
+    "DeserializingWeaver": "call compiler.collate on traced examples",
+    "Plan": _LIGHTNING.format("fit, validate, test or predict"),
+    "TrainPlan": _LIGHTNING.format("fit"),
+    "EvalPlan": _LIGHTNING.format("validate or test"),
+    "InferPlan": _LIGHTNING.format("predict, or call compiler(examples) after compiler.eval()"),
+    "define_plan_flags": "use the command line of Lightning (docs/training.md)",
+    "plan_default_params": "set defaults in your LightningModule",
+    "parse_spec": "use torch.optim, or pyg_dynbatch.training.OptimizerOptions",
+    "Compiler.build_feed_dict": "call the compiler on a list of examples: "
+    "result = compiler(examples)",
+    "Compiler.input_tensor": "use DataLoader(examples, collate_fn=compiler.collate)",
+    "Compiler.loom_input_tensor": "call the compiler on compiler.collate(examples), or "
+    "keep traced examples in td.TracedExamples",
+    "Compiler.output_tensors": "read them from a result: compiler(examples).output_tensors",
+    "Compiler.metric_tensors": "read them from a result: compiler(examples).metric_tensors",
+    "Block.eval(feed_dict=)": "values are part of the example; external rows are read by "
+    "td.InputRow(tag, shape) from inputs={tag: rows}",
+    "Block.eval(session=)": "there are no sessions; leave it out",
+    "Block.eval(use_while_loop=)": "there is no while_loop; leave it out",
+}
+
+
+def replacement_of(name: str) -> str:
+    """Describe in one line what replaces a name of Fold; empty for all other names."""
+    return f"{name} is not supported; {REPLACEMENTS[name]}" if name in REPLACEMENTS else ""
