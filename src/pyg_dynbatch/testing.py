@@ -253,8 +253,10 @@ def _inputs_by_example(programs: Sequence[Recording], inputs: Inputs) -> list[di
     used = dict.fromkeys(inputs, 0)
     shares = []
     for program in programs:
-        types = [t if t in inputs else parts_of(t)[0].tag for t in program.row_types]
-        counts = dict(zip(types, program.num_inputs, strict=True))
+        counts = {
+            row_type if row_type in inputs else parts_of(row_type)[0].tag: rows
+            for row_type, rows in program.num_inputs.items()
+        }
         share = {}
         for key, rows in inputs.items():
             first, used[key] = used[key], used[key] + counts.get(key, 0)

@@ -270,8 +270,8 @@ def test_drawings() -> None:
     model = td.Compiler.create(sentence())
     lines = model.draw_schedule(TREES).splitlines()
     assert lines[0].startswith("step 0  embedding") and lines[0].endswith("6")
-    assert len(lines) == len(model.collate(TREES).schedule.steps)
-    assert td.schedule_text(model.collate([4]).schedule).count("\n") == 1
+    assert len(lines) == len(model.collate(TREES).steps)
+    assert td.schedule_text(model.collate([4])).count("\n") == 1
 
 
 def test_eval_takes_any_input_type() -> None:

@@ -80,7 +80,7 @@ def test_fc_dropout() -> None:
     layer = td.FC(50, activation=None, initializer=nn.init.ones_, output_keep_prob=0.5)
     model = td.Compiler.create(td.Vector(1) >> layer)
     batch = model.collate([[1.0]] * 3)
-    assert batch.schedule.steps[0].size == 3, "equal calls draw different numbers"
+    assert batch.steps[0].size == 3, "equal calls draw different numbers"
     assert set(model(batch).output.unique().tolist()) == {0.0, 2.0}
     model.eval()
     assert set(model(batch).output.unique().tolist()) == {1.0}
@@ -123,10 +123,10 @@ def test_a_shared_layer_batches_together() -> None:
     layer = td.FC(3, name="shared")
     block = {"a": td.Vector(3) >> layer, "b": td.Vector(3) >> td.Function(torch.neg) >> layer}
     model = td.Compiler.create(block)
-    stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).schedule.stats()
+    stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).stats()
     assert set(stats.operations) == {"neg", "shared"} and len(list(model.parameters())) == 2
     both = td.AllOf(*(td.Scalar() >> td.Function(torch.tanh) for _ in range(2)))
-    assert td.Compiler.create(both).collate([1.0, 2.0]).schedule.stats().steps == 1
+    assert td.Compiler.create(both).collate([1.0, 2.0]).stats().steps == 1
 
 
 def test_operations_are_named_after_what_is_called() -> None:

@@ -123,8 +123,8 @@ def test_shared_parts_are_evaluated_once() -> None:
     middle = [node(2, leaf), node(3, leaf)]
     graph = node(4, *middle, leaf)
     once, again = td.Compiler.create(child_sum(True)), td.Compiler.create(child_sum(False))
-    assert once.tracer.program(once.tracer(graph)).num_calls == 4
-    assert again.tracer.program(again.tracer(graph)).num_calls == 6
+    assert once.tracer(graph).num_calls == 4
+    assert again.tracer(graph).num_calls == 6
     again.load_state_dict(once.state_dict())
     for a, b in zip(once([graph, leaf]).output, again([graph, leaf]).output, strict=True):
         torch.testing.assert_close(a, b)
@@ -133,7 +133,7 @@ def test_shared_parts_are_evaluated_once() -> None:
 
 def test_memory_is_kept_for_one_example_only() -> None:
     model, loop = td.Compiler.create(child_sum(True)), node(1)
-    assert [model.tracer.program(model.tracer(loop)).num_calls for _ in range(2)] == [1, 1]
+    assert [model.tracer(loop).num_calls for _ in range(2)] == [1, 1]
     loop["children"].append(loop)
     text = message(ValueError, model, [node(1), loop])
     assert "an object contains itself" in text and "example 1" in text
@@ -168,5 +168,5 @@ def test_unused_recursion_runs_once_at_the_end(policy: str) -> None:
     score = td.Function(torch.exp, name="score") >> td.Metric("score")
     tree.resolve_to(state >> td.AllOf(td.Identity(), score) >> td.GetItem(0))
     model = td.Compiler.create(tree.target, policy=policy)
-    stats = model.collate([[[1, 2], [3, [4, 5]]], 6]).schedule.stats()
+    stats = model.collate([[[1, 2], [3, [4, 5]]], 6]).stats()
     assert stats.operations.count("score") == 1 and stats.operations[-1] == "score"

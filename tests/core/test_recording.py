@@ -153,7 +153,7 @@ def test_invalid_arguments_of_a_call() -> None:
     assert "call 0, argument 1" in text
     text = message(TypeError, program.call, ADD, 1.0, one)
     assert "Recording: not a value of a recording" in text
-    assert "float" in text and "program.constant(row_type, data)" in text
+    assert "float" in text and "recording.constant(row_type, data)" in text
     text = message(ValueError, program.call, ADD, one, other.constant(SCALAR, 1.0))
     assert "Recording: a value of a different recording" in text
     assert "Value(0, float32[], depth 0)" in text

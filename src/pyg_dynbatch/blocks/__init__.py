@@ -60,7 +60,7 @@ from pyg_dynbatch.blocks.tensors import (
     Vector,
     Zeros,
 )
-from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Traced, TracedBatch, Tracer
+from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Tracer
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     IOBase,
@@ -88,7 +88,7 @@ __all__ = [
     "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",
     # Running and drawing.
-    "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES", "Traced", "TracedBatch",
+    "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES",
     "TracedExamples", "Tracer", "drawing_of", "epochs", "group_by_batches", "schedule_text",
 ]  # fmt: skip
 

@@ -320,24 +320,25 @@ def emit_call(
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: NestedCall(called, input_type))
     signature = code.model.signature(module, inputs, tensors_in(output_type), name, random)
-    fixed, rows = _arguments(code, input_type, value)
-    return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
+    fixed, ragged = _arguments(code, input_type, value)
+    return output_type.unflatten(code.record_call(signature, fixed, ragged, once=once), None)
 
 
-def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], str]:
-    """The values of the fixed arguments, and an expression for the rows of the ragged ones."""
+def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], list[str]]:
+    """The values of the fixed arguments, and expressions for lists of those of the ragged ones."""
     if isinstance(input_type, SequenceType) and not isinstance(input_type, BroadcastSequenceType):
         element = code.new(input_type.element_type, "e", varying=True)
         if isinstance(element, str):
-            return [], value
-        flat, rows = ", ".join(flattened(element)), code.fresh("s")
-        code.line(f"{rows} = [r for {packed(element)} in {value} for r in ({flat},)]")
-        return [], rows
+            return [], [value]
+        of_parts = [f"[{part} for {packed(element)} in {value}]" for part in flattened(element)]
+        return [], [code.fresh("s", part) for part in of_parts]
     if isinstance(input_type, TupleType):
         found = [_arguments(code, *pair) for pair in zip(input_type, value, strict=True)]
-        fixed = [one for some, _ in found for one in some]
-        return fixed, next((rows for _, rows in found if rows), "")
-    return ([value] if isinstance(input_type, TensorType) else []), ""
+        fixed, ragged = (
+            [one for some in side for one in some] for side in zip(*found, strict=True)
+        )
+        return fixed, ragged
+    return ([value] if isinstance(input_type, TensorType) else []), []
 
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:

@@ -25,7 +25,7 @@ from pyg_dynbatch.blocks.types import (
     canonicalize_type,
 )
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.program import CONSTANT
+from pyg_dynbatch.core.recording import CONSTANT
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
 
 _CONTAINERS = (PyObjectType, TupleType, SequenceType)

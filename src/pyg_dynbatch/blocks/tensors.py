@@ -22,7 +22,7 @@ from pyg_dynbatch.blocks.types import (
     VoidType,
 )
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.program import CONSTANT, INPUT
+from pyg_dynbatch.core.recording import CONSTANT, INPUT
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 from pyg_dynbatch.core.types import numpy_dtype_of
 

@@ -73,7 +73,8 @@ def merge(
 
     for start in begins.tolist():
         record = record_at(sites, code, start)
-        kind, results, signature = sites[record.number]
+        kind, results, called = sites[record.number]
+        signature: Any = called
         slots = np.arange(start, start + len(results))
         value[slots], owner[slots], row[slots] = slots, start, -1
         if kind == CONSTANT:

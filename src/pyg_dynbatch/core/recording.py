@@ -142,7 +142,7 @@ class Record(NamedTuple):
     end: int
 
 
-def record_at(sites: Sequence[Site], code: Sequence[int], begin: int) -> Record:
+def record_at(sites: Sequence[Site], code: Any, begin: int) -> Record:
     """Decode one record."""
     number, arguments, end = int(code[begin]), list[list[int]](), begin + 1
     kind, results, signature = sites[number]
@@ -155,7 +155,7 @@ def record_at(sites: Sequence[Site], code: Sequence[int], begin: int) -> Record:
     return Record(begin, number, arguments, max(end, begin + len(results)))
 
 
-def records_of(sites: Sequence[Site], code: Sequence[int], begin: int = 0) -> Iterator[Record]:
+def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[Record]:
     """Decode records one by one."""
     while begin < len(code):
         record = record_at(sites, code, begin)

@@ -10,7 +10,7 @@ import torch
 from pyg_dynbatch.core import definitions
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.native import extension
-from pyg_dynbatch.core.policy import POLICIES, Policy, order_calls, policy_of
+from pyg_dynbatch.core.policy import Policy, order_calls, policy_of
 from pyg_dynbatch.core.recording import CONSTANT, Recording, Rows, Sites
 from pyg_dynbatch.core.steps import BufferSpec, IndexSlice, Output, Step, Steps, contiguous
 from pyg_dynbatch.core.types import describe
