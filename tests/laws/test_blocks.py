@@ -185,7 +185,7 @@ def test_the_rewrites_change_nothing(data: st.DataObject) -> None:
         operations = Operations()
         tracer = compile_block(block, operations, passes)
         merged = [tracer(example) for example in examples]
-        schedule = schedule_recordings([merged], merge_equal="merge_equal" in passes)
+        schedule = schedule_recordings(merged, merge_equal="merge_equal" in passes)
         found.append(Engine(operations).double()(schedule))
     assert found[0].keys() == found[1].keys()
     for name, rows in found[0].items():

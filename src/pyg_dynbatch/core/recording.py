@@ -231,7 +231,7 @@ class Recording:
     data: dict[int, list[Rows]] = field(default_factory=dict)
     num_inputs: dict[RowType, int] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
-    model: str = ""
+    model: Any = ""
     result: Any = None
 
     @cached_property
