@@ -156,7 +156,7 @@ def place(
     entry = slice_ = 0
     for numbers in members:
         inputs = sites[code[begin[numbers[0]]]].signature.inputs
-        decoded = [record_at(sites, code, begin[number]).arguments for number in numbers]
+        decoded = [record_at(sites, code, int(begin[n])).arguments for n in numbers]
         flat = [iter(read[first_read[number] :]) for number in numbers]
         found = [[[row[next(rest)] for _ in values] for values in arguments]
                  for arguments, rest in zip(decoded, flat, strict=True)]  # fmt: skip

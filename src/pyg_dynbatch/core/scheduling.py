@@ -308,7 +308,7 @@ class Plan:
             names = tuple(signature.name for signature in sites.signatures)
             columns = kind, values.row, values.call, self.first_read, self.read
             graph = definitions.dependencies(self.calls, *columns, names)
-            step[:] = order_calls(graph, chosen) if self.calls else 0
+            step[:] = order_calls(graph, chosen)
             steps = int(step.max(initial=-1)) + 1
         index = np.empty(self.reads, dtype=np.int64)
         call = np.empty((steps, 2 + sites.most_results), dtype=np.int64)
