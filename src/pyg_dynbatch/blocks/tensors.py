@@ -111,7 +111,7 @@ class InputRow(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
-        # External rows have a separate store; this operation moves them to that of their type.
+        # External rows have a separate buffer; this operation moves them to the one of their type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
         row = code.record_data(INPUT, tagged, value)
         module = code.model.unique("input row", nn.Identity)
