@@ -45,7 +45,7 @@ def test_fc_initial_weights() -> None:
     assert other.weights.abs().max() <= 0.02 and torch.equal(other.bias, torch.zeros(100))
 
 
-def test_fc_weight_norm_and_normalisation() -> None:
+def test_fc_weight_norm_and_normalization() -> None:
     layer = td.FC(2, activation=None, weight_norm=True)
     three_ways(td.Vector(3) >> layer, [[1, 2, 3], [0, 1, 0]])
     assert layer.scales.tolist() == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Recursion: declared, resolved, deep, memoised, both ways along a tree."""
+"""Recursion: declared, resolved, deep, memoized, both ways along a tree."""
 
 from typing import Any
 

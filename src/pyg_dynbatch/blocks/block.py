@@ -200,7 +200,7 @@ class Block(IOBase):
     def _known(self, side: str) -> Any:
         """Return the input or output type, which must be known by now."""
         if self._types[side] is None:
-            expected = f"a type from its neighbours, or block.set_{side}_type(...)"
+            expected = f"a type from its neighbors, or block.set_{side}_type(...)"
             self._fail(f"the {side} type cannot be inferred", expected, "no type")
         return self._types[side]
 
@@ -324,7 +324,7 @@ class _Pipe(Block):
     def _infer(self) -> None:
         equate((self._children[0], "input"), (self, "input"))
         for one, other in zip(self._children, self._children[1:], strict=False):
-            # Most neighbours agree already, and this runs often in long pipes.
+            # Most neighbors agree already, and this runs often in long pipes.
             if one.output_type is not other.input_type:
                 if one.output_type is None and other.input_type is not None:
                     one._expect_output(other.input_type)
@@ -356,13 +356,13 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like th
     kept = [block for block in found if type(block) is not Identity] or found[:1]
     if not kept:
         return Identity(name=name)
-    # The type of an identity is that of its neighbours.
-    set_neighbour: Callable[[Any], Block] = kept[0].set_input_type
+    # An identity has the type of its neighbors.
+    set_neighbor: Callable[[Any], Block] = kept[0].set_input_type
     for block in found:
         if block in kept:
-            set_neighbour = block.set_output_type
+            set_neighbor = block.set_output_type
         else:
-            set_neighbour(block.input_type)
+            set_neighbor(block.input_type)
     if len(kept) == 1 and name is None:
         return kept[0]
     parts: list[Block] = []

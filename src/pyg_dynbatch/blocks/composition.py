@@ -121,7 +121,7 @@ class Composition(Block):
         # The source of each connected block, in the order of the connections, and its readers.
         self._sources: dict[Block, Any] = {}
         self._readers: dict[Block, list[Block]] = {}
-        # Connected blocks whose types, or those of their sources, are not known yet.
+        # Connected blocks that have, or whose sources have, a type that is not known yet.
         self._untyped: list[Block] = []
         #: Read by children.
         self.input = CompositionIO(self, "input")

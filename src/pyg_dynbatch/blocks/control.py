@@ -299,7 +299,7 @@ class OneOf(Block):
     Raises:
         ValueError: If there are no cases, or two with equal keys (1 and True are equal).
         TypeError: If ``key_fn`` cannot be called, or the cases are of different types.
-        KeyError: When an example's key is that of no case.
+        KeyError: When no case has the key of an example.
 
     Example:
         >>> from pyg_dynbatch import blocks as td

@@ -39,14 +39,14 @@ def from_examples(
 ) -> Block:
     """Infer a block from example documents, which maps a document to a vector.
 
-    Numbers are standardised; whole numbers with at most 100 different values, each seen twice on
+    Numbers are standardized; whole numbers with at most 100 different values, each seen twice on
     average, are categories too. Such strings are categories, others bags of words and trigrams.
     Lists are read out by the mean and maximum of their elements. Missing values and null have
     learned vectors. ``print(block.schema)`` shows what was found.
 
     Args:
         samples: JSON values as :func:`json.loads` returns them.
-        width: Length of the vector, and of those of all parts of a document.
+        width: Length of the vector, and of the vectors of all parts of a document.
         overrides: A choice by path, instead of the inferred one: ``"number"``, ``"categories"``,
             ``"text"``; for lists ``"mean"``, ``"max"``, ``"sum"``, or several joined by ``+``;
             ``"ignore"``; in recursive documents ``"like PATH"``, for values that have the form of
@@ -148,7 +148,7 @@ class _Builder:
     ) -> Block:
         parts = [] if categories is None else [self._category(categories)]
         if deviation:
-            scaled = InputTransform(partial(_standardised, mean, deviation)) >> Vector(1)
+            scaled = InputTransform(partial(_standardized, mean, deviation)) >> Vector(1)
             parts.append(scaled >> nn.Linear(1, self.width, bias=False))
         return parts[0] if len(parts) == 1 else AllOf(*parts) >> Function(torch.add)
 
@@ -189,7 +189,7 @@ def _values_of(keys: tuple[str, ...], value: Mapping[str, Any]) -> list[Any]:
     return [value.get(key, _MISSING) for key in keys]
 
 
-def _standardised(mean: float, deviation: float, value: Any) -> list[float]:
+def _standardized(mean: float, deviation: float, value: Any) -> list[float]:
     return [min(max((value - mean) / deviation, -_FARTHEST), _FARTHEST)]
 
 

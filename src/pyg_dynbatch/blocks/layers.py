@@ -1,4 +1,4 @@
-"""Layers: named modules with types, among them those of Fold: FC, Embedding, FractalNet."""
+"""Layers: named modules with types, such as FC, Embedding and FractalNet of TensorFlow Fold."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -235,7 +235,7 @@ class FC(TensorToTensorLayer):
         ValueError: If a probability is out of range, or the initial weights do not fit.
 
     Reference:
-        Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalisation).
+        Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalization).
 
     Example:
         >>> from pyg_dynbatch import blocks as td

@@ -14,7 +14,7 @@ class EdibleIterator(Iterator[Any]):
     """An iterator that can be converted to an array, any number of times.
 
     Args:
-        iterable: The items, such as those of a computation that is still running.
+        iterable: The items, for instance of a computation that is still running.
 
     Example:
         >>> items = EdibleIterator(n * n for n in range(3))

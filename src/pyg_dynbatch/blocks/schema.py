@@ -53,7 +53,7 @@ def step_to(key: Any) -> str:
 
 @dataclass
 class Node:
-    """The values at one path: how many, and how those of each kind are encoded."""
+    """The values at one path: how many there are, and how each kind is encoded."""
 
     path: str
     count: int

@@ -119,7 +119,7 @@ class Map(Block):
     def __init__(self, elem_block: Any, name: Any = None) -> None:
         super().__init__([elem_block], name=name)
         (self.element_block,) = self._children
-        # Whether the input type is a guess from that of the elements, which are host objects.
+        # Whether the input type is a guess: a host object, since the elements are host objects.
         self._guessed = False
 
     def _set_type(self, side: str, given: Any) -> "Map":
@@ -202,7 +202,7 @@ class Fold(Block):
 class Reduce(Block):
     """Combine the elements of a sequence in pairs, pairs of pairs, and so on.
 
-    Neighbours are combined, in order; n elements take ceil(log2 n) calls one after another.
+    Neighbors are combined, in order; n elements take ceil(log2 n) calls one after another.
 
     Args:
         combine_block: From (left, right) to a value of the same type.
@@ -684,7 +684,7 @@ def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named l
 
 
 class NGrams(Block):
-    """Convert a sequence to the sequence of all windows of n neighbours.
+    """Convert a sequence to the sequence of all windows of n neighbors.
 
     Args:
         n: Size of a window; a sequence with fewer elements has no window.

@@ -111,7 +111,7 @@ class InputRow(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
-        # External rows have a separate store; this operation moves them to that of their type.
+        # External rows have a separate buffer; this operation moves them to the one of their type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
         row = code.record_data(INPUT, tagged, value)
         module = code.model.unique("input row", nn.Identity)
@@ -232,18 +232,15 @@ class _Constant(nn.Module):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
-        if isinstance(tensor, nn.Parameter):
+        if tensor.requires_grad or isinstance(tensor, nn.Parameter):
+            # If it is part of an external graph, it is not moved or saved with this module.
             self.tensor = tensor
-        elif tensor.requires_grad:
-            # Part of an external graph: not copied, moved or saved with this module.
-            self._outside = [tensor]
         else:
             self.register_buffer("tensor", tensor, persistent=False)
 
     def forward(self) -> torch.Tensor:
         """Return the row, with a batch axis of 1."""
-        held = self._outside[0] if "_outside" in self.__dict__ else self.tensor
-        return held[None]
+        return self.tensor[None]
 
 
 class FromTensor(Block):

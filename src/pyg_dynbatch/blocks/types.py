@@ -362,7 +362,7 @@ class _KeepsArguments(ABCMeta):
 
     @property
     def __signature__(cls) -> Signature:
-        """What ``help`` shows: the parameters of the constructor, not those of ``__call__``."""
+        """What ``help`` shows: the parameters of the constructor instead of ``__call__``."""
         return signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
 
 
@@ -451,7 +451,7 @@ class IOBase(metaclass=_KeepsArguments):
         return self._restrict("output", classes)
 
     def set_io_types(self: _IO, other: "IOBase") -> _IO:
-        """Set both types to those of another block or layer, as far as they are known."""
+        """Set both types to the known types of another block or layer."""
         return self.set_input_type(other.input_type).set_output_type(other.output_type)
 
     def _set_type(self: _IO, side: str, given: Any) -> _IO:

@@ -170,9 +170,8 @@ def draw(
         return torch.rand(shape, device=device) < 0.5
     if not has_gradient(dtype):
         least, above = ((-100, 100), (0, most), (0, 2), (0, 1))[attempt]
-        return torch.randint(0 if dtype == torch.uint8 else least, above, shape, device=device).to(
-            dtype
-        )
+        least = 0 if dtype == torch.uint8 else least
+        return torch.randint(least, above, shape, device=device).to(dtype)
     values = torch.randn(shape, device=device, dtype=dtype)
     if dtype.is_complex or attempt == 0:
         return values
