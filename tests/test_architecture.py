@@ -45,7 +45,7 @@ MAX_LINES = {
     "nn": 5_200,
     "training": 2_890,
     "trees": 4_370,
-    "other files": 2_160,
+    "other files": 2_165,
     "installed": 40_580,
     "benchmarks": 6_090,
 }
