@@ -33,18 +33,18 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 151
+MAX_FILES = 150
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_650,
-    "core": 5_830,
+    "core": 5_360,
     "documents": 660,
     "molecules": 8_760,
     "nn": 5_200,
     "training": 2_890,
     "trees": 4_370,
-    "other files": 2_160,
+    "other files": 2_640,
     "installed": 40_580,
     "benchmarks": 6_090,
 }

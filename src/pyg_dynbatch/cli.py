@@ -184,7 +184,7 @@ def _run_experiment(command: str, options: list[str]) -> int:
 
 def _run_on_file(command: str, options: list[str]) -> int:
     """Predict or explain a file of what the first checkpoint was trained on."""
-    from pyg_dynbatch.core.command_line import OneLineArguments
+    from pyg_dynbatch.console import OneLineArguments
     from pyg_dynbatch.training.checkpoints import read_checkpoint
 
     known = OneLineArguments(f"pyg-dynbatch {command}", add_help=False)

@@ -2,7 +2,7 @@
 # fmt: off
 # isort: skip_file
 
-from pyg_dynbatch.core.files import download_verified
+from pyg_dynbatch.files import download_verified
 from pyg_dynbatch.molecules.build import (
     FeaturizeOptions, build_store, featurize_record, featurize_stream,
 )

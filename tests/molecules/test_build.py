@@ -13,7 +13,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from pyg_dynbatch.core import files
+from pyg_dynbatch import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.molecules.build import ERRORS
 from pyg_dynbatch.molecules.files import RawMolecule
@@ -340,7 +340,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_long_work_says_how_far_it_is(capsys, monkeypatch):
     clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr("pyg_dynbatch.core.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("pyg_dynbatch.console.time.monotonic", lambda: next(clock))
     build_store(None, records(60), Letters(), task_names=TASKS, options=options(progress=True))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1 and lines[-1].startswith("featurize: featurizing: 60 molecules in ")

@@ -39,7 +39,7 @@ from torch import nn
 
 from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import atomic_file
+from pyg_dynbatch.files import atomic_file
 
 
 class TracedExamples:

@@ -17,7 +17,7 @@ from torch_geometric.data import Batch, Data
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.schema import LARGEST, DocumentSchema, category_of, kind_of, step_to
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import open_lines
+from pyg_dynbatch.files import open_lines
 from pyg_dynbatch.loading import ResumableLoader, empty_batch
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 

@@ -12,7 +12,7 @@ import torch
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.documents.data import collate, read_documents, traced
 from pyg_dynbatch.documents.task import DocumentPrediction

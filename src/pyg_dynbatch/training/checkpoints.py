@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, check_checksums, existing
+from pyg_dynbatch.files import atomic_file, check_checksums, existing
 
 
 class RandomState(Callback):

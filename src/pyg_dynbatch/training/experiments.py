@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, locked_folder, sha256_of
+from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.training.checkpoints import best_checkpoint
 from pyg_dynbatch.training.command import TaskCLI, find_config, prepare_process, read_yaml
 from pyg_dynbatch.training.predictions import folder_of, write_table

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file
+from pyg_dynbatch.files import atomic_file
 
 
 def checked_device(name: str) -> torch.device:

@@ -18,9 +18,9 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import InMemoryDataset
 
-from pyg_dynbatch.core import files
+from pyg_dynbatch import files
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
 from pyg_dynbatch.trees.columns import TreeColumns

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
-from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.core.structure import depth_of
+from pyg_dynbatch.files import existing
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.files import existing, sha256_of
+from pyg_dynbatch.files import existing, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
 from pyg_dynbatch.trees.text import ParsedTree, location, parse_bracketed

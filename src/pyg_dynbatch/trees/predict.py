@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, Progress, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.training import predictions
 from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 from pyg_dynbatch.training.ensemble import ensemble_of

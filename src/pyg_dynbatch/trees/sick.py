@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.files import read_lines, sha256_of
+from pyg_dynbatch.files import read_lines, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.files import existing, load_tensors, write_atomically
-from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.files import existing, load_tensors, write_atomically
 from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
 
 

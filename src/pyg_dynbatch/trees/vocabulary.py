@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.files import write_atomically
 
 UNKNOWN = "<unk>"
 

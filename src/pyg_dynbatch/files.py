@@ -21,8 +21,8 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.progress import Progress
 
 try:
     import fcntl

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pyg_dynbatch.core.files import (
+from pyg_dynbatch.files import (
     atomic_file,
     download_verified,
     extract_member,
