@@ -1,5 +1,6 @@
 """Stores are made part by part, and continuing after any interruption gives the same store."""
 
+import errno
 import os
 import resource
 import shutil
@@ -272,7 +273,10 @@ def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
 
 
 def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)
+    def refused(*_, **__):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(files, "lock_descriptor", refused)
     with pytest.warns(UserWarning, match="cannot be locked"):
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "other", rows=(7,), featurizer=Halting(interrupt))

@@ -12,6 +12,7 @@ import torch
 from pyg_dynbatch.data import Vocabulary, to_bracketed
 from pyg_dynbatch.datasets import SST
 from pyg_dynbatch.trees import datasets as sst
+from tests.conftest import Server
 
 SPLITS = ("train", "dev", "test")
 
@@ -22,15 +23,16 @@ def raw(samples: Path) -> Path:
 
 
 @pytest.fixture
-def archive(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes the samples the published files, and packs them as the archive is packed."""
+def archive(raw: Path, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes the samples the published files, and packs and serves them as the archive is."""
     path = tmp_path / "there" / "trainDevTestTrees_PTB.zip"
     path.parent.mkdir()
     with zipfile.ZipFile(path, "w") as opened:
         for split in SPLITS:
             opened.write(raw / f"{split}.txt", f"trees/{split}.txt")
     digests = {s: hashlib.sha256((raw / f"{s}.txt").read_bytes()).hexdigest() for s in SPLITS}
-    monkeypatch.setattr(sst, "_URL", path.as_uri())
+    server.files[path.name] = path.read_bytes()
+    monkeypatch.setattr(sst, "_URL", server.url(path.name))
     monkeypatch.setattr(sst, "_ARCHIVE_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     monkeypatch.setattr(sst, "_SHA256", digests)
     return path
@@ -71,13 +73,13 @@ def test_the_cache_knows_vocabulary_and_text(raw: Path, tmp_path: Path) -> None:
     assert "New" in SST(tmp_path, "train", verify=False).vocabulary
 
 
-def test_downloads_and_unpacks(archive: Path, raw: Path, tmp_path: Path) -> None:
+def test_downloads_and_unpacks(archive: Path, server: Server, raw: Path, tmp_path: Path) -> None:
     dataset = SST(tmp_path / "root", "val")
     assert len(dataset) == 2
     for split in SPLITS:
         unpacked = tmp_path / "root" / "raw" / f"{split}.txt"
         assert unpacked.read_bytes() == (raw / f"{split}.txt").read_bytes()
-    archive.unlink()
+    server.files.clear()
     assert len(SST(tmp_path / "root", "test")) == 1
 
 
@@ -85,8 +87,8 @@ def test_unpacks_an_archive_put_in_place(archive: Path) -> None:
     assert len(SST(None, "train", raw_dir=archive.parent)) == 3
 
 
-def test_a_truncated_archive_is_refused(archive: Path, tmp_path: Path) -> None:
-    archive.write_bytes(archive.read_bytes()[:-30])
+def test_a_truncated_archive_is_refused(archive: Path, server: Server, tmp_path: Path) -> None:
+    server.files[archive.name] = archive.read_bytes()[:-30]
     with pytest.raises(ValueError, match=r"SST: .* has a wrong checksum"):
         SST(tmp_path / "root", "train")
     assert not list((tmp_path / "root" / "raw").iterdir())

@@ -11,6 +11,7 @@ from functools import partial
 from operator import is_
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -324,8 +325,10 @@ def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dic
         raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=hint)
     if absent:
         archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
-        for name in absent:
-            files.extract_member(archive, f"trees/{name}", folder / name, "SST")
+        with ZipFile(archive) as opened:
+            for name in absent:
+                write = partial(Path.write_bytes, data=opened.read(f"trees/{name}"))
+                files.write_atomically(folder / name, write)
     for name, path in raw.items() if verify else ():
         files.check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
     return raw
