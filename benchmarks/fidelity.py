@@ -26,7 +26,7 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.optimizers import OptimizerOptions, build_optimizer
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.models import TreeClassifier
-from pyg_dynbatch.trees.vectors import read_word_vectors
+from pyg_dynbatch.trees.words import read_word_vectors
 
 REFERENCE = "one by one"
 WIDTH = 300

@@ -62,7 +62,6 @@ MORE_PARAMETERS = {
     "molecules/featurizer.py:MoleculeFeaturizer.__init__": "every argument is a key of the configs",
     "molecules/models.py:WeaveNet.__init__": "every argument is a key of the configs",
     "samplers.py:NodeBudgetBatchSampler.__init__": "one per option, two of Lightning's",
-    "trees/data.py:DynTreeData.__init__": "one argument per field, all optional, as in PyG's Data",
     "trees/models.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "trees/models.py:TreeSimilarity.__init__": "every argument is a key of the configs",
 }

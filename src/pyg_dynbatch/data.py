@@ -17,27 +17,22 @@ from pyg_dynbatch.molecules.rdkit_access import (
     MoleculeError, canonical_smiles, murcko_scaffold, parse_mol_block, parse_smiles,
     rdkit_data_folder, rdkit_version,
 )
-from pyg_dynbatch.trees.columns import TreeColumns
-from pyg_dynbatch.trees.convert import (
-    from_edge_index, from_nested, from_networkx, from_nltk, from_parents, to_nested, to_networkx,
-    to_nltk, to_parents,
-)
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.convert import from_nested, from_networkx, to_nested, to_networkx
+from pyg_dynbatch.trees.data import DynTreeData, TreeColumns
 from pyg_dynbatch.trees.text import (
     BracketedTree, ParsedTree, forest_to_data, parse_bracketed, parse_parents, to_bracketed,
 )
-from pyg_dynbatch.trees.vectors import Coverage, WordVectors, read_word_vectors, sentence_vectors
-from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
+from pyg_dynbatch.trees.words import WordVectors, read_word_vectors, sentence_vectors
+from pyg_dynbatch.trees.words import Vocabulary, unescape
 
 __all__ = [
-    "AtomFeatures", "BracketedTree", "Coverage", "DeepChemAtoms", "DeepChemPairs",
+    "AtomFeatures", "BracketedTree", "DeepChemAtoms", "DeepChemPairs",
     "DoubleBondStereo", "DynTreeData", "FeatureFile", "KearnesAtoms", "KearnesPairs",
     "MoleculeColumns", "MoleculeData", "MoleculeDescriptors", "MoleculeError", "MoleculeFeaturizer",
     "MorganCounts", "PairFeatures", "PairTable", "ParsedTree", "RDKitDescriptors", "RawMolecule",
     "TreeColumns", "Vocabulary", "WordVectors", "allow_batches", "bonds_of", "canonical_smiles",
-    "forest_to_data", "from_edge_index", "from_nested", "from_networkx", "from_nltk",
-    "from_parents", "murcko_scaffold", "parse_bracketed", "parse_mol_block", "parse_parents",
-    "parse_smiles", "rdkit_data_folder", "rdkit_version", "read_molecules", "read_word_vectors",
-    "sentence_vectors", "to_bracketed", "to_nested", "to_networkx", "to_nltk", "to_parents",
-    "unescape",
+    "forest_to_data", "from_nested", "from_networkx", "murcko_scaffold", "parse_bracketed",
+    "parse_mol_block", "parse_parents", "parse_smiles", "rdkit_data_folder", "rdkit_version",
+    "read_molecules", "read_word_vectors", "sentence_vectors", "to_bracketed", "to_nested",
+    "to_networkx", "unescape",
 ]

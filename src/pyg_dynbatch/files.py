@@ -195,34 +195,38 @@ class Lines:
         self.number = 0
         self._stream = stream
 
-    def __iter__(self) -> Iterator[str]:
+    def raw(self) -> Iterator[bytes]:
+        """Read the lines as bytes."""
         while True:
             try:
-                raw = self._stream.readline()
+                line = self._stream.readline()
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 what = f"{self.name}: the compressed file is corrupt or truncated"
                 wanted, got = "a complete gzip file", f"{type(error).__name__}: {error}"
                 where = f"{self.path}, after line {self.number}"
                 raise mismatch(ValueError, what, wanted, got, where=where) from error
-            if not raw:
+            if not line:
                 return
             self.number += 1
+            yield line
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.raw():
             if self.number == 1:
-                raw = raw.removeprefix(codecs.BOM_UTF8) or b"\n"
+                line = line.removeprefix(codecs.BOM_UTF8) or b"\n"
             try:
-                line = raw.decode("utf-8")
+                yield line.decode("utf-8")
             except UnicodeDecodeError as error:
                 what = f"{self.name}: the text is not UTF-8"
-                got = f"byte 0x{raw[error.start]:02x} ({error.reason})"
+                got = f"byte 0x{line[error.start]:02x} ({error.reason})"
                 where = f"{self.path}:{self.number}:{error.start + 1}"
                 hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
                 raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
-            yield line
 
 
 @contextmanager
 def open_lines(path: str | Path) -> Iterator[Lines]:
-    """Open a UTF-8 text file, which may be compressed with gzip, or standard input for ``-``."""
+    """Open a text file, which may be compressed with gzip, or standard input for ``-``."""
     if str(path) == "-":
         yield Lines(cast(io.BufferedIOBase, sys.stdin.buffer), "-")
         return

@@ -14,7 +14,7 @@ from pyg_dynbatch.data import DynTreeData, Vocabulary
 from pyg_dynbatch.datasets import TreeDataset, TreeFile
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.loader import DataLoader as OwnLoader
-from pyg_dynbatch.trees.columns import TreeColumns
+from pyg_dynbatch.trees.data import TreeColumns
 from pyg_dynbatch.trees.datasets import choose_split
 from tests.trees.helpers import assert_same
 

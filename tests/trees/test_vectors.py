@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import Vocabulary, WordVectors, read_word_vectors, sentence_vectors
-from pyg_dynbatch.trees.vectors import DEFAULT_MODEL, MISSING, find_model
+from pyg_dynbatch.trees.words import DEFAULT_MODEL, MISSING, find_model
 
 
 @pytest.fixture

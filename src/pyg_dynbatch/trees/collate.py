@@ -11,13 +11,14 @@ from pyg_dynbatch.core.levels import DIRECTIONS
 from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.schedule import derive_schedule
 from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
-from pyg_dynbatch.trees.columns import TreeColumns, check_rows
 from pyg_dynbatch.trees.data import (
     EDGE_FIELDS,
     NODE_FIELDS,
     DynTreeData,
+    TreeColumns,
     check_edge_form,
     check_roots,
+    check_rows,
 )
 
 

@@ -14,8 +14,8 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import existing, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
-from pyg_dynbatch.trees.text import ParsedTree, location, parse_bracketed
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.text import ParsedTree, fault_at, parse_bracketed
+from pyg_dynbatch.trees.words import Vocabulary
 
 FORMS = ("operator", "binary")
 
@@ -57,8 +57,7 @@ def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
 
     def wrong(problem: str, at: int, got: str = "") -> ValueError:
         expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
-        at_column = location(where, column + at)
-        return mismatch(ValueError, f"ListOps: {problem}", expected, got, where=at_column)
+        return fault_at(where, column + at, f"ListOps: {problem}", expected, got)
 
     pieces: list[str] = []
     counts: list[int] = []  # arguments so far of each open list

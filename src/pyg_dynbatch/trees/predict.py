@@ -21,7 +21,7 @@ from pyg_dynbatch.trees.datamodules import arity_of
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.task import TreeClassification
 from pyg_dynbatch.trees.text import parse_bracketed
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.words import Vocabulary
 
 
 def vocabulary_of(checkpoint: Mapping[str, Any], path: str | Path) -> Vocabulary:
