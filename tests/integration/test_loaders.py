@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.core.steps import Steps
-from pyg_dynbatch.data import from_parents
 from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
 from tests.training.helpers import bare_trainer
+from tests.trees.helpers import chain_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(num_workers|DistributedSampler|fork)")
 COUNT = 41
@@ -21,7 +21,7 @@ COUNT = 41
 
 def examples():
     return [
-        from_parents(range(-1, n % 7), target=torch.tensor([n]), y=torch.zeros(n % 7 + 1))
+        chain_tree(n % 7 + 1, target=torch.tensor([n]), y=torch.zeros(n % 7 + 1))
         for n in range(COUNT)
     ]
 

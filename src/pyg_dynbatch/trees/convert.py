@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.structure import depth_of, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
-
-ARROWS = ("child_to_parent", "parent_to_child")
 
 
 def from_nested(
@@ -191,16 +189,9 @@ def _leaf_token(value: Any) -> int | None:
     raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.row")
 
 
-def _oriented(edge_index: Tensor, arrows: str, name: str) -> Tensor:
-    """Return edges from child to parent in the direction of the arrows, or the other way round."""
-    checked_choice(f"{name}: unknown direction of arrows", arrows, ARROWS)
-    return edge_index if arrows == "child_to_parent" else edge_index.flip(0)
-
-
 def from_networkx(
     graph: Any,
     *,
-    arrows: str = "parent_to_child",
     token: str | None = None,
     label: str | None = None,
     features: str | None = None,
@@ -209,8 +200,8 @@ def from_networkx(
     """Read a ``networkx.DiGraph`` or ``MultiDiGraph``; nodes are numbered in the graph's order.
 
     Args:
-        graph: The graph.
-        arrows: Which way its edges point; networkx's arborescences point to the children.
+        graph: The graph, whose edges point to the children, as in networkx's arborescences;
+            otherwise pass ``graph.reverse()``.
         token: Name of the node attribute with the row of the vocabulary; nodes may lack it.
         label: Name of the node attribute with the label; nodes may lack it.
         features: Name of the node attribute with the input features; nodes may lack it.
@@ -228,15 +219,14 @@ def from_networkx(
         what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
         raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", graph)
     number = {node: i for i, node in enumerate(graph)}
-    ends = torch.tensor([[number[a], number[b]] for a, b in graph.edges()], dtype=torch.long)
-    edge_index = _oriented(ends.view(-1, 2).t(), arrows, "from_networkx")
+    ends = [(number[child], number[parent]) for parent, child in graph.edges()]
     child_slot = None
     if slot is not None:
         slots = [found for _, _, found in graph.edges(data=slot)]
         if None in slots:
-            edge = slots.index(None)
+            child, parent = ends[slots.index(None)]
             what = f"from_networkx: an edge has no attribute {slot!r}"
-            where = "edge {} -> {} (node numbers)".format(*ends[edge].tolist())
+            where = f"edge {parent} -> {child} (node numbers)"
             raise mismatch(ValueError, what, "the child's position on every edge", where=where)
         child_slot = torch.tensor(slots, dtype=torch.long)
     columns = (
@@ -244,18 +234,18 @@ def from_networkx(
         for name in (token, label, features)
     )
     fields = _node_fields("from_networkx", *columns)
-    return DynTreeData(edge_index.contiguous(), child_slot, num_nodes=len(graph), **fields)
+    edge_index = torch.tensor(ends, dtype=torch.long).view(-1, 2).t().contiguous()
+    return DynTreeData(edge_index, child_slot, num_nodes=len(graph), **fields)
 
 
-def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
+def to_networkx(data: DynTreeData) -> Any:
     """Build a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
 
-    Nodes have the attributes ``token``, ``y``, ``x``; edges, in the order of the slots,
-    ``child_slot``.
+    Edges point to the children. Nodes have the attributes ``token``, ``y``, ``x``; edges, in the
+    order of the slots, ``child_slot``.
 
     Args:
         data: The example.
-        arrows: Which way the edges point.
 
     Raises:
         ImportError: If networkx is missing.
@@ -269,7 +259,7 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
     except ImportError as error:
         what, hint = "to_networkx: networkx is not installed", "pip install 'pyg_dynbatch[trees]'"
         raise mismatch(ImportError, what, hint=hint) from error
-    edges = _oriented(data.edge_index, arrows, "to_networkx")
+    edges = data.edge_index
     repeated = edges.unique(dim=1).size(1) < edges.size(1)
     graph = networkx.MultiDiGraph() if repeated else networkx.DiGraph()
     columns = {key: data[key].tolist() for key in ("token", "y", "x", "has_input") if key in data}
@@ -283,8 +273,8 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
             found.pop("x", None)
         graph.add_node(node, **found)
     slots, order = data.child_slot.sort(stable=True)
-    for start, end, slot in zip(*edges[:, order].tolist(), slots.tolist(), strict=True):
-        graph.add_edge(start, end, child_slot=slot)
+    for child, parent, slot in zip(*edges[:, order].tolist(), slots.tolist(), strict=True):
+        graph.add_edge(parent, child, child_slot=slot)
     return graph
 
 
