@@ -15,7 +15,7 @@ from pyg_dynbatch.datasets import TreeDataset
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.trees.datasets import Content
 from tests.strategies import Dag, structures
-from tests.trees.helpers import assert_same
+from tests.trees.helpers import assert_same, chain_tree
 
 
 def tree_of(dag: Dag, rich: bool) -> DynTreeData:
@@ -27,13 +27,8 @@ def tree_of(dag: Dag, rich: bool) -> DynTreeData:
     return DynTreeData(dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, **fields)
 
 
-def chain(nodes: int, **fields: Any) -> DynTreeData:
-    edges = torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)])
-    return DynTreeData(edges, num_nodes=nodes, **fields)
-
-
 def full(nodes: int) -> DynTreeData:
-    return chain(
+    return chain_tree(
         nodes,
         token=torch.arange(nodes) - 1,
         x=torch.randn(nodes, 2),
@@ -87,21 +82,11 @@ def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> N
         assert_same(dataset[row], tree)
 
 
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
-def test_merging_is_that_of_pyg(sizes: list[int], rich: bool) -> None:
-    trees = [full(n) if rich else chain(n) for n in sizes]
-    columns = TreeColumns.of(trees)
-    assert columns is not None
-    assert_same_batch(Batch.from_data_list(trees), columns.merged())
-
-
 def test_excluded_fields() -> None:
     trees = [full(2), full(3)]
     wanted = Batch.from_data_list(trees, exclude_keys=["x", "y"])
-    for columns, excluded in (
-        (TreeColumns.of(trees, ["x", "y"]), ()),
-        (TreeColumns.of(trees), "xy"),
-    ):
+    for left_out, excluded in ((["x", "y"], ()), ([], "xy")):
+        columns = TreeColumns.of(trees, left_out)
         assert columns is not None
         assert_same_batch(wanted, columns.merged(excluded))
         assert columns.merged(["num_nodes"]) is None
@@ -110,21 +95,18 @@ def test_excluded_fields() -> None:
 def test_examples_stay_as_they_were() -> None:
     tree = full(3)
     Collater()([tree, tree])
-    assert torch.equal(tree.edge_index, chain(3).edge_index)
+    assert torch.equal(tree.edge_index, chain_tree(3).edge_index)
     Collater()([tree]).edge_index.add_(7)
-    assert torch.equal(tree.edge_index, chain(3).edge_index)
+    assert torch.equal(tree.edge_index, chain_tree(3).edge_index)
 
 
 def test_is_a_sequence() -> None:
     columns = columns_of(small(), [2, 0])
     assert [tree.token[0].item() for tree in columns[:]] == [7, 5]
     last = columns[-1].token.tolist()
-    assert (
-        last
-        == columns[[-1]][0].token.tolist()
-        == columns[np.array([False, True])][0].token.tolist()
-    )
-    assert last == [5, 6, -1] and len(columns[[]]) == len(columns[2:]) == 0
+    for chosen in ([-1], np.array([False, True])):
+        assert columns[chosen][0].token.tolist() == last == [5, 6, -1]
+    assert len(columns[[]]) == len(columns[2:]) == 0
     assert repr(columns) == "TreeColumns(2 examples, 6 nodes)"
     for wrong in (2, [0, 2]):
         with pytest.raises(IndexError):
@@ -169,14 +151,14 @@ class OwnTree(DynTreeData):
     [
         [Data(num_nodes=1)],
         [OwnTree(torch.empty(2, 0, dtype=torch.int64), num_nodes=1)],
-        [chain(2, mark=torch.zeros(1))],
-        [chain(2, name="a")],
-        [chain(2, target=torch.tensor(1.0))],
-        [chain(2), full(2)],
-        [chain(2, y=torch.zeros(2)), chain(2, y=torch.zeros(2, dtype=torch.int64))],
-        [chain(2, x=torch.zeros(2, 1)), chain(2, x=torch.zeros(2, 3))],
-        [chain(2, x=torch.zeros(2, 1).to_sparse())],
-        [chain(2, x=torch.zeros(2, 1, device="meta"))],
+        [chain_tree(2, mark=torch.zeros(1))],
+        [chain_tree(2, name="a")],
+        [chain_tree(2, target=torch.tensor(1.0))],
+        [chain_tree(2), full(2)],
+        [chain_tree(2, y=torch.zeros(2)), chain_tree(2, y=torch.zeros(2, dtype=torch.int64))],
+        [chain_tree(2, x=torch.zeros(2, 1)), chain_tree(2, x=torch.zeros(2, 3))],
+        [chain_tree(2, x=torch.zeros(2, 1).to_sparse())],
+        [chain_tree(2, x=torch.zeros(2, 1, device="meta"))],
     ],
 )
 def test_steps_aside_for_examples(examples: list[Data]) -> None:

@@ -138,137 +138,114 @@ def test_roots_that_a_transform_leaves_behind_are_named() -> None:
         data.validate()
 
 
-LEAF = {"edge_index": torch.empty(2, 0, dtype=torch.long), "num_nodes": 1}
-TREE = {"edge_index": EDGES, "num_nodes": 3}
-BAD = {
-    "empty": (LEAF | {"num_nodes": 0}, {}, "the tree is empty"),
-    "two parents": (
-        {"edge_index": torch.tensor([[0, 0], [1, 2]]), "num_nodes": 3},
-        {"require_tree": True},
-        "node 0 has two parents",
-    ),
-    "three parents": (
-        {"edge_index": torch.tensor([[0, 0, 0], [1, 2, 3]]), "num_nodes": 4},
-        {"require_tree": True},
-        "node 0 has 3 parents",
-    ),
-    "two roots": (
-        {"edge_index": EDGES, "num_nodes": 4},
-        {"require_tree": True},
-        "wrong number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]",
-    ),
-    "roots asked for": (TREE, {"roots": 2}, "wrong number of roots"),
-    "edge out of range": (
-        TREE
-        | {"depth": torch.zeros(3).long(), "child_slot": torch.tensor([0, 1])}
-        | {"edge_index": torch.tensor([[0, 5], [2, 2]]), "root_index": torch.tensor([2])},
-        {},
-        "got:      5 -> 2\n  where:    edge 1",
-    ),
-    "cycle": (
-        TREE
-        | {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]), "depth": torch.zeros(3).long()}
-        | {"child_slot": torch.zeros(3).long(), "root_index": torch.tensor([0])},
-        {},
-        "edge_index has a cycle.\n  expected: edges from child to parent without any\n"
-        "  got:      0 -> 1 -> 2 -> 0",
-    ),
-    "wrong depth": (
-        TREE | {"depth": torch.tensor([0, 0, 2])},
-        {},
-        "depth does not belong to edge_index.\n  expected: depth 1 at node 2\n  got:      2",
-    ),
-    "wrong roots": (
-        TREE | {"root_index": torch.tensor([0])},
-        {},
-        "root_index does not belong to edge_index.\n  expected: [2]\n  got:      [0]",
-    ),
-    "slot taken twice": (
-        TREE | {"child_slot": torch.tensor([1, 1])},
-        {},
-        "two children of node 2 have the same slot.\n"
-        "  expected: one child per slot\n  got:      nodes [0, 1] in slot 1",
-    ),
-    "negative slot": (TREE | {"child_slot": torch.tensor([0, -1])}, {}, "child_slot is negative"),
-    "token dtype": (
-        TREE | {"token": torch.zeros(3)},
-        {},
-        "token has an invalid shape or dtype.\n  expected: int64 tensor [3], one per node\n"
-        "  got:      float32 tensor [3]",
-    ),
-    "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
-    **{
-        f"{key} length": (
-            TREE | {key: torch.zeros(5).long()},
+NONE = torch.empty(2, 0, dtype=torch.long)
+CYCLE = torch.tensor([[0, 1, 2], [1, 2, 0]])
+FAR = torch.tensor([[0, 5], [2, 2]])
+ZEROS = torch.zeros(3).long()
+ROOT = torch.tensor([2])
+TWO_PARENTS = torch.tensor([[0, 0], [1, 2]])
+THREE_PARENTS = torch.tensor([[0, 0, 0], [1, 2, 3]])
+EXPLAINED = {"depth": ZEROS, "root_index": ROOT}  # set one by one: the constructor would refuse
+
+
+@pytest.mark.parametrize(
+    ("fields", "demands", "words"),
+    [
+        ({"edge_index": NONE, "num_nodes": 0}, {}, "the tree is empty"),
+        ({"edge_index": TWO_PARENTS}, {"require_tree": True}, "node 0 has two parents"),
+        (
+            {"edge_index": THREE_PARENTS, "num_nodes": 4},
+            {"require_tree": True},
+            "node 0 has 3 parents",
+        ),
+        (
+            {"num_nodes": 4},
+            {"require_tree": True},
+            "wrong number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]",
+        ),
+        ({}, {"roots": 2}, "wrong number of roots"),
+        (
+            {"edge_index": FAR, "child_slot": torch.tensor([0, 1]), **EXPLAINED},
             {},
-            f"got:      int64 tensor [5]\n  where:    train.txt:12\n  try:      leave {key} out",
-        )
-        for key in ("depth", "child_slot")
-    },
-    "token range": (
-        TREE | {"token": torch.tensor([0, 9, -1])},
-        {"num_tokens": 9},
-        "token is out of range at node 1.\n  expected: -1 (none) or 0 to 8\n  got:      9",
-    ),
-    "token below": (TREE | {"token": torch.tensor([0, -2, -1])}, {}, "-1 (none) or 0 upwards"),
-    "label range": (
-        TREE | {"y": torch.tensor([0, 1, 5])},
-        {"num_classes": 5},
-        "y is out of range at node 2",
-    ),
-    "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has an invalid shape or dtype"),
-    "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has an invalid shape or dtype"),
-    "x length": (TREE | {"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
-    "x one axis": (
-        TREE | {"x": torch.zeros(3)},
-        {},
-        "floating-point tensor [3, feature], one per node",
-    ),
-    "x width": (
-        TREE | {"x": torch.zeros(3, 2)},
-        {"feature_width": 3},
-        "x has the wrong width.\n  expected: 3 features per node\n  got:      2",
-    ),
-    "has_input": (
-        TREE | {"has_input": torch.ones(3)},
-        {},
-        "has_input has an invalid shape or dtype",
-    ),
-    "target": (
-        TREE | {"target": torch.zeros(5)},
-        {},
-        "target has an invalid shape or dtype.\n"
-        "  expected: tensor [1] or [1, value], one row per example\n  got:      float32 tensor [5]",
-    ),
-    "not a tensor": (TREE | {"y": [1, 2, 3]}, {}, "got:      list"),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_faults_are_named(fault):
-    fields, demands, message = BAD[fault]
-    # Set one by one: the constructor would refuse some of them itself.
-    if "depth" in fields and "root_index" in fields:
-        data = DynTreeData()
-    else:
-        data = DynTreeData(fields["edge_index"], num_nodes=max(fields["num_nodes"], 1))
+            "got:      5 -> 2\n  where:    edge 1",
+        ),
+        (
+            {"edge_index": CYCLE, "child_slot": ZEROS, **EXPLAINED},
+            {},
+            "edge_index has a cycle.\n  expected: edges from child to parent without any\n"
+            "  got:      0 -> 1 -> 2 -> 0",
+        ),
+        (
+            {"depth": torch.tensor([0, 0, 2])},
+            {},
+            "depth does not belong to edge_index.\n  expected: depth 1 at node 2\n  got:      2",
+        ),
+        (
+            {"root_index": torch.tensor([0])},
+            {},
+            "root_index does not belong to edge_index.\n  expected: [2]\n  got:      [0]",
+        ),
+        (
+            {"child_slot": torch.tensor([1, 1])},
+            {},
+            "two children of node 2 have the same slot.\n"
+            "  expected: one child per slot\n  got:      nodes [0, 1] in slot 1",
+        ),
+        ({"child_slot": torch.tensor([0, -1])}, {}, "child_slot is negative"),
+        (
+            {"token": torch.zeros(3)},
+            {},
+            "token has an invalid shape or dtype.\n  expected: int64 tensor [3], one per node\n"
+            "  got:      float32 tensor [3]",
+        ),
+        ({"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
+        ({"depth": torch.zeros(5).long()}, {}, "tensor [5]\n  where:    train.txt:12\n  try:"),
+        ({"child_slot": torch.zeros(5).long()}, {}, "try:      leave child_slot out"),
+        (
+            {"token": torch.tensor([0, 9, -1])},
+            {"num_tokens": 9},
+            "token is out of range at node 1.\n  expected: -1 (none) or 0 to 8\n  got:      9",
+        ),
+        ({"token": torch.tensor([0, -2, -1])}, {}, "-1 (none) or 0 upwards"),
+        ({"y": torch.tensor([0, 1, 5])}, {"num_classes": 5}, "y is out of range at node 2"),
+        ({"y": torch.zeros(4)}, {}, "y has an invalid shape or dtype"),
+        ({"y": [1, 2, 3]}, {}, "got:      list"),
+        ({"x": torch.zeros(3, 2).long()}, {}, "x has an invalid shape or dtype"),
+        ({"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
+        ({"x": torch.zeros(3)}, {}, "floating-point tensor [3, feature], one per node"),
+        (
+            {"x": torch.zeros(3, 2)},
+            {"feature_width": 3},
+            "x has the wrong width.\n  expected: 3 features per node\n  got:      2",
+        ),
+        ({"has_input": torch.ones(3)}, {}, "has_input has an invalid shape or dtype"),
+        (
+            {"target": torch.zeros(5)},
+            {},
+            "target has an invalid shape or dtype.\n  expected: tensor [1] or [1, value], one row "
+            "per example\n  got:      float32 tensor [5]",
+        ),
+    ],
+)
+def test_faults_are_named(fields: dict, demands: dict, words: str) -> None:
+    fields = {"edge_index": EDGES, "num_nodes": 3, **fields}
+    complete = EXPLAINED.keys() <= fields.keys()
+    nodes = max(fields["num_nodes"], 1)
+    data = DynTreeData() if complete else DynTreeData(fields["edge_index"], num_nodes=nodes)
     for key, value in fields.items():
         data[key] = value
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
         data.validate(**demands, where="train.txt:12")
     assert re.search(r"where:    train.txt:12|^DynTreeData: train.txt:12: ", str(caught.value))
 
 
-def test_nothing_at_all_is_an_empty_tree():
+def test_missing_fields_are_named() -> None:
     with pytest.raises(ValueError, match="the tree is empty"):
         DynTreeData().validate()
     data = DynTreeData(EDGES, num_nodes=3)
     del data.depth
     with pytest.raises(ValueError, match="got:      nothing"):
         data.validate()
-
-
-def test_the_constructor_names_cycles_and_unknown_numbers_of_nodes():
     with pytest.raises(ValueError, match="edge_index has a cycle"):
         DynTreeData(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     with pytest.raises(ValueError, match=r"the number of nodes is unknown[\s\S]*pass num_nodes="):
