@@ -61,17 +61,12 @@ def published(expression: Expression) -> str:
     return f"( {text} {END} )"
 
 
-@given(expressions())
-def test_agrees_with_a_recursive_reading(expression: Expression) -> None:
+@given(expressions(), st.sampled_from(["operator", "binary"]))
+def test_agrees_with_a_recursive_reading(expression: Expression, form: str) -> None:
     pieces = flat(expression)
     assert listops_values(pieces)[0] == value(expression)
     assert format_listops(pieces) == published(expression)
     assert read_listops(published(expression)) == read_listops(" ".join(pieces)) == pieces
-
-
-@given(expressions(), st.sampled_from(["operator", "binary"]))
-def test_trees_are_sound(expression: Expression, form: str) -> None:
-    pieces = flat(expression)
     tree = listops_tree(pieces, form)
     data = tree.to_data(listops_vocabulary())
     data.validate(require_tree=True, num_classes=10, num_tokens=16)
@@ -157,11 +152,8 @@ SMALL = ListOpsRecipe(train=300, val=40, test=50, seed=3)
 def test_the_same_recipe_gives_the_same_distinct_expressions() -> None:
     first = SMALL.generate()
     assert first == SMALL.generate() != replace(SMALL, seed=4).generate()
-    assert {split: len(drawn) for split, drawn in first.items()} == {
-        "train": 300,
-        "val": 40,
-        "test": 50,
-    }
+    sizes = {split: len(drawn) for split, drawn in first.items()}
+    assert sizes == {"train": 300, "val": 40, "test": 50}
     assert len({tuple(pieces) for part in first.values() for pieces in part}) == 390
 
 
@@ -234,13 +226,17 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, problem: str, place: str
     assert f"where:    {path}{place}" in str(caught.value)
 
 
-def test_recipes_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"ListOpsRecipe: max_args is too small[\s\S]*at least 2"):
-        ListOpsRecipe(max_args=1)
-    with pytest.raises(ValueError, match="there are not enough distinct expressions"):
-        ListOpsRecipe(train=20, val=0, test=0, max_depth=1).generate()
-    with pytest.raises(ValueError, match=r"ListOps: the split 'val' is empty"):
-        ListOps(None, "val", recipe=ListOpsRecipe(train=5, val=0, test=0))
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ({"max_args": 1}, r"ListOpsRecipe: max_args is too small[\s\S]*at least 2"),
+        ({"val": 20, "max_depth": 1}, "there are not enough distinct expressions"),
+        ({"train": 5}, r"ListOps: the split 'val' is empty"),
+    ],
+)
+def test_recipes_are_checked(recipe: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ListOps(None, "val", recipe=ListOpsRecipe(**{"train": 0, "val": 0, "test": 0, **recipe}))
 
 
 def test_a_recipe_may_label_all_nodes() -> None:

@@ -74,32 +74,23 @@ def test_the_cache_knows_vocabulary_and_text(raw: Path, tmp_path: Path) -> None:
 
 
 def test_downloads_and_unpacks(archive: Path, server: Server, raw: Path, tmp_path: Path) -> None:
-    dataset = SST(tmp_path / "root", "val")
-    assert len(dataset) == 2
+    published = server.files[archive.name]
+    server.files[archive.name] = published[:-30]
+    with pytest.raises(ValueError, match=r"SST: .* has a wrong checksum"):
+        SST(tmp_path / "root", "train")
+    assert not list((tmp_path / "root" / "raw").iterdir())
+    server.files[archive.name] = published
+    assert len(SST(tmp_path / "root", "val")) == 2
     for split in SPLITS:
         unpacked = tmp_path / "root" / "raw" / f"{split}.txt"
         assert unpacked.read_bytes() == (raw / f"{split}.txt").read_bytes()
     server.files.clear()
     assert len(SST(tmp_path / "root", "test")) == 1
-
-
-def test_unpacks_an_archive_put_in_place(archive: Path) -> None:
-    assert len(SST(None, "train", raw_dir=archive.parent)) == 3
-
-
-def test_a_truncated_archive_is_refused(archive: Path, server: Server, tmp_path: Path) -> None:
-    server.files[archive.name] = archive.read_bytes()[:-30]
-    with pytest.raises(ValueError, match=r"SST: .* has a wrong checksum"):
-        SST(tmp_path / "root", "train")
-    assert not list((tmp_path / "root" / "raw").iterdir())
-
-
-def test_offline_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sst, "_URL", "http://127.0.0.1:9/trainDevTestTrees_PTB.zip")
+    assert len(SST(None, "train", raw_dir=archive.parent)) == 3  # an archive put in place
     hint = "put train.txt, dev.txt and test.txt, or trainDevTestTrees_PTB.zip"
-    match = rf"SST: the download failed[\s\S]*{hint}[\s\S]*{tmp_path / 'raw'}.*raw_dir="
+    match = rf"SST: the download failed[\s\S]*{hint}[\s\S]*{tmp_path / 'other'}.*raw_dir="
     with pytest.raises(ConnectionError, match=match):
-        SST(tmp_path, "train")
+        SST(tmp_path / "other", "train")
 
 
 def test_missing_and_changed_raw_files_are_named(raw: Path, tmp_path: Path) -> None:
