@@ -1,15 +1,12 @@
 """The levels of trees or graphs: one recurrent operation, level by level."""
 
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import CDLL, c_int64
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate, count, pairwise
 from operator import attrgetter, index
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.errors import Mismatch, checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.native import NATIVE_SWITCH, native_library
+from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.steps import (
     GATHER,
@@ -45,7 +42,6 @@ from pyg_dynbatch.core.structure import (
 
 INPUTS, STATES = 0, 1  # numbers of the two buffers
 DIRECTIONS = ("bottom_up", "top_down")
-_SOURCE = Path(__file__).with_name("levels.c")
 _INPUT, _STATE = any_type("input"), any_type("state")
 
 
@@ -290,7 +286,6 @@ def schedule_structure(
     has_input: Tensor | None = None,
     example_sizes: Sequence[int] | np.ndarray | None = None,
     direction: str = "bottom_up",
-    level: Tensor | None = None,
 ) -> Levels:
     """Schedule one recurrent operation over trees or acyclic graphs.
 
@@ -304,8 +299,6 @@ def schedule_structure(
         has_input: Which nodes read an input row, bool ``[node]``; all by default.
         example_sizes: Number of nodes of each example; by default there is one example.
         direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
-        level: Level of each node, ``[node]``, later than those it depends on; by default the
-            earliest one. It is not checked.
 
     Returns:
         The levels.
@@ -324,7 +317,7 @@ def schedule_structure(
         raise mismatch(ValueError, "schedule_structure: invalid arity", wanted, repr(arity))
     examples = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
     down = direction == "top_down"
-    given = _Structure(edge_index, num_nodes, level, child_slot, arity, has_input, examples, down)
+    given = _Structure(edge_index, num_nodes, child_slot, arity, has_input, examples, down)
     laid = _lay_out_in_c(given) or _lay_out(given)
     return Levels(
         index=laid.numbers,
@@ -344,7 +337,6 @@ def schedule_structure(
 class _Structure(NamedTuple):
     edge_index: Tensor
     num_nodes: int
-    level: Tensor | None
     child_slot: Tensor | None
     arity: int | None
     has_input: Tensor | None
@@ -393,16 +385,15 @@ def _lay_out(given: _Structure) -> _Layout:
     example = np.arange(given.examples.size).repeat(given.examples).tolist()
     reading = [node for node in order if filled[node]]
     flat = [*input_row, *children, *ragged, *row, *example, *reading]
-    used = sorted(sizes)  # levels that are given may leave gaps
     numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
-    per_level = ([counter[own] for own in used] for counter in (sizes, inputs, listed))
+    per_level = ([counter[own] for own in sorted(sizes)] for counter in (sizes, inputs, listed))
     single_parent = max(Counter(source).values(), default=0) <= 1
     return _Layout(numbers, *map(tuple, per_level), single_parent)  # type: ignore[call-arg, arg-type]
 
 
 def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
     """Check all fields; return source, target and slot of each edge, level and input of nodes."""
-    edge_index, nodes, given_level, child_slot, arity, has_input, examples, down = given
+    edge_index, nodes, child_slot, arity, has_input, examples, down = given
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
@@ -412,7 +403,7 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         slot = np.arange(edges) if arity is None else numbers_among_equals(target, nodes)
     if down:
         source, target = target, source
-    level = checked_depth(source, target, nodes) if given_level is None else given_level.numpy()
+    level = checked_depth(source, target, nodes)
     filled = np.ones(nodes, dtype=bool)
     if has_input is not None:
         filled = _checked("has_input", has_input, nodes, "node", torch.bool)
@@ -442,65 +433,37 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
         raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
 
 
-@cache
-def _library() -> CDLL | None:
-    library = native_library(_SOURCE)
-    if library is not None:
-        library.schedule_levels.restype = c_int64
-    return library
-
-
 def _lay_out_in_c(given: _Structure) -> _Layout | None:
-    """Like :func:`_lay_out`, in C.
-
-    Returns None without a compiler, for invalid graphs, and for gaps in levels or slots, which
-    :func:`_lay_out` handles.
-    """
-    library: Any = _library() if os.environ.get(NATIVE_SWITCH) != "0" else None
-    edge_index, num_nodes, level, child_slot, arity, has_input, examples, down = given
-    if library is None or num_nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
+    """Like :func:`_lay_out`, in C; None without the extension and for invalid graphs."""
+    native = extension()
+    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
-    num_edges = edge_index.size(1)
-    if (
-        not (
-            _is_plain(edge_index, (2, num_edges))
-            and _is_plain(child_slot, (num_edges,))
-            and _is_plain(level, (num_nodes,))
-            and _is_plain(has_input, (num_nodes,), torch.bool)
-        )
-        or is_in_torch_dispatch_mode()
-    ):
-        return None
-    num_inputs = num_nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
-    places = _places(num_nodes, num_edges, arity, num_inputs)
-    # Not on the default device: C gets the addresses.
-    flat, room = (
-        torch.empty(size, dtype=torch.int64, device="cpu")
-        for size in (places["input_node"][1], 3 * num_nodes + num_edges + 2)
+    edges = edge_index.size(1)
+    is_plain = (
+        _is_plain(edge_index, (2, edges))
+        and _is_plain(child_slot, (edges,))
+        and _is_plain(has_input, (nodes,), torch.bool)
     )
-    edges, start, free = edge_index.data_ptr(), flat.data_ptr(), room.data_ptr()
-    ends = [edges, edges + 8 * num_edges]
-    parts = "input_row", "children", "row", "example", "input_node"
-    more = "child_segment", "edge_order", "child_start"
-    fields = [
-        *(num_nodes, num_edges, -1 if arity is None else index(arity), examples.size),
-        *(reversed(ends) if down else ends),
-        *(0 if each is None else each.data_ptr() for each in (child_slot, level, has_input)),
-        *(torch.from_numpy(examples).data_ptr(), not down),
-        *(start + 8 * places[part][0] for part in (*parts, *more)),
-        *(free, free + 8 * num_nodes, free + 16 * num_nodes),
-    ]
-    levels = library.schedule_levels((c_int64 * len(fields))(*fields))
+    if not is_plain or is_in_torch_dispatch_mode():
+        return None
+    num_inputs = nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
+    size = _places(nodes, edges, arity, num_inputs)["input_node"][1]
+    numbers = np.empty(size, dtype=np.int64)
+    room = np.empty(5 * nodes + edges + 2, dtype=np.int64)
+    first, free = edge_index.data_ptr(), room.ctypes.data
+    source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
+    levels = native.schedule_levels(
+        nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
+        examples=examples.size, source=source, target=target, slot=child_slot, filled=has_input,
+        example_sizes=examples, by_target=not down, index=numbers, levels=free,
+        room=free + 24 * nodes,
+    )  # fmt: skip
     if levels < 0:
         return None
-    found = room.numpy()
-    sizes, inputs = (tuple(found[k : k + levels].tolist()) for k in (0, num_nodes))
-    children = tuple(size * (arity or 0) for size in sizes)
-    if arity is None:
-        starts = flat[slice(*places["child_start"])].numpy()
-        begins = starts[np.cumsum(sizes, dtype=np.int64) - sizes] if sizes else starts
-        children = tuple(np.diff(begins, append=num_edges).tolist()[: len(sizes)])
-    return _Layout(flat, sizes, inputs, children, single_parent=bool(found[2 * num_nodes]))
+    per_level = room[: 3 * levels].reshape(-1, 3).T.tolist()
+    sizes, inputs, children = map(tuple, per_level)
+    return _Layout(torch.from_numpy(numbers), sizes, inputs, children, bool(room[3 * nodes]))
 
 
 def _is_plain(

@@ -183,11 +183,11 @@ class ListOpsRecipe:
         drawn: dict[tuple[str, ...], None] = {}
         idle = 0
         while len(drawn) < wanted:
-            pieces = self._draw(uniform)
-            known = len(drawn)
-            if len(pieces) <= self.max_length:
-                drawn[tuple(pieces)] = None
-            idle = 0 if len(drawn) > known else idle + 1
+            pieces = tuple(self._draw(uniform))
+            is_new = len(pieces) <= self.max_length and pieces not in drawn
+            if is_new:
+                drawn[pieces] = None
+            idle = 0 if is_new else idle + 1
             if idle == _PATIENCE:
                 what = "ListOpsRecipe: there are not enough distinct expressions"
                 hint = "fewer examples, or a larger max_depth, max_args or max_length"

@@ -10,6 +10,7 @@ import torch
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.structure import longest_paths
+from pyg_dynbatch.trees.convert import to_nested
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
 from pyg_dynbatch.trees.words import Vocabulary
 
@@ -283,9 +284,8 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         what, expected = "to_bracketed: the labels are not integers", "classes; -1 for none"
         raise mismatch(ValueError, what, expected, describe_value(data.y), hint="del data.y")
     data.validate(require_tree=True)
-    children = children_of(data)
     words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
-    for node, (below, word) in enumerate(zip(children, words, strict=True)):
+    for node, (below, word) in enumerate(zip(children_of(data), words, strict=True)):
         slots, where = [slot for slot, _ in below], f"node {node}"
         if slots != list(range(len(slots))):
             what, expected = "to_bracketed: a node has an empty slot", "slots 0, 1, … without gaps"
@@ -296,17 +296,12 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
             hint = "-LRB- and -RRB- for brackets"
             raise mismatch(ValueError, what, expected, where=where, hint=hint)
     labels = data.y.tolist() if "y" in data else [None] * len(words)
-    parts: list[str] = []
-    waiting = [int(data.root_index)]  # -1 closes a bracket
-    while waiting:
-        at = waiting.pop()
-        if at < 0:
-            parts.append(")")
-            continue
-        head = " ".join(str(part) for part in (labels[at], words[at]) if part is not None)
-        parts.append(f" ({head}")
-        waiting += [-1, *(child for _, child in reversed(children[at]))]
-    return "".join(parts).strip().replace("( (", "((")
+
+    def write(node: int, parts: tuple[str, ...]) -> str:
+        head = [str(part) for part in (labels[node], words[node]) if part is not None]
+        return f"({' '.join([*head, *parts])})"
+
+    return to_nested(data, write)
 
 
 _OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collapsed dependencies

@@ -247,14 +247,11 @@ class WordVectors:
         absent = (wanted & ~self.found).nonzero().flatten().tolist()
         if absent:
             words = [repr(self.vocabulary[row]) for row in absent[:5]] + ["..."] * (len(absent) > 5)
-            raise mismatch(
-                ValueError,
-                f"WordVectors: the vector of token {words[0]} is missing",
-                f"a vector for each of {int(wanted.sum())} words",
-                f"{len(absent)} words without: {', '.join(words)}",
-                where=self.source,
-                hint="missing='uniform' with strict=False, or a fuller source",
-            )
+            what = f"WordVectors: the vector of token {words[0]} is missing"
+            expected = f"a vector for each of {int(wanted.sum())} words"
+            got = f"{len(absent)} words without: {', '.join(words)}"
+            hint = "missing='uniform' with strict=False, or a fuller source"
+            raise mismatch(ValueError, what, expected, got, where=self.source, hint=hint)
         return self
 
     def only_found(self) -> "WordVectors":
@@ -446,8 +443,9 @@ def sentence_vectors(
         >>> vectors.width, vectors.matrix[1].norm()  # doctest: +SKIP
         (384, tensor(6.0000))
     """
+    words = vocabulary.words[1:]
     known = _read_cache(Path(cache), model) if cache is not None else {}
-    absent = [word for word in vocabulary.words[1:] if word not in known]
+    absent = [word for word in words if word not in known]
     if absent:
         encoded = _encode(absent, model, batch_size, device)
         known.update(zip(absent, encoded, strict=True))
@@ -456,11 +454,10 @@ def sentence_vectors(
             content = {"format": _FORMAT, "model": model, "words": list(known), "vectors": vectors}
             write_atomically(cache, partial(torch.save, content))
     matrix = torch.zeros(len(vocabulary), len(next(iter(known.values()), ())))
-    if len(vocabulary) > 1:
-        matrix[1:] = torch.stack([known[word] for word in vocabulary.words[1:]])
+    if words:
+        matrix[1:] = torch.stack([known[word] for word in words])
         matrix[0] = matrix[1:].mean(dim=0)
-    found = torch.ones(len(vocabulary), dtype=torch.bool)
-    found[0] = False
+    found = torch.arange(len(vocabulary)) > 0
     return WordVectors(vocabulary, matrix * scale, found, source=model)
 
 
