@@ -120,53 +120,27 @@ def broken(**fields) -> DynTreeData:
     return data
 
 
-FAR = torch.tensor([[5, *TREE.edge_index[0, 1:].tolist()], TREE.edge_index[1].tolist()])
+FAR = broken(edge_index=TREE.edge_index.index_fill(1, torch.tensor([0]), 0))
+FAR.edge_index[0, 0] = 5
 WITH_Y = broken(y=torch.zeros(5).long())
 NARROW, WIDE = broken(x=torch.zeros(5, 2)), broken(x=torch.zeros(5, 3))
-COUNT_3 = from_nested((1, 2, 3))
+FLOATS, SHORT = broken(token=TREE.token.float()), broken(token=TREE.token[:3])
+SLOTTED, WIDER = broken(child_slot=torch.tensor([0])), from_nested((1, 2, 3))
 
 
 @pytest.mark.parametrize(
     ("examples", "options", "words"),
     [
         ([], {}, "Collater: the batch is empty.\n  expected: at least one example"),
-        (
-            [TREE, TREE, WITH_Y],
-            {},
-            "an example has other fields than the first of its batch.\n  .*\n"
-            "  got:      also y\n  where:    example 2 of the batch",
-        ),
+        ([TREE, TREE, WITH_Y], {}, "other fields than the first .*\n.*\n.* also y\n.*example 2"),
         ([WITH_Y, TREE], {}, "got:      no y"),
         ([WITH_Y, WIDE], {"exclude_keys": ["y"]}, "got:      also x"),
-        (
-            [TREE, broken(token=TREE.token.float())],
-            {},
-            "token has a different dtype or width than in the first example.\n  expected: int64 "
-            "tensor .5.\n  got:      float32 tensor .5.\n  where:    example 1 of the batch",
-        ),
-        (
-            [NARROW, NARROW, WIDE],
-            {},
-            "expected: float32 tensor .5, 2.\n  got:      float32 tensor .5, 3.\n.*example 2",
-        ),
-        (
-            [LEAF, broken(edge_index=FAR), TREE],
-            {},
-            "Collater: an edge has a node that does not exist.\n  expected: node numbers from 0 to "
-            "4\n  got:      5 -> 0\n  where:    example 1 of the batch",
-        ),
-        (
-            [TREE, broken(token=TREE.token[:3])],
-            {},
-            "Collater: token has the wrong length.\n  expected: 5 rows\n  got:      3\n"
-            "  where:    example 1 of the batch",
-        ),
-        (
-            [LEAF, broken(child_slot=torch.tensor([0]))],
-            {},
-            r"child_slot has the wrong length[\s\S]*try: +leave child_slot out",
-        ),
-        ([LEAF, TREE, COUNT_3], {"arity": 2}, "Collater: example 2 of the"),
+        ([TREE, FLOATS], {}, "token has a different dtype or .*\n.*int64.*\n.*float32.*\n.*1 of"),
+        ([NARROW, NARROW, WIDE], {}, "float32 tensor .5, 2.\n.* tensor .5, 3.\n.*example 2"),
+        ([LEAF, FAR, TREE], {}, "an edge has a node that .*\n.*0 to 4\n.*5 -> 0\n.*example 1"),
+        ([TREE, SHORT], {}, "token has the wrong length.\n.* 5 rows\n.* 3\n.*example 1 of"),
+        ([LEAF, SLOTTED], {}, r"child_slot has the wrong length[\s\S]*try: +leave child_slot out"),
+        ([LEAF, TREE, WIDER], {"arity": 2}, "Collater: example 2 of the"),
         ([TREE], {"arity": 0}, "Collater: arity is too small"),
         ([TREE], {"direction": "up"}, "Collater: unknown direction"),
         ([TREE], {"exclude_keys": ["edge_index"]}, "exclude_keys holds what the plan is made from"),

@@ -255,16 +255,19 @@ def test_layers_by_name() -> None:
 
 TREE = DynTreeData(balanced(1).edge_index, num_nodes=3, x=torch.zeros(3, 4))
 WIDE = DynTreeData(balanced(1).edge_index, num_nodes=3, x=torch.zeros(3, 6))
-FIRST = next((n, t) for n, t in enumerate(Collater()(EXAMPLES).token.tolist()) if t > 2)
+NODE, TOKEN = next((n, t) for n, t in enumerate(Collater()(EXAMPLES).token.tolist()) if t > 2)
+OUTSIDE = f"token is not in the embedding.*0 to 2.*got: +{TOKEN}.*node {NODE} of the"
 THREE_ROOTS = example(Dag(((), (), ())))
 FLIPPED = Collater()([pair(balanced(1), balanced(1))])
 FLIPPED.root_index = FLIPPED.root_index.flip(0)
 FOUR = DynTreeData(torch.tensor([[0, 1, 2, 3], [4] * 4]), token=torch.arange(5))
 BELOW = DynTreeData(torch.tensor([[0], [1]]), num_nodes=2, token=torch.tensor([-2, 1]))
-LOOP, GOOD = (
-    Data(edge_index=edges, token=torch.ones(2).long(), num_nodes=2)
-    for edges in (torch.tensor([[0, 1], [1, 0]]), torch.tensor([[0], [1]]))
-)
+GOOD = Data(edge_index=torch.tensor([[0], [1]]), token=torch.ones(2).long(), num_nodes=2)
+LOOP = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), token=GOOD.token, num_nodes=2)
+
+
+def stock(*examples: Data) -> Batch:
+    return Batch.from_data_list(list(examples))
 
 
 @pytest.mark.parametrize(
@@ -272,33 +275,25 @@ LOOP, GOOD = (
     [
         (classifier(), Collater(arity=2)(EXAMPLES[:1]), "the schedule was made for"),
         (classifier(), Collater(arity=3)([TREE]), "the batch has no token.*num_tokens=0 for"),
+        (
+            classifier(),
+            stock(EXAMPLES[0], FOUR, EXAMPLES[1]),
+            "^TreeEncoder: example 1 of the batch:",
+        ),
+        (classifier(), stock(GOOD, GOOD, LOOP), "example 2 of the batch: .*has a cycle"),
+        (classifier("child_sum"), stock(BELOW), "token is out of range at node 0"),
         (TreeClassifier(0, 5, 4, 3), Collater(arity=2)(EXAMPLES[:1]), "the batch has no x"),
         (TreeClassifier(0, 5, 4, 3), Collater(arity=2)([WIDE]), "floating .row, 4."),
-        (
-            TreeClassifier(3, 5, 4, 3, arity=3),
-            Collater(arity=3)(EXAMPLES),
-            f"token is not in the embedding.*0 to 2.*got: +{FIRST[1]}.*node {FIRST[0]} of the",
-        ),
+        (TreeClassifier(3, 5, 4, 3, arity=3), Collater(arity=3)(EXAMPLES), OUTSIDE),
         (
             similarity(),
             Collater()(EXAMPLES[:2]),
-            "TreeSimilarity: not two roots per example.*got:      1 roots.*example 0 of the batch",
+            "not two roots per.*1 roots.*example 0 of the batch",
         ),
         # Four roots for two examples, but not two each.
         (similarity(), Collater()([THREE_ROOTS, EXAMPLES[0]]), "got:      3 roots"),
         (similarity(), THREE_ROOTS, "expected: 2 roots"),
         (similarity(), FLIPPED, "root_index does not belong to edge_index"),
-        (
-            classifier(),
-            Batch.from_data_list([EXAMPLES[0], FOUR, EXAMPLES[1]]),
-            "^TreeEncoder: example 1 of the batch: ",
-        ),
-        (
-            classifier(),
-            Batch.from_data_list([GOOD, GOOD, LOOP]),
-            "example 2 of the batch: .*has a cycle",
-        ),
-        (classifier("child_sum"), Batch.from_data_list([BELOW]), "token is out of range at node 0"),
     ],
 )
 def test_batches_that_do_not_fit(model: nn.Module, batch: Any, match: str) -> None:
