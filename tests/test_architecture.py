@@ -33,23 +33,23 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 150
+MAX_FILES = 145
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_650,
-    "core": 5_400,
+    "core": 4_950,
     "documents": 660,
     "molecules": 8_760,
     "native": 0,
     "nn": 5_200,
     "training": 2_890,
-    "trees": 4_370,
-    "other files": 2_640,
-    "installed": 40_580,
+    "trees": 4_050,
+    "other files": 2_605,
+    "installed": 39_460,
     "benchmarks": 6_090,
 }
-MAX_CODE = 26_290
+MAX_CODE = 25_545
 MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

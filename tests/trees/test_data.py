@@ -143,28 +143,12 @@ FORM = "has an invalid shape or dtype.\n  expected: "
         ({"num_nodes": 4}, TREE, "number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]"),
         ({}, {"roots": 2}, "wrong number of roots"),
         ({"edge_index": FAR, **GIVEN}, {}, "got:      5 -> 2\n  where:    edge 1"),
-        (
-            {"edge_index": CYCLE, **GIVEN},
-            {},
-            "edge_index has a cycle.\n  expected: edges from child to parent without any\n"
-            "  got:      0 -> 1 -> 2 -> 0",
-        ),
-        (
-            {"depth": [0, 0, 2]},
-            {},
-            "depth does not belong to edge_index.\n  expected: depth 1 at node 2\n  got:      2",
-        ),
-        (
-            {"root_index": [0]},
-            {},
-            "root_index does not belong to edge_index.\n  expected: [2]\n  got:      [0]",
-        ),
-        (
-            {"child_slot": [1, 1]},
-            {},
-            "two children of node 2 have the same slot.\n"
-            "  expected: one child per slot\n  got:      nodes [0, 1] in slot 1",
-        ),
+        ({"edge_index": CYCLE, **GIVEN}, {}, "has a cycle.\n  expected: edges from child to"),
+        ({"edge_index": CYCLE, **GIVEN}, {}, "  got:      0 -> 1 -> 2 -> 0"),
+        ({"depth": [0, 0, 2]}, {}, "edge_index.\n  expected: depth 1 at node 2\n  got:      2"),
+        ({"root_index": [0]}, {}, "to edge_index.\n  expected: [2]\n  got:      [0]"),
+        ({"child_slot": [1, 1]}, {}, "two children of node 2 have the same slot.\n  expected: one"),
+        ({"child_slot": [1, 1]}, {}, "got:      nodes [0, 1] in slot 1"),
         ({"child_slot": [0, -1]}, {}, "child_slot is negative"),
         ({"token": torch.zeros(3)}, {}, f"token {FORM}int64 tensor [3], one per node\n  got: "),
         ({"token": [0, 0]}, {}, "got:      int64 tensor [2]"),
@@ -178,17 +162,9 @@ FORM = "has an invalid shape or dtype.\n  expected: "
         ({"x": torch.zeros(3, 2).long()}, {}, f"x {FORM}"),
         ({"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
         ({"x": torch.zeros(3)}, {}, "floating-point tensor [3, feature], one per node"),
-        (
-            {"x": torch.zeros(3, 2)},
-            {"feature_width": 3},
-            "expected: 3 features per node\n  got:   ",
-        ),
+        ({"x": torch.zeros(3, 2)}, {"feature_width": 3}, "expected: 3 features per node\n  got: "),
         ({"has_input": torch.ones(3)}, {}, f"has_input {FORM}"),
-        (
-            {"target": torch.zeros(5)},
-            {},
-            f"target {FORM}tensor [1] or [1, value], one row per exam",
-        ),
+        ({"target": torch.zeros(5)}, {}, f"target {FORM}tensor [1] or [1, value], one row per"),
     ],
 )
 def test_faults_are_named(fields: dict, demands: dict, words: str) -> None:
