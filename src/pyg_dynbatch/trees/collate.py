@@ -153,15 +153,7 @@ class DataLoader(ResumableLoader):
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.arity = arity
-        self.direction = direction
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            Collater(dataset, follow_batch, exclude_keys, arity=arity, direction=direction),
-            seed=seed,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            **kwargs,
-        )
+        self.arity, self.direction = arity, direction
+        pyg: Any = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+        collater = Collater(dataset, **pyg, arity=arity, direction=direction)
+        super().__init__(dataset, batch_size, shuffle, collater, seed=seed, **pyg, **kwargs)

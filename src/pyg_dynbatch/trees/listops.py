@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import islice
 from os.path import commonprefix
 from pathlib import Path
 from statistics import median
@@ -106,10 +106,10 @@ def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "r
     checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, known)
     if form == "operator":
         marks = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
-        text = " ".join(marks.get(piece, f"({piece})") for piece in pieces)
+        written = pieces
     else:
-        written = format_listops(pieces).split(" ")
-        text = " ".join(piece if piece in "()" else f"({piece})" for piece in written)
+        marks, written = {"(": "(", ")": ")"}, format_listops(pieces).split(" ")
+    text = " ".join(marks.get(piece, f"({piece})") for piece in written)
     tree, values = parse_bracketed(text, labels="none"), listops_values(pieces)
     count = len(values) if labels == "all" else 1
     tree.labels[:count] = values[:count]
@@ -193,12 +193,9 @@ class ListOpsRecipe:
                 hint = "fewer examples, or a larger max_depth, max_args or max_length"
                 raise mismatch(ValueError, what, wanted, len(drawn), hint=hint)
         # Short expressions are drawn first, so the order of drawing must not decide the split.
-        order = sorted(drawn, key=lambda _: uniform())
-        ends = (0, self.train, self.train + self.val, wanted)
-        return {
-            split: [list(pieces) for pieces in order[start:end]]
-            for split, (start, end) in zip(_SPLITS, pairwise(ends), strict=True)
-        }
+        order = iter(sorted(drawn, key=lambda _: uniform()))
+        sizes = {split: getattr(self, split) for split in _SPLITS}
+        return {split: list(map(list, islice(order, size))) for split, size in sizes.items()}
 
     def _draw(self, uniform: Callable[[], float]) -> list[str]:
         pieces: list[str] = []

@@ -132,7 +132,7 @@ def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
     """Find, for each split, either one table or the files of words, scores and parents."""
     checked_choice("SICK: unknown trees", trees, _TREES)
     names = ["a.toks", "b.toks", "sim.txt"]
-    names += [f"{sentence}.{_PARENT_FILES[trees]}" for sentence in "ab" if trees in _PARENT_FILES]
+    names += [f"{sentence}.{_PARENT_FILES[trees]}" for sentence in "ab" if trees != "chain"]
     files = {split: [folder / split / name for name in names] for split in _SPLITS}
     absent = [path for path in chain(*files.values()) if not path.is_file()]
     if not absent:
