@@ -46,9 +46,7 @@ def test_loaders_ask_the_model_for_its_arity(tmp_path: Path, cell: str, arity: i
 
 
 @pytest.mark.parametrize("options", [{}, {"max_nodes": 150}])
-def test_every_example_comes_once_and_only_training_is_shuffled(
-    tmp_path: Path, options: dict
-) -> None:
+def test_every_example_comes_once_and_only_training_is_shuffled(tmp_path, options):
     data = attached(listops(tmp_path, **options), tmp_path)
     for split in ("train", "val", "test"):
         batches = list(getattr(data, f"{split}_dataloader")())
@@ -95,9 +93,7 @@ def test_words_without_a_vector(tmp_path: Path, samples: Path) -> None:
     assert len(missing.unique(dim=0)) == len(missing) > 1
 
 
-def test_vectors_are_scaled_and_reach_the_model(
-    tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_are_scaled_and_reach_the_model(tmp_path, samples, monkeypatch):
     data = sst(samples, tmp_path, vectors=glove(samples, missing="zeros", scale=2.0))
     module = task(data, embedding_channels=3, cell="nary")
     run = trainer(tmp_path, limit_train_batches=0)
@@ -161,9 +157,7 @@ def test_pictures_show_small_trees_with_their_true_words(tmp_path: Path, samples
     assert shown & {"MIN", "MAX", "MED", "SM"} and not any("[" in text for text in shown)
 
 
-def test_seed_is_the_global_one_else_that_of_the_first_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seed_is_the_global_one_else_that_of_the_first_rank(tmp_path, monkeypatch):
     def seeds(data: TreeDataModule) -> set[int | None]:
         return {data.train_dataloader().seed, data.val_dataloader().batch_sampler.seed}
 

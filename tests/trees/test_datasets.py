@@ -53,9 +53,7 @@ def same(one: TreeDataset, other: TreeDataset) -> bool:
     return one.vocabulary == other.vocabulary
 
 
-def test_what_is_read_back_is_what_was_built(
-    trees: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_read_back_is_what_was_built(trees, tmp_path, capsys, monkeypatch):
     uncached = TreeFile(trees)
     assert capsys.readouterr() == ("", "TreeFile: trees: 3 of 3 trees in 0 s\n")
     built = TreeFile(trees, tmp_path)
@@ -112,9 +110,7 @@ def test_the_cache_knows_the_transform(trees: Path, tmp_path: Path) -> None:
         TreeFile(trees, tmp_path, pre_transform=lambda data: twice(data))
 
 
-def test_an_interrupted_build_or_write_leaves_nothing(
-    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_or_write_leaves_nothing(trees, tmp_path, monkeypatch):
     def half(content: object, path: Path) -> None:
         path.write_bytes(b"PK half of a file")
         raise KeyboardInterrupt
@@ -151,9 +147,7 @@ def test_a_cache_corrupted_later_is_rebuilt(trees: Path, tmp_path: Path, damage:
     assert same(TreeFile(trees, tmp_path), built)  # without a warning, which would be an error
 
 
-def test_a_cache_folder_that_cannot_be_written(
-    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_folder_that_cannot_be_written(trees, tmp_path, monkeypatch):
     def refuse(content: object, path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 

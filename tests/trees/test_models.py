@@ -19,17 +19,8 @@ from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, TreeGRU, TreeRNN
 from pyg_dynbatch.testing import assert_model_agrees
 from pyg_dynbatch.trees.models import make_layer
-from tests.strategies import (
-    Dag,
-    balanced,
-    chain,
-    few,
-    full_trees,
-    single_node,
-    star,
-    structures,
-    trees,
-)
+from tests import strategies as some
+from tests.strategies import Dag, balanced, chain, few, single_node, star
 
 FEW = few(8)
 CELLS = ("nary", "child_sum", "gru", "rnn")
@@ -72,11 +63,11 @@ PAIRS = [pair(balanced(1), chain(3)), pair(single_node(), single_node(), 4), pai
 @FEW
 @given(data=st.data())
 def test_a_batch_is_like_its_examples_alone(cell: str, data: st.DataObject) -> None:
-    dags = data.draw(st.lists(structures(10, 3), min_size=1, max_size=4))
+    dags = data.draw(st.lists(some.structures(10, 3), min_size=1, max_size=4))
     every = data.draw(st.integers(1, 3))
     examples = [example(dag, seed, every) for seed, dag in enumerate(dags)]
     assert_model_agrees(classifier(cell), examples, Collater(arity=ARITY[cell]))
-    several = st.lists(st.tuples(trees(6, 3), full_trees(4)), min_size=1, max_size=4)
+    several = st.lists(st.tuples(some.trees(6, 3), some.full_trees(4)), min_size=1, max_size=4)
     pairs = [pair(*dags, seed) for seed, dags in enumerate(data.draw(several))]
     assert_model_agrees(similarity(cell), pairs, Collater(arity=ARITY[cell]))
 
@@ -126,9 +117,7 @@ def dropout_in_the_embedding(model: TreeClassifier) -> None:
 @pytest.mark.parametrize(
     "switch", (dropout_trains, probability_changes, own_dropout, dropout_in_the_embedding)
 )
-def test_equal_leaves_have_their_own_dropout_whoever_drops(
-    switch: Callable[[TreeClassifier], None],
-) -> None:
+def test_equal_leaves_have_their_own_dropout_whoever_drops(switch):
     model = classifier(embedding_dropout=0.0 if switch is probability_changes else 0.5).eval()
     leaves = DynTreeData(torch.empty(2, 0, dtype=torch.long), token=torch.ones(200).long())
     batch = Collater(arity=3)([leaves])

@@ -86,9 +86,7 @@ def all_kinds(folder: Path, samples: Path) -> Batches:
     "context",
     [None, *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
 )
-def test_batches_before_there_and_afterwards(
-    context: str | None, tmp_path: Path, samples: Path
-) -> None:
+def test_batches_before_there_and_afterwards(context, tmp_path, samples):
     batches = all_kinds(tmp_path, samples)
     before = [batches[i] for i in range(len(batches))]
     if context is None:

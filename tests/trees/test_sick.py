@@ -39,9 +39,7 @@ def test_the_target_is_a_distribution_with_the_score_as_mean(score: float) -> No
     ("trees", "nodes", "roots"),
     [("dependency", [9, 5], [[2, 8], [1, 4]]), ("constituency", [18, 8], [[8, 17], [2, 7]])],
 )
-def test_two_trees_in_order(
-    raw: Path, trees: str, nodes: list[int], roots: list[list[int]]
-) -> None:
+def test_two_trees_in_order(raw, trees, nodes, roots):
     dataset = SICK(None, "train", trees, raw_dir=raw)
     assert dataset.node_counts == nodes
     assert [data.root_index.tolist() for data in dataset] == roots

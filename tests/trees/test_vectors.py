@@ -35,9 +35,7 @@ def test_coverage_by_split(vectors: WordVectors) -> None:
         (None, "a vector for each of 3 words"),
     ],
 )
-def test_words_without_vector_are_named_when_they_occur(
-    vectors: WordVectors, counts: list[int] | None, words: str
-) -> None:
+def test_words_without_vector_are_named_when_they_occur(vectors, counts, words):
     assert vectors.require(torch.tensor([0, 1, 0, 2])) is vectors
     with pytest.raises(ValueError, match=words):
         vectors.require(None if counts is None else torch.tensor(counts))
@@ -60,9 +58,7 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("name", ["glove.txt", "word2vec.txt", "glove.txt.gz"])
-def test_reads_every_format(
-    samples: Path, tmp_path: Path, vocabulary: Vocabulary, name: str
-) -> None:
+def test_reads_every_format(samples, tmp_path, vocabulary, name):
     path = samples / name
     if name.endswith(".gz"):
         path = tmp_path / name
@@ -119,9 +115,7 @@ def test_options_of_missing_words(samples: Path, vocabulary: Vocabulary) -> None
         ("the 1 2 3\n\nfilm 1 2 3\n", 2, "0 values"),
     ],
 )
-def test_a_bad_line_is_named(
-    tmp_path: Path, vocabulary: Vocabulary, text: str, line: int, got: str
-) -> None:
+def test_a_bad_line_is_named(tmp_path, vocabulary, text, line, got):
     path = tmp_path / "vectors.txt"
     path.write_text(text)
     match = rf"is not 3 numbers[\s\S]*got:      {got}\n[\s\S]*where:    {path}:{line}"
@@ -142,9 +136,7 @@ WHOLE = gzip.compress(b"\n".join(b"word%d 0.25 0.5" % i for i in range(1000)))
         (None, "vectors.gz: there is no such file"),
     ],
 )
-def test_files_that_cannot_be_read(
-    tmp_path: Path, vocabulary: Vocabulary, content: bytes | None, words: str
-) -> None:
+def test_files_that_cannot_be_read(tmp_path, vocabulary, content, words):
     path = tmp_path / ("vectors.gz" if content is None or content[:1] == WHOLE[:1] else "a.txt")
     if content is not None:
         path.write_bytes(content)
@@ -186,9 +178,7 @@ def test_every_word_gets_its_scaled_vector(encoder: type[Encoder], capsys) -> No
     assert capsys.readouterr() == ("", "encoding with some/model: 3 of 3 words in 0 s\n")
 
 
-def test_the_cache_saves_the_encoder(
-    encoder: type[Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_saves_the_encoder(encoder, tmp_path, monkeypatch):
     cache = tmp_path / "cache.pt"
     first = sentence_vectors(Vocabulary(["a", "b"]), "m/x", cache=cache)
     second = sentence_vectors(Vocabulary(["c", "b"]), "m/x", cache=cache)
@@ -207,9 +197,7 @@ def test_the_cache_saves_the_encoder(
         sentence_vectors(Vocabulary(["a"]), cache=cache)
 
 
-def test_finds_models_in_folders_and_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finds_models_in_folders_and_packages(tmp_path, monkeypatch):
     model = tmp_path / "carries_model" / "model"
     model.mkdir(parents=True)
     (model / "modules.json").write_text("[]")
