@@ -110,17 +110,27 @@ def test_the_cache_knows_the_transform(trees: Path, tmp_path: Path) -> None:
         TreeFile(trees, tmp_path, pre_transform=lambda data: twice(data))
 
 
-def test_an_interrupted_build_or_write_leaves_nothing(trees, tmp_path, monkeypatch):
+def test_an_interrupted_build_or_write_leaves_nothing(trees, tmp_path, monkeypatch) -> None:
     def half(content: object, path: Path) -> None:
         path.write_bytes(b"PK half of a file")
         raise KeyboardInterrupt
 
+    def refuse(content: object, path: Path) -> None:
+        raise PermissionError(13, "Permission denied")  # a superuser may write everywhere
+
     with pytest.raises(KeyboardInterrupt):
         TreeFile(trees, tmp_path, pre_transform=Interrupt())
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(torch, "save", half)
-        TreeFile(trees, tmp_path)
+    refused = "PermissionError: Permission denied"
+    for save, error, match in ((half, KeyboardInterrupt, None), (refuse, OSError, refused)):
+        monkeypatch.setattr(torch, "save", save)
+        with pytest.raises(error, match=match):
+            TreeFile(trees, tmp_path)
+    monkeypatch.undo()
     assert cached_files(tmp_path) == []
+    (tmp_path / "file").write_text("where a folder should be")
+    match = r"the file cannot be written[\s\S]*folder; or check its permissions"
+    with pytest.raises(OSError, match=match):
+        TreeFile(trees, tmp_path / "file")
     (tmp_path / "processed").mkdir(exist_ok=True)
     (tmp_path / "processed" / ".trees.0123.tmp").write_bytes(b"of a process that was killed")
     assert len(TreeFile(trees, tmp_path)) == 3
@@ -145,20 +155,6 @@ def test_a_cache_corrupted_later_is_rebuilt(trees: Path, tmp_path: Path, damage:
         assert same(TreeFile(trees, tmp_path), built)
     assert len(caught) == 1 and str(path) in str(caught[0].message)
     assert same(TreeFile(trees, tmp_path), built)  # without a warning, which would be an error
-
-
-def test_a_cache_folder_that_cannot_be_written(trees, tmp_path, monkeypatch):
-    def refuse(content: object, path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "file").write_text("where a folder should be")
-    match = r"the file cannot be written[\s\S]*folder; or check its permissions"
-    with pytest.raises(OSError, match=match):
-        TreeFile(trees, tmp_path / "file")
-    # Simulated, because a superuser may write everywhere.
-    monkeypatch.setattr(torch, "save", refuse)
-    with pytest.raises(OSError, match="got:      PermissionError: Permission denied"):
-        TreeFile(trees, tmp_path / "root")
 
 
 def test_parts_of_a_data_set_count_their_own(trees: Path) -> None:
@@ -227,12 +223,6 @@ def test_labels_and_words_are_found(tmp_path: Path) -> None:
     assert other.num_classes == 9 and other[1].token.tolist() == [1]
 
 
-def test_several_files_are_one_data_set(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "a.txt", "(1 a)"), write(tmp_path / "b.txt", "(2 b)", "(0 a)")]
-    dataset = TreeFile(paths)
-    assert [data.y.tolist() for data in dataset] == [[1], [2], [0]]
-
-
 def test_unlabelled_nodes_and_no_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "(1 (good) (-1 fun))", "((2 a) (b))")
     dataset = TreeFile(path, labels="optional")
@@ -243,6 +233,8 @@ def test_unlabelled_nodes_and_no_labels(tmp_path: Path) -> None:
     bare = TreeFile(write(tmp_path / "b.txt", "(+ (3) (4))"), labels="none")
     assert "y" not in bare[0] and bare.num_classes == 0
     assert bare[0].token.tolist() == [1, 2, 3]
+    several = TreeFile([path, tmp_path / "b.txt"], labels="optional")
+    assert [data.num_nodes for data in several] == [3, 3, 3]
 
 
 FINE = "(1 good)"

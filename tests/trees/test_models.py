@@ -98,31 +98,27 @@ class HalfOfTheRows(nn.Module):
         return x * (torch.rand_like(x) < 0.5)
 
 
-def dropout_trains(model: TreeClassifier) -> None:
-    model.encoder.input_dropout.train()
+SWITCHES: dict[str, tuple[float, Callable[[TreeEncoder], Any]]] = {
+    "dropout that trains": (0.5, lambda encoder: encoder.input_dropout.train()),
+    "a changed rate": (0.0, lambda encoder: setattr(encoder.input_dropout.train(), "p", 0.7)),
+    "own dropout": (0.5, lambda encoder: setattr(encoder, "input_dropout", HalfOfTheRows().eval())),
+    "dropout in the embedding": (
+        0.5,
+        lambda encoder: setattr(
+            encoder, "embedding", nn.Sequential(encoder.embedding, nn.Dropout(0.5))
+        ),
+    ),
+}
 
 
-def probability_changes(model: TreeClassifier) -> None:
-    model.encoder.input_dropout.train().p = 0.7
-
-
-def own_dropout(model: TreeClassifier) -> None:
-    model.encoder.input_dropout = HalfOfTheRows().eval()
-
-
-def dropout_in_the_embedding(model: TreeClassifier) -> None:
-    model.encoder.embedding = nn.Sequential(model.embedding, nn.Dropout(0.5))
-
-
-@pytest.mark.parametrize(
-    "switch", (dropout_trains, probability_changes, own_dropout, dropout_in_the_embedding)
-)
-def test_equal_leaves_have_their_own_dropout_whoever_drops(switch):
-    model = classifier(embedding_dropout=0.0 if switch is probability_changes else 0.5).eval()
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_equal_leaves_have_their_own_dropout_whoever_drops(switch: str) -> None:
+    rate, turn = SWITCHES[switch]
+    model = classifier(embedding_dropout=rate).eval()
     leaves = DynTreeData(torch.empty(2, 0, dtype=torch.long), token=torch.ones(200).long())
     batch = Collater(arity=3)([leaves])
     assert len(model(batch).unique(dim=0)) == 1
-    switch(model)
+    turn(model.encoder)
     assert len(model(batch).unique(dim=0)) > 10
 
 

@@ -72,12 +72,9 @@ def all_kinds(folder: Path, samples: Path) -> Batches:
     trees = folder / "trees.txt"
     trees.write_text("(3 (2 good) (1 fun))\n(0 bad)\n(1 (0 (1 a) (1 bad)) (2 film))\n" * 100)
     recipe = ListOpsRecipe(train=100, val=1, test=1)
+    sst = SST(None, "train", raw_dir=samples / "sst", verify=False)
     molecules = MoleculeFile(samples / "molecules" / "freesolv.csv", target_columns=["expt"])
-    datasets = [
-        SST(None, "train", raw_dir=samples / "sst", verify=False),
-        TreeFile(trees),
-        ListOps(None, "train", recipe=recipe),
-    ]
+    datasets = [sst, TreeFile(trees), ListOps(None, "train", recipe=recipe)]
     collaters = [(dataset, Collater()) for dataset in datasets]
     return Batches([*collaters, (molecules, MoleculeCollater(molecules.pair_table))])
 

@@ -55,15 +55,11 @@ def test_vocabularies(raw: Path) -> None:
     assert {"The", "delight", "end"} <= words("all")
     assert {"The"} <= words("train") and not {"delight", "end"} & words("train")
     assert words(Vocabulary(["mess"])) == {"<unk>", "mess"}
-    dev = SST(None, "dev", "train", raw, verify=False)
-    assert dev[0].token.tolist() == [-1, 0, 0]
-    with pytest.raises(ValueError, match=r"unknown vocabulary[\s\S]*'some'"):
-        words("some")
+    assert SST(None, "dev", "train", raw, verify=False)[0].token.tolist() == [-1, 0, 0]
 
 
 def test_the_cache_knows_vocabulary_and_text(raw: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "raw"
-    shutil.copytree(raw, folder)
+    folder = Path(shutil.copytree(raw, tmp_path / "raw"))
     for vocabulary in ("all", "train"):
         for split in SPLITS:
             SST(tmp_path, split, vocabulary, verify=False)
@@ -93,29 +89,28 @@ def test_downloads_and_unpacks(archive: Path, server: Server, raw: Path, tmp_pat
         SST(tmp_path / "other", "train")
 
 
-def test_missing_and_changed_raw_files_are_named(raw: Path, tmp_path: Path) -> None:
-    shutil.copy(raw / "train.txt", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"SST: raw files are missing[\s\S]*no dev.txt"):
-        SST(None, "train", raw_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"SST: no folder is given[\s\S]*root or raw_dir"):
-        SST(None, "train")
-    with pytest.raises(ValueError, match=r"train.txt has a wrong checksum[\s\S]*verify=False"):
-        SST(None, "train", raw_dir=raw)
-    with pytest.raises(ValueError, match="SST: unknown split"):
-        SST(None, "valid", raw_dir=raw, verify=False)
-
-
-def test_a_fault_in_a_file_is_named_by_place(raw: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "raw"
-    shutil.copytree(raw, folder)
-    (folder / "dev.txt").write_text("(2 (2 a) (2 b))\n(3 (5 a) (2 b))\n")
-    match = rf"a label is out of range[\s\S]*where:    {folder / 'dev.txt'}:2:5"
-    with pytest.raises(ValueError, match=match):
-        SST(tmp_path, "train", verify=False)
-    (folder / "dev.txt").write_text("")
-    with pytest.raises(ValueError, match="dev.txt: the file is empty"):
-        SST(tmp_path, "train", verify=False)
-    assert not (tmp_path / "processed").exists()
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"raw_dir": "only"}, r"SST: raw files are missing[\s\S]*no dev.txt"),
+        ({}, r"SST: no folder is given[\s\S]*root or raw_dir"),
+        ({"raw_dir": "raw"}, r"train.txt has a wrong checksum[\s\S]*verify=False"),
+        ({"raw_dir": "raw", "split": "valid"}, "SST: unknown split"),
+        ({"raw_dir": "raw", "verify": False, "vocabulary": "some"}, r"vocabulary[\s\S]*'some'"),
+        ({"raw_dir": "bad", "verify": False}, r"a label is out of range[\s\S]*bad/dev.txt:2:5"),
+        ({"raw_dir": "empty", "verify": False}, "dev.txt: the file is empty"),
+    ],
+)
+def test_faults_are_named(raw: Path, tmp_path: Path, monkeypatch, options, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("bad", "(2 (2 a) (2 b))\n(3 (5 a) (2 b))\n"), ("empty", ""), ("raw", None)):
+        folder = Path(shutil.copytree(raw, name))
+        if text is not None:
+            (folder / "dev.txt").write_text(text)
+    Path("only").mkdir()
+    shutil.copy(raw / "train.txt", "only")
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        SST(None, **{"split": "train", **options})
 
 
 @pytest.mark.long

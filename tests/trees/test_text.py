@@ -26,15 +26,12 @@ WORDS = ("good", "it's", "-LRB-", "8\u00a01\\/2", "7", "caf\u00e9", "\u2028", ".
 
 
 def nested_trees() -> st.SearchStrategy[Nested]:
-    labels = st.integers(0, 4)
-    leaves = st.tuples(labels, st.sampled_from(WORDS), st.just([]))
-    return st.recursive(
-        leaves,
-        lambda below: st.tuples(
-            labels, st.none() | st.sampled_from(WORDS), st.lists(below, min_size=1, max_size=4)
-        ),
-        max_leaves=12,
-    )
+    labels, words = st.integers(0, 4), st.sampled_from(WORDS)
+
+    def node(below: st.SearchStrategy[Nested]) -> st.SearchStrategy[Nested]:
+        return st.tuples(labels, st.none() | words, st.lists(below, min_size=1, max_size=4))
+
+    return st.recursive(st.tuples(labels, words, st.just([])), node, max_leaves=12)
 
 
 def written(tree: Nested) -> str:
@@ -58,16 +55,10 @@ def test_agrees_with_a_recursive_reading(tree: Nested) -> None:
     assert parsed.labels == [label for label, _, _ in nodes]
     assert parsed.tokens == [token for _, token, _ in nodes]
     assert parsed.depths == [depth(node) for node in nodes]
-    children = [
-        [i for i, p in enumerate(parsed.parents) if p == node] for node in range(len(nodes))
-    ]
-    assert [len(c) for c in children] == [len(below) for _, _, below in nodes]
-    assert all(parsed.slots[c] == slot for below in children for slot, c in enumerate(below))
+    for node, (_, _, below) in enumerate(nodes):
+        slots = [parsed.slots[i] for i, parent in enumerate(parsed.parents) if parent == node]
+        assert slots == list(range(len(below)))
     assert parse_bracketed(written(tree).replace(" ", "\t"), num_classes=5) == parsed
-
-
-@given(nested_trees())
-def test_writing_is_the_inverse_of_reading(tree: Nested) -> None:
     vocabulary = Vocabulary(WORDS)
     data = BracketedTree(vocabulary, num_classes=5)(written(tree))
     data.validate(require_tree=True, num_classes=5, num_tokens=len(vocabulary))
@@ -207,12 +198,8 @@ def test_constituents_are_ordered_by_their_first_word() -> None:
     assert tree.tokens == ["A", "man", "sings", "a", "song", None, None, None, None]
     assert tree.slots == [0, 1, 0, 0, 1, 1, 1, 0, 0]
     assert tree.depths == [0, 0, 0, 0, 0, 2, 1, 1, 3]
-
-
-def test_words_outside_the_tree_are_left_out() -> None:
-    tree = parse_parents("2 0 -1 2", ["Dogs", "run", ",", "fast"])
-    assert tree.words == ["Dogs", "run", "fast"]
-    assert tree.parents == [1, -1, 1]
+    outside = parse_parents("2 0 -1 2", ["Dogs", "run", ",", "fast"])
+    assert outside.words == ["Dogs", "run", "fast"] and outside.parents == [1, -1, 1]
 
 
 @pytest.mark.parametrize(
