@@ -15,6 +15,7 @@ from tests.strategies import batches, diamond
 
 TREE = from_nested((4, (5, 6)))
 LEAF = from_nested(3)
+TOKEN = torch.tensor([7, -1, -1])
 
 
 def example(dag, token: bool = True) -> DynTreeData:
@@ -48,25 +49,27 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         after.validate()
 
 
-def test_which_nodes_read_an_input():
-    def inputs(data):
-        return Collater()([data, data]).schedule.input_node.sort().values.tolist()
-
-    tree = {"edge_index": torch.tensor([[0, 1], [2, 2]]), "num_nodes": 3}
-    mark = torch.tensor([False, True, True])
-    assert inputs(DynTreeData(**tree)) == [0, 1, 2, 3, 4, 5]
-    assert inputs(DynTreeData(**tree, has_input=mark)) == [1, 2, 4, 5]
-    token = torch.tensor([7, -1, -1])
-    assert inputs(DynTreeData(**tree, has_input=mark, token=token)) == [0, 3]
+@pytest.mark.parametrize(
+    ("fields", "inputs"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"has_input": torch.tensor([False, True, True])}, [1, 2, 4, 5]),
+        ({"has_input": torch.tensor([False, True, True]), "token": TOKEN}, [0, 3]),
+    ],
+)
+def test_which_nodes_read_an_input(fields: dict, inputs: list[int]) -> None:
+    tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3, **fields)
+    assert Collater()([tree, tree]).schedule.input_node.sort().values.tolist() == inputs
 
 
 def test_both_directions():
     batch = Collater(direction="both")([TREE, LEAF])
     assert batch.schedule.direction == "bottom_up"
     assert batch.schedule_down.direction == "top_down"
-    only = Collater(direction="top_down")([TREE, LEAF])
-    assert "schedule_down" not in only
-    assert only.schedule == batch.schedule_down
+    only = Collater(direction="top_down", exclude_keys=["y"])([TREE, LEAF])
+    assert "schedule_down" not in only and only.schedule == batch.schedule_down
+    shared = Collater()([example(diamond())] * 2)
+    assert shared.schedule.level_sizes == (2, 4, 2)
 
 
 def test_plain_data_and_nested_collections():
@@ -82,13 +85,6 @@ def test_plain_data_and_nested_collections():
     mixed = HeteroData()
     mixed["word"].x = torch.ones(2, 1)
     assert Collater()([mixed, mixed])["word"].x.shape == (4, 1)
-
-
-def test_pyg_options_still_work():
-    batch = Collater(follow_batch=["root_index"], exclude_keys=["token"])([TREE, LEAF])
-    assert batch.root_index_batch.tolist() == [0, 1]
-    assert "token" not in batch
-    Collater(exclude_keys=["y"])([TREE, WITH_Y])
 
 
 def test_batch_survives_moves_and_pickling():
@@ -149,11 +145,6 @@ SLOTTED, WIDER = broken(child_slot=torch.tensor([0])), from_nested((1, 2, 3))
 def test_faults_are_named(examples: list, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Collater(**options)(examples)
-
-
-def test_dag_with_shared_parts():
-    batch = Collater()([example(diamond())] * 2)
-    assert batch.schedule.level_sizes == (2, 4, 2)
 
 
 def tree_with(**fields: Any) -> DynTreeData:

@@ -115,10 +115,12 @@ def test_is_a_sequence() -> None:
 
 def test_the_collater_leaves_fields_out_and_follows_others() -> None:
     columns = columns_of(small(), [1, 1, 0])
-    assert "token" not in Collater(exclude_keys=["token"])(columns)
-    followed = Collater(follow_batch=["token"])(columns)
-    assert followed.token_batch.tolist() == [0] * 3 + [1] * 3 + [2] * 3
-    assert followed.schedule == Collater()(columns).schedule
+    for examples in (columns, list(columns)):
+        followed = Collater(follow_batch=["child_slot"], exclude_keys=["token"])(examples)
+        assert "token" not in followed and "token" not in Collater(exclude_keys=["token"])(examples)
+        assert followed.child_slot_batch.tolist() == [0, 0, 1, 1, 2, 2]
+        plain = Collater(exclude_keys=["token"])(examples)
+        assert followed.schedule == plain.schedule
 
 
 @pytest.mark.parametrize(

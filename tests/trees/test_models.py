@@ -140,9 +140,6 @@ def test_one_example_without_a_batch() -> None:
                  token=torch.tensor([5, 6, -1]))  # fmt: skip
     alone = DynTreeData(plain.edge_index, num_nodes=3, token=plain.token)
     torch.testing.assert_close(model(plain), model(Collater(arity=3)([alone])))
-    batch = Collater(arity=3)(EXAMPLES)
-    roots = [model(Collater(arity=3)([e]))[e.root_index] for e in EXAMPLES]
-    torch.testing.assert_close(model(batch)[batch.root_index], torch.cat(roots))
 
 
 def test_features_instead_of_tokens() -> None:
