@@ -71,22 +71,22 @@ def forest_to_data(
         >>> forest_to_data([leaf, leaf], Vocabulary(["good"])).root_index
         tensor([0, 1])
     """
-    edges: list[tuple[int, int, int]] = []  # child, parent, slot
-    roots: list[int] = []
+    child, parent, slots, roots = (list[int]() for _ in range(4))
     start = 0
     for tree in trees:
         for node, (above, slot) in enumerate(zip(tree.parents, tree.slots, strict=True), start):
             if above == NO_PARENT:
                 roots.append(node)
             else:
-                edges.append((node, start + above, slot))
+                child.append(node)
+                parent.append(start + above)
+                slots.append(slot)
         start += len(tree)
-    ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     row = vocabulary.row
     tokens = [-1 if word is None else row(word) for tree in trees for word in tree.tokens]
     return DynTreeData(
-        ends[:2],
-        ends[2],
+        torch.tensor([child, parent], dtype=torch.long),
+        torch.tensor(slots, dtype=torch.long),
         depth=torch.tensor([depth for tree in trees for depth in tree.depths]),
         token=torch.tensor(tokens),
         y=torch.tensor([label for tree in trees for label in tree.labels]) if labelled else None,
