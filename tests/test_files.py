@@ -130,20 +130,33 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     assert read_lines(path) == ["one\u2028still", "", "two\x0bstill"]
 
 
+GZIPPED = gzip.compress(b"one\n" * 100_000)
+TORN = r"corrupt[\s\S]*a complete gzip[\s\S]*after line \d+"
+
+
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("name", "content", "words"),
     [
-        (b"", r"text.txt: the file is empty[\s\S]*where: .*text.txt"),
-        (b" \n\n", "text.txt: the file is empty"),
-        ("(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*text.txt:2:7"),
+        ("a.txt", b"", r"a.txt: the file is empty[\s\S]*where: .*a.txt"),
+        ("a.txt", b" \n\n", "a.txt: the file is empty"),
+        ("a.txt", "(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*:2:7"),
+        ("a.csv", "name\nok\ncafé\n".encode("latin-1"), r"byte 0xe9[\s\S]*a\.csv:3:4[\s\S]*iconv"),
+        ("a.csv", "name\n".encode("utf-16"), r"byte 0xff[\s\S]*a\.csv:1:1"),
+        ("a.csv.gz", b"no archive", TORN),
+        ("a.csv.gz", GZIPPED[:-20], TORN),
+        ("a.csv.gz", GZIPPED[:20] + b"x" * 40 + GZIPPED[60:], TORN),
+        ("a.txt", None, "^a.txt: there is no such file"),
+        ("", None, "^{folder}: there is no such file"),
     ],
 )
-def test_text_that_cannot_be_read(tmp_path: Path, content: bytes, found: str) -> None:
-    (tmp_path / "text.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=found):
-        read_lines(tmp_path / "text.txt")
-    with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
-        read_lines(tmp_path / "none.txt")
+def test_text_that_cannot_be_read(tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    error = FileNotFoundError if content is None else ValueError
+    with pytest.raises(error, match=words.replace("{folder}", tmp_path.name)):
+        read_lines(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"^\.: there is no such file"):
+        read_lines(Path())
 
 
 def test_loading_corrupt_files_and_other_kinds(tmp_path: Path) -> None:
@@ -264,30 +277,3 @@ def test_lines_are_read_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_lines("-") as lines:
         assert next(iter(lines)) == "a\n"
         assert stream.tell() == 2
-
-
-def test_no_such_file(tmp_path: Path) -> None:
-    for path, name in ((tmp_path / "a.csv", "a.csv"), (tmp_path, tmp_path.name), (Path(), r"\.")):
-        with pytest.raises(FileNotFoundError, match=f"^{name}: there is no such file"):
-            read(path)
-
-
-def test_another_encoding_is_named_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes("name\nok\ncafé\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"not UTF-8[\s\S]*byte 0xe9[\s\S]*a\.csv:3:4[\s\S]*iconv"):
-        read(path)
-    path.write_bytes("name\n".encode("utf-16"))
-    with pytest.raises(ValueError, match=r"byte 0xff[\s\S]*a\.csv:1:1"):
-        read(path)
-
-
-def test_damaged_archives(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv.gz"
-    whole = gzip.compress(b"one\n" * 100_000)
-    broken = bytearray(whole)
-    broken[20:60] = b"x" * 40
-    for content in (b"no archive", whole[:-20], bytes(broken)):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"corrupt[\s\S]*a complete gzip[\s\S]*after line \d+"):
-            read(path)
