@@ -27,20 +27,6 @@ def test_coverage_by_split(vectors: WordVectors) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ([0, 1, 5, 2], r"token 'b' is missing[\s\S]*where:    here"),
-        ([1, 1, 0, 2], "token '<unk>' is missing"),
-        (None, "a vector for each of 3 words"),
-    ],
-)
-def test_words_without_vector_are_named_when_they_occur(vectors, counts, words):
-    assert vectors.require(torch.tensor([0, 1, 0, 2])) is vectors
-    with pytest.raises(ValueError, match=words):
-        vectors.require(None if counts is None else torch.tensor(counts))
-
-
 def test_vectors_of_a_vocabulary(vectors: WordVectors) -> None:
     smaller = vectors.only_found()
     assert smaller.vocabulary.words == ("<unk>", "a", "c")

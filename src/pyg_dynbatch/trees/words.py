@@ -234,26 +234,6 @@ class WordVectors:
             lines.append(f"{split}: {', '.join(shares)}")
         return lines
 
-    def require(self, counts: Int[Tensor, " row"] | None = None) -> "WordVectors":
-        """Check that every word has a vector, and return the same object.
-
-        Args:
-            counts: How often each row occurs; if given, only words that occur need a vector.
-
-        Raises:
-            ValueError: If the vector of a word is missing; row 0 is exempt unless it occurs.
-        """
-        wanted = torch.arange(len(self.found)) > 0 if counts is None else counts > 0
-        absent = (wanted & ~self.found).nonzero().flatten().tolist()
-        if absent:
-            words = [repr(self.vocabulary[row]) for row in absent[:5]] + ["..."] * (len(absent) > 5)
-            what = f"WordVectors: the vector of token {words[0]} is missing"
-            expected = f"a vector for each of {int(wanted.sum())} words"
-            got = f"{len(absent)} words without: {', '.join(words)}"
-            hint = "missing='uniform' with strict=False, or a fuller source"
-            raise mismatch(ValueError, what, expected, got, where=self.source, hint=hint)
-        return self
-
     def only_found(self) -> "WordVectors":
         """Drop the words without a vector, so that they all share row 0.
 
@@ -337,8 +317,16 @@ def read_word_vectors(
         if vector is not None:
             matrix[row], found[row] = vector, True
     matrix[~found] = _initial(matrix[found], int((~found).sum()), missing, seed)
-    result = WordVectors(vocabulary, matrix, found, source=path.name)
-    return result.require() if strict else result
+    absent = [
+        repr(word) for word, has in zip(vocabulary.words, found.tolist(), strict=True) if not has
+    ]
+    if strict and absent[1:]:
+        what = f"read_word_vectors: the vector of token {absent[1]} is missing"
+        expected = f"a vector for each of {len(vocabulary) - 1} words"
+        shown = ", ".join([*absent[1:6], *["..."] * (len(absent) > 6)])
+        got, hint = f"{len(absent) - 1} words without: {shown}", "strict=False, or a fuller source"
+        raise mismatch(ValueError, what, expected, got, where=path.name, hint=hint)
+    return WordVectors(vocabulary, matrix, found, source=path.name)
 
 
 def _spellings(word: str, lower_case: bool) -> list[bytes]:
