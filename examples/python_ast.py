@@ -9,7 +9,7 @@ import random
 import torch
 from torch import nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Schedule, TensorType, Value
+from pyg_dynbatch import Engine, Operations, Program, Schedule, TensorType, Value
 
 STATE, DIGIT, CLASSES = TensorType((32,)), TensorType((), torch.int64), TensorType((3,))
 

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch import Schedule
 from pyg_dynbatch.models import WeaveProgram
 from pyg_dynbatch.nn import Pairs, WeaveStack
 

@@ -321,7 +321,7 @@ def test_fit_tests_predicts_draws_and_lists_its_files(fitted: str, capsys) -> No
 KILLED = """
 import os, signal, sys
 from pyg_dynbatch.cli import main
-from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.lightning import TreeClassification
 
 step = TreeClassification.training_step
 

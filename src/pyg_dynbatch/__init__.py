@@ -10,23 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyg_dynbatch.checkpoint import load
     from pyg_dynbatch.core import (
-        Engine, Operation, Operations, Program, Ragged, Schedule, Signature, TensorType,
+        DependencyGraph, Engine, LearnedPolicy, LevelBuckets, Operation, Operations, Program,
+        Ragged, RaggedRows, Schedule, ScheduleStats, Signature, TensorType, Value, agenda_policy,
+        depth_policy, keep_freed_memory, run_one_by_one,
     )
-    from pyg_dynbatch.samplers import NodeBudgetBatchSampler
-    from pyg_dynbatch.trees.collate import Collater, DataLoader
-    from pyg_dynbatch.trees.data import DynTreeData
 
 __version__ = "0.1.0"
 
 _NAMESPACES = (
-    "autobatch", "blocks", "bulk", "core", "data", "datasets", "loader", "models", "nn", "tasks",
-    "testing", "training", "visualize",
+    "autobatch", "blocks", "bulk", "data", "datasets", "lightning", "loader", "models", "nn",
+    "testing",
 )
 
 __all__ = [
-    "Collater", "DataLoader", "DynTreeData", "Engine", "NodeBudgetBatchSampler", "Operation",
-    "Operations", "Program", "Ragged", "Schedule", "Signature", "TensorType", "__version__",
+    "DependencyGraph", "Engine", "LearnedPolicy", "LevelBuckets", "Operation", "Operations",
+    "Program", "Ragged", "RaggedRows", "Schedule", "ScheduleStats", "Signature", "TensorType",
+    "Value", "__version__", "agenda_policy", "depth_policy", "keep_freed_memory", "load",
+    "run_one_by_one",
 ]
 
 
@@ -35,8 +37,8 @@ def __getattr__(name: str) -> object:
     if name in _NAMESPACES:
         return import_module(f"pyg_dynbatch.{name}")
     if name in __all__:
-        modules = (import_module(f"pyg_dynbatch.{each}") for each in ("core", "loader", "data"))
-        value = next(vars(module)[name] for module in modules if name in vars(module))
+        home = "checkpoint" if name == "load" else "core"
+        value = getattr(import_module(f"pyg_dynbatch.{home}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'pyg_dynbatch' has no attribute {name!r}")

@@ -162,7 +162,7 @@ def _dispatch(argv: list[str]) -> int:
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
         print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
-    import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
+    import pyg_dynbatch.lightning  # noqa: F401 - configurations name its classes
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
     if command in ("baseline", "repeat", "tune"):
@@ -185,7 +185,7 @@ def _run_experiment(command: str, options: list[str]) -> int:
 def _run_on_file(command: str, options: list[str]) -> int:
     """Predict or explain a file of what the first checkpoint was trained on."""
     from pyg_dynbatch.core.command_line import OneLineArguments
-    from pyg_dynbatch.training.checkpoints import read_checkpoint
+    from pyg_dynbatch.prediction import read_checkpoint
 
     known = OneLineArguments(f"pyg-dynbatch {command}", add_help=False)
     known.add_argument("--checkpoint", nargs="+", default=[])

@@ -12,9 +12,7 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import MoleculeFeaturizer, RawMolecule, read_molecules
 from pyg_dynbatch.datasets import PackedMolecules, build_store
-from pyg_dynbatch.molecules import datamodules as molecule_datamodule
-from pyg_dynbatch.molecules import splits as duplicates
-from pyg_dynbatch.tasks import (
+from pyg_dynbatch.lightning import (
     MoleculeDataModule,
     MoleculeFileData,
     MoleculeNetData,
@@ -22,6 +20,8 @@ from pyg_dynbatch.tasks import (
     PackedMoleculeData,
     SplitOptions,
 )
+from pyg_dynbatch.molecules import datamodules as molecule_datamodule
+from pyg_dynbatch.molecules import splits as duplicates
 from tests.molecules.molecules import (
     QUIET,
     SMILES,

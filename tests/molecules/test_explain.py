@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.lightning import MoleculeProperty
+from pyg_dynbatch.models import MoleculePredictor, explain
 from pyg_dynbatch.molecules.explain import pair_rows, without_atom
-from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, explain
 from tests.molecules.molecules import molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
 
@@ -31,7 +32,7 @@ def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column
 
 def explained(task: MoleculeProperty, raw: torch.Tensor) -> torch.Tensor:
     """Values, or the log-odds of their probabilities."""
-    found = task.predicted(raw)
+    found = task.model.predicted(raw)
     return found if task.schema.kind == "regression" else found.logit()
 
 
@@ -82,7 +83,7 @@ def test_gradients_of_pairs_add_up_to_those_of_codes(predictor: MoleculePredicto
     found = explain(predictor, molecule, "first", label=0)
     sums = []
     for task in predictor.tasks:
-        table = task.network.pair_table
+        table = task.model.network.pair_table
         table.requires_grad_()
         batch = predictor.collater([molecule])
         value = explained(task, task(batch))[0, 0]

@@ -13,9 +13,14 @@ from torch.multiprocessing import ProcessRaisedException
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.datasets import ListOpsRecipe
+from pyg_dynbatch.lightning import (
+    ListOpsData,
+    OptimizerOptions,
+    PredictionTable,
+    TreeClassification,
+    TreeDataModule,
+)
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeDataModule
-from pyg_dynbatch.training import OptimizerOptions, PredictionTable
 from tests.molecules.molecules import molecule_data, property_task
 from tests.training.helpers import FORKS, SIZES, bare_trainer
 
@@ -141,7 +146,7 @@ def molecule_weights(
     options: Any = {"precision": "64-true", "sync_batchnorm": lightning, "limit_val_batches": 0}
     run = bare_trainer(folder, ranks, callbacks=[WholeSteps(16, 1), InDouble()], **options)
     run.fit(task, datamodule=data)
-    return [before, dict(task.network.state_dict())]
+    return [before, dict(task.model.network.state_dict())]
 
 
 @pytest.mark.parametrize(

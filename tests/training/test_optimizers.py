@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam
 
-from pyg_dynbatch.training import OptimizerOptions, RateOptions, SplitOptimizer, build_optimizer
+from pyg_dynbatch.lightning import OptimizerOptions, RateOptions, SplitOptimizer, build_optimizer
 from pyg_dynbatch.training.optimizers import build_scheduler, rate_factor
 
 

@@ -9,7 +9,7 @@ import torch
 
 from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.loader import Collater
-from pyg_dynbatch.tasks import TreePredictor
+from pyg_dynbatch.models import TreePredictor
 from tests.trees.helpers import WORDS, assert_same, tree_checkpoint
 
 

@@ -1,9 +1,6 @@
 """Write predictions to a table, in the order of the data."""
 
-import csv
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +10,7 @@ import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file
-
-
-def checked_device(name: str) -> torch.device:
-    """Return a device, or raise an error if it cannot be used."""
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        expected, got = "cpu, or a device of this machine", f"{name}: {str(error).splitlines()[0]}"
-        raise mismatch(ValueError, "the device cannot be used", expected, got) from error
-    return torch.device(name)
-
-
-Columns = dict[str, np.ndarray]
+from pyg_dynbatch.prediction import Columns, merge_columns, node_rows, tree_rows, write_table
 
 
 class PredictionTable(BasePredictionWriter):
@@ -76,7 +60,7 @@ class PredictionTable(BasePredictionWriter):
         if batch_indices is None:
             what = "PredictionTable: the examples of a batch are unknown"
             expected, got = "a loader with a batch sampler", f"no indices of batch {batch_idx}"
-            hint = "use the data modules of pyg_dynbatch.tasks, or a plain DataLoader"
+            hint = "use the data modules of pyg_dynbatch.lightning, or a plain DataLoader"
             raise mismatch(ValueError, what, expected, got, hint=hint)
         columns = {name: value.cpu().numpy() for name, value in prediction.items()}
         columns["example"] = np.asarray(batch_indices)[columns["example"]]
@@ -96,11 +80,10 @@ class PredictionTable(BasePredictionWriter):
             keys = (columns[name] for name in ("node", "example") if name in columns)
             order = np.lexsort(tuple(keys))
             columns = {name: value[order] for name, value in columns.items()}
-        first_class = getattr(pl_module, "first_class", 0)
-        places = self.places(trainer)
+        model: Any = pl_module.model
+        first_class, places = model.first_class, self.places(trainer)
         if "predictions" in places:
-            rename = getattr(pl_module, "named_columns", None)
-            shown = tree_rows(rename(columns) if rename is not None and columns else columns)
+            shown = tree_rows(model.named_columns(columns) if columns else columns)
             describe = getattr(getattr(trainer, "datamodule", None), "describe_examples", None)
             if describe is not None and columns:
                 example = shown.pop("example")
@@ -125,54 +108,3 @@ def folder_of(trainer: pl.Trainer) -> Path | None:
     # Not trainer.log_dir, which waits for all ranks: only the first rank may call this function.
     folders = [getattr(each, "log_dir", None) or each.save_dir for each in trainer.loggers]
     return Path(next(filter(None, folders), trainer.default_root_dir))
-
-
-def tree_rows(columns: Columns) -> Columns:
-    """Keep the rows of the roots, where there is one row per node."""
-    is_root = columns.get("is_root", slice(None))
-    dropped = ("is_root", "node")
-    return {name: value[is_root] for name, value in columns.items() if name not in dropped}
-
-
-def node_rows(columns: Columns) -> Columns:
-    """Keep all rows, without the column that marks roots."""
-    return {name: value for name, value in columns.items() if name != "is_root"}
-
-
-def merge_columns(parts: Sequence[Mapping[str, np.ndarray]]) -> Columns:
-    """Concatenate the rows of several parts."""
-    if not parts:
-        return {}
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def numbered_columns(columns: Mapping[str, Any], first_class: int = 0) -> Columns:
-    """Divide every column with several values per row into several columns."""
-    divided: Columns = {}
-    for name, value in columns.items():
-        each = np.asarray(value)
-        parts = enumerate(each.T, first_class)
-        divided |= {f"{name}_{n}": part for n, part in parts} if each.ndim > 1 else {name: each}
-    return divided
-
-
-def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Path:
-    """Write columns to a CSV file atomically."""
-    listed = numbered_columns(columns, first_class)
-    target = listed.get("target")
-    if target is not None and target.dtype.kind == "i":  # a class, -1 if unknown
-        listed["target"] = np.where(target == -1, "", target.astype(str))
-    cells = [list(map(cell, column)) for column in listed.values()]
-    opened = atomic_file(path, newline="", encoding="utf-8")
-    with nullcontext(sys.stdout) if str(path) == "-" else opened as file:
-        writer = csv.writer(file)
-        writer.writerow(listed)
-        writer.writerows(zip(*cells, strict=True))
-    return Path(path)
-
-
-def cell(entry: Any) -> str:
-    """Write a number with the fewest digits that give it back, and NaN as an empty cell."""
-    if isinstance(entry, float | np.floating):
-        return "" if entry != entry else str(entry).removesuffix(".0")
-    return str(entry)
