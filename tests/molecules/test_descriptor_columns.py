@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
+from pyg_dynbatch.lightning import ensemble_of
 from pyg_dynbatch.data import MoleculeFeaturizer
 from pyg_dynbatch.lightning import MoleculeProperty
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
@@ -23,7 +24,7 @@ from tests.training.helpers import OLD_NAME, last_of
 
 pytestmark = [OLD_NAME, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
 
-MEAN, DEVIATION = "network.descriptors.mean", "network.descriptors.deviation"
+MEAN, DEVIATION = "model.network.descriptors.mean", "model.network.descriptors.deviation"
 
 
 @pytest.fixture(scope="module")

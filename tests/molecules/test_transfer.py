@@ -31,7 +31,9 @@ def weights_of(path: str) -> dict[str, torch.Tensor]:
 
 
 def of_encoder(name: str) -> bool:
-    return not name.startswith(("network.head", "network.descriptors", "scale", "positive"))
+    return not name.startswith(
+        ("model.network.head", "model.network.descriptors", "model.scale", "positive")
+    )
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -58,7 +60,7 @@ def test_the_encoder_is_loaded_and_kept_if_frozen(
     again = property_task(data, **SIZES)
     callback = Pretrained(str(tmp_path / "gone.ckpt"), freeze)
     molecule_trainer(tmp_path / "more", 3, callbacks=[callback]).fit(again, data, ckpt_path=last)
-    lin = "network.lin_atom.weight"
+    lin = "model.network.lin_atom.weight"
     assert torch.equal(again.state_dict()[lin], after[lin]) is freeze
 
 

@@ -142,7 +142,7 @@ def molecule_weights(
     torch.manual_seed(3)
     sgd = OptimizerOptions("sgd", lr=0.5)
     task = property_task(data, optimizer=sgd, norm=norm, atom_norm=norm, **network).double()
-    before = {name: value.clone() for name, value in task.network.state_dict().items()}
+    before = {name: value.clone() for name, value in task.model.network.state_dict().items()}
     options: Any = {"precision": "64-true", "sync_batchnorm": lightning, "limit_val_batches": 0}
     run = bare_trainer(folder, ranks, callbacks=[WholeSteps(16, 1), InDouble()], **options)
     run.fit(task, datamodule=data)

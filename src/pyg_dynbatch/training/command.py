@@ -188,7 +188,7 @@ class OneLineParser(LightningArgumentParser):
             for each in classes.values():
                 parser = ArgumentParser(exit_on_error=False)
                 parser.add_class_arguments(each, fail_untyped=False)
-                names = parser.get_defaults().keys()
+                names = list(parser.get_defaults().keys())
                 known |= {f"{option}.{part}{n}" for part in ("", "init_args.") for n in names}
             given = next((v for o, v in pairwise(self.given) if o == option), "")
             if (near := closest(given.rpartition(".")[2], classes)) and near not in given:
