@@ -7,9 +7,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
-from pyg_dynbatch.lightning import ensemble_of
 from pyg_dynbatch.data import MoleculeFeaturizer
-from pyg_dynbatch.lightning import MoleculeProperty
+from pyg_dynbatch.lightning import MoleculeProperty, ensemble_of
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
 from pyg_dynbatch.molecules.explain import without_atom
 from tests.molecules.molecules import (

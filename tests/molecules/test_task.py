@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from pyg_dynbatch.lightning import ensemble_of
 from pyg_dynbatch.datasets import Split
 from pyg_dynbatch.lightning import (
     MoleculeFileData,
@@ -22,6 +21,7 @@ from pyg_dynbatch.lightning import (
     RateOptions,
     RunReport,
     SplitOptions,
+    ensemble_of,
 )
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
 from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test

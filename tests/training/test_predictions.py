@@ -8,8 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from pyg_dynbatch.lightning import ensemble_of
-from pyg_dynbatch.lightning import PredictionTable, RunReport
+from pyg_dynbatch.lightning import PredictionTable, RunReport, ensemble_of
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.models import AveragedNetwork
 from pyg_dynbatch.prediction import write_table

@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.files import atomic_file
 from pyg_dynbatch.prediction import differences, read_checkpoint
 
@@ -106,9 +106,8 @@ class LastCheckpoint(RunCheckpoint):
         super().__init__(
             filename="last", save_on_train_epoch_end=True, enable_version_counter=False
         )
-        if every_n_train_steps is not None and every_n_train_steps < 1:
-            what = "LastCheckpoint: every_n_train_steps is out of range"
-            raise mismatch(ValueError, what, "at least 1, or none", every_n_train_steps)
+        if every_n_train_steps is not None:
+            checked_count("LastCheckpoint: every_n_train_steps", every_n_train_steps)
         # Lightning's own argument would replace the checkpoints at the end of the epochs.
         self._every_n_train_steps = every_n_train_steps or 0
         self._step = 0
