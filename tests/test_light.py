@@ -26,7 +26,8 @@ TREE = """
 predictor = TreePredictor([path])
 assert model.vocabulary == predictor.vocabulary
 batch = predictor.collater([predictor.read("((good) (fun))")])
-assert (model.predict(batch)["prediction"].numpy() == predictor.predict_batch(batch)["prediction"]).all()
+found = model.predict(batch)["prediction"].tolist()
+assert found == predictor.predict_batch(batch)["prediction"].tolist()
 assert main(["predict", "--checkpoint", path, "--input", text]) == 0
 """
 MOLECULE = """

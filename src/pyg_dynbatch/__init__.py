@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyg_dynbatch.checkpoint import load
     from pyg_dynbatch.core import (
         DependencyGraph, Engine, LearnedPolicy, LevelBuckets, Operation, Operations, Program,
         Ragged, RaggedRows, Schedule, ScheduleStats, Signature, TensorType, Value, agenda_policy,
         depth_policy, keep_freed_memory, run_one_by_one,
     )
+    from pyg_dynbatch.models import load
 
 __version__ = "0.1.0"
 
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> object:
     if name in _NAMESPACES:
         return import_module(f"pyg_dynbatch.{name}")
     if name in __all__:
-        home = "checkpoint" if name == "load" else "core"
+        home = "models" if name == "load" else "core"
         value = getattr(import_module(f"pyg_dynbatch.{home}"), name)
         globals()[name] = value
         return value

@@ -24,8 +24,7 @@ from pyg_dynbatch.molecules.property_model import AveragedProperties, TargetScal
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.prediction import write_table
 from pyg_dynbatch.training.exact import Agreement, average_precision, pearson, r2, spearman
-from pyg_dynbatch.training.predictions import PredictionTable
-from pyg_dynbatch.training.report import RunReport
+from pyg_dynbatch.training.report import PredictionTable, RunReport
 from tests.console import TRAINER, prepare, rows_of, run
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import QUIET, SMILES, best_by, property_task

@@ -45,8 +45,7 @@ from pyg_dynbatch.training.checkpoints import (
 )
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.optimizers import build_optimizer
-from pyg_dynbatch.training.predictions import PredictionTable, folder_of
-from pyg_dynbatch.training.report import RunReport, closing_lines
+from pyg_dynbatch.training.report import PredictionTable, RunReport, closing_lines, folder_of
 from pyg_dynbatch.training.task import Task, ensemble_of
 
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")

@@ -17,8 +17,7 @@ from pyg_dynbatch.core.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.prediction import write_table
 from pyg_dynbatch.training.checkpoints import best_checkpoint
 from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml
-from pyg_dynbatch.training.predictions import folder_of
-from pyg_dynbatch.training.report import panels, tested_scores
+from pyg_dynbatch.training.report import folder_of, panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
 Runs = dict[tuple[str, str, str], list[float | None]]
