@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
-        DependencyGraph, Engine, LearnedPolicy, LevelBuckets, Operation, Operations, Program,
-        Ragged, RaggedRows, Schedule, ScheduleStats, Signature, TensorType, Value, agenda_policy,
-        depth_policy, keep_freed_memory, run_one_by_one,
+        DependencyGraph, Engine, LearnedPolicy, Levels, Operation, Operations, Program, Ragged,
+        RaggedRows, Signature, Steps, TensorType, Value, agenda_policy, depth_policy,
+        keep_freed_memory, run_one_by_one, schedule_recordings, schedule_structure,
     )
     from pyg_dynbatch.models import load
 
@@ -25,10 +25,10 @@ _NAMESPACES = (
 )
 
 __all__ = [
-    "DependencyGraph", "Engine", "LearnedPolicy", "LevelBuckets", "Operation", "Operations",
-    "Program", "Ragged", "RaggedRows", "Schedule", "ScheduleStats", "Signature", "TensorType",
-    "Value", "__version__", "agenda_policy", "depth_policy", "keep_freed_memory", "load",
-    "run_one_by_one",
+    "DependencyGraph", "Engine", "LearnedPolicy", "Levels", "Operation", "Operations", "Program",
+    "Ragged", "RaggedRows", "Signature", "Steps", "TensorType", "Value", "__version__",
+    "agenda_policy", "depth_policy", "keep_freed_memory", "load", "run_one_by_one",
+    "schedule_recordings", "schedule_structure",
 ]
 
 
