@@ -13,24 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+from pyg_dynbatch import prediction
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown, block_of
 from pyg_dynbatch.blocks.schema import DocumentSchema
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.documents.data import collate, name_of_class, read_documents, traced
-from pyg_dynbatch.prediction import (
-    SAME_CONFIGURATION,
-    AveragedNetwork,
-    Columns,
-    Model,
-    average,
-    checked_device,
-    differences,
-    merge_columns,
-    read_checkpoint,
-    write_table,
-)
 
 
 class DocumentNetwork(nn.Module):
@@ -49,7 +38,7 @@ class DocumentNetwork(nn.Module):
         return self.head(self.encoder(batch.plan).output)
 
 
-class DocumentPredictionModel(Model):
+class DocumentPredictionModel(prediction.Model):
     """Predict a class or a number for every document, by its schema."""
 
     task = "DocumentPrediction"
@@ -102,12 +91,12 @@ class DocumentPredictionModel(Model):
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Average the probabilities of classes, or the values."""
         values = self.scale is not None
-        return AveragedNetwork([member.network for member in members], values=values)
+        return prediction.AveragedNetwork([member.network for member in members], values=values)
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
         """Raise an error if the checkpoint was trained on documents with a different schema."""
         theirs = hyper_parameters.get("schema", self.schema)
-        found = next(differences(self.schema, theirs), None)
+        found = next(prediction.differences(self.schema, theirs), None)
         if found is not None:
             what = "DocumentPrediction: the checkpoint was trained on other documents"
             name, own, other = found
@@ -149,16 +138,18 @@ class DocumentPredictor:
     ) -> None:
         if not checkpoints:
             raise mismatch(ValueError, "DocumentPredictor: no checkpoints", "at least one", 0)
-        self.device, first = checked_device(device), read_checkpoint(checkpoints[0])
+        self.device = prediction.checked_device(device)
+        first = prediction.read_checkpoint(checkpoints[0])
         if unknown is not None and "hyper_parameters" in first:
             first["hyper_parameters"]["unknown"] = unknown
         self.model: Any = DocumentPredictionModel.from_checkpoint(first, checkpoints[0])
         if checkpoints[1:]:
-            self.model = average(self.model, first["hyper_parameters"], checkpoints).eval()
+            options = first["hyper_parameters"]
+            self.model = prediction.average(self.model, options, checkpoints).eval()
         self.model.to(self.device)
         self.encoder = next(part for part in self.model.modules() if isinstance(part, Compiler))
 
-    def predict(self, documents: Sequence[Any]) -> Columns:
+    def predict(self, documents: Sequence[Any]) -> prediction.Columns:
         """Predict documents in one batch.
 
         Args:
@@ -259,7 +250,7 @@ def run_documents(command: str, argv: list[str]) -> int:
             found += [(place, *pair) for pair in pairs[: options.most]]
             cut += len(pairs) > options.most
         parts.append({name: np.array([row[n] for row in found]) for n, name in enumerate(names)})
-    write_table(options.output, merge_columns(parts))
+    prediction.write_table(options.output, prediction.merge_columns(parts))
     print(f"{command}ed {count:,} documents", file=sys.stderr)
     if cut:
         print(

@@ -14,7 +14,6 @@ from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.blocks import Compiler
-from pyg_dynbatch.blocks.documents import Unknown
 from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, step_to
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.documents.data import collate, name_of_class, read_documents, traced
@@ -230,13 +229,12 @@ class DocumentPrediction(Task):
         schema: What :class:`~pyg_dynbatch.lightning.DocumentFileData` has inferred: the schema of
             the documents, the key of the label, and its classes or its ``scale``. All of it is kept
             in the checkpoint.
-        width: Length of the vectors of all parts of a document.
-        dropout: Share of the vector of a document, and of the hidden layer after it, that is
-            dropped in training.
-        unknown: Whether parts of a document that the schema does not know are an error
-            (``refuse``), or missing (``ignore``, with a warning per path).
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
+        **network: ``width``, the length of the vectors of all parts of a document; ``dropout``, the
+            share of the vector of a document, and of the hidden layer after it, that is dropped in
+            training; ``unknown``, whether parts of a document that the schema does not know are an
+            error (``"refuse"``), or missing (``"ignore"``, with a warning per path).
 
     Example:
         >>> from pyg_dynbatch.blocks import from_examples
@@ -251,13 +249,11 @@ class DocumentPrediction(Task):
     def __init__(
         self,
         schema: dict[str, Any],
-        width: int = 64,
-        dropout: float = 0.2,
-        unknown: Unknown = "ignore",
         optimizer: OptimizerOptions = OptimizerOptions("adamw", 1e-3),  # noqa: B008 - frozen
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
+        **network: Any,
     ) -> None:
-        super().__init__(DocumentPredictionModel(schema, width, dropout, unknown), optimizer, rate)
+        super().__init__(DocumentPredictionModel(schema, **network), optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         is_class = "scale" not in schema

@@ -10,22 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+from pyg_dynbatch import prediction
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.nn import RecursiveLayer
-from pyg_dynbatch.prediction import (
-    Columns,
-    Model,
-    average,
-    checked_device,
-    merge_columns,
-    naming_file,
-    node_rows,
-    read_checkpoint,
-    tree_rows,
-    write_table,
-)
 from pyg_dynbatch.trees.collate import Collater, DataLoader
 from pyg_dynbatch.trees.convert import from_nested
 from pyg_dynbatch.trees.data import DynTreeData
@@ -35,7 +24,7 @@ from pyg_dynbatch.trees.text import parse_bracketed
 from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 
-class TreeModel(Model):
+class TreeModel(prediction.Model):
     """Base of models of trees, with the words that they were trained on, if known."""
 
     vocabulary: Vocabulary | None = None
@@ -144,21 +133,23 @@ class TreePredictor:
     def __init__(self, checkpoints: Sequence[str | Path], device: str = "cpu") -> None:
         if not checkpoints:
             raise mismatch(ValueError, "TreePredictor: no checkpoints", "at least one", 0)
-        self.device = checked_device(device)
+        self.device = prediction.checked_device(device)
         first, *others = checkpoints
-        checkpoint = read_checkpoint(first)
+        checkpoint = prediction.read_checkpoint(first)
         self.model: Any = TreeClassificationModel.from_checkpoint(checkpoint, first)
         self.vocabulary = _vocabulary_of(self.model, first)
         for path in others:
-            with naming_file(path):
-                member = TreeClassificationModel.from_checkpoint(read_checkpoint(path), path)
+            with prediction.naming_file(path):
+                contents = prediction.read_checkpoint(path)
+                member = TreeClassificationModel.from_checkpoint(contents, path)
                 if _vocabulary_of(member, path) != self.vocabulary:
                     what = "the checkpoints were made with different vocabularies"
                     expected = f"the {len(self.vocabulary):,} words of the first checkpoint"
                     raise mismatch(ValueError, what, expected, "other words")
         self.num_classes = self.model.num_classes
         if others:
-            self.model = average(self.model, checkpoint["hyper_parameters"], checkpoints).eval()
+            options = checkpoint["hyper_parameters"]
+            self.model = prediction.average(self.model, options, checkpoints).eval()
         self.model.to(self.device)
         self.collater = Collater(arity=arity_of(self.model))
 
@@ -186,7 +177,7 @@ class TreePredictor:
         what = "TreePredictor: a part of the tree is not a word"
         raise mismatch(ValueError, what, "a text, or a list of words and lists", repr(part)[:60])
 
-    def predict(self, trees: Sequence[DynTreeData]) -> Columns:
+    def predict(self, trees: Sequence[DynTreeData]) -> prediction.Columns:
         """Predict all nodes of trees in one batch.
 
         Args:
@@ -201,7 +192,7 @@ class TreePredictor:
         """
         return self.predict_batch(self.collater(trees))
 
-    def predict_batch(self, batch: Batch) -> Columns:
+    def predict_batch(self, batch: Batch) -> prediction.Columns:
         """Predict all nodes of a batch that the ``collater`` has merged."""
         with torch.inference_mode():
             columns = self.model.predict(batch.to(self.device))
@@ -216,16 +207,16 @@ def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
     return model.vocabulary
 
 
-def predict_file(predictor: TreePredictor, trees: TreeFile, batch_size: int) -> Columns:
+def predict_file(predictor: TreePredictor, trees: TreeFile, batch_size: int) -> prediction.Columns:
     """Predict all nodes of all trees of a file."""
-    parts: list[Columns] = []
+    parts: list[prediction.Columns] = []
     with Progress("predicting", "trees", len(trees)) as progress:
         for batch in DataLoader(trees, batch_size, collate_fn=predictor.collater):
             part = predictor.predict_batch(batch)
             part["example"] = part["example"] + progress.done
             progress.update(batch.num_graphs)
             parts.append(part)
-    return merge_columns(parts)
+    return prediction.merge_columns(parts)
 
 
 def run_tree_predict(argv: list[str]) -> int:
@@ -240,9 +231,9 @@ def run_tree_predict(argv: list[str]) -> int:
     classes, words = predictor.num_classes, predictor.vocabulary
     trees = TreeFile(options.input, None, classes, "optional", words)
     columns = predict_file(predictor, trees, options.batch_size)
-    write_table(options.output, tree_rows(columns))
+    prediction.write_table(options.output, prediction.tree_rows(columns))
     if options.nodes is not None:
-        write_table(options.nodes, node_rows(columns))
+        prediction.write_table(options.nodes, prediction.node_rows(columns))
     print(f"predicted {len(trees):,} trees", file=sys.stderr)
     return 0
 
