@@ -401,7 +401,7 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
     ("make", "said"),
     [
         (lambda: NCIData().column("part"), "has no column to split by"),
-        (lambda: NCIData(batch_size=0), "batch_size is out of range"),
+        (lambda: NCIData(batch_size=0), "batch_size is too small"),
         (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
         (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),
         (lambda: MoleculeNetData("nothing"), "MoleculeNet: the name is unknown"),

@@ -11,6 +11,7 @@ from pyg_dynbatch.data import MoleculeFeaturizer
 from pyg_dynbatch.lightning import MoleculeProperty, ensemble_of
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
 from pyg_dynbatch.molecules.explain import without_atom
+from pyg_dynbatch.prediction import read_checkpoint
 from tests.molecules.molecules import (
     DESCRIPTORS,
     molecule_data,
@@ -72,7 +73,8 @@ def test_the_scale_is_that_of_the_training_split(checkpoint: str, tmp_path: Path
 def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
     """Neither on testing nor on resuming, whatever the molecules at hand."""
     data = with_descriptors(tmp_path)
-    (task,) = MoleculePredictor([checkpoint]).tasks
+    task = property_task(data)
+    task.model.load_checkpoint(read_checkpoint(checkpoint))
     task.model.network.descriptors.mean += 1
     marked = task.model.network.descriptors.mean.clone()
     run = molecule_trainer(tmp_path)
@@ -149,7 +151,7 @@ def test_members_keep_each_its_own_scale(checkpoint: str, tmp_path: Path) -> Non
     averaged = ensemble_of(property_task(data), [checkpoint, other]).eval()
     batch = next(iter(data.make_loader(data.dataset("test"), 20)))
     with torch.no_grad():
-        members = MoleculePredictor([checkpoint, other]).tasks
+        members = MoleculePredictor([checkpoint, other]).models
         each = [member.predicted(member(batch)) for member in members]
         found = averaged.model.predicted(averaged(batch))
     torch.testing.assert_close(found, (each[0] + each[1]) / 2)

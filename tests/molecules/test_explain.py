@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.lightning import MoleculeProperty
 from pyg_dynbatch.models import MoleculePredictor, explain
 from pyg_dynbatch.molecules.explain import pair_rows, without_atom
+from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
 from tests.molecules.molecules import molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
 
@@ -30,9 +30,9 @@ def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column
     return float(torch.stack(values).mean().detach())
 
 
-def explained(task: MoleculeProperty, raw: torch.Tensor) -> torch.Tensor:
+def explained(task: MoleculePropertyModel, raw: torch.Tensor) -> torch.Tensor:
     """Values, or the log-odds of their probabilities."""
-    found = task.model.predicted(raw)
+    found = task.predicted(raw)
     return found if task.schema.kind == "regression" else found.logit()
 
 
@@ -83,7 +83,7 @@ def test_gradients_of_pairs_add_up_to_those_of_codes(predictor: MoleculePredicto
     found = explain(predictor, molecule, "first", label=0)
     sums = []
     for task in predictor.models:
-        table = task.model.network.pair_table
+        table = task.network.pair_table
         table.requires_grad_()
         batch = predictor.collater([molecule])
         value = explained(task, task(batch))[0, 0]
@@ -110,14 +110,14 @@ def test_a_number_added_to_all_logits_changes_nothing(
     predictor = MoleculePredictor([task])
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
     wanted = explain(predictor, molecule, "second", label=1)
-    plain = MoleculeProperty.forward
+    plain = MoleculePropertyModel.forward
 
-    def shifted(self: MoleculeProperty, batch: Any) -> torch.Tensor:
+    def shifted(self: MoleculePropertyModel, batch: Any) -> torch.Tensor:
         # Another number for every molecule.
         sums = torch.zeros(batch.num_graphs, dtype=batch.x.dtype)
         return plain(self, batch) + sums.index_add(0, batch.batch, batch.x.sum(1))[:, None]
 
-    monkeypatch.setattr(MoleculeProperty, "forward", shifted)
+    monkeypatch.setattr(MoleculePropertyModel, "forward", shifted)
     found = explain(predictor, molecule, "second", label=1)
     for name in ("value", "gradient", "leave_one_out", "pair_gradient"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), atol=1e-4)

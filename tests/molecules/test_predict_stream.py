@@ -205,11 +205,11 @@ def test_dropout_that_is_not_there(checkpoints: list[str], tmp_path: Path) -> No
 def test_featurizer_that_is_unknown_or_makes_other_codes(tmp_path: Path) -> None:
     task = property_task(molecule_data(tmp_path))
     schema, table = task.schema, task.schema.pair_table
-    task.schema = dataclasses.replace(schema, featurizer={})
+    task.model.schema = dataclasses.replace(schema, featurizer={})
     with pytest.raises(ValueError, match="the checkpoint has no featurizer"):
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     changed = PairTable(table.features * 2, table.names, table.distance)
-    task.schema = dataclasses.replace(schema, pair_table=changed)
+    task.model.schema = dataclasses.replace(schema, pair_table=changed)
     with pytest.raises(ValueError, match="makes different pair codes") as caught:
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     assert f"expected: pair table {changed.digest()}" in str(caught.value)
