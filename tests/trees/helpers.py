@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.data import DynTreeData
-from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.lightning import TreeClassification
 
 WORDS = ["good", "not", "very"]
 

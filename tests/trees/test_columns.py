@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.data import DynTreeData, MoleculeData, TreeColumns, Vocabulary, allow_batches
+from pyg_dynbatch.data import DynTreeData, MoleculeData, Vocabulary, allow_batches
 from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeDataset, TreeFile
 from pyg_dynbatch.loader import Collater, MoleculeCollater
 from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.trees.data import TreeColumns
 from pyg_dynbatch.trees.datasets import Content
 from tests.strategies import Dag, chain, structures
 from tests.trees.helpers import assert_same, chain_tree

@@ -14,10 +14,10 @@ from pyg_dynbatch.data import (
     Vocabulary,
     forest_to_data,
     parse_bracketed,
-    parse_parents,
     to_bracketed,
-    unescape,
 )
+from pyg_dynbatch.trees.text import parse_parents
+from pyg_dynbatch.trees.words import unescape
 from tests.trees.helpers import assert_same
 
 Nested = tuple[int, str | None, list["Nested"]]

@@ -277,7 +277,7 @@ class PredictJob(_Job):
 
     @cached_property
     def _predictor(self) -> Any:
-        from pyg_dynbatch.molecules.predict import MoleculePredictor  # needs Lightning
+        from pyg_dynbatch.molecules.predict import MoleculePredictor
 
         options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
         return MoleculePredictor(self.checkpoints, *options)

@@ -8,16 +8,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import VectorOptions
 from pyg_dynbatch.trees.collate import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
+from pyg_dynbatch.trees.predict import arity_of
 from pyg_dynbatch.trees.sick import SICK
 from pyg_dynbatch.trees.words import (
     DEFAULT_MODEL,
@@ -187,12 +187,6 @@ class TreeDataModule(SplitDataModule):
         return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
 
 
-def arity_of(model: nn.Module) -> int | None:
-    """Return the number of child slots that the schedules of a model need."""
-    layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
-    return next((layer.arity for layer in layers), None)
-
-
 class SSTData(TreeDataModule):
     """The Stanford Sentiment Treebank: binary trees, five classes on every node.
 
@@ -203,10 +197,10 @@ class SSTData(TreeDataModule):
         vocabulary: Words of ``all`` splits (a word that only the test split has can use its
             pretrained vector), or of the ``train`` split alone.
         verify: Whether files other than the published ones are an error.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
-        >>> from pyg_dynbatch.training import VectorOptions
+        >>> from pyg_dynbatch.lightning import VectorOptions
         >>> data = SSTData(batch_size=25, vectors=VectorOptions("glove", "glove.txt"))
         >>> data.num_classes
         5
@@ -236,7 +230,7 @@ class ListOpsData(TreeDataModule):
         recipe: What to generate.
         tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
             to be read instead.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> ListOpsData(recipe=ListOpsRecipe(train=100, val=10, test=10)).num_classes
@@ -278,7 +272,7 @@ class SICKData(TreeDataModule):
         raw_dir: Folder with the raw files; left out, ``root/raw``.
         trees: Which parses: ``dependency``, ``constituency``, or ``chain`` for none.
         vocabulary: Words of ``all`` splits, or of the ``train`` split alone.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> SICKData(batch_size=25).num_classes
@@ -311,7 +305,7 @@ class TreeFileData(TreeDataModule):
         vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
             can be used with any other ``test_file``.
         classes: Number of classes; left out, the largest label of ``train_file`` plus one.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> TreeFileData("train.txt", "val.txt", classes=3).num_classes
