@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.core.files import locked_folder, write_atomically
-
 FOLDER = "PYG_DYNBATCH_CACHE"
 """Environment variable: the folder of compiled libraries."""
 
@@ -94,6 +92,8 @@ def _cache_folder() -> Path:
 
 
 def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
+    from pyg_dynbatch.files import write_atomically
+
     folder, name = _cache_folder(), f"{source.stem}-{_key(source, compiler)}"
     for kept in sorted(folder.glob(f"{name}-*.so")) if _is_trusted(folder) else ():
         # The name ends with the checksum of the content.
@@ -176,6 +176,8 @@ def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
     kept in a file, so that later processes compute the same numbers. Where nothing can be kept,
     the first way is taken, as a choice that changed between runs would change them.
     """
+    from pyg_dynbatch.files import locked_folder, write_atomically
+
     first = next(iter(ways))
     if os.environ.get(RACE) == "0":
         return first
