@@ -33,23 +33,24 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 151
+MAX_FILES = 152
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_650,
-    "core": 5_860,
+    "core": 5_780,
+    "kernels": 1_625,
     "documents": 660,
     "molecules": 8_760,
     "native": 0,
-    "nn": 5_200,
+    "nn": 3_165,
     "training": 2_890,
     "trees": 4_370,
     "other files": 2_160,
-    "installed": 40_580,
+    "installed": 40_110,
     "benchmarks": 6_090,
 }
-MAX_CODE = 26_290
+MAX_CODE = 25_940
 MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

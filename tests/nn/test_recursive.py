@@ -21,7 +21,6 @@ from pyg_dynbatch.loader import Collater, DataLoader
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTM,
     ChildSumTreeLSTMCell,
-    GraphedTreeLSTM,
     NaryTreeLSTM,
     NaryTreeLSTMCell,
     RecursiveCell,
@@ -420,12 +419,10 @@ def batch_of_trees(arity: int | None, **options: Any) -> Any:
 
 def layers_that_take_schedules() -> dict[str, Callable[[Any], Tensor]]:
     nary, convolution = NaryTreeLSTM(IN, OUT), TopologicalConv(SAGEConv(IN, IN))
-    graphed = GraphedTreeLSTM(nary)
     compiled = torch.compile(nary, backend="eager")
     return {
         "layer": lambda batch: nary(batch.x, batch.edge_index, batch.schedule),
         "compiled": lambda batch: compiled(batch.x, batch.edge_index, batch.schedule),
-        "graphed": lambda batch: graphed(batch.x, batch.edge_index, batch.schedule),
         "topological": lambda batch: convolution(
             batch.x, batch.edge_index, schedule=batch.schedule
         ),

@@ -13,7 +13,6 @@ from torch_geometric.nn import SAGEConv
 from pyg_dynbatch.core import Engine, Schedule, TensorType
 from pyg_dynbatch.nn import (
     DAGNN,
-    GraphedTreeLSTM,
     NaryTreeLSTM,
     NaryTreeLSTMCell,
     Pairs,
@@ -59,7 +58,6 @@ class InDAGNN(nn.Module):
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "fused": lambda: NaryTreeLSTM(4, 4),
     "level by level": lambda: TreeGRU(4, 4),
-    "graphed": lambda: GraphedTreeLSTM(NaryTreeLSTM(4, 4)),
     "topological": lambda: TopologicalConv(SAGEConv(4, 4)),
     "engine": InEngine,
     "dagnn": InDAGNN,
@@ -216,7 +214,7 @@ def test_edges_without_values_are_refused(kind: str) -> None:
         LAYERS[kind]()(X, EDGES.to("meta"))
 
 
-@pytest.mark.parametrize("kind", sorted(LAYERS.keys() - {"engine", "graphed"}))
+@pytest.mark.parametrize("kind", sorted(LAYERS.keys() - {"engine"}))
 def test_autocast_takes_rows_of_half_precision(kind: str) -> None:
     model = Whole(LAYERS[kind]())
     with torch.autocast("cpu", torch.bfloat16):

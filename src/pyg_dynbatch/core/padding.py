@@ -28,9 +28,7 @@ class PaddedForm(NamedTuple):
     shape: LevelShape
     schedule: Schedule
     input_row: Int[Tensor, " padded_input"]  # input row of each padded input; 0 for padding
-    input_position: Int[Tensor, " input"]  # padded input of each input
-    level_position: Int[Tensor, " node"]  # padded position of each node in level order
-    node_position: Int[Tensor, " node"]  # padded position of each node in node order
+    node_position: Int[Tensor, " node"]  # of each node, its place in level order of the padded form
 
 
 def shape_of(schedule: Schedule) -> LevelShape:
@@ -59,7 +57,7 @@ def padded_schedule(schedule: Schedule, shape: LevelShape) -> Schedule:
     input_row[input_position] = torch.arange(input_position.numel())
     level_position = padded.rows_of(padded.outputs["node"].rows)[:nodes] - 1
     node_position = level_position[schedule.rows_of(schedule.outputs["node"].rows) - 1]
-    parts = (own, padded.index, input_row, input_position, level_position, node_position)
+    parts = (own, padded.index, input_row, node_position)
     structure = info._replace(padded=(shape, own.numel()))
     return replace(schedule, index=torch.cat(parts), structure=structure)
 
@@ -146,8 +144,7 @@ def padded_form(schedule: Schedule) -> PaddedForm | None:
     if schedule.structure is None or schedule.structure.padded is None:
         return None
     shape, first = schedule.structure.padded
-    nodes, inputs = schedule.num_nodes, schedule.stores[0].inputs
-    lengths = (_frame(shape).index.numel(), sum(shape.inputs), inputs, nodes, nodes)
+    lengths = (_frame(shape).index.numel(), sum(shape.inputs), schedule.num_nodes)
     index, *places = schedule.index[first:].split(lengths)
     return PaddedForm(shape, schedule_of_shape(shape, index), *places)
 

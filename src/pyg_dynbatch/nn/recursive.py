@@ -17,7 +17,7 @@ from pyg_dynbatch.core.row_buffer import (
     unsupported,
 )
 from pyg_dynbatch.core.schedule import Schedule, derive_schedule
-from pyg_dynbatch.nn.cell import RecursiveCell, States, run_at_once, run_levels, spread_rows
+from pyg_dynbatch.nn.cell import RecursiveCell, run_at_once, run_levels, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
@@ -211,8 +211,8 @@ class RecursiveLayer(MessagePassing):
         if self.explain and schedule.num_edges:
             weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
         else:
-            in_levels, parts = bool(level_order) or chosen is not None, 2 if return_state else 1
-            states = self._run_schedule(schedule, inputs, leaf_inverse, in_levels, parts)
+            in_levels = bool(level_order) or chosen is not None
+            states = run_at_once(self.cell, schedule, inputs, leaf_inverse, in_levels)
         if states is None:
             inputs = spread_rows(inputs, leaf_inverse, schedule)
             states = run_levels(
@@ -221,17 +221,6 @@ class RecursiveLayer(MessagePassing):
         elif chosen is not None:
             states = tuple(part.index_select(0, chosen) for part in states)
         return states if return_state else states[0]
-
-    def _run_schedule(
-        self,
-        schedule: Schedule,
-        x: Tensor,
-        leaf_inverse: Tensor | None,
-        level_order: bool,
-        parts: int,
-    ) -> States | None:
-        """Compute at least the first parts of all states at once; None to run level by level."""
-        return run_at_once(self.cell, schedule, x, leaf_inverse, level_order)
 
     def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""

@@ -1,4 +1,4 @@
-"""Layers, and their states and gradients, for the tests of fused Tree-LSTMs."""
+"""Tree-LSTM layers, schedules, and states with all gradients, for the tests of kernels."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.kernels.tree_lstm import tree_lstm
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
-from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 
 
 def layers(width: int, arities: Sequence[int] = (1, 2, 3), **options: Any) -> Iterator:
@@ -20,6 +20,27 @@ def layers(width: int, arities: Sequence[int] = (1, 2, 3), **options: Any) -> It
         with torch.no_grad():
             layer.cell.bias.normal_()
         yield layer
+
+
+def schedule_of(
+    parents: Sequence[int], arity: int | None, has_input: Tensor | None = None
+) -> Schedule:
+    """Node k is a child of ``parents[k]`` unless that is k; as far as there are free slots."""
+    taken = [0] * len(parents)
+    edges = []
+    for child, parent in enumerate(parents):
+        if child != parent and (arity is None or taken[parent] < arity):
+            taken[parent] += 1
+            edges.append((child, parent))
+    pairs = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t()
+    return Schedule.from_structure(pairs, len(taken), arity=arity, has_input=has_input)
+
+
+def combs(trees: int, layer: RecursiveLayer, has_input: Tensor | None = None) -> Schedule:
+    """Trees of 9 nodes, 5 levels deep; their levels have as many nodes as there are trees."""
+    comb = range(-1, 8) if layer.arity == 1 else (0, 0, 1, 2, 3, 3, 2, 1, 0)
+    parents = [9 * tree + max(parent, 0) for tree in range(trees) for parent in comb]
+    return schedule_of(parents, layer.arity, has_input)
 
 
 def on_gpu(dtype: torch.dtype) -> Tensor:
@@ -34,7 +55,7 @@ def run_fused(
     """Runs a Tree-LSTM with a given dropout mask, for instance."""
     cell: Any = layer.cell
     weights = cell.weight_input, cell.weight_hidden, cell.bias
-    return fused_tree_lstm(schedule, inputs, weights, **options)
+    return tree_lstm(schedule, inputs, weights, **options)
 
 
 def everything(

@@ -1,177 +1,22 @@
-"""The parts of fused Tree-LSTMs: a plan of blocks, gradients of states, and gates.
+"""The gates of Tree-LSTMs: per block, products with the weights become gates, and gates states.
 
-Nodes are in level order: first all leaves, then the inner nodes, level by level. Each level is
-split into blocks. Per block, products with the weights (``products.py``) become gates, and gates
-become states; see :class:`TorchGates`, which ``native_gates.py`` (C) and ``triton_gates.py``
-override.
+:class:`TorchGates` computes them with operations of torch; ``native.py`` (C) and
+``triton_gates.py`` override its methods.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.schedule import Schedule, Step
-from pyg_dynbatch.nn.products import HEIGHTS
-
-BLOCK = HEIGHTS[-1]
-"""Rows of one block on CPUs: their gates stay in the second-level cache."""
+from pyg_dynbatch.kernels.plan import Block, Plan
 
 # As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
 _MINUS_ONE = torch.tensor(-1.0)
 _NO_ROWS = torch.empty(0)
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
-
-
-# The plan.
-
-
-class Block(NamedTuple):
-    """Consecutive nodes of one level, in level order."""
-
-    first: int  # first node, counted among the leaves or among the inner nodes
-    size: int
-    input: int  # input row of the first node, counted among those of inner nodes
-    filled: int  # number of nodes with an input, which come first
-    edge: int  # first child, counted among the children of all inner nodes
-    edges: int
-    start: int  # first node, counted within the level
-
-    @property
-    def nodes(self) -> slice:
-        """The rows of the nodes."""
-        return slice(self.first, self.first + self.size)
-
-    @property
-    def children(self) -> slice:
-        """The rows of the children."""
-        return slice(self.edge, self.edge + self.edges)
-
-
-class FusedPlan:
-    """A schedule split into blocks: sizes as Python ints, and index vectors on the device."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        inputs: Tensor,
-        *,
-        dropout_mask: Tensor | None = None,
-        leaf_inverse: Tensor | None = None,
-        level_order: bool = False,
-        precision: torch.dtype | None = None,
-    ) -> None:
-        self.schedule, self.dropout_mask, self.leaf_inverse = schedule, dropout_mask, leaf_inverse
-        self.level_order, self.precision = level_order, precision
-        # Whether a backward pass may follow, and whether C runs the whole schedule in one call.
-        self.with_backward = self.at_once = False
-        self.arity, self.ragged = schedule.arity or 0, schedule.arity is None
-        self.nodes = schedule.num_nodes
-        self.sizes = schedule.level_sizes
-        self.leaves = self.sizes[0]
-        self.inner = self.nodes - self.leaves
-        # Leaves that share an input row are computed once, those without an input one by one.
-        self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
-        self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
-        # The kernels do not check their indices.
-        given = self.leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
-        fits = given == schedule.level_inputs[0] and self.leaf_inputs >= 0
-        if not fits or schedule.device != inputs.device:
-            what = "FusedPlan: the schedule does not fit the input rows"
-            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
-            got = f"{given} leaves, on {inputs.device}"
-            hint = "rows in the order of schedule.input_node; batch.to(device)"
-            raise mismatch(ValueError, what, wanted, got, hint=hint)
-        self.single_parent = schedule.single_parent
-        self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
-        self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
-        first = 0 if self.ragged else self.leaves * self.arity
-        self.children = schedule.children[first:]
-        if self.ragged:
-            self.segment_ids = schedule.child_segment
-            self.child_start = schedule.child_start[self.leaves :]
-
-    @cached_property
-    def blocks(self) -> list[Block]:
-        """The blocks of all levels above the leaves."""
-        return list(self._blocks())
-
-    def _blocks(self) -> Iterator[Block]:
-        first = seen = edge = 0
-        steps, inputs = self.schedule.steps[1:], self.schedule.level_inputs[1:]
-        for step, filled in zip(steps, inputs, strict=True):
-            stops = [*range(0, step.size, self.block), step.size]
-            edges = self._first_edges(step, first, stops)
-            for number, start in enumerate(stops[:-1]):
-                size = stops[number + 1] - start
-                mine = min(max(filled - start, 0), size)
-                own, end = edges[number], edges[number + 1]
-                yield Block(first + start, size, seen, mine, edge + own, end - own, start)
-                seen += mine
-            first += step.size
-            edge += edges[-1]
-
-    def _first_edges(self, step: Step, first: int, stops: list[int]) -> list[int]:
-        """Where the children of the blocks of one level begin, counted within the level."""
-        if not self.ragged:
-            return [stop * self.arity for stop in stops]
-        inside = [first + stop for stop in stops[:-1]]
-        # Only CPUs have more than one block per level, so there is no device to wait for.
-        found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
-        return [*(each - found[0] for each in found), step.arguments[1].length]
-
-    @cached_property
-    def numbers(self) -> Tensor:
-        """The numbers of all argument slots."""
-        return torch.arange(self.slots, device=self.children.device)
-
-    def segment_ids_of(self, block: Block) -> Tensor:
-        """The node within the block that each child belongs to."""
-        within_level = self.segment_ids[block.children]
-        return within_level if not block.start else within_level - block.start
-
-    def leaf_blocks(self) -> Iterator[Block]:
-        """Split the computed leaves into blocks, those with and without an input separately."""
-        segments = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
-        for start, stop, filled in segments:
-            for first in range(start, stop, self.block):
-                size = min(self.block, stop - first)
-                yield Block(first, size, first, size if filled else 0, 0, 0, first)
-
-    def spread_leaves(self) -> Tensor:
-        """The computed row of each leaf: equal leaves are computed once."""
-        if self.leaf_inverse is None:
-            return torch.arange(self.leaves, device=self.children.device)
-        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_inverse.device)
-        return torch.cat([self.leaf_inverse, others])
-
-    def in_order(self, rows: Tensor) -> Tensor:
-        """Bring state rows into the requested order."""
-        return rows[1:] if self.level_order else rows.index_select(0, self._row_of_node())
-
-    def in_level_order(self, rows: Tensor | None) -> Tensor | None:
-        """Bring the gradients of the results into level order."""
-        if rows is None or self.level_order:
-            return rows
-        row = self._row_of_node()
-        node = torch.empty_like(row).index_copy_(
-            0, row - 1, torch.arange(self.nodes, device=row.device)
-        )
-        return rows.index_select(0, node)
-
-    def _row_of_node(self) -> Tensor:
-        return self.schedule.rows_of(self.schedule.outputs["node"].rows)
-
-    def slot_of_node(self) -> Tensor:
-        """For every node the argument slot that reads it, counted from 1; 0 for none."""
-        place = self.children.new_zeros(self.nodes + 1)
-        numbers = torch.arange(1, self.slots + 1, device=place.device)
-        # Row 0, the missing child, gets any of its many slots and is dropped.
-        return place.index_copy_(0, self.children, numbers)[1:]
 
 
 def dense_columns(rows: Tensor | None) -> Tensor | None:
@@ -244,15 +89,18 @@ class StateGradients:
 
     @classmethod
     def of_results(
-        cls, plan: FusedPlan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
+        cls, plan: Plan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
     ) -> "StateGradients":
         """Start at the gradients of the results; row 0 is that of the missing child or parent."""
-        outside = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
-        if plan.single_parent:
+        of_h, of_c = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
+        outside = dense_columns(of_h), dense_columns(of_c)
+        if plan.schedule.single_parent:
             hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
             hidden[0], memory[0] = 0, 0
             return cls(hidden, memory, plan.slot_of_node(), outside)
-        hidden, memory = (like.new_zeros(1 + plan.nodes, like.size(1)) for _ in outside)
+        hidden, memory = (
+            like.new_zeros(1 + plan.schedule.num_nodes, like.size(1)) for _ in outside
+        )
         for total, given in zip((hidden, memory), outside, strict=True):
             if given is not None:
                 total[1:] += given
@@ -294,9 +142,6 @@ class StateGradients:
             self.memory.index_add_(0, index, memory)
 
 
-# Kernels.
-
-
 class TorchGates:
     """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
 
@@ -308,7 +153,7 @@ class TorchGates:
 
     def __init__(
         self,
-        plan: FusedPlan,
+        plan: Plan,
         states: Sequence[Tensor],
         gathered: Tensor = _NO_ROWS,
         sums: Tensor | None = None,

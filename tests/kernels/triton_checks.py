@@ -1,8 +1,8 @@
 """Checks of the Triton kernels, each a function; a separate process runs them all.
 
-``python -m tests.nn.triton_checks`` prints one JSON object: for every check of this file None, or
-the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks that run kernels on
-CPU tensors, otherwise those that compile kernels for devices that need not be there.
+``python -m tests.kernels.triton_checks`` prints one JSON object: for every check of this file
+None, or the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks that run
+kernels on CPU tensors, otherwise those that compile kernels for devices that need not be there.
 """
 
 import os
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.nn import RecursiveLayer, fused_tree_lstm
-from tests.nn import fused
-from tests.nn.fused import everything
+from pyg_dynbatch.core.native import NATIVE_SWITCH
+from pyg_dynbatch.kernels import tree_lstm
+from pyg_dynbatch.nn import RecursiveLayer
+from tests.kernels import fused
+from tests.kernels.fused import everything
 from tests.nn.own_process import print_outcomes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,7 +27,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 @contextmanager
 def triton_everywhere() -> Iterator[list[str]]:
     """Takes the kernels for tensors of every device; yields what was launched."""
-    from pyg_dynbatch.nn.triton_gates import TritonGates
+    from pyg_dynbatch.kernels.triton_gates import TritonGates
 
     launched: list[str] = []
 
@@ -38,15 +40,15 @@ def triton_everywhere() -> Iterator[list[str]]:
 
         return launch
 
-    choose = fused_tree_lstm.choose_gates
+    choose = tree_lstm.choose_gates
 
     def choose_on_gpu(like: Tensor) -> object:
         return choose(fused.on_gpu(like.dtype))
 
     names = ("forward", "backward")
     with (
-        mock.patch.object(fused_tree_lstm, "choose_gates", choose_on_gpu),
-        mock.patch.dict(os.environ, {fused_tree_lstm.NATIVE_SWITCH: "0"}),
+        mock.patch.object(tree_lstm, "choose_gates", choose_on_gpu),
+        mock.patch.dict(os.environ, {NATIVE_SWITCH: "0"}),
         mock.patch.multiple(TritonGates, **{name: spied(name) for name in names}),
     ):
         yield launched
@@ -100,7 +102,7 @@ def interpreted_odd_widths() -> None:
 
 
 def interpreted_several_programs_a_row() -> None:
-    from pyg_dynbatch.nn import triton_gates
+    from pyg_dynbatch.kernels import triton_gates
 
     with mock.patch.object(triton_gates, "_MOST_COLUMNS", 16):
         for layer in layers(37):
@@ -182,7 +184,7 @@ def interpreted_double_precision_goes_without() -> None:
 
 
 def interpreted_switch() -> None:
-    with mock.patch.dict(os.environ, {fused_tree_lstm.SWITCH: "0"}):
+    with mock.patch.dict(os.environ, {tree_lstm.SWITCH: "0"}):
         for layer in layers(5):
             assert compare(layer, tree_schedule(layer), torch.randn(12, 3)) == []
 
@@ -191,7 +193,7 @@ def compiled_for_gpus_that_are_not_here() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from pyg_dynbatch.nn import triton_gates
+    from pyg_dynbatch.kernels import triton_gates
 
     for kernel in (triton_gates.forward_kernel, triton_gates.backward_kernel):
         for dtype in ("fp32", "bf16", "fp16"):
