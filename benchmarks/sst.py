@@ -34,7 +34,7 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--units", [150, 300])
     text = (
         "unshared is fused with every leaf computed, even if words are equal; linear is engine "
-        "with nn.linear; default: all"
+        "with nn.linear (default: all)"
     )
     parser.choices("--modes", MODES, MODES, help=text)
     parser.count("--embedding", 300, metavar="WIDTH")
@@ -74,7 +74,8 @@ def _batches(
     """Yield the contenders and the sizes of every batch."""
     device, collate = ways.model.classifier.weight.device, Collater(arity=2)
     for members in draw(len(trees), size, options.batches, options.seed):
-        batch = collate([trees[k] for k in members]).to(device)
+        batch = collate([trees[k] for k in members])
+        batch = batch.to(device)
         few = [PlainTree.of(trees[k], device) for k in members[: options.loop_trees]]
         # The work of a tree is proportional to its nodes.
         scale = batch.num_nodes / sum(len(tree.shape.order) for tree in few)
@@ -87,7 +88,7 @@ def _batches(
         contenders[ONE_BY_ONE] = bench.scaled(partial(ways.loop, few), scale)
         contenders["host"] = partial(_load, trees, members, collate)
         schedule = batch.schedule
-        sizes = {"nodes": schedule.num_nodes, "steps": len(schedule.steps), "scaled_by": scale}
+        sizes = {"nodes": schedule.num_nodes, "steps": schedule.num_levels, "scaled_by": scale}
         yield contenders, sizes | work(products)
 
 

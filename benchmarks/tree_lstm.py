@@ -212,7 +212,8 @@ class Ways:
     def check(self, modes: Sequence[str], trees: Sequence[DynTreeData]) -> None:
         """Compare logits and gradients of all modes with those of the loop over nodes."""
         device = self.model.classifier.weight.device
-        batch = Collater(arity=2)(list(trees)).to(device)
+        batch = Collater(arity=2)(list(trees))
+        batch = batch.to(device)
         one_by_one = [node_by_node(self.model, PlainTree.of(tree, device)) for tree in trees]
 
         def results(logits: Tensor) -> list[Tensor]:

@@ -78,7 +78,7 @@ NO_EXAMPLE = {
     "blocks.ResultType": "an interface; every type is an example",
     "core.DependencyGraph": "the policies show it",
     "core.RaggedRows": "made by the engine, handed to modules",
-    "core.ScheduleStats": "made by Schedule.stats only",
+    "core.ScheduleStats": "made by Steps.stats only",
     "core.Value": "made by the calls of a Program, whose example has some",
     "nn.RecursiveCell": "an interface; every cell is an example",
     "tasks.MoleculeDataModule": "an interface; every data module is an example",

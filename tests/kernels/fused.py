@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.kernels.tree_lstm import tree_lstm
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 
@@ -24,7 +24,7 @@ def layers(width: int, arities: Sequence[int] = (1, 2, 3), **options: Any) -> It
 
 def schedule_of(
     parents: Sequence[int], arity: int | None, has_input: Tensor | None = None
-) -> Schedule:
+) -> Levels:
     """Node k is a child of ``parents[k]`` unless that is k; as far as there are free slots."""
     taken = [0] * len(parents)
     edges = []
@@ -33,10 +33,10 @@ def schedule_of(
             taken[parent] += 1
             edges.append((child, parent))
     pairs = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t()
-    return Schedule.from_structure(pairs, len(taken), arity=arity, has_input=has_input)
+    return schedule_structure(pairs, len(taken), arity=arity, has_input=has_input)
 
 
-def combs(trees: int, layer: RecursiveLayer, has_input: Tensor | None = None) -> Schedule:
+def combs(trees: int, layer: RecursiveLayer, has_input: Tensor | None = None) -> Levels:
     """Trees of 9 nodes, 5 levels deep; their levels have as many nodes as there are trees."""
     comb = range(-1, 8) if layer.arity == 1 else (0, 0, 1, 2, 3, 3, 2, 1, 0)
     parents = [9 * tree + max(parent, 0) for tree in range(trees) for parent in comb]
@@ -50,7 +50,7 @@ def on_gpu(dtype: torch.dtype) -> Tensor:
 
 
 def run_fused(
-    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, **options: Any
+    layer: RecursiveLayer, schedule: Levels, inputs: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Runs a Tree-LSTM with a given dropout mask, for instance."""
     cell: Any = layer.cell
@@ -59,7 +59,7 @@ def run_fused(
 
 
 def everything(
-    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, expand: bool = False, **options: Any
+    layer: RecursiveLayer, schedule: Levels, inputs: Tensor, expand: bool = False, **options: Any
 ) -> list[Tensor]:
     """States and all gradients; with the same draws of dropout every time."""
     inputs = inputs.detach().to(layer.cell.bias.dtype).requires_grad_()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import functional_call
 
-from pyg_dynbatch.core import Schedule
 from pyg_dynbatch.core import native as core_native
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import loaded_extension
 from pyg_dynbatch.kernels import native, products
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, multiply_address, narrow_rows
@@ -64,11 +64,7 @@ def block_by_block() -> mock._patch:
 
 
 def compare(
-    layer: RecursiveLayer,
-    schedule: Schedule,
-    inputs: Tensor,
-    expand: bool = False,
-    **options: object,
+    layer: RecursiveLayer, schedule: Levels, inputs: Tensor, expand: bool = False, **options: object
 ) -> None:
     """C in single precision, at once and block by block, against torch in double precision."""
     wanted = everything(layer.double(), schedule, inputs, expand, **options)
@@ -155,7 +151,7 @@ def test_levels_of_several_blocks(dropout: float, recorded: bool, calls: list[st
 
 
 @torch.no_grad()
-def states(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
+def states(layer: RecursiveLayer, schedule: Levels, inputs: Tensor) -> list[Tensor]:
     torch.manual_seed(1)
     return [*layer(inputs, schedule=schedule, return_state=True)]
 
@@ -163,7 +159,7 @@ def states(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Te
 def test_nodes_of_many_parents() -> None:
     edges = torch.tensor([[0, 1, 0, 1, 2], [2, 2, 3, 3, 4]])
     for layer in layers(5, (2,)):
-        schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
+        schedule = schedule_structure(edges, 5, arity=layer.arity)
         assert not schedule.single_parent
         compare(layer, schedule, torch.randn(5, 3))
 
@@ -211,7 +207,7 @@ def test_left_to_single_blocks(calls: list[str]) -> None:
     large = NaryTreeLSTM(3, 256)
     everything(large, combs(300, large), torch.randn(2700, 3))
     small = NaryTreeLSTM(3, 5)
-    shared = Schedule.from_structure(torch.tensor([[0, 1, 0, 1], [2, 2, 3, 3]]), 4, arity=2)
+    shared = schedule_structure(torch.tensor([[0, 1, 0, 1], [2, 2, 3, 3]]), 4, arity=2)
     everything(small, shared, torch.randn(4, 3))
     with torch.autocast("cpu", torch.bfloat16):
         everything(small, combs(2, small), torch.randn(18, 3))
@@ -221,7 +217,7 @@ def test_left_to_single_blocks(calls: list[str]) -> None:
 
 def test_far_and_near_numbers() -> None:
     """Saturated gates, gates near zero, and NaN."""
-    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 9, arity=2)
+    schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), 9, arity=2)
     layer = NaryTreeLSTM(1, 4)
     with torch.no_grad():
         layer.cell.bias.zero_()

@@ -15,7 +15,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.autobatch import autobatch
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 from tests.laws.cells import CELLS, IN, OUT, parts_of
 from tests.laws.changes import CHANGES, OVERRIDES, scaled
@@ -98,9 +98,9 @@ def by_autobatch(plain: Recursion, *given: Any) -> Tensor:
     return vars(plain)["batched"]([given])[0]
 
 
-def schedule_of(cell: Any, dag: Dag, has_input: list[bool]) -> Schedule:
+def schedule_of(cell: Any, dag: Dag, has_input: list[bool]) -> Levels:
     given = torch.tensor(has_input)
-    return Schedule.from_structure(dag.edge_index, dag.num_nodes, arity=cell.arity, has_input=given)
+    return schedule_structure(dag.edge_index, dag.num_nodes, arity=cell.arity, has_input=given)
 
 
 def train(kind: str, change: str, run: Callable[..., Tensor]) -> None:
@@ -170,7 +170,8 @@ OF_PYG = sorted(set(dir(MessagePassing)) - set(dir(nn.Module)))
 @pytest.mark.parametrize("method", [name for name in OF_PYG if name.startswith("register")])
 def test_hooks_of_message_passing_are_refused(method: str) -> None:
     dag, x = chain(3), torch.randn(3, IN)
-    for layer in (RecursiveLayer(MAKERS[kind]()) for kind in MAKERS):
+    layers = [RecursiveLayer(MAKERS[kind]()) for kind in MAKERS]
+    for layer in layers:
         schedule = schedule_of(layer.cell, dag, [True] * 3)
         before = layer(x, schedule=schedule)
         handle = getattr(layer, method)(lambda *_: None)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch_geometric.nn import SAGEConv
 
-from pyg_dynbatch.core import Engine, Schedule, TensorType
+from pyg_dynbatch.core import Engine, TensorType
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import (
     DAGNN,
     NaryTreeLSTM,
@@ -40,7 +41,7 @@ class InEngine(nn.Module):
         super().__init__()
         self.engine = Engine.of_cell(Sum(), TensorType((4,)), arity=2)
 
-    def forward(self, x: Tensor, schedule: Schedule) -> Tensor:
+    def forward(self, x: Tensor, schedule: Levels) -> Tensor:
         return self.engine(schedule, {"input": x})["node"]
 
 
@@ -51,7 +52,7 @@ class InDAGNN(nn.Module):
         super().__init__()
         self.model = DAGNN(4, 4, 1, bidirectional=False)
 
-    def forward(self, x: Tensor, schedule: Schedule) -> Tensor:
+    def forward(self, x: Tensor, schedule: Levels) -> Tensor:
         return self.model.embed(x, EDGES, schedule=schedule)[:, 4:]
 
 
@@ -71,7 +72,7 @@ class Whole(nn.Module):
         super().__init__()
         self.layer = layer
         arity = getattr(layer, "arity", None)
-        self.schedule = Schedule.from_structure(EDGES, 3, arity=arity)
+        self.schedule = schedule_structure(EDGES, 3, arity=arity)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x, schedule=self.schedule)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.kernels.products import HEIGHTS
 
 BLOCK = HEIGHTS[-1]
@@ -46,7 +46,7 @@ class Block(NamedTuple):
 class Plan:
     """A schedule and the options of one run; sizes are Python ints, indices are on the device."""
 
-    schedule: Schedule
+    schedule: Levels
     leaf_inputs: int  # input rows of leaves; leaves that share one are computed once
     block: int  # largest number of nodes per block
     leaf_inverse: Tensor | None = None  # the input row of each leaf with an input
@@ -58,7 +58,7 @@ class Plan:
     @classmethod
     def of(
         cls,
-        schedule: Schedule,
+        schedule: Levels,
         inputs: Tensor,
         *,
         leaf_inverse: Tensor | None = None,
@@ -160,27 +160,29 @@ class Plan:
 
     def _blocks(self) -> Iterator[Block]:
         first = seen = edge = 0
-        steps, inputs = self.schedule.steps[1:], self.schedule.level_inputs[1:]
-        for step, filled in zip(steps, inputs, strict=True):
-            stops = [*range(0, step.size, self.block), step.size]
-            edges = self._first_edges(step.arguments[1].length, first, stops)
+        of_levels = (
+            self.schedule.level_sizes, self.schedule.level_inputs, self.schedule.level_children
+        )  # fmt: skip
+        for level_size, filled, children in list(zip(*of_levels, strict=True))[1:]:
+            stops = [*range(0, level_size, self.block), level_size]
+            edges = self._first_edges(children, first, stops)
             for number, start in enumerate(stops[:-1]):
                 size = stops[number + 1] - start
                 mine = min(max(filled - start, 0), size)
                 own, end = edges[number], edges[number + 1]
                 yield Block(first + start, size, edge + own, end - own, seen, mine, start)
                 seen += mine
-            first += step.size
+            first += level_size
             edge += edges[-1]
 
-    def _first_edges(self, edges: int, first: int, stops: list[int]) -> list[int]:
+    def _first_edges(self, children: int, first: int, stops: list[int]) -> list[int]:
         """Where the children of the blocks of one level begin, counted within the level."""
         if not self.ragged:
             return [stop * self.arity for stop in stops]
         inside = [first + stop for stop in stops[:-1]]
         # Only CPUs have more than one block per level, so there is no device to wait for.
         found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
-        return [*(each - found[0] for each in found), edges]
+        return [*(each - found[0] for each in found), children]
 
     def leaf_blocks(self) -> Iterator[Block]:
         """Split the computed leaves into blocks, those with and without an input separately."""
@@ -194,17 +196,14 @@ class Plan:
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Bring state rows into the requested order."""
-        return rows[1:] if self.level_order else rows.index_select(0, self._row_of_node())
+        return rows[1:] if self.level_order else rows.index_select(0, self.schedule.row)
 
     def in_level_order(self, rows: Tensor | None) -> Tensor | None:
         """Bring the gradients of the results into level order."""
         if rows is None or self.level_order:
             return rows
-        row = self._row_of_node()
+        row = self.schedule.row
         node = torch.empty_like(row).index_copy_(
             0, row - 1, torch.arange(row.numel(), device=row.device)
         )
         return rows.index_select(0, node)
-
-    def _row_of_node(self) -> Tensor:
-        return self.schedule.rows_of(self.schedule.outputs["node"].rows)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.row_buffer import check_backward
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.kernels.blocks import BlockKernel, Kernel, operand_of
 from pyg_dynbatch.kernels.gates import Gates, Kept, StateGradients, TorchGates, sum_segments
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, is_native, runs_at_once
@@ -26,7 +26,7 @@ from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
 
 
 def tree_lstm(
-    schedule: Schedule, inputs: Tensor, weights: Sequence[Tensor], **options: Any
+    schedule: Levels, inputs: Tensor, weights: Sequence[Tensor], **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
 
