@@ -12,7 +12,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 FOLDER = Path("src", "pyg_dynbatch", "native")
-FLAGS = [
+WINDOWS = sys.platform == "win32"
+GCC_FLAGS = [
     *("-O3", "-g0", "-std=c11", "-Wno-psabi"),
     # Not -ffast-math, which would change rounding for the whole process.
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast"),
@@ -21,10 +22,13 @@ FLAGS = [
     *(("-Xclang", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)),
 ]
 
+FLAGS = ["/O2", "/std:c11"] if WINDOWS else GCC_FLAGS
 # The kernels are compiled once per kind of processor; the extension chooses when it is imported.
-VARIANTS: dict[str, list[str]] = {"baseline": []}
-MACROS = []
-if sysconfig.get_platform().endswith(("x86_64", "amd64")):
+# They use extensions of GCC and Clang, so on Windows the extension holds the schedulers alone.
+VARIANTS: dict[str, list[str]] = {} if WINDOWS else {"baseline": []}
+MACROS = [("NO_KERNELS", "1")] if WINDOWS else []
+LEFT_OUT = ("kernels", "tree_lstm") if WINDOWS else ("kernels",)
+if not WINDOWS and sysconfig.get_platform().endswith("x86_64"):
     VARIANTS["avx2"] = ["-mavx2", "-mfma"]
     VARIANTS["avx512"] = ["-mfma", *(f"-mavx512{each}" for each in ("f", "vl", "bw", "dq"))]
     MACROS.append(("X86_VARIANTS", "1"))
@@ -79,16 +83,17 @@ files = sorted(FOLDER.iterdir())
 digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 extension = Extension(
     "pyg_dynbatch._native",
-    sources=[path.as_posix() for path in files if path.suffix == ".c" and path.stem != "kernels"],
+    sources=[
+        path.as_posix() for path in files if path.suffix == ".c" and path.stem not in LEFT_OUT
+    ],
     depends=[path.as_posix() for path in files],
     define_macros=[*MACROS, ("SOURCES", f'"{digest}"')],
     extra_compile_args=FLAGS,
     py_limited_api=True,
     optional=True,
 )
-# The kernels use extensions of GCC and Clang.
 setup(
-    ext_modules=[] if sys.platform == "win32" else [extension],
+    ext_modules=[extension],
     cmdclass={"build_ext": BuildVariants, "build_py": BuildConfigs, "bdist_wheel": BuildWheel},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,6 +1,7 @@
 """What computes gates is chosen by device, dtype, what is installed, and two switches."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         monkeypatch.delenv(switch, raising=False)
 
     def pretend(extension: bool) -> None:
-        found = object() if extension else None
+        found = SimpleNamespace(tree_lstm_nodes=None) if extension else None
         monkeypatch.setattr("pyg_dynbatch.core.native.loaded_extension", lambda: found)
 
     pretend(True)

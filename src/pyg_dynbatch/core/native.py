@@ -62,10 +62,12 @@ def describe_native() -> str:
     native, switch = loaded_extension(), os.environ.get(NATIVE_SWITCH)
     if native is None:
         return "extension  none: plain torch and NumPy compute the same results more slowly"
-    variants = ", ".join(native.variants())
+    variant = "none: this platform has no kernels in C"
+    if hasattr(native, "variants"):
+        variant = f"{native.variant()} (this processor runs {', '.join(native.variants())})"
     lines = {
         "extension": f"{native.__file__}" + (f", off: {NATIVE_SWITCH}=0" if switch == "0" else ""),
-        "variant": f"{native.variant()} (this processor runs {variants})",
+        "variant": variant,
         "threads": f"{torch.get_num_threads() if native.OPENMP else 1}",
         "OpenMP": ", ".join(_openmp_libraries()) if native.OPENMP else "not used",
     }

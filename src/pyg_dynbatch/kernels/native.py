@@ -37,7 +37,7 @@ def is_native(like: Tensor) -> bool:
     # computes.
     plain = type(like) in (Tensor, Parameter) and not is_in_torch_dispatch_mode()
     in_single = plain and like.device.type == "cpu" and like.dtype == torch.float32
-    return in_single and extension() is not None
+    return in_single and hasattr(extension(), "tree_lstm_nodes")  # not on Windows
 
 
 def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:

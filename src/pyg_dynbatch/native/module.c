@@ -5,10 +5,18 @@
 
 #include "arguments.h"
 
-extern PyMethodDef levels_functions[], tree_lstm_functions[];
+extern PyMethodDef levels_functions[];
+#ifndef NO_KERNELS
+extern PyMethodDef tree_lstm_functions[];
 void choose_best_kernels(void);
+#endif
 
-static PyMethodDef *const tables[] = {levels_functions, tree_lstm_functions};
+static PyMethodDef *const tables[] = {
+    levels_functions,
+#ifndef NO_KERNELS
+    tree_lstm_functions,
+#endif
+};
 
 /* As PARALLEL_FOR of kernels.c. */
 #if defined(_OPENMP) && (!defined(__clang__) || defined(__APPLE__))
@@ -19,7 +27,9 @@ static PyMethodDef *const tables[] = {levels_functions, tree_lstm_functions};
 
 static int fill(PyObject *module)
 {
+#ifndef NO_KERNELS
     choose_best_kernels();
+#endif
     /* So that a checkout notices an extension that was built from other sources. */
     if (PyModule_AddStringConstant(module, "SOURCES", SOURCES) ||
         PyModule_AddIntConstant(module, "OPENMP", USES_OPENMP))
