@@ -46,7 +46,7 @@ MAX_LINES = {
     "nn": 3_165,
     "training": 2_890,
     "trees": 4_370,
-    "other files": 2_160,
+    "other files": 2_166,
     "installed": 40_110,
     "benchmarks": 6_090,
 }

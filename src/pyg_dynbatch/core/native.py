@@ -21,10 +21,10 @@ from pyg_dynbatch.core.files import locked_folder, write_atomically
 NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
 """The environment variable that switches the C extension off where it is 0."""
 
-# The figure: "gates by calls of torch" against the fused layer in benchmarks/RESULTS.md.
+# The figure: "without the extension" in benchmarks/RESULTS.md.
 _MISSING = (
-    "pyg_dynbatch runs without its C extension (%s): fused Tree-LSTMs on CPUs take about 1.9 times"
-    " as long. To build it, install a C compiler (GCC or Clang) and reinstall pyg_dynbatch."
+    "pyg_dynbatch runs without its C extension (%s): fused Tree-LSTMs on CPUs take 1.5 to 1.9"
+    " times as long. To build it, install a C compiler (GCC or Clang) and reinstall pyg_dynbatch."
 )
 
 _log = logging.getLogger(__name__)
