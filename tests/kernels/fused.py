@@ -1,6 +1,6 @@
 """Tree-LSTM layers, schedules, and states with all gradients, for the tests of kernels."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,3 +81,65 @@ def assert_near(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     for mine, right in zip(found, wanted, strict=True):
         scale = max(right.abs().max().item(), 1.0) if right.numel() else 1.0
         torch.testing.assert_close(mine.double(), right.double(), rtol=2e-5, atol=2e-6 * scale)
+
+
+Given = tuple[Levels, Tensor, dict[str, Any]]
+"""A schedule, its input rows, and options of :func:`everything`."""
+
+# Two trees, a chain and a lone node.
+PARENTS = (2, 2, 6, 5, 5, 6, 6, 8, 9, 10, 10, 11)
+
+
+def some_inputs(layer: RecursiveLayer) -> Given:
+    """The last nodes of levels have no input."""
+    has_input = torch.tensor([node not in (4, 5, 9) for node in range(12)])
+    return schedule_of(PARENTS, layer.arity, has_input), torch.randn(12, 3), {}
+
+
+def leaf_inputs(layer: RecursiveLayer) -> Given:
+    has_input = torch.tensor([node in (0, 1, 3, 7, 11) for node in range(12)])
+    return schedule_of(PARENTS, layer.arity, has_input), torch.randn(12, 3), {}
+
+
+def many_parents(layer: RecursiveLayer) -> Given:
+    edges = torch.tensor([[0, 1, 0, 1, 2, 0], [2, 2, 3, 3, 4, 4]])
+    schedule = schedule_structure(edges, 5, arity=layer.arity)
+    assert not schedule.single_parent
+    return schedule, torch.randn(5, 3), {}
+
+
+def dropout_mask(layer: RecursiveLayer, dtype: torch.dtype = torch.float32) -> Given:
+    mask = torch.rand(5, 12, dtype=dtype).t() * 2  # not contiguous
+    return schedule_of(PARENTS, layer.arity), torch.randn(12, 3), {"dropout_mask": mask}
+
+
+def equal_leaves(layer: RecursiveLayer) -> Given:
+    options = {"leaf_inverse": torch.tensor([1, 0, 1]), "level_order": True}
+    return schedule_of((2, 2, 4, 4, 4), layer.arity), torch.randn(4, 3), options
+
+
+def alone(nodes: int, *parents: int) -> Callable[[RecursiveLayer], Given]:
+    parents = parents or tuple(range(nodes))
+    return lambda layer: (schedule_of(parents, layer.arity), torch.randn(nodes, 3), {})
+
+
+CASES: dict[str, Callable[[RecursiveLayer], Given]] = {
+    "inputs at some nodes": some_inputs,
+    "inputs at leaves": leaf_inputs,
+    "one node": alone(1),
+    "leaves": alone(3),
+    "one edge": alone(2, 1, 1),
+    "many parents": many_parents,
+    "dropout": dropout_mask,
+    "dropout in double precision": lambda layer: dropout_mask(layer, torch.float64),
+    "equal leaves": equal_leaves,
+    "equal leaves, gradients of one number": lambda layer: (
+        *equal_leaves(layer)[:2],
+        equal_leaves(layer)[2] | {"expand": True},
+    ),
+    "rows that are not contiguous": lambda layer: (
+        schedule_of(PARENTS, layer.arity),
+        torch.randn(3, 24).t()[::2],
+        {},
+    ),
+}

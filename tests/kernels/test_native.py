@@ -21,7 +21,15 @@ from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, multiply_addr
 from pyg_dynbatch.kernels.plan import BLOCK
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
 from tests.core.test_native import MUST_BUILD
-from tests.kernels.fused import assert_near, combs, everything, layers, run_fused, schedule_of
+from tests.kernels.fused import (
+    CASES,
+    assert_near,
+    combs,
+    everything,
+    layers,
+    run_fused,
+    schedule_of,
+)
 
 # Where torch has MKL, an extension and no sgemm_ must not pass for a machine without one.
 MUST_RUN = MUST_BUILD and torch.backends.mkl.is_available()
@@ -156,12 +164,11 @@ def states(layer: RecursiveLayer, schedule: Levels, inputs: Tensor) -> list[Tens
     return [*layer(inputs, schedule=schedule, return_state=True)]
 
 
-def test_nodes_of_many_parents() -> None:
-    edges = torch.tensor([[0, 1, 0, 1, 2], [2, 2, 3, 3, 4]])
-    for layer in layers(5, (2,)):
-        schedule = schedule_structure(edges, 5, arity=layer.arity)
-        assert not schedule.single_parent
-        compare(layer, schedule, torch.randn(5, 3))
+@pytest.mark.parametrize("name", CASES)
+def test_every_case(name: str) -> None:
+    for layer in layers(5, (2, 3)):
+        schedule, inputs, options = CASES[name](layer)
+        compare(layer, schedule, inputs, **options)
 
 
 def test_the_same_at_every_run_recorded_or_not(calls: list[str]) -> None:
@@ -173,15 +180,6 @@ def test_the_same_at_every_run_recorded_or_not(calls: list[str]) -> None:
         with torch.inference_mode():
             assert torch.equal(layer(inputs, schedule=schedule), first[0])
     assert calls == ["forward", "backward", "forward", "backward", "forward"] * 4
-
-
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-def test_gradients_of_one_number_and_masks_that_are_not_contiguous(dtype: torch.dtype) -> None:
-    for layer in layers(5):
-        schedule = schedule_of(SIX, layer.arity)
-        mask = torch.rand(5, schedule.num_nodes, dtype=dtype).t() * 2
-        compare(layer, schedule, torch.randn(6, 3), dropout_mask=mask)
-        compare(layer, schedule, torch.randn(6, 3), expand=True, level_order=True)
 
 
 def test_tensors_in_other_layouts() -> None:
