@@ -4,9 +4,8 @@
 ``triton_gates.py`` override its methods.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,30 +45,57 @@ class Gates(NamedTuple):
         return self.rows[:, 3 * width :].view(self.rows.size(0), -1, width)
 
 
-class Kept(NamedTuple):
-    """What the backward pass reads."""
+class Rows(NamedTuple):
+    """All rows of a run; the backward pass reads those before ``hidden``."""
 
-    gathered: Tensor  # h of the children
-    sums: Tensor | None  # sums of h of the children
     memory: Tensor  # c of all nodes, after a row for missing children
-    activated: Tensor  # tanh(c) of all nodes
+    activated: Tensor  # tanh(c) of all nodes, after such a row
+    gathered: Tensor  # h of the children
+    sums: Tensor | None  # sums of h of the children, for any number of children
     leaf_activated: Tensor  # tanh(c) of the computed leaves
-    aligned_weight: Tensor | None  # a copy of the weight of h
-    leaf_gates: Sequence[Tensor]  # one tensor per block, or of all leaves
-    gates: Sequence[Gates]
-
-    def tensors(self) -> list[Tensor | None]:
-        """List all tensors."""
-        rows, forget = [each.rows for each in self.gates], [each.forget for each in self.gates]
-        return [*self[:6], *self.leaf_gates, *rows, *forget]
+    leaf_gates: Tensor  # of computed leaves, or of one block if nothing is kept
+    gates: Tensor  # of inner nodes, as in Gates, or of one block
+    forget: Tensor | None
+    aligned_weight: Tensor | None = None  # a copy of the weight of h, of C
+    hidden: Tensor = _NO_ROWS  # h of all nodes, after a row for missing children
+    leaf_hidden: Tensor = _NO_ROWS  # h and c of the computed leaves
+    leaf_memory: Tensor = _NO_ROWS
 
     @classmethod
-    def of(cls, tensors: Sequence[Any], leaf_blocks: int, blocks: int) -> "Kept":
-        """Convert the list back, given how many blocks there are."""
-        leaf_gates, rest = tensors[6 : 6 + leaf_blocks], tensors[6 + leaf_blocks :]
-        gathered, sums, memory, activated, of_leaves, weight = tensors[:6]
-        gates = [*map(Gates, rest[:blocks], rest[blocks:])]
-        return cls(gathered, sums, memory, activated, of_leaves, weight, leaf_gates, gates)
+    def of(cls, plan: Plan, like: Tensor, width: int) -> "Rows":
+        """Make room for the rows of a run."""
+        nodes, ragged = plan.schedule.num_nodes, plan.ragged
+        leaf_rows, rows, children = plan.rows_of_gates()
+        hidden, memory, activated = (like.new_empty(nodes + 1, width) for _ in range(3))
+        of_leaves = [each[1 : plan.leaves + 1] for each in (hidden, memory, activated)]
+        if plan.leaf_inverse is not None:
+            of_leaves = [like.new_empty(plan.leaf_cells, width) for _ in of_leaves]
+        return cls(
+            memory=memory,
+            activated=activated,
+            gathered=like.new_empty(plan.slots, width),
+            sums=like.new_empty(plan.inner, width) if ragged else None,
+            leaf_activated=of_leaves[2],
+            leaf_gates=like.new_empty(leaf_rows, 3 * width),
+            gates=like.new_empty(rows, (3 + plan.arity) * width),
+            forget=like.new_empty(children, width) if ragged else None,
+            hidden=hidden,
+            leaf_hidden=of_leaves[0],
+            leaf_memory=of_leaves[1],
+        )
+
+    @property
+    def kept(self) -> tuple[Tensor | None, ...]:
+        """What the backward pass reads."""
+        return self[:9]
+
+    def gates_of(self, block: Block, keeps: bool) -> Gates:
+        """The gates of a block of inner nodes."""
+        if not keeps:
+            block = block._replace(first=0, edge=0)
+        return Gates(
+            self.gates[block.nodes], None if self.forget is None else self.forget[block.children]
+        )
 
 
 @dataclass
@@ -145,28 +171,19 @@ class StateGradients:
 class TorchGates:
     """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
 
-    ``states`` are h, c and tanh(c): those of the leaves, or with ``inner`` those of all nodes, in
-    level order after a row for missing children. :meth:`forward` writes them. Of inner nodes
-    ``gathered`` is h of the children, one row per child, and ``sums`` the sum of these rows per
-    node, for any number of children; :meth:`gather` writes both.
+    :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        states: Sequence[Tensor],
-        gathered: Tensor = _NO_ROWS,
-        sums: Tensor | None = None,
-        *,
-        inner: bool = False,
-    ) -> None:
-        self.plan, self.inner, self.gathered, self.sums = plan, inner, gathered, sums
-        self.all_hidden, self.all_memory = states[0], states[1]
-        first = 1 + plan.leaves if inner else 0
+    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
+        self.plan, self.inner, self.gathered, self.sums = plan, inner, rows.gathered, rows.sums
+        self.all_hidden, self.all_memory = rows.hidden, rows.memory
+        states = rows.leaf_hidden, rows.leaf_memory, rows.leaf_activated
+        first, mask = 0, plan.dropout_mask  # factors of u
+        if inner:
+            states, first = (rows.hidden, rows.memory, rows.activated), 1 + plan.leaves
+            mask = None if mask is None else mask[plan.leaves :]
         self.hidden, self.memory, self.activated = (state[first:] for state in states)
-        self.width = self.activated.size(1)
-        mask = plan.dropout_mask  # factors of u
-        self.dropout_mask = mask[plan.leaves :] if inner and mask is not None else mask
+        self.dropout_mask, self.width = mask, self.activated.size(1)
 
     def mask_of(self, block: Block) -> Tensor | None:
         """The factors of u of a block."""

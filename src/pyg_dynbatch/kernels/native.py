@@ -10,7 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.native import extension, fastest, loaded_extension
 from pyg_dynbatch.kernels.blocks import Kernel
-from pyg_dynbatch.kernels.gates import Gates, Kept, StateGradients, TorchGates
+from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates
 from pyg_dynbatch.kernels.plan import BLOCK, Block, Plan
 from pyg_dynbatch.kernels.products import RowProduct, ones, packs
 
@@ -54,12 +53,12 @@ def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:
 class NativeGates(TorchGates):
     """Compute the gates of blocks in C."""
 
-    def __init__(self, plan: Plan, *states_and_rows: Any, inner: bool = False) -> None:
-        super().__init__(plan, *states_and_rows, inner=inner)
+    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
+        super().__init__(plan, rows, inner=inner)
         self.native, self.threads = loaded_extension(), torch.get_num_threads()
         self.dropout_mask = _mask(self.dropout_mask, self.activated)
         arity = -1 if plan.ragged else plan.arity
-        self.rows: bytes = self.native.tree_lstm_nodes(
+        self.nodes: bytes = self.native.tree_lstm_nodes(
             width=self.width, arity=arity if inner else 0, hidden=self.hidden, memory=self.memory,
             activated=self.activated, dropout_mask=self.dropout_mask, index=plan.children,
             starts=plan.child_start if plan.ragged else None, all_hidden=self.all_hidden,
@@ -68,16 +67,16 @@ class NativeGates(TorchGates):
 
     def gather(self, block: Block) -> None:
         """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
-        self.native.tree_lstm_gather(self.rows, *block[:4], self.threads)
+        self.native.tree_lstm_gather(self.nodes, *block[:4], self.threads)
 
     def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
         """Activate products to gates in place, and write the states of a block."""
         written = gates.rows, gates.forget, own, block.filled
-        self.native.tree_lstm_forward(self.rows, *block[:4], *written, self.threads)
+        self.native.tree_lstm_forward(self.nodes, *block[:4], *written, self.threads)
 
     def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
         """Write the gradients of products, and for inner nodes those of the children's c."""
-        read = self.rows, _incoming(given), *block[:4], gates.rows, gates.forget
+        read = self.nodes, _incoming(given), *block[:4], gates.rows, gates.forget
         written = grads.rows, grads.forget, grads.child_memory
         self.native.tree_lstm_backward(*read, *written, self.threads)
 
@@ -109,48 +108,35 @@ def _mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
 class NativeKernel(Kernel):
     """Run a whole schedule in one call of C each way."""
 
-    def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, Kept]:
-        """Compute all nodes; in inference, the gates kept are those of the last block alone."""
+    def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Rows:
+        """Compute all nodes; in inference, the gates are those of the last block alone."""
         weight_input, weight_hidden, bias = map(_plain, weights)
-        width, features = bias.size(0) // 4, inputs.size(1)
-        states = [bias.new_empty(plan.schedule.num_nodes + 1, width) for _ in range(3)]
-        of_leaves = [state[1:] for state in states]
-        if plan.leaf_inverse is not None:
-            of_leaves = [bias.new_empty(plan.leaf_cells, width) for _ in states]
-        leaf_rows, rows, children = _rows_of_gates(plan)
-        kept = Kept(
-            gathered=bias.new_empty(plan.slots, width),
-            sums=bias.new_empty(plan.inner, width) if plan.ragged else None,
-            memory=states[1], activated=states[2], leaf_activated=of_leaves[2],
-            aligned_weight=_aligned(weight_hidden, plan.inner),
-            leaf_gates=[bias.new_empty(leaf_rows, 3 * width)],
-            gates=[Gates(
-                bias.new_empty(rows, (3 + plan.arity) * width),
-                bias.new_empty(children, width) if plan.ragged else None,
-            )],
-        )  # fmt: skip
-        own, filled = None, inputs[plan.leaf_inputs :]
+        rows = Rows.of(plan, bias, bias.size(0) // 4)
+        rows = rows._replace(aligned_weight=_aligned(weight_hidden, plan.inner))
+        own, filled, features = None, inputs[plan.leaf_inputs :], inputs.size(1)
         if count := filled.size(0):
             own = RowProduct(weight_input, rows=count)(filled, 0, count)
         longest = max(_stride(weight_hidden.size(1)), _stride(features))
         loaded_extension().tree_lstm_forward_run(
-            **_fields(plan, kept, weight_hidden), keeps=plan.keeps, hidden=states[0], rows=inputs,
-            weight_input=weight_input, bias=bias, own=own,
-            all_bias=bias.new_empty((3 + plan.arity) * width), features=features,
-            leaf_hidden=of_leaves[0], leaf_memory=of_leaves[1],
+            **_fields(plan, rows, weight_hidden), keeps=plan.keeps, hidden=rows.hidden,
+            rows=inputs, weight_input=weight_input, bias=bias, own=own,
+            all_bias=bias.new_empty(rows.gates.size(1)), features=features,
+            leaf_hidden=rows.leaf_hidden, leaf_memory=rows.leaf_memory,
             aligned_input=_aligned(weight_input, plan.leaf_inputs),
             aligned_rows=bias.new_empty(BLOCK, longest),
         )  # fmt: skip
-        return states[0], kept
+        return rows
 
     def backward(
-        self, plan: Plan, kept: Kept, weight_hidden: Tensor, given: StateGradients
+        self, plan: Plan, rows: Rows, weight_hidden: Tensor, given: StateGradients
     ) -> tuple[Gates, Tensor]:
         """Go from the roots to the leaves; return gradients before activation."""
-        like, (rows, forget) = kept.memory, kept.gates[0][:2]
+        forget, like = rows.forget, rows.memory
         most = min(max(plan.schedule.level_sizes[1:], default=0), BLOCK)
-        grads = Gates(torch.empty_like(rows), None if forget is None else torch.empty_like(forget))
-        leaf_grads = torch.empty_like(kept.leaf_gates[0])
+        grads = Gates(
+            torch.empty_like(rows.gates), None if forget is None else torch.empty_like(forget)
+        )
+        leaf_grads = torch.empty_like(rows.leaf_gates)
         to_hidden, to_memory = given.buffers(0, plan.slots)
         to_sums = like.new_empty(most, like.size(1)) if plan.ragged else None
         of_cells = None
@@ -158,42 +144,29 @@ class NativeKernel(Kernel):
             hidden, memory = (like.new_zeros(plan.leaf_cells, like.size(1)) for _ in range(2))
             of_cells = _incoming(StateGradients(hidden, memory))
         loaded_extension().tree_lstm_backward_run(
-            **_fields(plan, kept, _plain(weight_hidden)), keeps=True, given=_incoming(given),
+            **_fields(plan, rows, _plain(weight_hidden)), keeps=True, given=_incoming(given),
             of_cells=of_cells, leaf_grads=leaf_grads, grads=grads.rows, to_forget=grads.forget,
             to_hidden=to_hidden, to_memory=to_memory, to_sums=to_sums,
         )  # fmt: skip
         return grads, leaf_grads
 
 
-def _rows_of_gates(plan: Plan) -> tuple[int, int, int]:
-    """Count rows of gates: of leaves, of inner nodes, and of children with their own."""
-    if plan.keeps:
-        return plan.leaf_cells, plan.inner, plan.slots
-    children = plan.slots
-    if plan.ragged and plan.inner > BLOCK:
-        starts = np.append(plan.child_start.numpy(), plan.slots)
-        children = int((starts[BLOCK:] - starts[:-BLOCK]).max())
-    rows = min(max(plan.schedule.level_sizes[1:], default=0), BLOCK)
-    return min(plan.leaf_cells, BLOCK), rows, children
-
-
-def _fields(plan: Plan, kept: Kept, weight_hidden: Tensor) -> dict[str, Any]:
+def _fields(plan: Plan, rows: Rows, weight_hidden: Tensor) -> dict[str, Any]:
     """The fields of ``struct run`` that both ways read."""
-    schedule, (rows, forget) = plan.schedule, kept.gates[0][:2]
-    shared = plan.leaf_inverse is not None
+    schedule = plan.schedule
     return {
-        "width": kept.memory.size(1), "arity": -1 if plan.ragged else plan.arity,
+        "width": rows.memory.size(1), "arity": -1 if plan.ragged else plan.arity,
         "leaves": plan.leaves, "levels": len(schedule.level_sizes), "inner": plan.inner,
         "slots": plan.slots, "cells": plan.leaf_cells, "inputs": plan.leaf_inputs,
         "narrow": narrow_rows(), "threads": torch.get_num_threads(),
         "multiply": multiply_address(), "sizes": array("q", schedule.level_sizes),
         "filled": array("q", schedule.level_inputs), "index": plan.children,
         "starts": plan.child_start if plan.ragged else None,
-        "leaf_of": plan.cell_of_leaf.contiguous() if shared else None,
-        "weight_hidden": weight_hidden, "dropout_mask": _mask(plan.dropout_mask, kept.memory),
-        "memory": kept.memory, "activated": kept.activated, "leaf_activated": kept.leaf_activated,
-        "gathered": kept.gathered, "sums": kept.sums, "aligned_hidden": kept.aligned_weight,
-        "leaf_gates": kept.leaf_gates[0], "gates": rows, "forget": forget,
+        "leaf_of": None if plan.leaf_inverse is None else plan.cell_of_leaf.contiguous(),
+        "weight_hidden": weight_hidden, "dropout_mask": _mask(plan.dropout_mask, rows.memory),
+        "memory": rows.memory, "activated": rows.activated, "leaf_activated": rows.leaf_activated,
+        "gathered": rows.gathered, "sums": rows.sums, "aligned_hidden": rows.aligned_weight,
+        "leaf_gates": rows.leaf_gates, "gates": rows.gates, "forget": rows.forget,
     }  # fmt: skip
 
 

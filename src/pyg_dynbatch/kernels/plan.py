@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -191,6 +192,17 @@ class Plan:
             for first in range(start, stop, self.block):
                 size = min(self.block, stop - first)
                 yield Block(first, size, 0, 0, first, size if filled else 0, first)
+
+    def rows_of_gates(self) -> tuple[int, int, int]:
+        """Count the rows to keep, or of one block: of leaves, inner nodes, and their children."""
+        if self.keeps:
+            return self.leaf_cells, self.inner, self.slots
+        children = self.slots
+        if self.ragged and self.inner > self.block:
+            starts = np.append(self.child_start.numpy(), self.slots)
+            children = int((starts[self.block :] - starts[: -self.block]).max())
+        rows = min(max(self.schedule.level_sizes[1:], default=0), self.block)
+        return min(self.leaf_cells, self.block), rows, children
 
     # Orders of results.
 

@@ -19,7 +19,7 @@ from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.row_buffer import check_backward
 from pyg_dynbatch.kernels.blocks import BlockKernel, Kernel, operand_of
-from pyg_dynbatch.kernels.gates import Gates, Kept, StateGradients, TorchGates, sum_segments
+from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates, sum_segments
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, is_native, runs_at_once
 from pyg_dynbatch.kernels.plan import Plan
 from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
@@ -60,19 +60,19 @@ def _check_weights(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Non
 
 def _forward(
     plan: Plan, kernel: Kernel, inputs: Tensor, weights: Sequence[Tensor]
-) -> tuple[tuple[Tensor, Tensor], Kept]:
-    """Return h and c in the requested order, and what the backward pass reads."""
+) -> tuple[tuple[Tensor, Tensor], Rows]:
+    """Return h and c in the requested order, and all rows of the run."""
     with torch.autocast(inputs.device.type, enabled=False):
-        hidden, kept = kernel.forward(plan, inputs, weights)
-    return (plan.in_order(hidden), plan.in_order(kept.memory)), kept
+        rows = kernel.forward(plan, inputs, weights)
+    return (plan.in_order(rows.hidden), plan.in_order(rows.memory)), rows
 
 
 class _TreeLSTM(Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, kernel: Kernel, inputs: Tensor, *weights: Tensor) -> Any:
-        states, kept = _forward(plan, kernel, inputs, weights)
-        ctx.plan, ctx.kernel, ctx.counts = plan, kernel, (len(kept.leaf_gates), len(kept.gates))
-        ctx.save_for_backward(inputs, *weights[:2], *kept.tensors())
+        states, rows = _forward(plan, kernel, inputs, weights)
+        ctx.plan, ctx.kernel = plan, kernel
+        ctx.save_for_backward(inputs, *weights[:2], *rows.kept)
         ctx.set_materialize_grads(False)
         return states
 
@@ -84,11 +84,10 @@ class _TreeLSTM(Function):
         saved: list[Any] = [
             each if each is None else each.contiguous() for each in ctx.saved_tensors
         ]
-        inputs, weight_input, weight_hidden = saved[:3]
-        kept = Kept.of(saved[3:], *ctx.counts)
+        (inputs, weight_input, weight_hidden), rows = saved[:3], Rows(*saved[3:])
         with torch.autocast(inputs.device.type, enabled=False):
-            given = StateGradients.of_results(plan, grad_h, grad_c, kept.memory)
-            grads, of_leaves = ctx.kernel.backward(plan, kept, weight_hidden, given)
+            given = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
+            grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, given)
             needed = ctx.needs_input_grad[2:]
             grad_inputs = torch.empty_like(inputs) if needed[0] else None
             grad_weight, grad_bias = _input_gradients(
@@ -96,10 +95,10 @@ class _TreeLSTM(Function):
             )
             grad_hidden = None
             if needed[2]:
-                operand = operand_of(plan, kept.gathered, kept.sums)
+                operand = operand_of(plan, rows)
                 grad_hidden = weight_gradient(grads.rows, operand, plan.precision)
                 if grads.forget is not None:
-                    of_forget = weight_gradient(grads.forget, kept.gathered, plan.precision)
+                    of_forget = weight_gradient(grads.forget, rows.gathered, plan.precision)
                     grad_hidden = torch.cat([grad_hidden, of_forget])
             return None, None, grad_inputs, grad_weight, grad_hidden, grad_bias
 
