@@ -22,7 +22,7 @@ def rows(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.double, requires_grad=True)
 
 
-LINEAR = {"pair_sum": (10, 3), "neighbour_sum": (6, 3), "order_gather": (6, 4), "code_rows": (4, 3)}
+LINEAR = {"pair_sum": (10, 3), "neighbor_sum": (6, 3), "order_gather": (6, 4), "code_rows": (4, 3)}
 
 
 @pytest.mark.parametrize("name", [*LINEAR, "order_relu"])
@@ -95,7 +95,7 @@ def set_norms(stack: WeaveStack, training: bool) -> None:
 
 
 @pytest.mark.parametrize("pair_block", (None, 2))
-def test_batch_normalisation_has_a_mode_of_its_own(pair_block: int | None) -> None:
+def test_batch_normalization_has_a_mode_of_its_own(pair_block: int | None) -> None:
     stack = WeaveStack(3, 2, 4, 3, norm="batch")
     given = torch.randn(5, 3), torch.randn(2, 2), Pairs.from_codes(torch.arange(15) % 2, [5])
     stack(*given)
@@ -157,7 +157,7 @@ def test_dropout_drops_only_while_training() -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_batch_normalisation_of_half_precision_is_exact(precision: torch.dtype) -> None:
+def test_batch_normalization_of_half_precision_is_exact(precision: torch.dtype) -> None:
     given = (torch.randn(800, 4) + 10).to(precision)
     counts = torch.randint(1, 100, (800,))
     counted, expected = CountedBatchNorm(4), nn.BatchNorm1d(4).double()
