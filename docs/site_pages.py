@@ -189,7 +189,7 @@ def run_example(path: Path) -> str:
     """Run an example, draw its largest schedule or keep its first picture; return the output."""
     largest: list[Steps] = []
     pictures: list[tuple[str, str | bytes]] = []
-    created, out = Schedule.__init__, io.StringIO()
+    created, out = Steps.__init__, io.StringIO()
 
     def create(schedule: Steps, *args: Any, **kwargs: Any) -> None:
         created(schedule, *args, **kwargs)
