@@ -33,24 +33,24 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 152
+MAX_FILES = 150
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_650,
-    "core": 5_780,
-    "kernels": 1_625,
+    "core": 5_365,
+    "kernels": 1_606,
     "documents": 660,
     "molecules": 8_760,
     "native": 0,
-    "nn": 3_165,
+    "nn": 3_160,
     "training": 2_890,
     "trees": 4_370,
     "other files": 2_166,
-    "installed": 40_110,
-    "benchmarks": 6_090,
+    "installed": 39_680,
+    "benchmarks": 5_990,
 }
-MAX_CODE = 25_940
+MAX_CODE = 25_650
 MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -103,18 +103,12 @@ def checked_schedule(
         return derive_levels(owner, fields, x.size(0), arity, direction).to(x.device)
     slots = () if child_slot is None else (child_slot,)
     if edge_index is not None and not schedule.belongs_to(edge_index, *slots):
-        same_number = edge_index.shape == (2, schedule.num_edges)
-        got = (
-            "as many edges with other values or slots"
-            if same_number
-            else describe_value(edge_index)
-        )
-        what, wanted = (
-            "the schedule belongs to a different graph",
-            f"its {schedule.num_edges} edges",
-        )
+        got = "as many edges with other values or slots"
+        if edge_index.shape != (2, schedule.num_edges):
+            got = describe_value(edge_index)
+        what = f"{owner}: the schedule belongs to a different graph"
         hint = "build the schedule after the last change of the graph"
-        raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+        raise mismatch(ValueError, what, f"its {schedule.num_edges} edges", got, hint=hint)
     return schedule
 
 
