@@ -1,8 +1,8 @@
 """Checks of the Triton kernels, each a function; a separate process runs them all.
 
-``python -m tests.nn.triton_checks`` prints one JSON object: for every check of this file None, or
-the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks that run kernels on
-CPU tensors, otherwise those that compile kernels for devices that need not be there.
+``python -m tests.kernels.triton_checks`` prints one JSON object: for every check of this file
+None, or the traceback of what went wrong. With TRITON_INTERPRET=1 these are the checks that run
+kernels on CPU tensors, otherwise those that compile kernels for devices that need not be there.
 """
 
 import os
@@ -13,10 +13,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.nn import RecursiveLayer, fused_tree_lstm
-from tests.nn import fused
-from tests.nn.fused import everything
+from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.native import NATIVE_SWITCH
+from pyg_dynbatch.kernels import tree_lstm
+from pyg_dynbatch.nn import RecursiveLayer
+from tests.kernels import fused
+from tests.kernels.fused import everything
 from tests.nn.own_process import print_outcomes
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,7 +27,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 @contextmanager
 def triton_everywhere() -> Iterator[list[str]]:
     """Takes the kernels for tensors of every device; yields what was launched."""
-    from pyg_dynbatch.nn.triton_gates import TritonGates
+    from pyg_dynbatch.kernels.triton_gates import TritonGates
 
     launched: list[str] = []
 
@@ -38,29 +40,18 @@ def triton_everywhere() -> Iterator[list[str]]:
 
         return launch
 
-    choose = fused_tree_lstm.choose_gates
+    choose = tree_lstm.choose_gates
 
     def choose_on_gpu(like: Tensor) -> object:
         return choose(fused.on_gpu(like.dtype))
 
     names = ("forward", "backward")
     with (
-        mock.patch.object(fused_tree_lstm, "choose_gates", choose_on_gpu),
-        mock.patch.dict(os.environ, {fused_tree_lstm.NATIVE_SWITCH: "0"}),
+        mock.patch.object(tree_lstm, "choose_gates", choose_on_gpu),
+        mock.patch.dict(os.environ, {NATIVE_SWITCH: "0"}),
         mock.patch.multiple(TritonGates, **{name: spied(name) for name in names}),
     ):
         yield launched
-
-
-def tree_schedule(layer: RecursiveLayer, inner_inputs: bool = True) -> Levels:
-    """Two trees, a chain and a lone node; the last nodes of levels have no input."""
-    pairs = [(0, 2), (1, 2), (2, 6), (3, 5), (4, 5), (5, 6), (7, 8), (8, 9), (9, 10)]
-    edges = torch.tensor(pairs).t()
-    has_input = torch.ones(12, dtype=torch.bool)
-    has_input[[4, 5, 9]] = False
-    if not inner_inputs:
-        has_input[[2, 5, 6, 8, 9, 10]] = False
-    return schedule_structure(edges, 12, arity=layer.arity, has_input=has_input)
 
 
 def layers(width: int, **options: object) -> Iterator[RecursiveLayer]:
@@ -83,14 +74,19 @@ def compare(
     return launched
 
 
-def interpreted_values_and_gradients() -> None:
-    for inner_inputs in (True, False):
+def interpreted_every_case() -> None:
+    for name, case in fused.CASES.items():
         for layer in layers(5):
-            schedule = tree_schedule(layer, inner_inputs)
-            launched = compare(layer, schedule, torch.randn(12, 3))
-            # One launch a level, leaves with and without an input apart.
-            levels = schedule.num_levels + 1
-            assert launched == ["forward"] * levels + ["backward"] * levels
+            schedule, inputs, options = case(layer)
+            launched = compare(layer, schedule, inputs, **options)
+            if name.startswith("inputs at"):
+                # One launch a level, leaves with and without an input apart.
+                levels = schedule.num_levels + 1
+                assert launched == ["forward"] * levels + ["backward"] * levels
+
+
+def tree_schedule(layer: RecursiveLayer) -> Levels:
+    return fused.some_inputs(layer)[0]
 
 
 def interpreted_odd_widths() -> None:
@@ -100,58 +96,17 @@ def interpreted_odd_widths() -> None:
 
 
 def interpreted_several_programs_a_row() -> None:
-    from pyg_dynbatch.nn import triton_gates
+    from pyg_dynbatch.kernels import triton_gates
 
     with mock.patch.object(triton_gates, "_MOST_COLUMNS", 16):
         for layer in layers(37):
             compare(layer, tree_schedule(layer), torch.randn(12, 3))
 
 
-def interpreted_one_row_and_leaves_alone() -> None:
-    none = torch.empty(2, 0, dtype=torch.long)
-    for layer in layers(4):
-        for nodes in (1, 3):
-            schedule = schedule_structure(none, nodes, arity=layer.arity)
-            compare(layer, schedule, torch.randn(nodes, 3))
-        lone = schedule_structure(torch.tensor([[0], [1]]), 2, arity=layer.arity)
-        compare(layer, lone, torch.randn(2, 3))
-
-
-def interpreted_nodes_of_many_parents() -> None:
-    edges = torch.tensor([[0, 1, 0, 1, 2, 0], [2, 2, 3, 3, 4, 4]])
-    for layer in layers(5):
-        schedule = schedule_structure(edges, 5, arity=layer.arity)
-        assert not schedule.single_parent
-        compare(layer, schedule, torch.randn(5, 3))
-
-
-def interpreted_inputs_that_are_not_contiguous() -> None:
-    for layer in layers(5):
-        rows = torch.randn(3, 24).t()[::2]
-        assert not rows.is_contiguous()
-        compare(layer, tree_schedule(layer), rows)
-
-
-def interpreted_dropout_factors_that_are_not_contiguous() -> None:
-    for layer in layers(5):
-        schedule = tree_schedule(layer)
-        inputs = torch.randn(int(sum(schedule.level_inputs)), 3)
-        compare(layer, schedule, inputs, dropout_mask=torch.rand(5, 12).t() * 2)
-
-
 def interpreted_recurrent_dropout() -> None:
     for layer in layers(5, recurrent_dropout=0.5):
         layer.train()
         compare(layer, tree_schedule(layer), torch.randn(12, 3))
-
-
-def interpreted_equal_leaves_once() -> None:
-    for layer in layers(5):
-        schedule = schedule_structure(
-            torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]]), 5, arity=layer.arity
-        )
-        leaf_inverse = torch.tensor([1, 0, 1])
-        compare(layer, schedule, torch.randn(4, 3), leaf_inverse=leaf_inverse, level_order=True)
 
 
 def interpreted_low_precision() -> None:
@@ -182,7 +137,7 @@ def interpreted_double_precision_goes_without() -> None:
 
 
 def interpreted_switch() -> None:
-    with mock.patch.dict(os.environ, {fused_tree_lstm.SWITCH: "0"}):
+    with mock.patch.dict(os.environ, {tree_lstm.SWITCH: "0"}):
         for layer in layers(5):
             assert compare(layer, tree_schedule(layer), torch.randn(12, 3)) == []
 
@@ -191,7 +146,7 @@ def compiled_for_gpus_that_are_not_here() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from pyg_dynbatch.nn import triton_gates
+    from pyg_dynbatch.kernels import triton_gates
 
     for kernel in (triton_gates.forward_kernel, triton_gates.backward_kernel):
         for dtype in ("fp32", "bf16", "fp16"):

@@ -1,181 +1,21 @@
-"""The parts of fused Tree-LSTMs: a plan of blocks, gradients of states, and gates.
+"""The gates of Tree-LSTMs: per block, products with the weights become gates, and gates states.
 
-Nodes are in level order: first all leaves, then the inner nodes, level by level. Each level is
-split into blocks. Per block, products with the weights (``products.py``) become gates, and gates
-become states; see :class:`TorchGates`, which ``native_gates.py`` (C) and ``triton_gates.py``
-override.
+:class:`TorchGates` computes them with operations of torch; ``native.py`` (C) and
+``triton_gates.py`` override its methods.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.nn.products import HEIGHTS
-
-BLOCK = HEIGHTS[-1]
-"""Rows of one block on CPUs: their gates stay in the second-level cache."""
+from pyg_dynbatch.kernels.plan import Block, Plan
 
 # As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
 _MINUS_ONE = torch.tensor(-1.0)
 _NO_ROWS = torch.empty(0)
 _TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
-
-
-# The plan.
-
-
-class Block(NamedTuple):
-    """Consecutive nodes of one level, in level order."""
-
-    first: int  # first node, counted among the leaves or among the inner nodes
-    size: int
-    input: int  # input row of the first node, counted among those of inner nodes
-    filled: int  # number of nodes with an input, which come first
-    edge: int  # first child, counted among the children of all inner nodes
-    edges: int
-    start: int  # first node, counted within the level
-
-    @property
-    def nodes(self) -> slice:
-        """The rows of the nodes."""
-        return slice(self.first, self.first + self.size)
-
-    @property
-    def children(self) -> slice:
-        """The rows of the children."""
-        return slice(self.edge, self.edge + self.edges)
-
-
-class FusedPlan:
-    """A schedule split into blocks: sizes as Python ints, and index vectors on the device."""
-
-    def __init__(
-        self,
-        schedule: Levels,
-        inputs: Tensor,
-        *,
-        dropout_mask: Tensor | None = None,
-        leaf_inverse: Tensor | None = None,
-        level_order: bool = False,
-        precision: torch.dtype | None = None,
-    ) -> None:
-        self.schedule, self.dropout_mask, self.leaf_inverse = schedule, dropout_mask, leaf_inverse
-        self.level_order, self.precision = level_order, precision
-        # Whether a backward pass may follow, and whether C runs the whole schedule in one call.
-        self.with_backward = self.at_once = False
-        self.arity, self.ragged = schedule.arity or 0, schedule.arity is None
-        self.nodes = schedule.num_nodes
-        self.sizes = schedule.level_sizes
-        self.leaves = self.sizes[0]
-        self.inner = self.nodes - self.leaves
-        # Leaves that share an input row are computed once, those without an input one by one.
-        self.leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
-        self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
-        # The kernels do not check their indices.
-        given = self.leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
-        fits = given == schedule.level_inputs[0] and self.leaf_inputs >= 0
-        if not fits or schedule.device != inputs.device:
-            what = "FusedPlan: the schedule does not fit the input rows"
-            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
-            got = f"{given} leaves, on {inputs.device}"
-            hint = "rows in the order of schedule.input_node; batch.to(device)"
-            raise mismatch(ValueError, what, wanted, got, hint=hint)
-        self.single_parent = schedule.single_parent
-        self.block = BLOCK if inputs.device.type == "cpu" else max(self.nodes, 1)
-        self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
-        first = 0 if self.ragged else self.leaves * self.arity
-        self.children = schedule.children[first:]
-        if self.ragged:
-            self.segment_ids = schedule.child_segment
-            self.child_start = schedule.child_start[self.leaves :]
-
-    @cached_property
-    def blocks(self) -> list[Block]:
-        """The blocks of all levels above the leaves."""
-        return list(self._blocks())
-
-    def _blocks(self) -> Iterator[Block]:
-        first = seen = edge = 0
-        schedule = self.schedule
-        levels = zip(
-            schedule.level_sizes, schedule.level_inputs, schedule.level_children, strict=True
-        )
-        for level_size, filled, children in islice(levels, 1, None):
-            stops = [*range(0, level_size, self.block), level_size]
-            edges = self._first_edges(children, first, stops)
-            for number, start in enumerate(stops[:-1]):
-                size = stops[number + 1] - start
-                mine = min(max(filled - start, 0), size)
-                own, end = edges[number], edges[number + 1]
-                yield Block(first + start, size, seen, mine, edge + own, end - own, start)
-                seen += mine
-            first += level_size
-            edge += edges[-1]
-
-    def _first_edges(self, children: int, first: int, stops: list[int]) -> list[int]:
-        """Where the children of the blocks of one level begin, counted within the level."""
-        if not self.ragged:
-            return [stop * self.arity for stop in stops]
-        inside = [first + stop for stop in stops[:-1]]
-        # Only CPUs have more than one block per level, so there is no device to wait for.
-        found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
-        return [*(each - found[0] for each in found), children]
-
-    @cached_property
-    def numbers(self) -> Tensor:
-        """The numbers of all argument slots."""
-        return torch.arange(self.slots, device=self.children.device)
-
-    def segment_ids_of(self, block: Block) -> Tensor:
-        """The node within the block that each child belongs to."""
-        within_level = self.segment_ids[block.children]
-        return within_level if not block.start else within_level - block.start
-
-    def leaf_blocks(self) -> Iterator[Block]:
-        """Split the computed leaves into blocks, those with and without an input separately."""
-        segments = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
-        for start, stop, filled in segments:
-            for first in range(start, stop, self.block):
-                size = min(self.block, stop - first)
-                yield Block(first, size, first, size if filled else 0, 0, 0, first)
-
-    def spread_leaves(self) -> Tensor:
-        """The computed row of each leaf: equal leaves are computed once."""
-        if self.leaf_inverse is None:
-            return torch.arange(self.leaves, device=self.children.device)
-        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_inverse.device)
-        return torch.cat([self.leaf_inverse, others])
-
-    def in_order(self, rows: Tensor) -> Tensor:
-        """Bring state rows into the requested order."""
-        return rows[1:] if self.level_order else rows.index_select(0, self._row_of_node())
-
-    def in_level_order(self, rows: Tensor | None) -> Tensor | None:
-        """Bring the gradients of the results into level order."""
-        if rows is None or self.level_order:
-            return rows
-        row = self._row_of_node()
-        node = torch.empty_like(row).index_copy_(
-            0, row - 1, torch.arange(self.nodes, device=row.device)
-        )
-        return rows.index_select(0, node)
-
-    def _row_of_node(self) -> Tensor:
-        return self.schedule.row
-
-    def slot_of_node(self) -> Tensor:
-        """For every node the argument slot that reads it, counted from 1; 0 for none."""
-        place = self.children.new_zeros(self.nodes + 1)
-        numbers = torch.arange(1, self.slots + 1, device=place.device)
-        # Row 0, the missing child, gets any of its many slots and is dropped.
-        return place.index_copy_(0, self.children, numbers)[1:]
 
 
 def dense_columns(rows: Tensor | None) -> Tensor | None:
@@ -205,30 +45,57 @@ class Gates(NamedTuple):
         return self.rows[:, 3 * width :].view(self.rows.size(0), -1, width)
 
 
-class Kept(NamedTuple):
-    """What the backward pass reads."""
+class Rows(NamedTuple):
+    """All rows of a run; the backward pass reads those before ``hidden``."""
 
-    gathered: Tensor  # h of the children
-    sums: Tensor | None  # sums of h of the children
     memory: Tensor  # c of all nodes, after a row for missing children
-    activated: Tensor  # tanh(c) of all nodes
+    activated: Tensor  # tanh(c) of all nodes, after such a row
+    gathered: Tensor  # h of the children
+    sums: Tensor | None  # sums of h of the children, for any number of children
     leaf_activated: Tensor  # tanh(c) of the computed leaves
-    aligned_weight: Tensor | None  # a copy of the weight of h
-    leaf_gates: Sequence[Tensor]  # one tensor per block, or of all leaves
-    gates: Sequence[Gates]
-
-    def tensors(self) -> list[Tensor | None]:
-        """List all tensors."""
-        rows, forget = [each.rows for each in self.gates], [each.forget for each in self.gates]
-        return [*self[:6], *self.leaf_gates, *rows, *forget]
+    leaf_gates: Tensor  # of computed leaves, or of one block if nothing is kept
+    gates: Tensor  # of inner nodes, as in Gates, or of one block
+    forget: Tensor | None
+    aligned_weight: Tensor | None = None  # a copy of the weight of h, of C
+    hidden: Tensor = _NO_ROWS  # h of all nodes, after a row for missing children
+    leaf_hidden: Tensor = _NO_ROWS  # h and c of the computed leaves
+    leaf_memory: Tensor = _NO_ROWS
 
     @classmethod
-    def of(cls, tensors: Sequence[Any], leaf_blocks: int, blocks: int) -> "Kept":
-        """Convert the list back, given how many blocks there are."""
-        leaf_gates, rest = tensors[6 : 6 + leaf_blocks], tensors[6 + leaf_blocks :]
-        gathered, sums, memory, activated, of_leaves, weight = tensors[:6]
-        gates = [*map(Gates, rest[:blocks], rest[blocks:])]
-        return cls(gathered, sums, memory, activated, of_leaves, weight, leaf_gates, gates)
+    def of(cls, plan: Plan, like: Tensor, width: int) -> "Rows":
+        """Make room for the rows of a run."""
+        nodes, ragged = plan.schedule.num_nodes, plan.ragged
+        leaf_rows, rows, children = plan.rows_of_gates()
+        hidden, memory, activated = (like.new_empty(nodes + 1, width) for _ in range(3))
+        of_leaves = [each[1 : plan.leaves + 1] for each in (hidden, memory, activated)]
+        if plan.leaf_inverse is not None:
+            of_leaves = [like.new_empty(plan.leaf_cells, width) for _ in of_leaves]
+        return cls(
+            memory=memory,
+            activated=activated,
+            gathered=like.new_empty(plan.slots, width),
+            sums=like.new_empty(plan.inner, width) if ragged else None,
+            leaf_activated=of_leaves[2],
+            leaf_gates=like.new_empty(leaf_rows, 3 * width),
+            gates=like.new_empty(rows, (3 + plan.arity) * width),
+            forget=like.new_empty(children, width) if ragged else None,
+            hidden=hidden,
+            leaf_hidden=of_leaves[0],
+            leaf_memory=of_leaves[1],
+        )
+
+    @property
+    def kept(self) -> tuple[Tensor | None, ...]:
+        """What the backward pass reads."""
+        return self[:9]
+
+    def gates_of(self, block: Block, keeps: bool) -> Gates:
+        """The gates of a block of inner nodes."""
+        if not keeps:
+            block = block._replace(first=0, edge=0)
+        return Gates(
+            self.gates[block.nodes], None if self.forget is None else self.forget[block.children]
+        )
 
 
 @dataclass
@@ -248,15 +115,18 @@ class StateGradients:
 
     @classmethod
     def of_results(
-        cls, plan: FusedPlan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
+        cls, plan: Plan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
     ) -> "StateGradients":
         """Start at the gradients of the results; row 0 is that of the missing child or parent."""
-        outside = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
-        if plan.single_parent:
+        of_h, of_c = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
+        outside = dense_columns(of_h), dense_columns(of_c)
+        if plan.schedule.single_parent:
             hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
             hidden[0], memory[0] = 0, 0
             return cls(hidden, memory, plan.slot_of_node(), outside)
-        hidden, memory = (like.new_zeros(1 + plan.nodes, like.size(1)) for _ in outside)
+        hidden, memory = (
+            like.new_zeros(1 + plan.schedule.num_nodes, like.size(1)) for _ in outside
+        )
         for total, given in zip((hidden, memory), outside, strict=True):
             if given is not None:
                 total[1:] += given
@@ -298,34 +168,22 @@ class StateGradients:
             self.memory.index_add_(0, index, memory)
 
 
-# Kernels.
-
-
 class TorchGates:
     """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
 
-    ``states`` are h, c and tanh(c): those of the leaves, or with ``inner`` those of all nodes, in
-    level order after a row for missing children. :meth:`forward` writes them. Of inner nodes
-    ``gathered`` is h of the children, one row per child, and ``sums`` the sum of these rows per
-    node, for any number of children; :meth:`gather` writes both.
+    :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states.
     """
 
-    def __init__(
-        self,
-        plan: FusedPlan,
-        states: Sequence[Tensor],
-        gathered: Tensor = _NO_ROWS,
-        sums: Tensor | None = None,
-        *,
-        inner: bool = False,
-    ) -> None:
-        self.plan, self.inner, self.gathered, self.sums = plan, inner, gathered, sums
-        self.all_hidden, self.all_memory = states[0], states[1]
-        first = 1 + plan.leaves if inner else 0
+    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
+        self.plan, self.inner, self.gathered, self.sums = plan, inner, rows.gathered, rows.sums
+        self.all_hidden, self.all_memory = rows.hidden, rows.memory
+        states = rows.leaf_hidden, rows.leaf_memory, rows.leaf_activated
+        first, mask = 0, plan.dropout_mask  # factors of u
+        if inner:
+            states, first = (rows.hidden, rows.memory, rows.activated), 1 + plan.leaves
+            mask = None if mask is None else mask[plan.leaves :]
         self.hidden, self.memory, self.activated = (state[first:] for state in states)
-        self.width = self.activated.size(1)
-        mask = plan.dropout_mask  # factors of u
-        self.dropout_mask = mask[plan.leaves :] if inner and mask is not None else mask
+        self.dropout_mask, self.width = mask, self.activated.size(1)
 
     def mask_of(self, block: Block) -> Tensor | None:
         """The factors of u of a block."""

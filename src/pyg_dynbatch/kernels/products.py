@@ -53,9 +53,11 @@ class RowProduct:
         return found if taken.size(0) == size else found[:size]
 
     def into(self, out: Tensor, rows: Tensor, first: int, size: int) -> None:
-        """Write the product without bias into existing rows."""
+        """Write the product into existing rows."""
         if self.padded or self.precision is not None:
             out.copy_(self(rows, first, size))
+        elif self.bias is not None:
+            torch.addmm(self.bias, rows[first : first + size], self.weight.t(), out=out)
         else:
             torch.mm(rows[first : first + size], self.weight.t(), out=out)
 

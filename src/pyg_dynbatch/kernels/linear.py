@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.row_buffer import GradientBuffer
-from pyg_dynbatch.nn.fused_gates import BLOCK
-from pyg_dynbatch.nn.products import RowProduct, packs
+from pyg_dynbatch.kernels.plan import BLOCK
+from pyg_dynbatch.kernels.products import RowProduct, packs
 
 # A step packs the weight for itself alone. Measured: this pays off from a quarter as many rows on
 # as for all levels of a fused layer, whose rule also counts rows.

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
-from tests.nn import triton_checks
+from pyg_dynbatch.kernels.tree_lstm import SWITCH
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
+from tests.kernels import triton_checks
 from tests.nn.own_process import outcomes
 
 KINDS = {"interpreted": "1", "compiled": "0"}
@@ -43,7 +44,7 @@ def test_kernels_on_the_gpu(make: type[RecursiveLayer], monkeypatch: pytest.Monk
     schedule = schedule_structure(edges, 5, arity=layer.arity).to("cuda")
     x = torch.randn(5, 3, device="cuda")
     found = triton_checks.everything(layer, schedule, x)
-    monkeypatch.setenv(fused_tree_lstm.SWITCH, "0")
+    monkeypatch.setenv(SWITCH, "0")
     wanted = triton_checks.everything(layer, schedule, x)
     for mine, right in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)

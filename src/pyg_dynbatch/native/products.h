@@ -1,10 +1,8 @@
 /* Products of a few rows with a matrix, float32.
 
    A BLAS is made for many rows; a level near the roots of a batch has few.
-   Sums stay in registers: some rows times some rows of the matrix, or some stretches of one. */
-
-#include <stdint.h>
-#include <string.h>
+   Sums stay in registers: some rows times some rows of the matrix, or some stretches of one.
+   A part of kernels.c. */
 
 /* Lanes of a vector, and how many rows times rows or stretches of the matrix fit the registers. */
 #ifdef __AVX512F__
@@ -16,7 +14,6 @@
 #define ROWS 3
 #define COLUMNS 4
 #endif
-#define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 /* Columns times rows of the matrix from which more threads than one are worth waking. */
 #define LARGE 65536
@@ -26,6 +23,11 @@ typedef float lanes_t __attribute__((vector_size(4 * LANES), aligned(4), may_ali
 typedef int32_t bits_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float eight_t __attribute__((vector_size(32)));
 typedef int32_t order_t __attribute__((vector_size(32)));
+#ifdef __clang__
+#define SHUFFLE(one, two, ...) __builtin_shufflevector(one, two, __VA_ARGS__)
+#else
+#define SHUFFLE(one, two, ...) __builtin_shuffle(one, two, (order_t){__VA_ARGS__})
+#endif
 typedef float four_t __attribute__((vector_size(16), aligned(4), may_alias));
 
 INLINE lanes_t lanes(const float *from)
@@ -51,15 +53,18 @@ INLINE eight_t folded(lanes_t sum)
     return half[0];
 }
 
+/* Sums of neighbours' halves, alternating between two vectors. */
+#define PAIRED(one, two)                                                                           \
+    (SHUFFLE(one, two, 0, 8, 1, 9, 4, 12, 5, 13) + SHUFFLE(one, two, 2, 10, 3, 11, 6, 14, 7, 15))
+
 /* The sums of four vectors. */
 INLINE four_t totals(lanes_t a, lanes_t b, lanes_t c, lanes_t d)
 {
-    const order_t even = {0, 8, 1, 9, 4, 12, 5, 13}, odd = {2, 10, 3, 11, 6, 14, 7, 15};
-    const order_t left = {0, 1, 8, 9, 4, 5, 12, 13}, right = {2, 3, 10, 11, 6, 7, 14, 15};
     eight_t one = folded(a), two = folded(b), three = folded(c), four = folded(d);
-    one = __builtin_shuffle(one, two, even) + __builtin_shuffle(one, two, odd);
-    three = __builtin_shuffle(three, four, even) + __builtin_shuffle(three, four, odd);
-    one = __builtin_shuffle(one, three, left) + __builtin_shuffle(one, three, right);
+    one = PAIRED(one, two);
+    three = PAIRED(three, four);
+    one = SHUFFLE(one, three, 0, 1, 8, 9, 4, 5, 12, 13) +
+          SHUFFLE(one, three, 2, 3, 10, 11, 6, 7, 14, 15);
     four_t half[2];
     memcpy(half, &one, sizeof one);
     return half[0] + half[1];
@@ -128,7 +133,7 @@ static void narrow_product(const float *rows, int64_t count, int64_t inner, cons
                            const float *bias, int64_t columns, float *out, int threads)
 {
     const int64_t tiles = columns / COLUMNS;
-    #pragma omp parallel for num_threads(threads) if (threads > 1 && columns * inner > LARGE)
+    PARALLEL_FOR(threads > 1 && columns *inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t c = tile * COLUMNS;
         columns_of(COLUMNS, rows, count, inner, weight + c * inner, bias + c, out + c, columns);
@@ -172,7 +177,7 @@ static void narrow_product_back(const float *grads, int64_t count, int64_t colum
                                 int threads)
 {
     const int64_t tiles = inner / (COLUMNS * LANES);
-    #pragma omp parallel for num_threads(threads) if (threads > 1 && columns * inner > LARGE)
+    PARALLEL_FOR(threads > 1 && columns *inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t k = tile * COLUMNS * LANES;
         stretches_of(COLUMNS, grads, count, columns, weight + k, stride, inner, out + k);

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.kernels.native import NativeGates
+from pyg_dynbatch.kernels.tree_lstm import choose_gates
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
-from pyg_dynbatch.nn.fused_tree_lstm import choose_gates
-from pyg_dynbatch.nn.native_gates import NativeGates
 
 WIDTH = 6
 

@@ -1,14 +1,8 @@
 /* The gates of fused Tree-LSTMs on CPUs: one pass over the rows of a block, float32.
 
-   A part of native_levels.c, which core/native.py builds with whatever C compiler the machine
-   has; native_gates.py calls these functions.
-   Rows are contiguous. Children of a node stand side by side, so sums over them are the same at
+   A part of kernels.c. Rows are contiguous. Children of a node stand side by side, so sums over them are the same at
    every run. */
 
-#include <stdint.h>
-#include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
 /* Rows times columns from which more threads than one are worth waking. */
 #define ENOUGH 16384
 
@@ -62,21 +56,6 @@ INLINE float tangent(float x)
     return size < 0.5f ? near : far;
 }
 
-/* What all blocks of a pass share. Rows of nodes are counted by `first`, of children by `edge`. */
-struct nodes {
-    int64_t width;
-    int64_t arity; /* Child places of a node; -1 for any number of children; 0 for leaves. */
-    float *hidden, *memory, *activated;
-    const float *dropout_mask;
-    const int64_t *index, *starts;
-    const float *all_hidden, *cells; /* h and c of all nodes, to be read by `index`. */
-    float *gathered, *sums;
-};
-
-struct block {
-    int64_t first, size, edge, edges;
-};
-
 /* First child of a node of the block, counted from the block's first, and the one behind the last. */
 INLINE void children_of(const struct nodes *all, struct block at, int64_t row, int64_t *first,
                         int64_t *behind)
@@ -112,22 +91,20 @@ INLINE int worth(const struct nodes *all, struct block at, int threads)
 }
 
 /* Copies h of the children of a block side by side, and adds them up where that is wanted. */
-void tree_lstm_gather(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge,
-                      int64_t edges, int threads)
+static void gather(const struct nodes *all, struct block at, int threads)
 {
-    const struct block at = {first_row, size, edge, edges};
     const int64_t width = all->width;
-    const int64_t *index = all->index + edge;
-    float *out = all->gathered + edge * width;
-    #pragma omp parallel for num_threads(threads) if (worth(all, at, threads))
-    for (int64_t row = 0; row < size; row++) {
+    const int64_t *index = all->index + at.edge;
+    float *out = all->gathered + at.edge * width;
+    PARALLEL_FOR(worth(all, at, threads))
+    for (int64_t row = 0; row < at.size; row++) {
         int64_t first, behind;
         children_of(all, at, row, &first, &behind);
         for (int64_t child = first; child < behind; child++)
             memcpy(out + child * width, all->all_hidden + index[child] * width,
                    width * sizeof *out);
         if (all->sums) {
-            float *restrict sum = all->sums + (first_row + row) * width;
+            float *restrict sum = all->sums + (at.first + row) * width;
             memset(sum, 0, width * sizeof *sum);
             for (int64_t child = first; child < behind; child++) {
                 const float *restrict one = out + child * width;
@@ -186,16 +163,14 @@ INLINE void finish(int64_t width, given_t o, given_t memory, rows_t activated, r
 }
 
 /* Activates the gates in place, and writes c, tanh(c) and h; the first rows have an input. */
-void tree_lstm_forward(const struct nodes *all, int64_t first_row, int64_t size, int64_t edge,
-                       int64_t edges, float *gates, float *forget, const float *own,
-                       int64_t filled, int threads)
+static void forward(const struct nodes *all, struct block at, float *gates, float *forget,
+                    const float *own, int64_t filled, int threads)
 {
-    const struct block at = {first_row, size, edge, edges};
     const int64_t width = all->width;
-    const int64_t *index = all->index + edge;
-    #pragma omp parallel for num_threads(threads) if (worth(all, at, threads))
-    for (int64_t row = 0; row < size; row++) {
-        const int64_t here = (first_row + row) * width;
+    const int64_t *index = all->index + at.edge;
+    PARALLEL_FOR(worth(all, at, threads))
+    for (int64_t row = 0; row < at.size; row++) {
+        const int64_t here = (at.first + row) * width;
         float *mine = gates + row * columns(all), *c = all->memory + here;
         const float *input = own && row < filled ? own + row * 4 * width : 0;
         if (input)
@@ -210,20 +185,12 @@ void tree_lstm_forward(const struct nodes *all, int64_t first_row, int64_t size,
     }
 }
 
-/* The gradients of h and c of the nodes: what parents wrote, and what comes from outside. */
-struct incoming {
-    int64_t outside_hidden_row, outside_memory_row;
-    const float *hidden, *memory;
-    const int64_t *place;
-    const float *outside_hidden, *outside_memory;
-};
-
 /* Adds up the gradients of equal leaves, which were computed once; always in the same order. */
-void tree_lstm_sum_equal(const struct incoming *given, const int64_t *cell, int64_t leaves,
-                         int64_t width, float *hidden, float *memory, int threads)
+static void sum_equal(const struct incoming *given, const int64_t *cell, int64_t leaves,
+                      int64_t width, float *hidden, float *memory, int threads)
 {
     /* Every thread has columns of its own, so that no two write to one row. */
-    #pragma omp parallel for num_threads(threads) if (threads > 1 && leaves * width > ENOUGH)
+    PARALLEL_FOR(threads > 1 && leaves *width > ENOUGH)
     for (int64_t part = 0; part < threads; part++) {
         const int64_t start = width * part / threads, count = width * (part + 1) / threads - start;
         for (int64_t leaf = 0; leaf < leaves; leaf++) {
@@ -289,17 +256,16 @@ INLINE void down_to_products(int64_t width, given_t u, given_t i, given_t dropou
 }
 
 /* Writes the gradients of products, and those of the children's memory. */
-void tree_lstm_backward(const struct nodes *all, const struct incoming *given, int64_t first_row,
-                        int64_t size, int64_t edge, int64_t edges, float *gates, float *forget,
-                        float *grads, float *to_forget, float *to_cells, int threads)
+static void backward(const struct nodes *all, const struct incoming *given, struct block at,
+                     float *gates, float *forget, float *grads, float *to_forget, float *to_cells,
+                     int threads)
 {
-    const struct block at = {first_row, size, edge, edges};
     const int64_t width = all->width;
-    const int64_t *index = all->index + edge;
+    const int64_t *index = all->index + at.edge;
     const float *of_h = given->outside_hidden, *of_c = given->outside_memory;
-    #pragma omp parallel for num_threads(threads) if (worth(all, at, threads))
-    for (int64_t row = 0; row < size; row++) {
-        const int64_t number = first_row + row, here = number * width;
+    PARALLEL_FOR(worth(all, at, threads))
+    for (int64_t row = 0; row < at.size; row++) {
+        const int64_t number = at.first + row, here = number * width;
         const int64_t from = (given->place ? given->place[number] : number) * width;
         const float *u = gates + row * columns(all), *i = u + width, *o = i + width;
         float *to_u = grads + row * columns(all), *to_i = to_u + width, *to_o = to_i + width;

@@ -1,39 +1,26 @@
-/* A whole run of a fused Tree-LSTM in one call, for runs whose levels are so narrow that calls from
-   Python, block by block, would take as long as the work. Products of many rows are computed by the
-   BLAS that comes with torch; native_levels.py calls this. */
+/* The kernels of fused Tree-LSTMs, compiled once per kind of processor: setup.py defines VARIANT.
 
-#include "narrow_products.c"
-#include "native_gates.c"
+   Blocks of nodes, for products computed elsewhere, and whole runs in one call, for runs whose
+   levels are so narrow that calls from Python, block by block, would take as long as the work.
+   Products of many rows are computed by the BLAS that comes with torch. */
+
+#include "tree_lstm.h"
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define PRAGMA(...) _Pragma(#__VA_ARGS__)
+#if defined(__clang__) && !defined(__APPLE__)
+#define PARALLEL_FOR(worth) /* Clang calls another OpenMP runtime than that of torch's wheels. */
+#else
+#define PARALLEL_FOR(worth) PRAGMA(omp parallel for num_threads(threads) if (worth))
+#endif
+
+#include "products.h"
+
+#include "gates.h"
 
 /* Nodes whose gates are computed together, so that they stay in the cache. */
 #define BLOCK 128
-
-/* sgemm of Fortran, by columns. Whole numbers have 64 bits, of which a BLAS with 32 reads the low
-   ones; native_levels.py multiplies once to see whether that holds. */
-typedef void (*multiply_t)(const char *, const char *, const int64_t *, const int64_t *,
-                           const int64_t *, const float *, const float *, const int64_t *,
-                           const float *, const int64_t *, const float *, float *,
-                           const int64_t *);
-
-/* Leaves come first; they are level 0. `leaf_of` is the computed leaf of every
-   leaf, or none if each is computed. */
-struct run {
-    int64_t width, arity, leaves, levels;
-    int64_t features, cells, inputs; /* Width of an input; computed leaves, and those with input. */
-    int64_t keeps;  /* Whether the gates of all blocks are kept for a backward pass. */
-    int64_t narrow; /* Rows up to which products are computed by narrow_products.c. */
-    multiply_t multiply;
-    const int64_t *sizes, *filled; /* Nodes of each level, and those with an input, first. */
-    const int64_t *index, *starts, *leaf_of;
-    const float *rows, *weight_input, *weight_hidden, *bias, *own, *dropout_mask;
-    float *hidden, *memory, *activated; /* Of all nodes, after a row for missing children. */
-    float *leaf_hidden, *leaf_memory, *leaf_activated; /* Of computed leaves. */
-    float *gathered, *sums, *leaf_gates, *gates, *forget;
-    float *all_bias; /* Room for the bias of the gates in the row of a node. */
-    /* Room for aligned copies of weights, or the weights if they are, or none; and of BLOCK rows. */
-    float *aligned_input, *aligned_hidden, *aligned_rows;
-    float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
-};
 
 static struct nodes leaves_of(const struct run *r)
 {
@@ -95,11 +82,10 @@ static void product(const struct run *r, const float *rows, int64_t count, int64
 }
 
 /* One product of rows with the weight of h, for a race. */
-void tree_lstm_multiply(const struct run *r, int64_t count, int64_t inner, int64_t columns,
-                        int threads)
+static void multiply(const struct run *r, int64_t count, int64_t inner, int64_t columns)
 {
     product(r, r->rows, count, inner, r->weight_hidden, r->aligned_hidden, r->bias, columns,
-            r->all_bias, threads);
+            r->all_bias, (int)r->threads);
 }
 
 /* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
@@ -130,7 +116,7 @@ static void forward_leaves(const struct run *r, int threads)
         /* A missing input is an input of zeros. */
         for (int64_t row = filled; row < size; row++)
             memcpy(gates + row * columns(&all), r->bias, columns(&all) * sizeof *gates);
-        tree_lstm_forward(&all, first, size, 0, 0, gates, 0, 0, 0, threads);
+        forward(&all, (struct block){first, size, 0, 0}, gates, 0, 0, 0, threads);
     }
     for (int64_t leaf = 0; r->leaf_of && leaf < r->leaves; leaf++) {
         const int64_t to = (1 + leaf) * width, from = r->leaf_of[leaf] * width;
@@ -146,12 +132,11 @@ static int64_t first_child(const struct run *r, int64_t node)
 }
 
 /* The block of nodes from `first` on, of a level that ends at `end`. */
-static struct block block_at(const struct run *r, int64_t first, int64_t end, int64_t inner,
-                             int64_t slots)
+static struct block block_at(const struct run *r, int64_t first, int64_t end)
 {
     const int64_t size = end - first < BLOCK ? end - first : BLOCK;
     const int64_t edge = first_child(r, first);
-    const int64_t behind = first + size < inner ? first_child(r, first + size) : slots;
+    const int64_t behind = first + size < r->inner ? first_child(r, first + size) : r->slots;
     return (struct block){first, size, edge, behind - edge};
 }
 
@@ -162,9 +147,10 @@ static const float *forget_copy(const struct run *r)
 }
 
 /* All leaves, then all levels above them. */
-void tree_lstm_forward_run(const struct run *r, int64_t inner, int64_t slots, int threads)
+static void forward_run(const struct run *r)
 {
     const struct nodes all = inner_nodes_of(r);
+    const int threads = (int)r->threads;
     const int64_t width = r->width, ragged = r->arity < 0;
     memset(r->hidden, 0, width * sizeof *r->hidden);
     memset(r->memory, 0, width * sizeof *r->memory);
@@ -183,20 +169,20 @@ void tree_lstm_forward_run(const struct run *r, int64_t inner, int64_t slots, in
         const int64_t end = first + r->sizes[level];
         int64_t filled = r->filled[level];
         while (first < end) {
-            const struct block b = block_at(r, first, end, inner, slots);
+            const struct block b = block_at(r, first, end);
             const int64_t mine = filled < b.size ? filled : b.size;
             float *gates = r->gates + (r->keeps ? b.first * columns(&all) : 0);
             float *forget = ragged ? r->forget + (r->keeps ? b.edge * width : 0) : 0;
             const float *children = r->gathered + b.edge * width;
-            tree_lstm_gather(&all, b.first, b.size, b.edge, b.edges, threads);
+            gather(&all, b, threads);
             product(r, ragged ? r->sums + b.first * width : children, b.size,
                     ragged ? width : r->arity * width, r->weight_hidden, r->aligned_hidden,
                     r->all_bias, columns(&all), gates, threads);
             if (ragged)
                 product(r, children, b.edges, width, r->weight_hidden + 3 * width * width,
                         forget_copy(r), r->bias + 3 * width, width, forget, threads);
-            tree_lstm_forward(&all, b.first, b.size, b.edge, b.edges, gates, forget,
-                              r->own ? r->own + input * 4 * width : 0, mine, threads);
+            forward(&all, b, gates, forget, r->own ? r->own + input * 4 * width : 0, mine,
+                    threads);
             first += b.size;
             filled -= mine;
             input += mine;
@@ -215,31 +201,29 @@ static void add_sums(const struct nodes *all, struct block at, const float *sums
     }
 }
 
-/* From the last level down to the leaves; every node has one parent at most. `given` is of all
-   nodes, and `of_cells` of the computed leaves if they are not all leaves. */
-void tree_lstm_backward_run(const struct run *r, const struct incoming *given,
-                            const struct incoming *of_cells, int64_t inner, int64_t slots,
-                            int threads)
+/* From the last level down to the leaves; every node has one parent at most. */
+static void backward_run(const struct run *r)
 {
     const struct nodes all = inner_nodes_of(r), leaves = leaves_of(r);
+    const int threads = (int)r->threads;
     const int64_t width = r->width, ragged = r->arity < 0;
+    const struct incoming *given = r->given, *of_cells = r->of_cells;
     struct incoming above = *given;
     above.place += r->leaves;
     if (above.outside_hidden)
         above.outside_hidden += r->leaves * above.outside_hidden_row;
     if (above.outside_memory)
         above.outside_memory += r->leaves * above.outside_memory_row;
-    int64_t end = inner;
+    int64_t end = r->inner;
     for (int64_t level = r->levels - 1; level > 0; level--) {
         const int64_t start = end - r->sizes[level];
         for (int64_t first = start; first < end; first += BLOCK) {
-            const struct block b = block_at(r, first, end, inner, slots);
+            const struct block b = block_at(r, first, end);
             const int64_t row = b.first * columns(&all), child = b.edge * width;
             float *grads = r->grads + row, *to_hidden = r->to_hidden + child;
             float *to_forget = ragged ? r->to_forget + child : 0;
-            tree_lstm_backward(&all, &above, b.first, b.size, b.edge, b.edges, r->gates + row,
-                               ragged ? r->forget + child : 0, grads, to_forget,
-                               r->to_memory + child, threads);
+            backward(&all, &above, b, r->gates + row, ragged ? r->forget + child : 0, grads,
+                     to_forget, r->to_memory + child, threads);
             product_back(r, grads, b.size, columns(&all), r->weight_hidden,
                          r->aligned_hidden, ragged ? width : r->arity * width,
                          ragged ? r->to_sums : to_hidden, threads);
@@ -252,8 +236,18 @@ void tree_lstm_backward_run(const struct run *r, const struct incoming *given,
         end = start;
     }
     if (r->leaf_of)
-        tree_lstm_sum_equal(given, r->leaf_of, r->leaves, width, (float *)of_cells->hidden,
-                            (float *)of_cells->memory, threads);
-    tree_lstm_backward(&leaves, r->leaf_of ? of_cells : given, 0, r->cells, 0, 0, r->leaf_gates, 0,
-                       r->leaf_grads, 0, 0, threads);
+        sum_equal(given, r->leaf_of, r->leaves, width, (float *)of_cells->hidden,
+                  (float *)of_cells->memory, threads);
+    backward(&leaves, r->leaf_of ? of_cells : given, (struct block){0, r->cells, 0, 0},
+             r->leaf_gates, 0, r->leaf_grads, 0, 0, threads);
 }
+
+#define JOINED(variant) variant##_kernels
+#define NAMED(variant) JOINED(variant)
+#define TEXT(variant) #variant
+#define QUOTED(variant) TEXT(variant)
+
+extern const struct kernels NAMED(VARIANT);
+const struct kernels NAMED(VARIANT) = {
+    QUOTED(VARIANT), gather, forward, backward, sum_equal, forward_run, backward_run, multiply,
+};

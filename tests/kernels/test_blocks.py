@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_gates, products
+from pyg_dynbatch.kernels import plan, products
+from pyg_dynbatch.kernels.products import RowProduct
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.cell import run_levels
-from pyg_dynbatch.nn.products import RowProduct
 from pyg_dynbatch.nn.recursive import level_row
 from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, assert_equal, batched, features, gradients, make, placed
@@ -24,7 +25,7 @@ FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
 def small_blocks() -> Iterator[None]:
     """Cuts levels into blocks of two nodes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_gates, "BLOCK", 2)
+        patch.setattr(plan, "BLOCK", 2)
         yield
 
 
