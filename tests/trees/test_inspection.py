@@ -20,7 +20,7 @@ def test_a_recorded_tree_has_its_nodes_its_depth_and_its_kinds(tree: Dag) -> Non
     assert program.num_calls == tree.num_nodes
     assert program.depth == 1 + max(tree.depth)
     kinds = {len(children) for children in tree.children}
-    assert len(program.signatures) == len(kinds)
+    assert len(program.sites.signatures) == len(kinds)
 
 
 def test_statistics_of_two_trees_by_hand() -> None:
