@@ -201,7 +201,7 @@ def run_example(path: Path) -> str:
 
     with (
         mock.patch.object(Schedule, "__init__", create),
-        mock.patch("pyg_dynbatch.molecules.drawing.write_picture", keep),
+        mock.patch("pyg_dynbatch.molecules.work.drawing.write_picture", keep),
         mock.patch.object(sys, "argv", [str(path)]),
         TemporaryDirectory() as folder,
         chdir(folder),

@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions
 from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.molecules.drawing import draw_attributions, write_picture
+from pyg_dynbatch.molecules.work.drawing import draw_attributions, write_picture
 from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
 from pyg_dynbatch.training import OptimizerOptions, RateOptions
 

@@ -29,7 +29,7 @@ from litserve.loops import BatchedLoop
 from starlette.responses import JSONResponse
 
 from pyg_dynbatch.core.errors import checked_choice
-from pyg_dynbatch.molecules.predict import named_columns
+from pyg_dynbatch.molecules.work.predict import named_columns
 from pyg_dynbatch.tasks import DocumentPredictor, MoleculePredictor, TreePredictor
 from pyg_dynbatch.training.checkpoints import read_checkpoint
 

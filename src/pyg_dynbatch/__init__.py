@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMESPACES = (
-    "autobatch", "blocks", "bulk", "core", "data", "datasets", "loader", "models", "nn", "tasks",
-    "testing", "training", "visualize",
+    "autobatch", "blocks", "core", "data", "datasets", "loader", "models", "molecules", "nn",
+    "tasks", "testing", "training", "visualize",
 )
 
 __all__ = [

@@ -8,12 +8,12 @@ from pyg_dynbatch.documents.task import DocumentPrediction
 from pyg_dynbatch.molecules.datamodules import (
     MoleculeDataModule, MoleculeFileData, MoleculeNetData, NCIData, PackedMoleculeData,
 )
-from pyg_dynbatch.molecules.explain import explain
-from pyg_dynbatch.molecules.predict import MoleculePredictor
+from pyg_dynbatch.molecules.work.explain import explain
+from pyg_dynbatch.molecules.work.predict import MoleculePredictor
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import AveragedProperties, MoleculeProperty
-from pyg_dynbatch.molecules.transfer import Pretrained
+from pyg_dynbatch.molecules.work.transfer import Pretrained
 from pyg_dynbatch.trees.datamodules import (
     ListOpsData, SICKData, SSTData, TreeDataModule, TreeFileData,
 )

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
+from pyg_dynbatch.molecules.files.read import RawMolecule
 
 TASKS = ("first", "second")
 

@@ -12,10 +12,10 @@ from rdkit import Chem, RDConfig
 from rdkit.Chem import ChemicalFeatures, rdCIPLabeler, rdPartialCharges
 
 from pyg_dynbatch.data import KearnesAtoms, MoleculeError, parse_smiles
-from pyg_dynbatch.molecules import features
-from pyg_dynbatch.molecules import kearnes as atoms
-from pyg_dynbatch.molecules.features import RowTable
-from pyg_dynbatch.molecules.kearnes import hydrogen_bonding_atoms
+from pyg_dynbatch.molecules.features import base as features
+from pyg_dynbatch.molecules.features import kearnes as atoms
+from pyg_dynbatch.molecules.features.base import RowTable
+from pyg_dynbatch.molecules.features.kearnes import hydrogen_bonding_atoms
 from tests.molecules.writings import ODD
 
 SYMBOLS = ["H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I"]

@@ -11,8 +11,8 @@ import yaml
 
 from pyg_dynbatch.data import MorganCounts, RDKitDescriptors, parse_smiles
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.molecules.baseline import Baseline
 from pyg_dynbatch.molecules.task import TargetScale
+from pyg_dynbatch.molecules.work.baseline import Baseline
 from pyg_dynbatch.tasks import MoleculeFileData, SplitOptions
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv, molecule_data, property_task

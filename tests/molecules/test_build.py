@@ -15,9 +15,9 @@ import pytest
 
 from pyg_dynbatch.core import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
-from pyg_dynbatch.molecules.build import ERRORS
-from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.store import HEADER
+from pyg_dynbatch.molecules.files.build import ERRORS
+from pyg_dynbatch.molecules.files.read import RawMolecule
+from pyg_dynbatch.molecules.files.store import HEADER
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 COUNT, BAD = 50, (5, 33)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyg_dynbatch.bulk import FeaturizeJob, PredictJob, Shard, featurize, merge, predict
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.data import MoleculeFeaturizer, read_molecules
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
+from pyg_dynbatch.molecules import FeaturizeJob, PredictJob, Shard, featurize, merge, predict
 from pyg_dynbatch.tasks import MoleculePredictor
 from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import trained

@@ -14,7 +14,7 @@ from pyg_dynbatch.data import MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions, MoleculeFile, MoleculeNet, PackedMolecules
 from pyg_dynbatch.loader import MoleculeLoader
 from pyg_dynbatch.molecules.datasets import MEMBERS, SHA256
-from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
 
 QUIET = FeaturizeOptions(progress=False)
 

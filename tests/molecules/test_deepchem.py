@@ -10,7 +10,7 @@ import pytest
 from rdkit import Chem
 
 from pyg_dynbatch.data import DeepChemAtoms, DeepChemPairs, parse_smiles
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from tests.molecules.writings import ODD, distances
 
 SYMBOLS = [

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from pyg_dynbatch.data import MoleculeFeaturizer
-from pyg_dynbatch.molecules.explain import without_atom
+from pyg_dynbatch.molecules.work.explain import without_atom
 from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
 from pyg_dynbatch.training import ensemble_of
 from tests.molecules.molecules import (

@@ -12,7 +12,7 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import Descriptors, rdFingerprintGenerator
 
 from pyg_dynbatch.data import MoleculeFeaturizer, MorganCounts, RDKitDescriptors
-from pyg_dynbatch.molecules import descriptors
+from pyg_dynbatch.molecules.features import descriptors
 from tests.molecules.own_features import GivenRow, MarkedCharge
 from tests.molecules.writings import ODD, fingerprint
 

@@ -8,7 +8,7 @@ import pytest
 Chem = pytest.importorskip("rdkit.Chem")
 
 from pyg_dynbatch.data import MoleculeFeaturizer  # noqa: E402
-from pyg_dynbatch.molecules.drawing import (  # noqa: E402
+from pyg_dynbatch.molecules.work.drawing import (  # noqa: E402
     HIGH,
     LOW,
     atom_labels,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.molecules.explain import pair_rows, without_atom
+from pyg_dynbatch.molecules.work.explain import pair_rows, without_atom
 from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, explain
 from tests.molecules.molecules import molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME

@@ -6,9 +6,9 @@ import pytest
 
 from pyg_dynbatch.data import MoleculeData, MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
-from pyg_dynbatch.molecules.build import Workers, packing_of
-from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.store import AtomPacking
+from pyg_dynbatch.molecules.files.build import Workers, packing_of
+from pyg_dynbatch.molecules.files.read import RawMolecule
+from pyg_dynbatch.molecules.files.store import AtomPacking
 from tests.molecules.packed import Letters, assert_same, records, texts
 
 

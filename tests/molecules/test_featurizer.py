@@ -24,8 +24,8 @@ from pyg_dynbatch.data import (
     RDKitDescriptors,
     rdkit_version,
 )
-from pyg_dynbatch.molecules.featurizer import upper_triangle
-from pyg_dynbatch.molecules.rdkit_access import rdkit_module
+from pyg_dynbatch.molecules.features.featurizer import upper_triangle
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_module
 from tests.molecules.own_features import BothHetero, Given, GivenRows, Mass
 from tests.molecules.writings import ODD, fingerprint, reordered
 
@@ -349,7 +349,9 @@ def test_a_release_that_changes_no_feature_leaves_the_digest(
     before = KEARNES.digest
     monkeypatch.setattr("pyg_dynbatch.__version__", "99.0")
     assert KEARNES.digest == before and KEARNES.spec["pyg_dynbatch"] == "99.0"
-    monkeypatch.setattr("pyg_dynbatch.molecules.featurizer._FORMAT", "MoleculeFeaturizer 99")
+    monkeypatch.setattr(
+        "pyg_dynbatch.molecules.features.featurizer._FORMAT", "MoleculeFeaturizer 99"
+    )
     assert KEARNES.digest != before
 
 

@@ -19,7 +19,7 @@ from pyg_dynbatch.data import (
     read_molecules,
 )
 from pyg_dynbatch.datasets import BadMolecule, write_error_report
-from pyg_dynbatch.molecules.files import summary_of
+from pyg_dynbatch.molecules.files.read import summary_of
 
 TABLE = """name,SMILES, logP,kind
 methanol,CO ,-0.77,alcohol

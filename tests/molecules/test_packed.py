@@ -13,8 +13,8 @@ from pyg_dynbatch.data import MoleculeColumns
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store, featurize_record
 from pyg_dynbatch.loader import MoleculeLoader, NodeBudgetBatchSampler, node_counts, pair_counts
 from pyg_dynbatch.molecules.datasets import open_or_build
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.store import FORMAT, HEADER, AtomPacking, write_store
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.files.store import FORMAT, HEADER, AtomPacking, write_store
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 OPTIONS = FeaturizeOptions(block_size=20, progress=False)

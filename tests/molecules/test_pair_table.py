@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from pyg_dynbatch.molecules.pair_table import PairTable, check_pair_set
+from pyg_dynbatch.molecules.features.pair_table import PairTable, check_pair_set
 
 DISTANCE = torch.tensor([0, 1, 1, 2, 7, 8, -1])
 

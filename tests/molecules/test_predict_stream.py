@@ -10,8 +10,13 @@ import torch
 from rdkit import Chem
 
 from pyg_dynbatch.data import RawMolecule, read_molecules
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.predict import Columns, PredictionFiles, column_names, predict_stream
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.work.predict import (
+    Columns,
+    PredictionFiles,
+    column_names,
+    predict_stream,
+)
 from pyg_dynbatch.tasks import MoleculePredictor
 from tests.molecules.molecules import molecule_data, property_task, trained, with_descriptors
 from tests.training.helpers import OLD_NAME

@@ -176,7 +176,7 @@ def test_column():
 def test_a_column_of_a_file(samples):
     pytest.importorskip("rdkit")
     from pyg_dynbatch.datasets import FeaturizeOptions, MoleculeFile
-    from pyg_dynbatch.molecules.files import read_molecules
+    from pyg_dynbatch.molecules.files.read import read_molecules
 
     path = samples / "molecules" / "mixed.csv"
     dataset = MoleculeFile(path, options=FeaturizeOptions(bad="skip", progress=False))

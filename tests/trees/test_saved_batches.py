@@ -15,7 +15,7 @@ from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.data import DynTreeData, MoleculeData, allow_batches
 from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeFile
 from pyg_dynbatch.loader import Collater, MoleculeCollater
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 from tests.trees.helpers import assert_same
 
 TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2

@@ -22,7 +22,7 @@ from pyg_dynbatch.loading import (
     allow_batches,
     slices_of,
 )
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.nn.pairs import Pairs
 
 _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions
 from pyg_dynbatch.molecules.data import MoleculeLoader
 from pyg_dynbatch.molecules.datasets import NCI, MoleculeFile, MoleculeNet, member_named
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import read_molecules
-from pyg_dynbatch.molecules.pair_table import check_pair_set
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.pair_table import check_pair_set
+from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions
+from pyg_dynbatch.molecules.files.read import read_molecules
+from pyg_dynbatch.molecules.files.store import PackedMolecules
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.molecules.splits import (
     Split,
@@ -31,7 +32,6 @@ from pyg_dynbatch.molecules.splits import (
     find_leakage,
     make_split,
 )
-from pyg_dynbatch.molecules.store import PackedMolecules
 from pyg_dynbatch.samplers import pair_counts
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 

@@ -13,11 +13,11 @@ from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import download_verified, open_lines, sha256_of
-from pyg_dynbatch.molecules.build import FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
-from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
-from pyg_dynbatch.molecules.store import FORMAT, Featurizer, PackedMolecules, Transform
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
+from pyg_dynbatch.molecules.files.build import FeaturizeOptions, build_store
+from pyg_dynbatch.molecules.files.read import RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.store import FORMAT, Featurizer, PackedMolecules, Transform
 
 
 def open_or_build(

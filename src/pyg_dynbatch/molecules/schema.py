@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
 

@@ -17,9 +17,13 @@ from jaxtyping import Float64, Int64
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, write_atomically
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, murcko_scaffold
+from pyg_dynbatch.molecules.features.rdkit_access import (
+    MoleculeError,
+    canonical_smiles,
+    murcko_scaffold,
+)
+from pyg_dynbatch.molecules.files.store import PackedMolecules
 from pyg_dynbatch.molecules.schema import PropertyKind
-from pyg_dynbatch.molecules.store import PackedMolecules
 
 PARTS = ("train", "val", "test")
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.conformal import ConformalSets
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
-from pyg_dynbatch.molecules.models import WeaveNet
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.nets.conformal import ConformalSets
+from pyg_dynbatch.molecules.nets.models import WeaveNet
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.training.checkpoints import differences
@@ -211,7 +211,7 @@ class MoleculeProperty(Task):
         Temperature scaling: Guo et al. (2017), arXiv:1706.04599.
 
     Example:
-        >>> from pyg_dynbatch.molecules.pair_table import PairTable
+        >>> from pyg_dynbatch.molecules.features.pair_table import PairTable
         >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
         >>> schema = MoleculeSchema({}, 5, table, ("logS",)).as_dict()
         >>> task = MoleculeProperty(schema, hidden=4, atom_out=4, head=[3])

@@ -12,15 +12,15 @@ from jaxtyping import Float32
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import existing, sha256_of
-from pyg_dynbatch.molecules.features import FeaturePart
-from pyg_dynbatch.molecules.files import read_molecules
-from pyg_dynbatch.molecules.rdkit_access import (
+from pyg_dynbatch.molecules.features.base import FeaturePart
+from pyg_dynbatch.molecules.features.rdkit_access import (
     Mol,
     MoleculeError,
     canonical_smiles,
     parse_mol_block,
     rdkit_module,
 )
+from pyg_dynbatch.molecules.files.read import read_molecules
 
 AS_GIVEN = "as_given"
 """Property of molecules: the SMILES they were read from."""

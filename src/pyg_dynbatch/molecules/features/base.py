@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Float32, Integer
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import Mol
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import Mol
 
 KINDS = ("bit", "count", "real")
 

@@ -20,9 +20,9 @@ from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
-from pyg_dynbatch.molecules.features import KINDS
-from pyg_dynbatch.molecules.files import BadMolecule
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.base import KINDS
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.files.read import BadMolecule
 
 FORMAT = "pyg_dynbatch.molecules.4"
 HEADER = "store.json"

@@ -21,13 +21,18 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import atomic_file, part_of
 from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
-from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
-from pyg_dynbatch.molecules.descriptors import FeatureFile
-from pyg_dynbatch.molecules.features import part_to_spec
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import BadMolecule, MoleculeRecords, RawMolecule, write_errors
+from pyg_dynbatch.molecules.features.base import part_to_spec
+from pyg_dynbatch.molecules.features.descriptors import FeatureFile
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.files.build import CHUNK, featurize_stream, packing_of
+from pyg_dynbatch.molecules.files.read import (
+    BadMolecule,
+    MoleculeRecords,
+    RawMolecule,
+    write_errors,
+)
+from pyg_dynbatch.molecules.nets.conformal import ConformalSets
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty, property_columns
 from pyg_dynbatch.samplers import pack_in_order

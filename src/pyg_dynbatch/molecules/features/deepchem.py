@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 
-from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, RowTable
-from pyg_dynbatch.molecules.kearnes import BONDS, FIRST_BOND, LONGEST, NO_BOND, coded_pairs
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import Mol, atoms_of, bonds_of, chem, columns_of
+from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures, RowTable
+from pyg_dynbatch.molecules.features.kearnes import BONDS, FIRST_BOND, LONGEST, NO_BOND, coded_pairs
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import Mol, atoms_of, bonds_of, chem, columns_of
 
 ELEMENTS = (
     *("C", "N", "O", "S", "F", "Si", "P", "Cl", "Br", "Mg", "Na", "Ca", "Fe", "As", "Al", "I"),

@@ -127,12 +127,12 @@ def parse_smiles(smiles: object) -> Mol:
     Example:
         >>> parse_smiles("CCO ").GetNumAtoms()
         3
-        >>> parse_smiles("CC(C)(C)(C)C")
+        >>> parse_smiles("C=F")
         Traceback (most recent call last):
         ...
-        pyg_dynbatch.molecules.rdkit_access.MoleculeError: molecule: 'CC(C)(C)(C)C' cannot be used.
+        pyg_dynbatch.molecules.features.rdkit_access.MoleculeError: molecule: 'C=F' cannot be used.
           expected: a molecule that RDKit accepts, within the limits of the featurizer
-          got:      Explicit valence for atom # 1 C, 5, is greater than permitted
+          got:      Explicit valence for atom # 1 F, 2, is greater than permitted
           where:    atom 1, counted from 0
     """
     if not isinstance(smiles, str):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.command_line import OneLineArguments
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
-from pyg_dynbatch.molecules.descriptors import DESCRIPTORS
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError
+from pyg_dynbatch.molecules.features.descriptors import DESCRIPTORS
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
 from pyg_dynbatch.molecules.task import MoleculeProperty, TargetScale
 from pyg_dynbatch.nn.readout import StandardizedInputs
 from pyg_dynbatch.training.command import TaskCLI, class_of, prepare_process, with_run

@@ -14,17 +14,22 @@ from jaxtyping import Float32, Int, UInt8
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
-from pyg_dynbatch.molecules.descriptors import (
+from pyg_dynbatch.molecules.features.base import (
+    AtomFeatures,
+    PairFeatures,
+    part_from_spec,
+    part_to_spec,
+)
+from pyg_dynbatch.molecules.features.deepchem import DeepChemAtoms, DeepChemPairs
+from pyg_dynbatch.molecules.features.descriptors import (
     AS_GIVEN,
     DESCRIPTORS,
     MoleculeDescriptors,
     finite_or_nan,
 )
-from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, part_from_spec, part_to_spec
-from pyg_dynbatch.molecules.kearnes import KearnesAtoms, KearnesPairs
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import (
+from pyg_dynbatch.molecules.features.kearnes import KearnesAtoms, KearnesPairs
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import (
     Mol,
     MoleculeError,
     canonical_smiles,

@@ -18,14 +18,13 @@ from pyg_dynbatch.core import files
 from pyg_dynbatch.core.command_line import check_outputs
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.files import existing, locked_folder, sha256_of, write_atomically
-from pyg_dynbatch.molecules import build, store
-from pyg_dynbatch.molecules.build import CHUNK, ERRORS, FeaturizeOptions
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import read_molecules
-from pyg_dynbatch.molecules.on_dask import run_on_dask
-from pyg_dynbatch.molecules.on_ray import run_on_ray
-from pyg_dynbatch.molecules.rdkit_access import rdkit_version
-from pyg_dynbatch.molecules.store import HEADER, Featurizer, PackedMolecules
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
+from pyg_dynbatch.molecules.files import build, store
+from pyg_dynbatch.molecules.files.build import CHUNK, ERRORS, FeaturizeOptions
+from pyg_dynbatch.molecules.files.read import read_molecules
+from pyg_dynbatch.molecules.files.store import HEADER, Featurizer, PackedMolecules
+from pyg_dynbatch.molecules.work.clusters import run_on_dask, run_on_ray
 
 MANIFEST = "manifest.json"
 PREDICTIONS = "predictions.csv"
@@ -277,13 +276,13 @@ class PredictJob(_Job):
 
     @cached_property
     def _predictor(self) -> Any:
-        from pyg_dynbatch.molecules.predict import MoleculePredictor  # needs Lightning
+        from pyg_dynbatch.molecules.work.predict import MoleculePredictor  # needs Lightning
 
         options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
         return MoleculePredictor(self.checkpoints, *options)
 
     def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
-        from pyg_dynbatch.molecules.predict import PredictionFiles, predict_file
+        from pyg_dynbatch.molecules.work.predict import PredictionFiles, predict_file
 
         prints = None if self.fingerprints is None else str(folder / self.fingerprints)
         table, errors = (str(folder / name) for name in _TABLES)

@@ -16,22 +16,22 @@ from pyg_dynbatch import __version__
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import atomic_file, existing, sha256_of
-from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
-from pyg_dynbatch.molecules.explain import Explanation, explain
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import FORMATS, MoleculeRecords, RawMolecule, read_molecules
-from pyg_dynbatch.molecules.predict import (
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, parse_mol_block
+from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions, build_store
+from pyg_dynbatch.molecules.files.read import FORMATS, MoleculeRecords, RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.store import HEADER
+from pyg_dynbatch.molecules.task import MoleculeProperty
+from pyg_dynbatch.molecules.work.bulk import FeaturizeJob, PredictJob, Shard, merge
+from pyg_dynbatch.molecules.work.drawing import atom_labels, draw_attributions, write_picture
+from pyg_dynbatch.molecules.work.explain import Explanation, explain
+from pyg_dynbatch.molecules.work.predict import (
     MoleculePredictor,
     PredictionFiles,
     named_columns,
     predict_file,
 )
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_mol_block
-from pyg_dynbatch.molecules.store import HEADER
-from pyg_dynbatch.molecules.task import MoleculeProperty
 
 
 def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:

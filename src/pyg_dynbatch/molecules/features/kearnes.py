@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 
-from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, RowTable
-from pyg_dynbatch.molecules.pair_table import DISCONNECTED, FAR, PairTable
-from pyg_dynbatch.molecules.rdkit_access import (
+from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures, RowTable
+from pyg_dynbatch.molecules.features.pair_table import DISCONNECTED, FAR, PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import (
     Mol,
     MoleculeError,
     atoms_of,
