@@ -12,7 +12,8 @@ from pyg_dynbatch.molecules.work.explain import explain
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.splits import SplitOptions
-from pyg_dynbatch.molecules.task import AveragedProperties, MoleculeProperty
+from pyg_dynbatch.molecules.nets.properties import AveragedProperties
+from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.molecules.work.transfer import Pretrained
 from pyg_dynbatch.trees.datamodules import (
     ListOpsData, SICKData, SSTData, TreeDataModule, TreeFileData,

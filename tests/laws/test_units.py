@@ -16,9 +16,8 @@ from pyg_dynbatch.documents.data import DocumentFileData
 from pyg_dynbatch.documents.task import DocumentPrediction
 from pyg_dynbatch.molecules.files.read import read_molecules
 from pyg_dynbatch.molecules.metrics import ScoredSplit, task_table
-from pyg_dynbatch.molecules.nets.conformal import ConformalSets
+from pyg_dynbatch.molecules.nets.properties import AveragedProperties, ConformalSets, TargetScale
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.molecules.task import AveragedProperties, TargetScale
 from pyg_dynbatch.molecules.work.baseline import Baseline
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor, column_names, predict_stream
 from pyg_dynbatch.tasks import MoleculeFileData, SplitOptions

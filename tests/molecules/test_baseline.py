@@ -11,7 +11,7 @@ import yaml
 
 from pyg_dynbatch.data import MorganCounts, RDKitDescriptors, parse_smiles
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.molecules.task import TargetScale
+from pyg_dynbatch.molecules.nets.properties import TargetScale
 from pyg_dynbatch.molecules.work.baseline import Baseline
 from pyg_dynbatch.tasks import MoleculeFileData, SplitOptions
 from tests.console import complaint, fit_small, prepare, rows_of, run

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.molecules.features.pair_table import PairTable
-from pyg_dynbatch.molecules.nets.conformal import ConformalSets
+from pyg_dynbatch.molecules.nets.properties import ConformalSets
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv

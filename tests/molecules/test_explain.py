@@ -25,7 +25,7 @@ def predictor(request, tmp_path_factory: pytest.TempPathFactory) -> MoleculePred
 def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column: int) -> float:
     """What is explained, straight from the networks."""
     batch = predictor.collater([molecule])
-    values = [explained(task, task(batch))[0, column] for task in predictor.tasks]
+    values = [explained(task, task(batch))[0, column] for task in predictor.models]
     return float(torch.stack(values).mean().detach())
 
 
@@ -47,7 +47,7 @@ def test_leaving_out_is_predicting_without(predictor: MoleculePredictor) -> None
 
 
 def test_gradient_times_input_is_the_slope(predictor: MoleculePredictor) -> None:
-    for task in predictor.tasks:
+    for task in predictor.models:
         task.double()
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
     molecule.x = molecule.x.double()
@@ -62,13 +62,13 @@ def test_gradient_times_input_is_the_slope(predictor: MoleculePredictor) -> None
             ends.append(explained_value(predictor, moved, 0))
         slope = (ends[0] - ends[1]) / (2 * step)
         assert found.gradient[atom] == pytest.approx(slope, rel=1e-3, abs=1e-6)
-    for task in predictor.tasks:
+    for task in predictor.models:
         task.float()
 
 
 def test_rows_of_pairs_change_no_prediction(predictor: MoleculePredictor) -> None:
     batch = predictor.collater([predictor.featurizer(text) for text in ("CCO", "c1ccccc1O")])
-    task = predictor.tasks[0]
+    task = predictor.models[0]
     plain = task(batch)
     with pair_rows(task) as rows:
         torch.testing.assert_close(task(batch), plain)
@@ -81,7 +81,7 @@ def test_gradients_of_pairs_add_up_to_those_of_codes(predictor: MoleculePredicto
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
     found = explain(predictor, molecule, "first", label=0)
     sums = []
-    for task in predictor.tasks:
+    for task in predictor.models:
         table = task.network.pair_table
         table.requires_grad_()
         batch = predictor.collater([molecule])

@@ -108,7 +108,7 @@ def test_passes_with_dropout_repeat_and_leave_no_trace(
     assert first.deviation is not None
     assert (first.deviation > 0).all()
     np.testing.assert_array_equal(first.values, again.values)
-    assert not any(module.training for module in predictor.tasks[0].modules())
+    assert not any(module.training for module in predictor.models[0].modules())
 
 
 def test_batches_are_bounded_and_change_nothing(checkpoints: list[str]) -> None:
@@ -193,10 +193,10 @@ def test_an_error_leaves_no_dropout_on(
     def fails(*_: object) -> None:
         raise RuntimeError("no memory left")
 
-    monkeypatch.setattr(predictor.tasks[0], "predicted", fails)
+    monkeypatch.setattr(predictor.models[0], "predicted", fails)
     with pytest.raises(RuntimeError, match="no memory left"):
         predictor.predict([predictor.featurizer("CCO")])
-    assert not any(module.training for module in predictor.tasks[0].modules())
+    assert not any(module.training for module in predictor.models[0].modules())
 
 
 def test_dropout_that_is_not_there(checkpoints: list[str], tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pyg_dynbatch.datasets import Split
 from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
-from pyg_dynbatch.molecules.task import TargetScale, balanced_positive_weight, summed_property_loss
+from pyg_dynbatch.molecules.nets.properties import TargetScale
+from pyg_dynbatch.molecules.task import balanced_positive_weight, summed_property_loss
 from pyg_dynbatch.tasks import (
     AveragedProperties,
     MoleculeFileData,
@@ -210,7 +211,7 @@ def test_averaged_weights(tmp_path: Path) -> None:
 def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str) -> None:
     paths = [trained(tmp_path, kind, seed) for seed in (1, 2)]
     data = molecule_data(tmp_path, kind)
-    members = MoleculePredictor(paths).tasks
+    members = MoleculePredictor(paths).models
     # A member that was trained on a different scale.
     members[1].scale.mean.add_(3.0)
     task = property_task(data)

@@ -1,13 +1,18 @@
 """What a model of molecules needs to know about its training data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.training.checkpoints import differences
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
+
+# Versions that made the features; the featurizer itself warns if they differ.
+_VERSIONS = ("featurizer.rdkit", "featurizer.pyg_dynbatch")
+_SAME = "use the configuration the checkpoint was made with"
 
 
 @dataclass(frozen=True)
@@ -97,3 +102,23 @@ class MoleculeSchema:
         values["pair_table"] = PairTable.from_dict(values["pair_table"])
         values["task_names"] = tuple(values["task_names"])
         return cls(**values)
+
+    def check_origin(self, theirs: Mapping[str, Any]) -> None:
+        """Raise an error if a checkpoint was trained on molecules described in another way."""
+        what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
+        check_same(what, self.as_dict(), theirs, _SAME, _VERSIONS)
+
+
+def check_same(
+    what: str,
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    hint: str,
+    ignored: Collection[str] = (),
+) -> None:
+    """Raise an error that names all values in which two nested descriptions differ."""
+    found = [part for part in differences(ours, theirs) if part[0] not in ignored]
+    if found:
+        expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
+        got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
+        raise mismatch(ValueError, what, expected, got, hint=hint)

@@ -8,79 +8,29 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
-from pyg_dynbatch.molecules.nets.conformal import ConformalSets
-from pyg_dynbatch.molecules.nets.models import WeaveNet
+from pyg_dynbatch.molecules.nets.properties import (
+    AveragedProperties,
+    ConformalSets,
+    PropertyOutputs,
+    TargetScale,
+    network_of,
+)
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.nn.weave import CountedBatchNorm
-from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.elastic import sampler_of
-from pyg_dynbatch.training.exact import ExactBuffers, Rows
+from pyg_dynbatch.training.exact import Rows
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import SAME_CONFIGURATION, Task
+from pyg_dynbatch.training.task import Task
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 
-_LARGEST_LOG = math.log(20.0)  # temperatures are between 1/20 and 20
-_HALVINGS = 50
 _REGRESSION_LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.smooth_l1_loss}
-# Versions that made the features; the featurizer itself warns if they differ.
-_VERSIONS = ("featurizer.rdkit", "featurizer.pyg_dynbatch")
-
-
-class TargetScale(ExactBuffers):
-    """Scale targets to mean 0 and standard deviation 1, and predictions back.
-
-    It computes in double precision: the differences between targets may be far smaller than the
-    targets. For labels the deviation is 1 over the temperature.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(num_tasks).double())
-        self.register_buffer("deviation", torch.ones(num_tasks).double())
-
-    def fit(self, targets: Float[Tensor, "molecule task"]) -> None:
-        """Measure mean and deviation of the known targets; of a constant it is taken to be 1."""
-        exact = targets.double()
-        mean = exact.nanmean(0).nan_to_num(0.0)
-        deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0, math.inf).sqrt()
-        first = exact.nan_to_num(math.inf).amin(0)  # a rounded mean may differ from all targets
-        varies = (exact > first).any(0)
-        self.mean.copy_(mean)
-        self.deviation.copy_(torch.where(varies, deviation, 1.0))
-
-    def calibrate(
-        self, logits: Float[Tensor, "molecule task"], target: Float[Tensor, "molecule task"]
-    ) -> None:
-        """Fit the temperatures that make the known labels most likely."""
-        known = ~target.isnan()
-        label = torch.where(known, target, 0.5).double()
-        score = torch.where(known, logits.double(), 0.0)
-        high = torch.full_like(label[0], _LARGEST_LOG)
-        low = -high
-        # The loss is convex in 1/T, so its slope changes sign once.
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            slope = (score * ((score * middle.exp()).sigmoid() - label)).sum(0)
-            low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
-        self.deviation.copy_(1 / (-(low + high) / 2).exp())
-
-    def scaled(self, values: Float[Tensor, "molecule task"]) -> Float[Tensor, "molecule task"]:
-        """Convert values to the scale of the model."""
-        return (values - self.mean) / self.deviation
-
-    def restored(self, outputs: Float[Tensor, "molecule task"]) -> Float[Tensor, "molecule task"]:
-        """Convert outputs of the model to the units of the targets."""
-        return outputs * self.deviation + self.mean
 
 
 def summed_property_loss(
@@ -127,54 +77,7 @@ def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[s
             raise mismatch(ValueError, what, "labels 0 and 1 of every property", got, hint=hint)
 
 
-class AveragedProperties(nn.Module):
-    """Average the values, in the units of the data, or probabilities that networks predict.
-
-    Args:
-        members: The networks, each with the scale of its targets.
-        scale: Scale of the result, which can replace the outputs of one network.
-        kind: Kind of the properties.
-        num_tasks: Number of properties.
-
-    Example:
-        >>> scale = TargetScale(1)
-        >>> members = [(nn.Linear(2, 1), scale), (nn.Linear(2, 1), scale)]
-        >>> AveragedProperties(members, scale, "binary", 1)(torch.ones(3, 2)).shape
-        torch.Size([3, 1])
-    """
-
-    def __init__(
-        self,
-        members: Sequence[tuple[nn.Module, TargetScale]],
-        scale: TargetScale,
-        kind: PropertyKind,
-        num_tasks: int,
-    ) -> None:
-        super().__init__()
-        if not members:
-            raise mismatch(ValueError, "AveragedProperties: no networks", "at least one", 0)
-        networks, scales = zip(*members, strict=True)
-        self.members, self.scales = nn.ModuleList(networks), nn.ModuleList(scales)
-        self.scale = scale
-        self.kind: PropertyKind = kind
-        self.num_tasks = num_tasks
-
-    def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
-        """Return the average as scaled values, logits, or log-probabilities."""
-        outputs = torch.stack([member(batch) for member in self.members])
-        if self.kind == "multiclass":
-            logs = outputs.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
-            return (logs.logsumexp(0) - math.log(len(outputs))).flatten(1)
-        pairs: Any = zip(self.scales, outputs, strict=True)
-        values = torch.stack([scale.restored(output) for scale, output in pairs])
-        if self.kind == "regression":
-            return self.scale.scaled(values.mean(0)).float()
-        # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
-        mean = F.logsigmoid(values).logsumexp(0) - F.logsigmoid(-values).logsumexp(0)
-        return self.scale.scaled(mean).float()
-
-
-class MoleculeProperty(Task):
+class MoleculeProperty(PropertyOutputs, Task):
     """Train a weave network with the mean loss of the known targets.
 
     Regression targets, and descriptors that the head reads, are scaled to mean 0 and deviation 1
@@ -236,14 +139,7 @@ class MoleculeProperty(Task):
         **network: Any,
     ) -> None:
         known = MoleculeSchema.from_dict(schema)
-        net = WeaveNet(
-            known.atom_channels,
-            known.num_outputs,
-            known.pair_table.features,
-            num_descriptors=len(known.descriptor_names),
-            **network,
-        )
-        super().__init__(net, optimizer, rate)
+        super().__init__(network_of(known, **network), optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
         if calibration != "none" and known.kind != "binary":
@@ -345,16 +241,6 @@ class MoleculeProperty(Task):
         parts = [(member.network, member.scale) for member in members]
         return AveragedProperties(parts, self.scale, self.schema.kind, self.schema.num_tasks)
 
-    def predicted(
-        self, output: Float[Tensor, "molecule output"]
-    ) -> Float[Tensor, "molecule output"]:
-        """Convert outputs of the network to values in the units of the data, or probabilities."""
-        exact = output.to(torch.promote_types(output.dtype, torch.float32))
-        if self.schema.kind == "multiclass":
-            return exact.unflatten(1, (self.schema.num_tasks, -1)).softmax(-1).view_as(exact)
-        values = self.scale.restored(exact)
-        return values if self.schema.kind == "regression" else values.sigmoid().to(exact)
-
     def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Log the loss of a batch; collect outputs and targets unless it is of training."""
         output = self(batch)
@@ -386,13 +272,6 @@ class MoleculeProperty(Task):
         """Log the metrics of the test split, and keep its predictions for tables and pictures."""
         self.tested = self._scored(*self._collected())
         self._log_scores("test", self.tested)
-
-    @property
-    def sets(self) -> ConformalSets | None:
-        """The fitted intervals or sets; None for an average, whose errors are different."""
-        averaged = isinstance(self.network, AveragedProperties)
-        known = self.conformal is not None and self.conformal.fitted and not averaged
-        return self.conformal if known else None
 
     def _collected(self) -> tuple[Tensor, Tensor]:
         rows, tasks = self.evaluated.compute().cpu(), self.schema.num_tasks
@@ -454,9 +333,7 @@ class MoleculeProperty(Task):
         """
         values = self.predicted(self(batch))
         columns = {"example": torch.arange(values.size(0), device=values.device)}
-        columns |= property_columns(values, self.schema)
-        if self.sets is not None:
-            columns |= self.sets.columns(values)
+        columns |= self.columns(values)
         if "y" in batch:
             names = (f"target_{name}" for name in self.schema.task_names)
             columns |= zip(names, batch.y.unbind(1), strict=True)
@@ -464,29 +341,4 @@ class MoleculeProperty(Task):
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
         """Raise an error if the training molecules were described in a different way."""
-        ours = self.schema.as_dict()
-        theirs = hyper_parameters.get("schema", ours)
-        found = [part for part in differences(ours, theirs) if part[0] not in _VERSIONS]
-        if found:
-            what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
-            expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
-            got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-            raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
-
-
-def property_columns(
-    values: Float[Tensor, "molecule output"], schema: MoleculeSchema
-) -> dict[str, Tensor]:
-    """Name the columns of a table of predictions."""
-    columns: dict[str, Tensor] = {}
-    each = values.unflatten(1, (schema.num_tasks, -1))
-    for name, found in zip(schema.task_names, each.unbind(1), strict=True):
-        if schema.kind == "regression":
-            columns[f"prediction_{name}"] = found[:, 0]
-        elif schema.kind == "binary":
-            columns[f"prediction_{name}"] = (found[:, 0] > 0.5).long()
-            columns[f"probability_{name}"] = found[:, 0]
-        else:
-            columns[f"prediction_{name}"] = found.argmax(1)
-            columns[f"probability_{name}"] = found
-    return columns
+        self.schema.check_origin(hyper_parameters.get("schema", self.schema.as_dict()))

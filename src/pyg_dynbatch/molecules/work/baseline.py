@@ -16,7 +16,8 @@ from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from pyg_dynbatch.molecules.features.descriptors import DESCRIPTORS
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
-from pyg_dynbatch.molecules.task import MoleculeProperty, TargetScale
+from pyg_dynbatch.molecules.nets.properties import TargetScale
+from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.nn.readout import StandardizedInputs
 from pyg_dynbatch.training.command import TaskCLI, class_of, prepare_process, with_run
 

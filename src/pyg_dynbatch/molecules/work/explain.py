@@ -13,7 +13,6 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor
 
 
@@ -68,7 +67,7 @@ def explain(
     """
     output = _output_of(predictor.schema, task, label)
     lacking = [without_atom(molecule, atom) for atom in range(int(molecule.num_nodes))]
-    parts = [_gradients(predictor, member, molecule, output) for member in predictor.tasks]
+    parts = [_gradients(predictor, member, molecule, output) for member in predictor.models]
     value, gradient, pair_gradient = (np.mean(part, axis=0) for part in zip(*parts, strict=True))
     rest = _values(predictor, lacking, output)
     pairs = predictor.collater([molecule]).pairs
@@ -104,7 +103,7 @@ def _output_of(schema: MoleculeSchema, task: str | None, label: int) -> int:
     return number * classes + label
 
 
-def _explained(task: MoleculeProperty, batch: Any, output: int) -> Float[Tensor, " molecule"]:
+def _explained(task: Any, batch: Any, output: int) -> Float[Tensor, " molecule"]:
     raw, schema = task(batch), task.schema
     if schema.kind != "multiclass":
         return task.scale.restored(raw)[:, output]
@@ -122,13 +121,13 @@ def _values(
     found = [np.zeros(0)]
     for chosen in predictor.batches(molecules):
         batch = predictor.collater(chosen).to(predictor.device)
-        each = torch.stack([_explained(task, batch, output) for task in predictor.tasks])
+        each = torch.stack([_explained(task, batch, output) for task in predictor.models])
         found.append(each.mean(0).double().cpu().numpy())
     return np.concatenate(found)
 
 
 def _gradients(
-    predictor: MoleculePredictor, task: MoleculeProperty, molecule: MoleculeData, output: int
+    predictor: MoleculePredictor, task: Any, molecule: MoleculeData, output: int
 ) -> tuple[float, np.ndarray, np.ndarray]:
     batch = predictor.collater([molecule]).to(predictor.device)
     batch.x = batch.x.detach().requires_grad_()
@@ -144,7 +143,7 @@ def _gradients(
 
 
 @contextmanager
-def pair_rows(task: MoleculeProperty) -> Iterator[list[Tensor]]:
+def pair_rows(task: Any) -> Iterator[list[Tensor]]:
     """Replace the table with one row per pair within the context, so that each has a gradient."""
     rows: list[Tensor] = []
 

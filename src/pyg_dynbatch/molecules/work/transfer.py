@@ -9,9 +9,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.molecules.nets.properties import check_shapes
+from pyg_dynbatch.molecules.schema import MoleculeSchema, check_same
 from pyg_dynbatch.molecules.task import MoleculeProperty
-from pyg_dynbatch.training.checkpoints import differences, naming_file, read_checkpoint
+from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
 
 _PARTS = ("weave", "lin_atom", "norm_atom", "readouts")
 _ENCODER = ("network.pair_table", *(f"network.{part}." for part in _PARTS))
@@ -74,17 +75,13 @@ class Pretrained(Callback):
         contents = read_checkpoint(self.checkpoint)
         theirs = MoleculeSchema.from_dict(contents.get("hyper_parameters", {}).get("schema"))
         what, hint = "Pretrained: the encoder does not fit", "the options of the checkpoint"
-        ours = _described(task.schema)
-        if found := list(differences(ours, _described(theirs))):
-            expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
-            got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+        check_same(what, _described(task.schema), _described(theirs), hint)
         own = task.state_dict()
-        weights = {n: each for n, each in contents["state_dict"].items() if n.startswith(_ENCODER)}
-        for name in sorted({n for n in own if n.startswith(_ENCODER)} | set(weights)):
-            shapes = [list(each[name].shape) if name in each else "none" for each in (own, weights)]
-            if shapes[0] != shapes[1]:
-                raise mismatch(ValueError, what, *shapes, where=name, hint=hint)
+        weights, ours = (
+            {name: each for name, each in state.items() if name.startswith(_ENCODER)}
+            for state in (contents["state_dict"], own)
+        )
+        check_shapes(what, ours, weights, hint)
         task.load_state_dict(weights, strict=False)
         loaded, new = (_counts(names) for names in (weights, set(own) - set(weights)))
         unused = _counts(set(contents["state_dict"]) - set(weights))
