@@ -358,5 +358,5 @@ def test_short_work_shows_one_line_or_no_bar(capsys, monkeypatch):
 
 def test_targets_of_another_number(tmp_path):
     given = [RawMolecule(0, "here", "ab", targets=(1.0,))]
-    with pytest.raises(ValueError, match="the fields of a molecule have other sizes"):
+    with pytest.raises(ValueError, match="has fields of other sizes"):
         build_store(None, given, Letters(), task_names=TASKS, options=options())

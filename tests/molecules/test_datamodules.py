@@ -333,7 +333,7 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
         (SplitOptions("column"), "the method 'column' needs a column"),
         (SplitOptions("column", column="nope"), "the column to split by is missing"),
         (SplitOptions("file"), "the method 'file' needs a file"),
-        (SplitOptions("kfold", folds=4, fold=4), "fold is out of range"),
+        (SplitOptions("kfold", folds=4, fold=4), "unknown fold"),
         (SplitOptions("stratified"), "no target to stratify by"),
         (SplitOptions("stratified", target="third"), "no target to stratify by"),
         (SplitOptions("stratified", target="first", bins=0), "bins is too small"),

@@ -115,7 +115,7 @@ def test_unknown_and_repeated_names() -> None:
         RDKitDescriptors(["TPSA", "TPSA"])
     with pytest.raises(ValueError, match=r"at least one name, all different\n  got: +none"):
         RDKitDescriptors([])
-    with pytest.raises(ValueError, match=r"descriptors is unknown[\s\S]*'rdkit'[\s\S]*'mordred'"):
+    with pytest.raises(ValueError, match=r"unknown descriptors[\s\S]*'rdkit'[\s\S]*'mordred'"):
         MoleculeFeaturizer(descriptors="mordred")
 
 
