@@ -90,9 +90,7 @@ def write_molecules(kind: str, number: int, seed: int) -> tuple[str, dict[str, A
     "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("smi.gz", "sdf"))]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_merged_stores_are_those_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
-) -> None:
+def test_merged_stores_are_those_of_one_process(tmp_path, monkeypatch, kind, seed):
     monkeypatch.chdir(tmp_path)
     draw = random.Random(seed)
     path, reading = write_molecules(kind, draw.randint(5, 40), seed)
@@ -195,9 +193,7 @@ def test_a_killed_shard_of_a_store_continues(letters: FeaturizeJob, capsys: Any)
 
 
 @pytest.mark.long
-def test_a_killed_shard_of_predictions_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str, capsys: Any
-) -> None:
+def test_a_killed_shard_of_predictions_continues(tmp_path, monkeypatch, checkpoint, capsys):
     monkeypatch.chdir(tmp_path)
     path, _ = write_molecules("csv", 700, 1)
     job = PredictJob(path, "out", [checkpoint], block_size=256, fingerprints="p.npy")
@@ -235,9 +231,7 @@ def test_a_killed_shard_of_predictions_continues(
     assert np.array_equal(np.load("out/p.npy"), np.load("p.npy"), equal_nan=True)
 
 
-def test_a_finished_shard_is_not_done_again(
-    letters: FeaturizeJob, checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_finished_shard_is_not_done_again(letters, checkpoint, monkeypatch, capsys):
     Path("c.smi").write_text("CCO\n", encoding="utf-8")
     for job in (letters, PredictJob("c.smi", "p", [checkpoint])):
         folder = job.run(Shard())
@@ -361,9 +355,7 @@ def test_what_cannot_be_merged(letters: FeaturizeJob) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["manifest.json", "store.json", "errors.csv", "text-*.npy"])
-def test_a_shard_that_has_changed_is_refused(
-    letters: FeaturizeJob, name: str, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_shard_that_has_changed_is_refused(letters, name, damage):
     run = letters.prepare()
     for number in (0, 1):
         run(Shard(number, 2))

@@ -160,9 +160,7 @@ class Killer(Thread):
 
 
 @pytest.mark.long
-def test_featurizing_gives_the_files_of_one_process(
-    client: Any, smiles: Path, tmp_path: Path
-) -> None:
+def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
     killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
     many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
     assert len(many) == 2_970
@@ -173,9 +171,7 @@ def test_featurizing_gives_the_files_of_one_process(
 
 @OLD_NAME
 @pytest.mark.long
-def test_predicting_gives_the_files_of_one_process(
-    client: Any, smiles: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, monkeypatch):
     # The workers have another working folder, in which these paths do not exist.
     monkeypatch.chdir(smiles.parent)
     checkpoint = trained(Path("trained"))
@@ -205,9 +201,7 @@ def test_an_error_names_row_and_shard(client: Any, tmp_path: Path) -> None:
 @OLD_NAME
 @pytest.mark.long
 @pytest.mark.parametrize("work", ["shards", "repeat and tune"])
-def test_the_scripts_of_the_guide_run(
-    nothing_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
-) -> None:
+def test_the_scripts_of_the_guide_run(nothing_left, tmp_path, monkeypatch, work):
     """Run all of them; ``tests/test_docs.py`` runs only what is not under ``if __name__``."""
     for package in ("distributed", "ray"):
         pytest.importorskip(package, reason=f"{package} is not installed")
@@ -293,9 +287,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 
 
 @pytest.mark.parametrize("finishing", [False, True])
-def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(
-    finishing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     shards = [SimpleNamespace(status="pending") for _ in range(3)]
     polls = 0
@@ -342,9 +334,7 @@ def test_an_unknown_client_is_refused(client: Any, smiles: Path, tmp_path: Path)
     assert not (tmp_path / "packed").exists()
 
 
-def test_ray_without_ray_data_is_refused(
-    smiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_without_ray_data_is_refused(smiles, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(ImportError, match=r"(?s)Ray Data.*pyg_dynbatch\[ray\]"):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -138,9 +137,7 @@ def test_a_packed_folder_without_targets(tmp_path: Path) -> None:
     assert "featurize --targets NAME" in str(caught.value)
 
 
-def test_setup_reads_all_texts_at_once_and_canonicalises_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_setup_reads_all_texts_at_once_and_canonicalises_each_once(tmp_path, monkeypatch):
     seen: list[str] = []
 
     def counted(text: str) -> str:
@@ -195,9 +192,7 @@ def test_strata_are_classes_or_ranges_of_a_target(tmp_path: Path) -> None:
 METHODS = ["random", "stratified", "scaffold", "scaffold_balanced", "kfold", "column", "file"]
 
 
-def same_molecules_in_another_file(
-    folder: Path, method: str, change: Callable[[list[str]], list[str]]
-) -> tuple[MoleculeFileData, MoleculeFileData]:
+def same_molecules_in_another_file(folder, method, change):
     """A data module, and one with the same options whose file was changed."""
     options = SplitOptions(method, seed=3, fractions=EVEN, column="part", target="first")
     if method == "file":
@@ -236,9 +231,7 @@ def test_a_checkpoint_finds_its_molecules_in_reordered_rows(tmp_path: Path, meth
         (lambda rows: [*rows, rows[5]], r"33 molecules; 1 new: example 32 \('C"),
     ],
 )
-def test_a_checkpoint_refuses_missing_and_new_molecules(
-    tmp_path: Path, method, change, said: str
-) -> None:
+def test_a_checkpoint_refuses_missing_and_new_molecules(tmp_path, method, change, said):
     data, changed = same_molecules_in_another_file(tmp_path, method, change)
     with pytest.raises(ValueError, match="not those that were split") as caught:
         changed.load_state_dict(data.state_dict())

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("rdkit")
-
 from pyg_dynbatch.data import MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions, MoleculeFile, MoleculeNet, PackedMolecules
 from pyg_dynbatch.loader import MoleculeLoader

@@ -143,8 +143,6 @@ def test_no_pair_of_a_big_molecule_is_lost() -> None:
     assert any((power < 0).any() for power in powers), "this molecule shows the overflow"
 
 
-pytest.importorskip("rdkit")
-
 # In a cage DeepChem loses a ring, and which one depends on its numbering of the atoms: RDKit finds
 # the rings anew, without the symmetric ones, when a renumbered molecule is asked for a bond's ring.
 LOST_RINGS = {"C12C3C4C1C5C2C3C45": 1}

@@ -102,9 +102,7 @@ def test_pairs_have_their_distance(predictor: MoleculePredictor) -> None:
     assert min(map(abs, strongest.values())) == sorted(np.abs(found.pair_gradient))[-2]
 
 
-def test_a_number_added_to_all_logits_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_added_to_all_logits_changes_nothing(tmp_path, monkeypatch):
     task = property_task(molecule_data(tmp_path, "multiclass"))
     predictor = MoleculePredictor([task])
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")

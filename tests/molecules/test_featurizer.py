@@ -343,9 +343,7 @@ def test_is_rebuilt_from_its_spec(featurizer: MoleculeFeaturizer) -> None:
             assert again.prepare(smiles).GetNumAtoms() == featurizer(smiles).num_nodes
 
 
-def test_a_release_that_changes_no_feature_leaves_the_digest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_release_that_changes_no_feature_leaves_the_digest(monkeypatch):
     before = KEARNES.digest
     monkeypatch.setattr("pyg_dynbatch.__version__", "99.0")
     assert KEARNES.digest == before and KEARNES.spec["pyg_dynbatch"] == "99.0"

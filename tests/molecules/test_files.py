@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,9 +93,7 @@ def test_a_named_column_of_smiles(tmp_path: Path) -> None:
         ({"smiles_column": "mol", "name_column": "id"}, "'id'"),
     ],
 )
-def test_a_missing_column_is_named_with_those_there_are(
-    tmp_path: Path, options: dict, wrong: str
-) -> None:
+def test_a_missing_column_is_named_with_those_there_are(tmp_path, options, wrong):
     path = write(tmp_path, "a.csv", "mol,y\nCC,1\n")
     message = rf"column {wrong} not found\.\n +expected: one of: 'mol', 'y'\n[\s\S]*a\.csv:1"
     with pytest.raises(ValueError, match=message):
@@ -302,9 +299,7 @@ def test_the_molecules_that_come_with_rdkit() -> None:
         ("tox21", ["NR-AR", "SR-p53"], 7831),
     ],
 )
-def test_real_tables(
-    name: str, targets: list[str], rows: int, shared_data: Callable[[str], Path]
-) -> None:
+def test_real_tables(name, targets, rows, shared_data):
     path = shared_data(f"molecules/{name}.csv")
     found = list(read_molecules(path, target_columns=targets))
     assert len(found) == rows

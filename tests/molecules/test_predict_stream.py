@@ -96,9 +96,7 @@ def test_several_checkpoints_give_mean_and_deviation(checkpoints: list[str]) -> 
     assert column_names(both)[2:] == ["deviation_first", "deviation_second"]
 
 
-def test_passes_with_dropout_repeat_and_leave_no_trace(
-    checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_with_dropout_repeat_and_leave_no_trace(checkpoints, monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", None)  # would seed all other GPUs
     predictor = MoleculePredictor(checkpoints[:1], dropout=20)
     molecule = predictor.featurizer("c1ccccc1O")
@@ -175,9 +173,7 @@ def test_no_checkpoints_or_one_of_a_different_task(tmp_path: Path) -> None:
         ({"make": with_descriptors}, "featurizer.descriptors: None"),
     ],
 )
-def test_checkpoints_that_do_not_fit_each_other(
-    checkpoints: list[str], tmp_path: Path, options: dict, expected: str
-) -> None:
+def test_checkpoints_that_do_not_fit_each_other(checkpoints, tmp_path, options, expected):
     other = trained(tmp_path, **options)
     with pytest.raises(ValueError, match="described differently") as caught:
         MoleculePredictor([checkpoints[0], other])
@@ -185,9 +181,7 @@ def test_checkpoints_that_do_not_fit_each_other(
     assert f"expected: {expected}" in str(caught.value)
 
 
-def test_an_error_leaves_no_dropout_on(
-    checkpoints: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_leaves_no_dropout_on(checkpoints, monkeypatch):
     predictor = MoleculePredictor(checkpoints[:1], dropout=2)
 
     def fails(*_: object) -> None:

@@ -110,7 +110,6 @@ RINGS = {
 
 
 def test_scaffolds_by_size():
-    pytest.importorskip("rdkit")
     smiles = [text for group in RINGS.values() for text in group]
     split = scaffold_split(smiles, (0.6, 0.2, 0.2))
     # 12 molecules: 4 and 3 fit into the 7.2 of train; of the two sets of two molecules that
@@ -128,7 +127,6 @@ def groups_of(split: Split, smiles: list[str]) -> list[set[str]]:
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 def test_no_scaffold_is_in_two_parts(seed):
-    pytest.importorskip("rdkit")
     smiles = [text for group in RINGS.values() for text in group]
     np.random.default_rng(5).shuffle(smiles)
     split = scaffold_split(smiles, (0.5, 0.25, 0.25), seed)
@@ -139,7 +137,6 @@ def test_no_scaffold_is_in_two_parts(seed):
 
 
 def test_balanced_scaffolds():
-    pytest.importorskip("rdkit")
     rings = [f"C1{'C' * n}1" for n in range(2, 40)]
     smiles = ["Cc1ccccc1"] * 40 + rings
     splits = [scaffold_split(smiles, (0.8, 0.1, 0.1), seed) for seed in range(3)]
@@ -152,7 +149,6 @@ def test_balanced_scaffolds():
 
 
 def test_scaffolds_of_bad_rows_and_of_no_atoms():
-    pytest.importorskip("rdkit")
     split = scaffold_split(["c1ccccc1", "", "C(", "[Na+].[Cl-]", "CC(C)(C)(C)C"], (0.8, 0.2, 0.0))
     assert split.train.tolist() == [1, 2, 3, 4]
     assert split.val.tolist() == [0]
@@ -174,7 +170,6 @@ def test_column():
 
 
 def test_a_column_of_a_file(samples):
-    pytest.importorskip("rdkit")
     from pyg_dynbatch.datasets import FeaturizeOptions, MoleculeFile
     from pyg_dynbatch.molecules.files.read import read_molecules
 

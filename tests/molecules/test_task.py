@@ -141,9 +141,7 @@ def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
     torch.testing.assert_close(both.tested.prediction, expected)
 
 
-def test_a_picture_of_many_tasks_says_how_many_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_of_many_tasks_says_how_many_are_left_out(tmp_path, monkeypatch):
     schema = dataclasses.replace(
         MoleculeSchema.from_dict(molecule_data(tmp_path).schema),
         task_names=tuple(f"t{number}" for number in range(15)),
@@ -245,9 +243,7 @@ def test_task_weights_fit_the_properties(tmp_path: Path, weights: list[float]) -
     assert "2 numbers, 0 or more" in str(caught.value)
 
 
-def test_properties_that_are_not_counted_are_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_properties_that_are_not_counted_are_noted(tmp_path, caplog):
     data = molecule_data(tmp_path, "binary")
     numbers = np.arange(len(data.molecules))
     # The test part has one class of the second property.

@@ -35,9 +35,7 @@ def of_encoder(name: str) -> bool:
 
 
 @pytest.mark.parametrize("freeze", [False, True])
-def test_the_encoder_is_loaded_and_kept_if_frozen(
-    tmp_path: Path, checkpoint: str, freeze: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_encoder_is_loaded_and_kept_if_frozen(tmp_path, checkpoint, freeze, caplog):
     data = one_target(tmp_path, featurizer=MoleculeFeaturizer(descriptors="morgan"))
     run = molecule_trainer(tmp_path, 2, callbacks=[Pretrained(checkpoint, freeze)])
     model = property_task(data, **SIZES)
