@@ -72,7 +72,7 @@ def test_the_scale_is_that_of_the_training_split(checkpoint: str, tmp_path: Path
 def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
     """Neither on testing nor on resuming, whatever the molecules at hand."""
     data = with_descriptors(tmp_path)
-    (task,) = MoleculePredictor([checkpoint]).tasks
+    (task,) = MoleculePredictor([checkpoint]).models
     task.network.descriptors.mean += 1
     marked = task.network.descriptors.mean.clone()
     run = molecule_trainer(tmp_path)
@@ -149,7 +149,7 @@ def test_members_keep_each_its_own_scale(checkpoint: str, tmp_path: Path) -> Non
     averaged = ensemble_of(property_task(data), [checkpoint, other]).eval()
     batch = next(iter(data.make_loader(data.dataset("test"), 20)))
     with torch.no_grad():
-        members = MoleculePredictor([checkpoint, other]).tasks
+        members = MoleculePredictor([checkpoint, other]).models
         each = [member.predicted(member(batch)) for member in members]
         found = averaged.predicted(averaged(batch))
     torch.testing.assert_close(found, (each[0] + each[1]) / 2)
