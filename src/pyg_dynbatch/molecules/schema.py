@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.training.checkpoints import differences
 
@@ -53,14 +53,14 @@ class MoleculeSchema:
 
     def __post_init__(self) -> None:
         """Check properties and kind."""
-        names, kinds = self.task_names, get_args(PropertyKind)
+        names = self.task_names
         if not names or len(set(names)) != len(names):
             what = "MoleculeSchema: the names of the properties cannot be used"
             got = ", ".join(names) or "none"
             raise mismatch(ValueError, what, "at least one name, all different", got)
-        if self.kind not in kinds:
-            what = "MoleculeSchema: the kind of property is unknown"
-            raise mismatch(ValueError, what, ", ".join(kinds), repr(self.kind))
+        checked_choice(
+            "MoleculeSchema: unknown kind of property", self.kind, get_args(PropertyKind)
+        )
         if self.kind == "multiclass" and self.num_classes < 2:
             what = "MoleculeSchema: too few classes"
             raise mismatch(ValueError, what, "at least 2", self.num_classes)

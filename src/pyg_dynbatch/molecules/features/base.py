@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Integer
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.features.rdkit_access import Mol
 
@@ -73,9 +73,8 @@ class AtomFeatures(FeaturePart, ABC):
             what = f"{type(self).__name__}: names and kinds do not match"
             got = f"{len(set(self.names))} different names, {len(self.kinds)} kinds"
             raise mismatch(ValueError, what, "different names and one kind for each", got)
-        if unknown := sorted(set(self.kinds) - set(KINDS)):
-            what = f"{type(self).__name__}: a kind of feature is unknown"
-            raise mismatch(ValueError, what, ", ".join(KINDS), ", ".join(unknown))
+        for kind in self.kinds:
+            checked_choice(f"{type(self).__name__}: unknown kind of feature", kind, KINDS)
 
     @abstractmethod
     def rows(self, mol: Mol) -> Float[np.ndarray, "atom feature"]:

@@ -203,11 +203,8 @@ class FeatureFile(MoleculeDescriptors):
         hashes = [sha256_of(existing(path, "a file")) for path in (file, records) if path]
         read = partial(read_molecules, records or file, smiles_column=smiles_column)
         if (records is None) == file.endswith(".npy"):
-            what, expected = (
-                "FeatureFile: records do not fit",
-                "records for an .npy file, else none",
-            )
-            raise mismatch(ValueError, what, expected, repr(records), where=file)
+            what, wanted = "FeatureFile: records do not fit", "records for an .npy file, else none"
+            raise mismatch(ValueError, what, wanted, repr(records), where=file)
         if records is None:
             names = list(next(read()).extra)
             listed = list(read(target_columns=names))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.molecules.features.rdkit_access import INPUT_ATOM, Mol, chem, rdkit_module
 
@@ -20,7 +20,6 @@ _STEPS = 40
 _BOND = 2  # RDKit's own line width
 _CAPTION = 60  # characters per line
 _CENTRED = 0  # RDKit's alignment; without one, a string is split like an atom label
-_FORMATS = ("svg", "png")
 _FAINT = 0.05  # fraction of the scale below which a line would only hide the bond under it
 
 
@@ -46,9 +45,7 @@ def draw_attributions(
     The colours go up to ``limit``, by default the largest absolute number.
     """
     values, pairs = np.asarray(atom_values, dtype=float), dict(pair_values or {})
-    if format not in _FORMATS:
-        what = "draw_attributions: unknown format"
-        raise mismatch(ValueError, what, " or ".join(_FORMATS), format)
+    checked_choice("draw_attributions: unknown format", format, ("svg", "png"))
     if values.shape != (mol.GetNumAtoms(),):
         what = "draw_attributions: the numbers do not fit the atoms"
         expected = f"{mol.GetNumAtoms()} numbers, one per atom"
@@ -84,10 +81,12 @@ def draw_attributions(
 def atom_labels(mol: Mol) -> list[tuple[int, str]]:
     """Return for every atom its index in the input (-1 if it was added) and its element."""
     atoms = list(mol.GetAtoms())
-    if not any(atom.HasProp(INPUT_ATOM) for atom in atoms):
-        return [(int(atom.GetIdx()), str(atom.GetSymbol())) for atom in atoms]
-    numbers = [atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else -1 for atom in atoms]
-    return [(int(n), str(atom.GetSymbol())) for n, atom in zip(numbers, atoms, strict=True)]
+    kept = not any(atom.HasProp(INPUT_ATOM) for atom in atoms)
+
+    def number(atom: Any) -> int:
+        return int(atom.GetIntProp(INPUT_ATOM)) if atom.HasProp(INPUT_ATOM) else -1
+
+    return [(atom.GetIdx() if kept else number(atom), atom.GetSymbol()) for atom in atoms]
 
 
 def write_picture(path: str | Path, content: bytes) -> Path:
