@@ -17,9 +17,9 @@ import torch
 
 from benchmarks import bench
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.program import Program, Value
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType
 
 ROW = TensorType((1,))
@@ -138,7 +138,7 @@ def _measure(options: Namespace, common: bench.Record) -> Iterator[bench.Record]
         if policy is learned:
             own |= {"fit_seconds": fitted, "frontiers": len(learned.table)}
         for data, batches in (("learned from", first), ("new", later)):
-            stats = [Schedule.from_programs(batch, policy).stats() for batch in batches]
+            stats = [schedule_recordings(batch, policy).stats() for batch in batches]
             mean = {
                 field: statistics.mean(getattr(each, field) for each in stats)
                 for field in ("steps", "lower_bound", "critical_path")
@@ -152,7 +152,7 @@ def _measure(options: Namespace, common: bench.Record) -> Iterator[bench.Record]
 
 def _schedule(batches: Sequence[Sequence[Program]], policy: Any, lap: bench.Stopwatch) -> None:
     for batch in batches:
-        Schedule.from_programs(batch, policy)
+        schedule_recordings(batch, policy)
     lap("schedule")
 
 

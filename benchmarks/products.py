@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import bench
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.nn.fused_gates import BLOCK
 from pyg_dynbatch.nn.products import RowProduct
 
@@ -54,10 +54,10 @@ def work(products: Sequence[Product]) -> dict[str, int]:
 
 
 def classifier_products(
-    schedule: Schedule, embedding: int, units: int, classes: int
+    schedule: Levels, embedding: int, units: int, classes: int
 ) -> list[Product]:
     """List the products of a binary Tree-LSTM classifier, every leaf once per occurrence."""
-    leaves, *levels = [step.size for step in schedule.steps]
+    leaves, *levels = schedule.level_sizes
     return [
         Product([leaves], embedding, 3 * units),
         Product(levels, 2 * units, 5 * units),

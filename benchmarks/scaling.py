@@ -17,8 +17,9 @@ from torch_geometric.data import Data
 from benchmarks import bench
 from benchmarks.trees import FOREST_SHAPES, Forest
 from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.program import Program
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
@@ -58,17 +59,17 @@ class Ways:
         self.grad = torch.randn(forest.nodes, layer.out_channels, generator=generator).to(device)
         self.programs: list[Program] = []
 
-    def schedule(self, mode: str) -> Schedule:
+    def schedule(self, mode: str) -> Any:
         """Derive the schedule; that of the engine from programs recorded beforehand."""
         if mode != "engine":
-            return Schedule.from_structure(self.edges, self.forest.nodes, arity=self.layer.arity)
+            return schedule_structure(self.edges, self.forest.nodes, arity=self.layer.arity)
         if not self.programs:
             signature = self.engine.operations["node"].signature
             tree = Data(edge_index=self.forest.edges, num_nodes=self.forest.tree_nodes)
             self.programs = [program_of_structure(signature, tree)] * self.forest.trees
-        return Schedule.from_programs(self.programs)
+        return schedule_recordings(self.programs)
 
-    def forward(self, mode: str, schedule: Schedule) -> Tensor:
+    def forward(self, mode: str, schedule: Any) -> Tensor:
         """Compute the hidden rows of all nodes, ``[node, unit]``."""
         if mode == "fused":
             return self.layer(self.x, self.edges, schedule)
@@ -82,14 +83,14 @@ class Ways:
         self.x.grad = None
         self.layer.zero_grad()
 
-    def train(self, mode: str, schedule: Schedule) -> Tensor:
+    def train(self, mode: str, schedule: Any) -> Tensor:
         """Run both passes; return the hidden rows."""
         self.clear()
         hidden = self.forward(mode, schedule)
         hidden.backward(self.grad)
         return hidden.detach()
 
-    def timed(self, mode: str, schedule: Schedule, lap: bench.Stopwatch) -> None:
+    def timed(self, mode: str, schedule: Any, lap: bench.Stopwatch) -> None:
         """Time deriving the schedule once more, and both passes."""
         self.clear()
         lap.skip()
@@ -98,7 +99,7 @@ class Ways:
         forward = partial(self.forward, mode, schedule)
         bench.time_passes(lap, forward, gradient=lambda hidden: self.grad)
 
-    def results(self, mode: str, schedule: Schedule) -> list[Tensor]:
+    def results(self, mode: str, schedule: Any) -> list[Tensor]:
         """Return the hidden rows and all gradients."""
         hidden = self.forward(mode, schedule)
         loss = (hidden * self.grad).sum()
@@ -130,7 +131,7 @@ def _measure(options: Namespace, forest: Forest, device: torch.device) -> list[b
         del found
     del wanted
     common = {"case": forest.shape, "batch": forest.trees, "nodes": forest.nodes}
-    common |= {"steps": len(schedules[first].steps), "units": options.units}
+    common |= {"steps": schedules[first].stats().steps, "units": options.units}
     common |= {"threads": torch.get_num_threads()}
     contenders = {mode: partial(ways.timed, mode, schedules[mode]) for mode in options.modes}
     # The comparison was the warm-up.

@@ -44,7 +44,7 @@ def sizes(package: Path = PACKAGE) -> dict[str, Size]:
     """Count every folder of a package, the files beside them, the whole, and the benchmarks."""
     # Found, not listed, so that nothing can be left out.
     installed = [path for path in package.rglob("*") if path.is_file()]
-    installed = [path for path in installed if "__pycache__" not in path.parts]
+    installed = [path for path in installed if path.suffix not in (".pyc", ".so", ".pyd")]
     slices: dict[str, list[Path]] = {}
     for path in installed:
         folder, *inside = path.relative_to(package).parts

@@ -16,19 +16,15 @@ from benchmarks import bench
 from benchmarks.products import BareProducts, PackedProducts, classifier_products, work
 from benchmarks.tree_lstm import PlainTree, Ways, make_ways
 from benchmarks.trees import CLASSES, sentiment_trees
-from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.trees.collate import Collater
 
-MODES = ("fused", "unshared", "generic", "engine", "linear", "graphed")
+MODES = ("fused", "unshared", "generic", "engine", "linear")
 PHASES = bench.phases(
     "forward", "backward", "optimizer", "inference", train=bench.TRAIN, step=bench.STEP
 )
 
 BARE, PACKED, ONE_BY_ONE = "bare", "bare, packed", "one by one"
 TO_BARE = "bare matrix products"
-
-_SAMPLE = 64
-"""Number of batches to which the shapes of padded levels are fitted."""
 
 
 def add_options(parser: bench.Options) -> None:
@@ -38,10 +34,9 @@ def add_options(parser: bench.Options) -> None:
     parser.counts("--units", [150, 300])
     text = (
         "unshared is fused with every leaf computed, even if words are equal; linear is engine "
-        "with nn.linear; graphed is unshared with CUDA graphs (on CPUs the same padded levels "
-        "without graphs); default: all but graphed"
+        "with nn.linear (default: all)"
     )
-    parser.choices("--modes", MODES, MODES[:-1], help=text)
+    parser.choices("--modes", MODES, MODES, help=text)
     parser.count("--embedding", 300, metavar="WIDTH")
     parser.count("--loop-trees", 4, "trees of a batch that the loop over nodes runs (default: 4)")
     parser.common(batches=4, seed=0, repeats=5)
@@ -78,15 +73,8 @@ def _batches(
 ) -> Iterator[bench.Batch]:
     """Yield the contenders and the sizes of every batch."""
     device, collate = ways.model.classifier.weight.device, Collater(arity=2)
-    buckets = None
-    if "graphed" in options.modes:
-        # The shapes are fitted to different batches than those that are timed.
-        others = draw(len(trees), size, _SAMPLE, options.seed + 1)
-        buckets = LevelBuckets.fit([collate([trees[k] for k in each]).schedule for each in others])
     for members in draw(len(trees), size, options.batches, options.seed):
         batch = collate([trees[k] for k in members])
-        if buckets is not None:
-            batch.schedule = buckets.pad(batch.schedule)
         batch = batch.to(device)
         few = [PlainTree.of(trees[k], device) for k in members[: options.loop_trees]]
         # The work of a tree is proportional to its nodes.
@@ -100,7 +88,7 @@ def _batches(
         contenders[ONE_BY_ONE] = bench.scaled(partial(ways.loop, few), scale)
         contenders["host"] = partial(_load, trees, members, collate)
         schedule = batch.schedule
-        sizes = {"nodes": schedule.num_nodes, "steps": len(schedule.steps), "scaled_by": scale}
+        sizes = {"nodes": schedule.num_nodes, "steps": schedule.num_levels, "scaled_by": scale}
         yield contenders, sizes | work(products)
 
 

@@ -20,7 +20,7 @@ from benchmarks import bench
 from benchmarks.products import BareProducts, Product, work
 from benchmarks.tree_lstm import Weights, root_state
 from benchmarks.trees import TREE_SHAPES, Shape, schedule_of
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.nn.cell import RecursiveCell, States
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.trees.collate import Collater
@@ -135,9 +135,9 @@ class Table1Model(nn.Module):
         return root_state(shape, states.pop, weights.join)[0]
 
 
-def cell_products(cell: str, schedule: Schedule, units: int) -> list[Product]:
+def cell_products(cell: str, schedule: Levels, units: int) -> list[Product]:
     """List the products of a cell; only the Tree-LSTM has one for leaves."""
-    leaves, *levels = [step.size for step in schedule.steps]
+    leaves, *levels = schedule.level_sizes
     if cell == "fold":
         return [Product(levels, 2 * units, units), Product(levels, units, 4 * units)]
     return [Product([leaves], units, 3 * units), Product(levels, 2 * units, 5 * units)]
@@ -205,7 +205,7 @@ class Case:
             contenders[name] = partial(self._run, partial(self.collate, trees), self.model.dynamic)
         contenders |= {ALONE: by_hand(tokens[:1]), BARE: BareProducts(products, self.device).run}
         flops = work(products)["flops_forward"]
-        return contenders, {"steps": len(schedule.steps), "flops_forward": flops}
+        return contenders, {"steps": schedule.num_levels, "flops_forward": flops}
 
     def _run(
         self, collate: Callable[[], Any], roots: Callable[[Any], Tensor], lap: bench.Stopwatch

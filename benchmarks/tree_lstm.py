@@ -14,10 +14,8 @@ from benchmarks import bench
 from benchmarks.trees import CLASSES, Shape
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.nn.cell import run_levels
-from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
 from pyg_dynbatch.nn.linear import linear as nn_linear
 from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
@@ -160,15 +158,13 @@ class Ways:
     ``fused`` is the model itself, which computes equal leaves once; ``unshared`` computes every
     leaf; ``generic`` runs the cell level by level with ordinary autograd; ``engine`` runs two
     modules as a user would write them, without layers of this package, and ``linear`` the same with
-    ``pyg_dynbatch.nn.linear``; ``graphed`` replays CUDA graphs over levels padded to a few shapes
-    and computes every leaf.
+    ``pyg_dynbatch.nn.linear``.
     """
 
     def __init__(self, model: TreeClassifier, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
         cell: Any = model.encoder.layer.cell
         row = TensorType((cell.in_channels,), tag="input")
-        self.graphed = GraphedTreeLSTM(model.encoder.layer)
         self.engines = {
             mode: Engine.of_cell(Pair(cell, f), cell.state_type, cell.arity, row, Leaf(cell, f))
             for mode, f in (("engine", linear), ("linear", nn_linear))
@@ -182,9 +178,8 @@ class Ways:
             return model(batch)
         embedding = model.get_submodule("embedding")
         inputs = embedding(batch.token.index_select(0, schedule.input_node))
-        if mode in ("unshared", "graphed"):
-            layer = self.graphed if mode == "graphed" else model.encoder.layer
-            rows = layer(inputs, batch.edge_index, schedule, level_order=True)
+        if mode == "unshared":
+            rows = model.encoder.layer(inputs, batch.edge_index, schedule, level_order=True)
             return model.classifier(rows).index_select(0, level_row(schedule))
         if mode == "generic":
             hidden = run_levels(model.encoder.layer.cell, schedule, inputs)[0]
@@ -218,7 +213,6 @@ class Ways:
         """Compare logits and gradients of all modes with those of the loop over nodes."""
         device = self.model.classifier.weight.device
         batch = Collater(arity=2)(list(trees))
-        batch.schedule = LevelBuckets.fit([batch.schedule]).pad(batch.schedule)
         batch = batch.to(device)
         one_by_one = [node_by_node(self.model, PlainTree.of(tree, device)) for tree in trees]
 

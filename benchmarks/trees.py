@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import SST
@@ -70,9 +70,9 @@ class Shape(NamedTuple):
         return DynTreeData(edge_index, token=tokens, y=label, num_nodes=len(self.children))
 
 
-def schedule_of(trees: Sequence[DynTreeData]) -> Schedule:
+def schedule_of(trees: Sequence[DynTreeData]) -> Levels:
     """Return the schedule of some trees as one batch."""
-    schedule: Schedule = Collater(arity=2)(list(trees)).schedule
+    schedule: Levels = Collater(arity=2)(list(trees)).schedule
     return schedule
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from benchmarks import bench
 from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
 from benchmarks.products import BareProducts, Product, work
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.nets.models import WeaveProgram
@@ -184,7 +185,7 @@ class WeaveBatch:
         self.table = collate.pair_table.features.to(device)
         self.ends = OrderedPairs.of(self.pairs)
         self.pair = self.table[self.ends.code]
-        self.schedule: Schedule | None = None
+        self.schedule: Steps | None = None
 
     def double(self) -> "WeaveBatch":
         """Copy the batch with its rows in double precision."""
@@ -216,7 +217,7 @@ class Ways:
             code = np.zeros((atoms, atoms), dtype=np.int64)
             code[np.triu_indices(atoms)] = molecule.pair_code.numpy()
             programs.append(self.program.program(atoms, np.maximum(code, code.T).tolist()))
-        batch.schedule = Schedule.from_programs(programs).to(batch.x.device)
+        batch.schedule = schedule_recordings(programs).to(batch.x.device)
 
     def atoms(self, mode: str, batch: WeaveBatch) -> Tensor:
         """Compute the updated atom rows, ``[atom, unit]``."""

@@ -54,7 +54,7 @@ def frame_svg(until: int) -> str:
     """Draw the trees above, and the steps up to one of them below."""
     batch, texts = mini_batch()
     arrays = [batch[key].numpy() for key in ("edge_index", "child_slot", "depth")]
-    widths = [step.size for step in batch.schedule.steps]
+    widths = list(batch.schedule.level_sizes)
     names = ["leaves", *(f"depth {number}" for number in range(1, len(widths)))]
     keys = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     ink = dict.fromkeys(keys, INK)

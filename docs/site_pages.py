@@ -30,7 +30,7 @@ from torch import nn
 
 import pyg_dynbatch
 from pyg_dynbatch.blocks import Layer
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.visualize import SEQUENCE, counted, draw_schedule, new_figure, save_figure
 
 DOCS = Path(__file__).parent
@@ -187,11 +187,11 @@ def example_page(path: Path, runs: bool) -> str:
 
 def run_example(path: Path) -> str:
     """Run an example, draw its largest schedule or keep its first picture; return the output."""
-    largest: list[Schedule] = []
+    largest: list[Steps] = []
     pictures: list[tuple[str, str | bytes]] = []
     created, out = Schedule.__init__, io.StringIO()
 
-    def create(schedule: Schedule, *args: Any, **kwargs: Any) -> None:
+    def create(schedule: Steps, *args: Any, **kwargs: Any) -> None:
         created(schedule, *args, **kwargs)
         if not largest or schedule.index.numel() > largest[0].index.numel():
             largest[:] = [schedule]
@@ -200,7 +200,7 @@ def run_example(path: Path) -> str:
         pictures.append((Path(to).suffix, picture))
 
     with (
-        mock.patch.object(Schedule, "__init__", create),
+        mock.patch.object(Steps, "__init__", create),
         mock.patch("pyg_dynbatch.molecules.work.drawing.write_picture", keep),
         mock.patch.object(sys, "argv", [str(path)]),
         TemporaryDirectory() as folder,
@@ -219,7 +219,7 @@ def run_example(path: Path) -> str:
     return out.getvalue()
 
 
-def draw_example(schedule: Schedule, path: Path) -> None:
+def draw_example(schedule: Steps, path: Path) -> None:
     """Draw a schedule, with a colour for each frequent operation and one for all others."""
     stats = schedule.stats()
     rows: Counter[str] = Counter()

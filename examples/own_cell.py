@@ -7,8 +7,9 @@ children's sum is kept. It learns to count the marked leaves below every node of
 import torch
 from torch import nn
 
-from pyg_dynbatch import DataLoader, DynTreeData, Engine, Schedule, TensorType, testing
+from pyg_dynbatch import DataLoader, DynTreeData, Engine, TensorType, testing
 from pyg_dynbatch.core import RaggedRows
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 
@@ -64,7 +65,7 @@ engine = Engine.of_cell(cell, TensorType((16,)), input_type=TensorType((2,), tag
 node = engine.operations["node"].signature
 programs = [testing.program_of_structure(node, tree) for tree in trees[:5]]
 testing.assert_batching_agrees(engine, programs, inputs)
-print(f"batching agrees: {Schedule.from_programs(programs)}".splitlines()[0])
+print(f"batching agrees: {schedule_recordings(programs)}".splitlines()[0])
 
 # 2. As a layer in any PyTorch model.
 layer, head = RecursiveLayer(cell), nn.Linear(16, 1)

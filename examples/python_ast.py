@@ -9,7 +9,8 @@ import random
 import torch
 from torch import nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Schedule, TensorType, Value
+from pyg_dynbatch.core import Engine, Operations, Program, TensorType, Value
+from pyg_dynbatch.core.merge import schedule_recordings
 
 STATE, DIGIT, CLASSES = TensorType((32,)), TensorType((), torch.int64), TensorType((3,))
 
@@ -65,12 +66,12 @@ engine = Engine(operations)
 optimizer = torch.optim.Adam(engine.parameters(), lr=3e-3)
 for _ in range(10):
     for part in torch.randperm(1200).split(100):
-        logits = engine(Schedule.from_programs([programs[i] for i in part]))["output"]
+        logits = engine(schedule_recordings([programs[i] for i in part]))["output"]
         loss = nn.functional.cross_entropy(logits, signs[part])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-schedule = Schedule.from_programs(programs[1200:])
+schedule = schedule_recordings(programs[1200:])
 stats = schedule.stats()
 print(f"{stats.rows} distinct calls, {stats.merged_calls} repeated ones, {stats.steps} steps")
 with torch.no_grad():

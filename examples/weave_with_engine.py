@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.models import WeaveProgram
 from pyg_dynbatch.nn import Pairs, WeaveStack
 
@@ -25,7 +25,7 @@ bonds = [[[min(abs(i - j), 8) for j in range(n)] for i in range(n)] for n in siz
 
 # 2. One program per molecule: a few hundred calls, recorded by loops over atoms and pairs.
 programs = [weave.program(n, code) for n, code in zip(sizes, bonds, strict=True)]
-schedule = Schedule.from_programs(programs)
+schedule = schedule_recordings(programs)
 calls = sum(program.num_calls for program in programs)
 print(f"{calls} calls of {len(programs)} molecules run as {len(schedule.steps)} batched calls")
 

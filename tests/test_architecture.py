@@ -38,9 +38,10 @@ MAX_FILES = 151
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_650,
-    "core": 5_830,
+    "core": 5_860,
     "documents": 660,
     "molecules": 8_760,
+    "native": 0,
     "nn": 5_200,
     "training": 2_890,
     "trees": 4_370,
@@ -49,7 +50,7 @@ MAX_LINES = {
     "benchmarks": 6_090,
 }
 MAX_CODE = 26_290
-MAX_LINES_OF_C = 943
+MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
@@ -76,7 +77,7 @@ NO_EXAMPLE = {
     "blocks.ResultType": "an interface; every type is an example",
     "core.DependencyGraph": "the policies show it",
     "core.RaggedRows": "made by the engine, handed to modules",
-    "core.ScheduleStats": "made by Schedule.stats only",
+    "core.ScheduleStats": "made by Steps.stats only",
     "core.Value": "made by the calls of a Program, whose example has some",
     "nn.RecursiveCell": "an interface; every cell is an example",
     "tasks.MoleculeDataModule": "an interface; every data module is an example",

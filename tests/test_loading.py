@@ -3,7 +3,7 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler, get_worker_info
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.data import from_parents
 from pyg_dynbatch.loader import Collater, DataLoader, NodeBudgetBatchSampler, node_counts
 
@@ -35,7 +35,7 @@ class WhereMade:
 
 def test_batches_carry_their_schedule():
     for batch in DataLoader(trees(), batch_size=5, arity=2, direction="both"):
-        assert isinstance(batch.schedule, Schedule)
+        assert isinstance(batch.schedule, Levels)
         assert batch.schedule.arity == 2
         assert batch.schedule.num_nodes == batch.num_nodes
         assert batch.schedule_down.direction == "top_down"
@@ -67,14 +67,14 @@ def test_spawned_workers_get_everything_by_pickle():
 
 def test_pinning_asks_the_schedule(monkeypatch):
     asked = []
-    monkeypatch.setattr(Schedule, "pin_memory", lambda self: asked.append(self) or self)
+    monkeypatch.setattr(Levels, "pin_memory", lambda self: asked.append(self) or self)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self)
     (batch,) = DataLoader(trees(3), batch_size=3)
     from torch.utils.data._utils.pin_memory import pin_memory
 
     pinned = pin_memory(batch)
     assert asked == [batch.schedule]
-    assert isinstance(pinned.schedule, Schedule)
+    assert isinstance(pinned.schedule, Levels)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

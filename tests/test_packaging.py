@@ -38,8 +38,9 @@ def test_wheel_and_sdist_run_where_they_are_installed(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")  # made from the sdist
     (sdist,) = tmp_path.glob("*.tar.gz")
     assert sdist.stat().st_size < 5_000_000
-    sources = (ROOT / "src" / "pyg_dynbatch").rglob("*.[cp]*")
-    wanted = {path.relative_to(ROOT / "src") for path in sources if path.suffix in (".c", ".py")}
+    sources = (ROOT / "src" / "pyg_dynbatch").rglob("*.py")
+    wanted = {path.relative_to(ROOT / "src") for path in sources}
+    wanted |= {Path("pyg_dynbatch", name) for name in ("py.typed", "_native.abi3.so")}
     wanted |= {
         Path("pyg_dynbatch", each.relative_to(ROOT)) for each in ROOT.glob("configs/**/*.yaml")
     }

@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from torch import nn
 
 import pyg_dynbatch
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.visualize import SEQUENCE
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +103,7 @@ def test_the_first_frame_of_the_animation_shows_everything(site_pages: ModuleTyp
 def test_one_example_is_no_plural(site_pages: ModuleType, tmp_path: Path) -> None:
     edges = torch.tensor([[0, 1], [2, 2]])
     with rc_context({"svg.fonttype": "none"}):
-        site_pages.draw_example(Schedule.from_structure(edges, 3), tmp_path / "one.svg")
+        site_pages.draw_example(schedule_structure(edges, 3), tmp_path / "one.svg")
     text = (tmp_path / "one.svg").read_text(encoding="utf-8")
     assert "1 example: 3 calls in 2 steps" in text
     assert not re.search(r"\b1 (examples|calls|steps|rows)\b", text)

@@ -8,16 +8,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_dynbatch import testing
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Program,
-    Ragged,
-    RaggedRows,
-    Schedule,
-    Signature,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, Signature, TensorType
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
 from tests.core.helpers import SCALAR, VECTOR
@@ -147,8 +139,8 @@ def test_cell_law_is_broken() -> None:
 
 def test_steps_of_structures_and_programs_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     testing.assert_cell_agrees(Sum(mixing=False), VECTOR, [TREE], in_channels=3)
-    other = Schedule.from_structure(torch.tensor([[0, 1], [1, 2]]), 3)
-    monkeypatch.setattr(Schedule, "from_structure", lambda *_, **__: other)
+    other = schedule_structure(torch.tensor([[0, 1], [1, 2]]), 3)
+    monkeypatch.setattr(testing, "schedule_structure", lambda *_, **__: other)
     with pytest.raises(AssertionError, match="step sizes: structures = programs' is broken"):
         testing.assert_cell_agrees(Sum(mixing=False), VECTOR, [TREE], in_channels=3)
 

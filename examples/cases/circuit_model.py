@@ -14,7 +14,7 @@ import torch
 from circuit_data import Circuit, shared_inputs
 from torch import Tensor, nn
 
-from pyg_dynbatch import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 INPUTS = 6  # width of an input row, see GateCell
@@ -74,7 +74,7 @@ class Batch:
 
     x: Tensor
     edge_index: Tensor
-    schedule: Schedule
+    schedule: Levels
     label: Tensor
     is_gate: Tensor
 
@@ -91,7 +91,7 @@ def batch_of(circuits: list[Circuit], labels: list[np.ndarray]) -> Batch:
         first += circuit.num_nodes
     gates = [torch.arange(each.num_nodes) >= each.first_gate for each in circuits]
     edge_index, label = torch.cat(edges, 1), torch.from_numpy(np.concatenate(labels)).float()
-    schedule = Schedule.from_structure(edge_index, first, arity=2)
+    schedule = schedule_structure(edge_index, first, arity=2)
     return Batch(torch.cat(rows), edge_index, schedule, label, torch.cat(gates))
 
 

@@ -20,7 +20,7 @@ from circuit_data import Circuit, levels_of, read_circuit
 from circuit_model import GateCell, batch_of
 from torch import Tensor
 
-from pyg_dynbatch import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
 
@@ -57,19 +57,19 @@ def _peak(status: Path) -> float:
 def ways(circuit: Circuit) -> dict[str, Callable[[], Tensor]]:
     """Return the passes to measure; each computes and differentiates the states of all nodes."""
     batch, nodes = batch_of([circuit], [np.zeros(circuit.num_nodes)]), circuit.num_nodes
-    down = Schedule.from_structure(batch.edge_index, nodes, direction="top_down")
+    down = schedule_structure(batch.edge_index, nodes, direction="top_down")
     layers = {
         "bottom-up, gate cell": (RecursiveLayer(GateCell()), batch.schedule),
         "bottom-up, Tree-LSTM": (NaryTreeLSTM(6, 32), batch.schedule),
         "top-down, Tree-LSTM": (ChildSumTreeLSTM(6, 32, direction="top_down"), down),
     }
 
-    def run(layer: RecursiveLayer, schedule: Schedule) -> None:
+    def run(layer: RecursiveLayer, schedule: Levels) -> None:
         layer(batch.x, batch.edge_index, schedule, return_state=True)[1].sum().backward()
 
     def both_schedules() -> None:
-        Schedule.from_structure(batch.edge_index, nodes, arity=2)
-        Schedule.from_structure(batch.edge_index, nodes, direction="top_down")
+        schedule_structure(batch.edge_index, nodes, arity=2)
+        schedule_structure(batch.edge_index, nodes, direction="top_down")
 
     passes = {name: lambda pair=pair: run(*pair) for name, pair in layers.items()}
     return {"both schedules": both_schedules, **passes}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
-        Engine, Operation, Operations, Program, Ragged, Schedule, Signature, TensorType,
+        Engine, Levels, Operation, Operations, Program, Ragged, Signature, Steps, TensorType,
+        schedule_recordings, schedule_structure,
     )
     from pyg_dynbatch.samplers import NodeBudgetBatchSampler
     from pyg_dynbatch.trees.collate import Collater, DataLoader
@@ -25,8 +26,9 @@ _NAMESPACES = (
 )
 
 __all__ = [
-    "Collater", "DataLoader", "DynTreeData", "Engine", "NodeBudgetBatchSampler", "Operation",
-    "Operations", "Program", "Ragged", "Schedule", "Signature", "TensorType", "__version__",
+    "Collater", "DataLoader", "DynTreeData", "Engine", "Levels", "NodeBudgetBatchSampler",
+    "Operation", "Operations", "Program", "Ragged", "Signature", "Steps", "TensorType",
+    "__version__", "schedule_recordings", "schedule_structure",
 ]
 
 

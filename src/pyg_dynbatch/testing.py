@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.reference import run_one_by_one
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import depth_of, slots_of
 from pyg_dynbatch.core.types import RowType, TensorType, parts_of
 
@@ -85,7 +86,7 @@ def _ways(engine: Engine, programs: Sequence[Program]) -> dict[str, Run]:
     """Return all ways to run programs, the reference first."""
     ways: dict[str, Run] = {"one by one": partial(run_one_by_one, engine, programs)}
     for policy in ("depth", "agenda"):
-        schedule = Schedule.from_programs(programs, policy)
+        schedule = schedule_recordings(programs, policy)
         ways[f"batched ({policy})"] = partial(engine, schedule)
     return ways
 
@@ -237,7 +238,7 @@ def assert_order_is_free(
 
     def run(batch: Sequence[tuple[Program, Inputs]]) -> dict[str, Any]:
         given = {key: joined([share[key] for _, share in batch]) for key in inputs}
-        return engine(Schedule.from_programs([program for program, _ in batch]), given)
+        return engine(schedule_recordings([program for program, _ in batch]), given)
 
     for law, batch in {"other examples": examples, "the order of examples": examples[::-1]}.items():
         with torch.no_grad():
@@ -299,15 +300,15 @@ def assert_cell_agrees(
     signature = engine.operations["node"].signature
     programs = [program_of_structure(signature, structure) for structure in structures]
     batch = Batch.from_data_list([_with_defaults(structure) for structure in structures])
-    by_structure = Schedule.from_structure(
+    by_structure = schedule_structure(
         batch.edge_index,
         batch.num_nodes,
         child_slot=batch.child_slot,
         arity=arity,
         has_input=batch.has_input,
     )
-    schedules = {"programs": Schedule.from_programs(programs), "structures": by_structure}
-    sizes = {way: [step.size for step in each.steps] for way, each in schedules.items()}
+    by_program = [step.size for step in schedule_recordings(programs).steps]
+    sizes = {"programs": by_program, "structures": list(by_structure.level_sizes)}
     _assert_agree("step sizes", sizes, 0.0)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch.num_nodes, in_channels, dtype=torch.float64, generator=generator)

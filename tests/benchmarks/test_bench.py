@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from benchmarks import bench, blocks, padding, peers, scaling, sst, table1, tree_lstm
+from benchmarks import bench, blocks, peers, policies, scaling, sst, table1, tree_lstm
 from pyg_dynbatch.nn import NaryTreeLSTM
 
 CPU = torch.device("cpu")
@@ -104,7 +104,21 @@ def test_table_aligns_numbers_to_the_right_and_leaves_out_empty_rows() -> None:
 
 def test_threads_are_restored() -> None:
     before = torch.get_num_threads()
-    bench.main(padding, ["--trees", "2", "--batch-sizes", "1", "--shapes", "1", "--threads", "2"])
+    bench.main(
+        policies,
+        [
+            "--shapes",
+            "chain",
+            "--batch-sizes",
+            "1",
+            "--fit",
+            "1",
+            "--batches",
+            "1",
+            "--threads",
+            "2",
+        ],
+    )
     assert torch.get_num_threads() == before
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import policies
 from benchmarks.policies import draw_batches
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.merge import schedule_recordings
 
 
 def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,10 +45,10 @@ def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
 def test_shapes(shape: str, operations: set[str]) -> None:
     first, again = (draw_batches(shape, 4, 2, random.Random(3)) for _ in range(2))
     for programs, same in zip(first, again, strict=True):
-        schedule = Schedule.from_programs(programs)
-        assert schedule == Schedule.from_programs(same)
+        schedule = schedule_recordings(programs)
+        assert schedule == schedule_recordings(same)
         assert set(schedule.stats().operations) == operations
-    assert schedule != Schedule.from_programs(first[0])
+    assert schedule != schedule_recordings(first[0])
 
 
 def test_words_of_a_lattice_are_read_where_they_end() -> None:

@@ -9,7 +9,7 @@ from benchmarks.bench import Stopwatch
 from benchmarks.products import BareProducts, PackedProducts, classifier_products, work
 from benchmarks.table1 import cell_products
 from benchmarks.trees import Shape, schedule_of, sentiment_like_trees
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn.products import RowProduct
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def assert_computed(bare: BareProducts) -> None:
 
 
 def test_products_of_a_single_leaf() -> None:
-    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.int64), 1, arity=2)
+    schedule = schedule_structure(torch.empty(2, 0, dtype=torch.int64), 1, arity=2)
     listed = classifier_products(schedule, 2, 3, 5)
     assert [product.rows for product in listed] == [1, 0, 1]
     BareProducts(listed, CPU).run(Stopwatch(CPU))

@@ -10,7 +10,8 @@ import torch
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import compile_block
 from pyg_dynbatch.blocks.tracing import merge_traced
-from pyg_dynbatch.core import Engine, Operations, Schedule, run_one_by_one
+from pyg_dynbatch.core import Engine, Operations, run_one_by_one
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.testing import assert_same, gradients_of, prepared
 
 TOLERANCE = 1e-10
@@ -29,17 +30,17 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES
 
     def mixed(_: Any) -> dict[str, Any]:
         merged, _ = merge_traced(tracer.source, traced)
-        return engine(Schedule.from_programs([merged], merge_equal="merge_equal" in passes))
+        return engine(schedule_recordings([merged], merge_equal="merge_equal" in passes))
 
     wanted = reference({})
     for policy in ("depth", "agenda"):
-        found = engine(Schedule.from_programs(programs, policy))
+        found = engine(schedule_recordings(programs, policy))
         assert_same(f"scheduled ({policy}) = call by call", wanted, found, TOLERANCE)
     assert_same("mixed = call by call", wanted, mixed({}), TOLERANCE)
     for one, program in zip(traced, programs, strict=True):
         alone = run_one_by_one(engine, [program])
         merged, _ = merge_traced(tracer.source, [one])
-        found = engine(Schedule.from_programs([merged]))
+        found = engine(schedule_recordings([merged]))
         assert_same("alone = call by call", alone, found, TOLERANCE)
     gradients = gradients_of(engine, {}, reference)
     assert_same("gradients", gradients, gradients_of(engine, {}, mixed), TOLERANCE)

@@ -14,12 +14,14 @@ from pyg_dynbatch.core import (
     Program,
     Ragged,
     RaggedRows,
-    Schedule,
     Signature,
     TensorType,
     run_one_by_one,
 )
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import any_type
+from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import describe
 from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, chain_program, message, tree_program
 from tests.strategies import Dag, dags, structures
@@ -45,7 +47,7 @@ class Cell(nn.Module):
 @given(structures())
 def test_tuple_states_of_several_dtypes(dag: Dag) -> None:
     engine = Engine.of_cell(Cell(), STATE).double()
-    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    schedule = schedule_structure(dag.edge_index, dag.num_nodes)
     x = torch.randn(dag.num_nodes, 2, dtype=torch.float64)
     h, height = engine(schedule, {"input": x[schedule.input_node]})["node"]
     assert height.tolist() == dag.depth
@@ -63,7 +65,7 @@ def test_matrices_as_rows() -> None:
     once = program.call(twice, program.input(matrix, 1))
     program.output(program.call(twice, once))
     rows = torch.randn(2, 2, 3, 4, requires_grad=True)
-    found = Engine(operations)(Schedule.from_programs([program]), {matrix: rows})["output"]
+    found = Engine(operations)(schedule_recordings([program]), {matrix: rows})["output"]
     assert torch.equal(found, 4 * rows[1:])
     found.sum().backward()
     assert rows.grad.flatten(1).sum(1).tolist() == [0.0, 4 * 24.0]
@@ -74,7 +76,7 @@ def test_complex_rows_carry_gradients() -> None:
     operations, program = Operations(), Program()
     square = operations.add(lambda x: x * x, [number], [number], name="square")
     program.output(program.call(square, program.call(square, program.input(number, 0))))
-    schedule, engine = Schedule.from_programs([program]), Engine(operations)
+    schedule, engine = schedule_recordings([program]), Engine(operations)
     z = torch.tensor([1.0 + 2.0j], dtype=torch.complex128, requires_grad=True)
     assert torch.autograd.gradcheck(lambda z: engine(schedule, {number: z})["output"], z)
 
@@ -88,7 +90,7 @@ def test_float_and_integer_results_of_one_operation() -> None:
     program.output(value, "value")
     program.output(place, "place")
     x = torch.tensor([[1.0, 5.0, 2.0]], requires_grad=True)
-    found = Engine(operations)(Schedule.from_programs([program]), {VECTOR: x})
+    found = Engine(operations)(schedule_recordings([program]), {VECTOR: x})
     assert found["place"].tolist() == [1]
     assert not found["place"].requires_grad
     found["value"].sum().backward()
@@ -104,7 +106,7 @@ def test_integers_and_float64_keep_their_dtype(dtype: torch.dtype) -> None:
     for _ in range(40):
         state = program.call(add, state, state)
     program.output(program.call(add, state, program.constant(exact, 1)))
-    found = Engine(operations)(Schedule.from_programs([program]))["output"]
+    found = Engine(operations)(schedule_recordings([program]))["output"]
     assert found.tolist() == [2**40 + 1]  # float32 and int32 cannot hold it
     assert found.dtype == dtype and not found.requires_grad
 
@@ -117,7 +119,7 @@ def test_a_value_is_read_at_any_later_level() -> None:
         state = program.call(vectors.mix, state, first)
     program.output(first)
     program.output(state)
-    found = vectors.engine(Schedule.from_programs([program]))["output"]
+    found = vectors.engine(schedule_recordings([program]))["output"]
     assert found.allclose(run_one_by_one(vectors.engine, [program])["output"], atol=1e-6)
 
 
@@ -126,7 +128,7 @@ def test_outputs_may_be_changed() -> None:
     state = program.call(vectors.squash, program.input(VECTOR, 0))
     program.output(state, "state")
     program.output(program.call(vectors.score, state), "score")
-    schedule, x = Schedule.from_programs([program]), torch.randn(1, 3)
+    schedule, x = schedule_recordings([program]), torch.randn(1, 3)
 
     def gradient(change: bool) -> Tensor:
         vectors.engine.zero_grad()
@@ -147,14 +149,14 @@ def test_outputs_keep_no_buffer_alive() -> None:
     program.output(value)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            found = vectors.engine(Schedule.from_programs([program]), {VECTOR: torch.zeros(100, 3)})
+            found = vectors.engine(schedule_recordings([program]), {VECTOR: torch.zeros(100, 3)})
         assert found["output"].untyped_storage().nbytes() == 3 * 4
 
 
 def test_working_precision_follows_double() -> None:
     vectors = Vectors()
     programs = [tree_program(vectors.mix, ((1, 2), 3))]
-    schedule = Schedule.from_programs(programs)
+    schedule = schedule_recordings(programs)
     assert vectors.engine(schedule)["output"].dtype == torch.float32
     assert vectors.engine.double()(schedule)["output"].dtype == torch.float64
     assert vectors.engine.bfloat16()(schedule)["output"].dtype == torch.bfloat16
@@ -165,7 +167,7 @@ def test_working_precision_follows_double() -> None:
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copied_models(copier: Any) -> None:
     vectors = Vectors()
-    schedule = Schedule.from_programs([tree_program(vectors.mix, ((1, 2), 3))])
+    schedule = schedule_recordings([tree_program(vectors.mix, ((1, 2), 3))])
     wanted = vectors.engine(schedule)["output"]
     wanted.sum().backward()
     twin = copier(vectors.engine)
@@ -180,7 +182,7 @@ def test_copied_models(copier: Any) -> None:
 
 def test_functional_call() -> None:
     vectors = Vectors()
-    schedule = Schedule.from_programs([tree_program(vectors.mix, ((1, 2), 3))])
+    schedule = schedule_recordings([tree_program(vectors.mix, ((1, 2), 3))])
     values = {n: torch.zeros_like(p).requires_grad_() for n, p in vectors.engine.named_parameters()}
     found = torch.func.functional_call(vectors.engine, values, (schedule,))["output"]
     assert found.tolist() == [[0.0, 0.0, 0.0]]
@@ -198,7 +200,7 @@ def test_hooks_fire_once_a_step() -> None:
     first, second = (program.input(VECTOR, row) for row in range(2))
     state = program.call(vectors.mix, first, second)
     program.output(program.call(vectors.mix, program.call(vectors.mix, second, state), state))
-    schedule = Schedule.from_programs([program] * 2)
+    schedule = schedule_recordings([program] * 2)
     x = torch.randn(4, 3, requires_grad=True)
     vectors.engine(schedule, {VECTOR: x})["output"].sum().backward()
     assert forward == [step.size for step in schedule.steps]
@@ -212,24 +214,24 @@ def test_an_engine_without_operations() -> None:
 
 def test_operations_that_do_not_fit_the_schedule() -> None:
     vectors, program = Vectors(), Program()
-    schedule = Schedule.from_programs([chain_program(vectors.mix, 2)])
+    schedule = schedule_recordings([chain_program(vectors.mix, 2)])
     text = message(LookupError, Engine(Operations()), schedule)
     assert "Engine: no operation is called 'mix'" in text
     assert "one of none" in text
     assert "mix(float32[3], float32[3]) -> float32[3]" in text
     wide = TensorType((4,))
     program.call(Signature("squash", (wide,), (wide,)), program.constant(wide, [0] * 4))
-    text = message(TypeError, vectors.engine, Schedule.from_programs([program]))
+    text = message(TypeError, vectors.engine, schedule_recordings([program]))
     assert "Engine: operation 'squash' has a different signature" in text
     assert "squash(float32[3]) -> float32[3]" in text
     assert "squash(float32[4]) -> float32[4]" in text
-    schedule = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=2)
+    schedule = schedule_structure(torch.tensor([[0], [1]]), 2, arity=2)
     text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule, {"input": torch.ones(2, 2)})
     assert "the same arity for both" in text
 
 
 def test_nothing_says_how_wide_an_input_is() -> None:
-    schedule = Schedule.from_structure(
+    schedule = schedule_structure(
         torch.tensor([[0], [1]]), 2, has_input=torch.zeros(2, dtype=torch.bool)
     )
     text = message(TypeError, Engine.of_cell(Cell(), STATE), schedule)
@@ -242,7 +244,7 @@ def test_nothing_says_how_wide_an_input_is() -> None:
 @pytest.mark.parametrize("arity", [None, 2])
 def test_a_structure_without_nodes_and_an_open_state(arity: int | None) -> None:
     """The cell is never called, so the width of its states is unknown."""
-    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 0, arity=arity)
+    schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), 0, arity=arity)
     typed = Engine.of_cell(Cell(), STATE, arity)(schedule, {"input": torch.empty(0, 2)})["node"]
     assert [part.shape for part in typed] == [(0, 3), (0,)]
     for inputs in ({"input": torch.empty(0, 2)}, None):
@@ -276,7 +278,7 @@ def test_a_ragged_argument_of_tuples() -> None:
     state = program.call(signature, [leaves[0], leaves[2]])
     program.output(program.call(signature, [state, leaves[2], program.call(signature, [])]))
     rows = (torch.tensor([1.0, 2.0, 3.0]), torch.eye(3, 2).requires_grad_())
-    first, second = Engine(operations)(Schedule.from_programs([program]), {pair: rows})["output"]
+    first, second = Engine(operations)(schedule_recordings([program]), {pair: rows})["output"]
     assert first.tolist() == [7.0]
     assert second.tolist() == [[1.0, 0.0]]
     second.sum().backward()
@@ -312,7 +314,7 @@ def test_a_leaf_module_saves_the_cell_on_the_first_level(dag: Dag) -> None:
     join = Join().double()
     plain = Engine.of_cell(join, VECTOR, 2).double()
     quick = Engine.of_cell(join, VECTOR, 2, leaf=Leaf(join)).double()
-    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, arity=2)
+    schedule = schedule_structure(dag.edge_index, dag.num_nodes, arity=2)
     x = torch.randn(dag.num_nodes, 3, dtype=torch.float64, requires_grad=True)
     leaves = [x, *join.parameters()]
     found = []
@@ -327,7 +329,7 @@ def test_a_leaf_module_saves_the_cell_on_the_first_level(dag: Dag) -> None:
         torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-12)
 
 
-def seen_by(join: Join, schedule: Schedule, x: Tensor) -> list[tuple[Tensor, ...]]:
+def seen_by(join: Join, schedule: Steps, x: Tensor) -> list[tuple[Tensor, ...]]:
     """The arguments of every step."""
     seen: list[tuple[Tensor, ...]] = []
     handle = join.register_forward_pre_hook(lambda _, args: seen.append(args))
@@ -340,7 +342,7 @@ def test_rows_of_zeros_are_not_gathered() -> None:
     """Neither for the children of the first level, nor for the inputs of a level without."""
     leaf = torch.tensor([True, True, False, False, True])
     edges = torch.tensor([[0, 1, 2, 4], [2, 2, 3, 3]])
-    schedule = Schedule.from_structure(edges, 5, arity=2, has_input=leaf)
+    schedule = schedule_structure(edges, 5, arity=2, has_input=leaf)
     x = torch.randn(3, 3, requires_grad=True)
     first, second, third = seen_by(Join(), schedule, x)
     assert first[0].equal(x) and first[0].requires_grad
@@ -366,7 +368,7 @@ def test_a_change_in_place_is_refused_for_every_argument(place: int, requires_gr
     plain = Engine.of_cell(Careless(), VECTOR, 2)
     with_leaf = Engine.of_cell(Careless(), VECTOR, 2, leaf=nn.Tanh())
     for engine, has_input in ((plain, None), (with_leaf, None), (with_leaf, leaves)):
-        schedule = Schedule.from_structure(edges, 7, arity=2, has_input=has_input)
+        schedule = schedule_structure(edges, 7, arity=2, has_input=has_input)
         rows = x[: len(schedule.input_node)]
         text = message(RuntimeError, engine, schedule, {"input": rows})
         assert "Operation 'node': its module changed an argument in place" in text
@@ -380,9 +382,7 @@ def test_rows_of_zeros_stay_zeros_in_inference_mode() -> None:
             return super().forward(x.add_(1), left, right)
 
     leaf = torch.tensor([True, True, False, False])
-    schedule = Schedule.from_structure(
-        torch.tensor([[0, 1, 2], [2, 2, 3]]), 4, arity=2, has_input=leaf
-    )
+    schedule = schedule_structure(torch.tensor([[0, 1, 2], [2, 2, 3]]), 4, arity=2, has_input=leaf)
     join = Careless()
     engine = Engine.of_cell(join, VECTOR, 2, leaf=nn.Tanh())
     with torch.inference_mode():
@@ -393,8 +393,7 @@ def test_rows_of_zeros_stay_zeros_in_inference_mode() -> None:
 def test_a_run_reads_no_value() -> None:
     """A GPU would be waited for; tensors without values stand for its tensors."""
     edges = torch.tensor([[0, 1, 2, 4], [2, 2, 3, 3]])
-    schedule = Schedule.from_structure(edges, 5, arity=2)
-    assert len(schedule.steps) == 3  # listed on the host
+    schedule = schedule_structure(edges, 5, arity=2).to_steps()
     with FakeTensorMode(allow_non_fake_inputs=True):
         engine = Engine.of_cell(Join(), VECTOR, 2)
         x = torch.empty(5, 3, requires_grad=True)
@@ -408,11 +407,11 @@ def test_a_run_reads_no_value() -> None:
 PAIR = (VECTOR, SCALAR)
 
 
-def reading(row_type: Any, rows: int = 2) -> Schedule:
+def reading(row_type: Any, rows: int = 2) -> Steps:
     program = Program()
     for row in range(rows):
         program.output(program.input(row_type, row))
-    return Schedule.from_programs([program])
+    return schedule_recordings([program])
 
 
 def complaint(error: type[Exception], row_type: Any, inputs: Any) -> str:
@@ -463,7 +462,7 @@ def returning(module: Any, *outputs: Any) -> str:
     signature = operations.add(module, [VECTOR], outputs or [VECTOR], name="odd")
     program.call(signature, program.constant(VECTOR, [0.0] * 3))
     program.call(signature, program.constant(VECTOR, [1.0] * 3))
-    return message(TypeError, Engine(operations), Schedule.from_programs([program]))
+    return message(TypeError, Engine(operations), schedule_recordings([program]))
 
 
 @pytest.mark.parametrize(
@@ -506,7 +505,7 @@ def test_an_in_place_change_of_an_argument_raises(module: Any, row_type: Any) ->
     signature = operations.add(module, [row_type], [result], name="odd")
     zeros = [0.0] * 3
     program.call(signature, program.constant(row_type, (zeros, 1.0) if result == SCALAR else zeros))
-    text = message(RuntimeError, Engine(operations), Schedule.from_programs([program]))
+    text = message(RuntimeError, Engine(operations), schedule_recordings([program]))
     assert "Operation 'odd': its module changed an argument in place" in text
     assert "step 0" in text and "inplace=False" in text
 
@@ -516,4 +515,4 @@ def test_an_in_place_change_of_other_tensors_is_fine() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(inplace=True))
     signature = operations.add(module, [VECTOR], [VECTOR], name="fine")
     program.output(program.call(signature, program.constant(VECTOR, [0.0] * 3)))
-    Engine(operations)(Schedule.from_programs([program]))["output"].sum().backward()
+    Engine(operations)(schedule_recordings([program]))["output"].sum().backward()

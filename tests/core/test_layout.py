@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core.layout import IndexSlice, first_rows, packed
+from pyg_dynbatch.core.steps import IndexSlice, first_rows, packed
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=6))
@@ -25,7 +25,7 @@ def test_arguments_that_share_a_gather() -> None:
         IndexSlice(1, 6, 2, -1),  # of another store
         IndexSlice(0, 7, 2, -1),  # not behind it
         IndexSlice(0, 6, 2, 9),  # used in place
-        IndexSlice(0, 6, 2, -1, segment_ids=9),  # ragged
+        IndexSlice(0, 6, 2, -1, segments=9),  # ragged
     ):
         assert packed([blocks[0], other], 0) == 1
     stacked = [IndexSlice(0, 4 + place, 5, -1, stride=3) for place in range(3)]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from pyg_dynbatch.core import Engine, Schedule, TensorType
+from pyg_dynbatch.core import Engine, TensorType
+from pyg_dynbatch.core.levels import schedule_structure
 from tests.core.helpers import as_users_run_it
 from tests.strategies import chain
 
@@ -26,10 +27,10 @@ class Cell(nn.Module):
 def bytes_per_node(num_nodes: int, train: bool) -> tuple[float, float]:
     """Return the peak of the memory in use, and the sum of all allocations, per node of a chain."""
     dag = chain(num_nodes)
-    schedule = Schedule.from_structure(dag.edge_index, num_nodes, arity=1)
+    schedule = schedule_structure(dag.edge_index, num_nodes, arity=1)
     engine = Engine.of_cell(Cell(), TensorType((WIDTH,)), arity=1)
     x = torch.randn(num_nodes, WIDTH, requires_grad=train)
-    engine(Schedule.from_structure(chain(2).edge_index, 2, arity=1), {"input": x[:2]})
+    engine(schedule_structure(chain(2).edge_index, 2, arity=1), {"input": x[:2]})
     # torch 2.4 has no such option, and newer versions warn if it is not given.
     events = {"acc_events": True} if "acc_events" in signature(profile).parameters else {}
     with (
@@ -73,7 +74,7 @@ def test_autograd_keeps_a_few_rows_per_node() -> None:
         return tensor
 
     dag = chain(500)
-    schedule = Schedule.from_structure(dag.edge_index, 500, arity=1)
+    schedule = schedule_structure(dag.edge_index, 500, arity=1)
     engine = Engine.of_cell(Cell(), TensorType((WIDTH,)), arity=1)
     x = torch.randn(500, WIDTH, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Schedule, Signature, TensorType
+from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Signature, TensorType
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.reference import run_one_by_one
 from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, tree_program
 
@@ -40,12 +41,12 @@ class Start(nn.Module):
 
 
 def widths(programs: list[Program]) -> dict[str, int]:
-    stats = Schedule.from_programs(programs).stats()
+    stats = schedule_recordings(programs).stats()
     return dict(zip(stats.operations, stats.widths, strict=True))
 
 
 def assert_agree(engine: Engine, programs: list[Program]) -> None:
-    found = engine(Schedule.from_programs(programs))["output"]
+    found = engine(schedule_recordings(programs))["output"]
     assert found.allclose(run_one_by_one(engine, programs)["output"], atol=1e-6)
 
 
@@ -53,8 +54,8 @@ def test_equal_calls_on_equal_constants_are_made_once() -> None:
     words = Words()
     programs = [words.program([1, 2, 1], "squash"), words.program([2, 3], "squash")]
     assert widths(programs) == {"embed": 3, "squash": 3}
-    assert Schedule.from_programs(programs).stats().merged_calls == 4
-    assert Schedule.from_programs(programs).constants[0][0].tolist() == [1, 2, 3]
+    assert schedule_recordings(programs).stats().merged_calls == 4
+    assert schedule_recordings(programs).constants[0][0].tolist() == [1, 2, 3]
     assert_agree(words.engine, programs)
 
 
@@ -65,18 +66,18 @@ def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
     called, program = Signature("called", (WORD,) * len(rows[0]), (WORD,)), Program()
     for row in rows:
         program.output(program.call(called, *(program.constant(WORD, n) for n in row)))
-    schedule = Schedule.from_programs([program])
+    schedule = schedule_recordings([program])
     assert schedule.steps[0].size == len(set(rows))
     # The k-th output is the result of the first equal call.
     distinct = list(dict.fromkeys(rows))
-    found = schedule.rows_of(schedule.outputs["output"].rows)
+    found = schedule.outputs["output"].rows.rows_in(schedule.index)
     assert (found - found.min()).tolist() == [distinct.index(row) for row in rows]
 
 
 def test_gradients_of_merged_calls_add_up() -> None:
     words = Words()
     programs = [words.program([1, 1, 1, 2])]
-    words.engine(Schedule.from_programs(programs))["output"].sum().backward()
+    words.engine(schedule_recordings(programs))["output"].sum().backward()
     gradient = words.engine.operations["embed"].module.weight.grad
     assert gradient[:, 0].tolist() == [0, 3, 1, 0, 0, 0, 0, 0, 0, 0]
 
@@ -85,7 +86,7 @@ def test_random_operations_are_not_merged() -> None:
     words = Words()
     programs = [words.program([1] * 50, "drop", "squash")]
     assert widths(programs) == {"embed": 1, "drop": 50, "squash": 50}
-    rows = words.engine(Schedule.from_programs(programs))["output"]
+    rows = words.engine(schedule_recordings(programs))["output"]
     assert len({tuple(row) for row in rows.tolist()}) > 1
 
 
@@ -100,7 +101,7 @@ def test_the_lowest_calls_of_a_recursive_operation_are_merged() -> None:
     vectors = Vectors()
     programs = [tree_program(vectors.mix, shape) for shape in (((1, 2), 3), ((1, 2), (1, 2)))]
     assert widths(programs)["mix"] == 2
-    assert Schedule.from_programs(programs).stats().widths == (1, 2)
+    assert schedule_recordings(programs).stats().widths == (1, 2)
     assert_agree(vectors.engine, programs)
 
 
@@ -108,7 +109,7 @@ def test_argument_order_and_equal_examples() -> None:
     vectors = Vectors()
     assert widths([tree_program(vectors.mix, shape) for shape in ((1, 2), (2, 1))])["mix"] == 2
     programs = [tree_program(vectors.mix, ((1, 2), (3, 4)))] * 3
-    assert Schedule.from_programs(programs).stats().widths == (2, 3)
+    assert schedule_recordings(programs).stats().widths == (2, 3)
     assert_agree(vectors.engine, programs)
 
 
@@ -118,7 +119,7 @@ def test_an_operation_without_arguments_is_made_once() -> None:
         program.output(program.call(words.squash, program.call(words.start)))
     assert widths([program, program]) == {"start": 1, "squash": 1}
     assert_agree(words.engine, [program, program])
-    words.engine(Schedule.from_programs([program, program]))["output"].sum().backward()
+    words.engine(schedule_recordings([program, program]))["output"].sum().backward()
     row = words.engine.operations["start"].module.row
     assert row.grad.allclose(6 * (1 - torch.tanh(torch.ones(1, 3)) ** 2))
 
@@ -129,7 +130,7 @@ def test_constants_of_two_types_are_not_confused() -> None:
     program.output(program.constant(WORD, 0), "word")
     program.output(program.constant((SCALAR, WORD), (0.0, 0)), "pair")
     program.output(program.constant((SCALAR, WORD), (0.0, 1)), "pair")
-    found = Engine(Operations())(Schedule.from_programs([program, program]))
+    found = Engine(Operations())(schedule_recordings([program, program]))
     assert found["float"].dtype == torch.float32
     assert found["word"].dtype == torch.int64
     assert found["pair"][1].tolist() == [0, 1, 0, 1]
@@ -145,7 +146,7 @@ def test_programs_of_different_languages() -> None:
     numbers, empty = Program(), Program()
     numbers.output(numbers.call(double, numbers.constant(SCALAR, 3.0)), "number")
     programs = [empty, tree_program(mix, (1, 2)), numbers, empty, tree_program(mix, (1, 3))]
-    schedule = Schedule.from_programs(programs)
+    schedule = schedule_recordings(programs)
     assert schedule.num_examples == 5
     found = Engine(operations)(schedule)
     assert found["number"].tolist() == [6.0]
@@ -161,7 +162,7 @@ def test_outputs_of_varying_count() -> None:
         for number in range(count):
             program.output(program.constant(VECTOR, [float(number + 10 * count)] * 3))
         programs.append(program)
-    schedule = Schedule.from_programs(programs)
+    schedule = schedule_recordings(programs)
     assert vectors.engine(schedule)["output"][:, 0].tolist() == [20, 21, 30, 31, 32]
     assert schedule.example_of("output").tolist() == [0, 0, 2, 2, 2]
 
@@ -172,13 +173,13 @@ def test_one_value_marked_twice() -> None:
     program.output(value)
     program.output(value)
     program.output(value, "again")
-    found = Engine(Operations())(Schedule.from_programs([program]))
+    found = Engine(Operations())(schedule_recordings([program]))
     assert found["output"].tolist() == [7.0, 7.0]
     assert found["again"].tolist() == [7.0]
 
 
 def test_only_empty_programs() -> None:
-    schedule = Schedule.from_programs([Program(), Program()])
+    schedule = schedule_recordings([Program(), Program()])
     assert schedule.num_examples == 2
     assert Engine(Operations())(schedule) == {}
 
@@ -191,7 +192,7 @@ def test_inputs_of_all_examples_stand_one_after_another() -> None:
             program.output(program.input(SCALAR, row))
         program.declare_inputs(SCALAR, declared)
         programs.append(program)
-    found = Engine(Operations())(Schedule.from_programs(programs), {SCALAR: torch.arange(6.0)})
+    found = Engine(Operations())(schedule_recordings(programs), {SCALAR: torch.arange(6.0)})
     assert found["output"].tolist() == [1.0, 0.0, 5.0]
 
 
@@ -200,7 +201,7 @@ def test_ragged_arguments_of_a_type_without_values() -> None:
     total = operations.add(lambda x: x.sum(), [Ragged(VECTOR)], [VECTOR], name="total")
     program = Program()
     program.output(program.call(total, []))
-    found = Engine(operations)(Schedule.from_programs([program, program]))["output"]
+    found = Engine(operations)(schedule_recordings([program, program]))["output"]
     assert found.tolist() == [[0.0] * 3] * 2
 
 
@@ -219,7 +220,7 @@ def test_ragged_rows_keep_the_order_of_the_call() -> None:
     values = [program.constant(SCALAR, float(n)) for n in range(5)]
     for order in ([3, 1, 1], [], [4, 0, 2, 3]):
         program.output(program.call(digits, [values[n] for n in order]))
-    found = Engine(operations)(Schedule.from_programs([program, program]))["output"]
+    found = Engine(operations)(schedule_recordings([program, program]))["output"]
     assert found.tolist() == [[311.0, 3.0], [0.0, 0.0], [4023.0, 4.0]] * 2
 
 
@@ -229,6 +230,6 @@ def test_constants_without_entries_are_all_equal():
     program = Program()
     for _ in range(3):
         program.output(program.call(total, program.constant(empty, [])))
-    schedule = Schedule.from_programs([program, program])
+    schedule = schedule_recordings([program, program])
     assert schedule.stats().rows == 1
     assert Engine(operations)(schedule)["output"].tolist() == [0.0] * 6

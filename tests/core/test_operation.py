@@ -6,16 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operation,
-    Operations,
-    Program,
-    Ragged,
-    Schedule,
-    Signature,
-    TensorType,
-)
+from pyg_dynbatch.core import Engine, Operation, Operations, Program, Ragged, Signature, TensorType
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import any_type, draws_random_numbers, is_open, row_type_of
 from pyg_dynbatch.nn import NaryTreeLSTMCell
 from tests.core.helpers import SCALAR, VECTOR, as_users_run_it, message
@@ -134,7 +126,7 @@ def test_random_leaves_of_a_cell_are_not_merged() -> None:
     zeros = program.constant(state, (torch.zeros(8), torch.zeros(8)))
     for _ in range(2):
         program.output(program.call(node, program.constant(vector, [1.0, 2.0]), zeros, zeros))
-    _, c = Engine(operations)(Schedule.from_programs([program]))["output"]
+    _, c = Engine(operations)(schedule_recordings([program]))["output"]
     assert not torch.equal(c[0], c[1])
 
 

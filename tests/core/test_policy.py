@@ -14,10 +14,10 @@ from pyg_dynbatch.core import (
     LearnedPolicy,
     Operations,
     Program,
-    Schedule,
     agenda_policy,
     depth_policy,
 )
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.policy import POLICIES, order_calls, policy_of
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, message, tree_program
 
@@ -75,16 +75,16 @@ def test_policy_by_name_or_function() -> None:
     assert policy_of("depth") is depth_policy
     assert policy_of("agenda") is agenda_policy
     text = message(ValueError, policy_of, "widest")
-    assert "Schedule: unknown policy 'widest'" in text
+    assert "schedule_recordings: unknown policy 'widest'" in text
     assert "'depth' or 'agenda'" in text
 
 
 def test_a_function_as_policy() -> None:
     vectors = Vectors()
     programs = [tree_program(vectors.mix, ((1, 2), (3, 4)))]
-    schedule = Schedule.from_programs(programs, lambda graph: np.arange(graph.num_calls) * 10)
+    schedule = schedule_recordings(programs, lambda graph: np.arange(graph.num_calls) * 10)
     assert [step.size for step in schedule.steps] == [1, 1, 1]
-    wanted = vectors.engine(Schedule.from_programs(programs))["output"]
+    wanted = vectors.engine(schedule_recordings(programs))["output"]
     assert vectors.engine(schedule)["output"].allclose(wanted)
 
 
@@ -99,7 +99,7 @@ def test_a_function_as_policy() -> None:
 )
 def test_invalid_steps_of_a_function(policy: Any, problem: str) -> None:
     programs = [chain_program(Vectors().mix, 3)]
-    text = message(ValueError, Schedule.from_programs, programs, policy)
+    text = message(ValueError, schedule_recordings, programs, policy)
     assert "invalid steps of the policy" in text
     assert problem in text
 
@@ -127,7 +127,7 @@ def typed_tree(vectors: Vectors, length: int) -> Program:
 def test_a_classifier_on_every_node_runs_in_one_step(policy: str) -> None:
     vectors = Vectors()
     programs = [typed_tree(vectors, length) for length in (1, 4, 2)]
-    stats = Schedule.from_programs(programs, policy).stats()
+    stats = schedule_recordings(programs, policy).stats()
     assert stats.operations.count("score") == 1
     assert stats.operations[-1] == "score"
     assert stats.steps == stats.lower_bound == 4 + 4 + 1
@@ -146,10 +146,10 @@ def test_an_embedding_runs_in_one_step_and_first(policy: str) -> None:
         leaf = program.call(embed, program.constant(VECTOR, [number, 1.0, 1.0]))
         state = program.call(mix, state, leaf)
     program.output(state)
-    stats = Schedule.from_programs([program], policy).stats()
+    stats = schedule_recordings([program], policy).stats()
     assert stats.operations == ("embed", *["mix"] * 5)
     assert stats.widths[0] == 6
-    assert Engine(operations)(Schedule.from_programs([program], policy))["output"].shape == (1, 3)
+    assert Engine(operations)(schedule_recordings([program], policy))["output"].shape == (1, 3)
 
 
 def two_kind_program(vectors: Vectors, kinds: str) -> Program:
@@ -166,7 +166,7 @@ def two_kind_program(vectors: Vectors, kinds: str) -> Program:
 
 
 def steps(programs: list[Program], policy: Any) -> int:
-    return len(Schedule.from_programs(programs, policy).steps)
+    return len(schedule_recordings(programs, policy).steps)
 
 
 def test_agenda_can_be_strictly_better_than_depth() -> None:
@@ -177,7 +177,7 @@ def test_agenda_can_be_strictly_better_than_depth() -> None:
     assert steps(programs, "agenda") == 7
     assert steps(programs, "depth") == 12
     found, wanted = (
-        vectors.engine(Schedule.from_programs(programs, policy))["output"]
+        vectors.engine(schedule_recordings(programs, policy))["output"]
         for policy in ("agenda", "depth")
     )
     assert found.allclose(wanted, atol=1e-6)
@@ -220,7 +220,7 @@ def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[st
     policy = LearnedPolicy().fit([programs_of(first)])
     for words in (first, second):  # seen and unseen
         programs = programs_of(words)
-        stats = Schedule.from_programs(programs, policy).stats()
+        stats = schedule_recordings(programs, policy).stats()
         best = min(steps(programs, other) for other in ("depth", "agenda"))
         assert stats.lower_bound <= stats.steps <= best
 
@@ -232,7 +232,7 @@ def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
     policy = LearnedPolicy().fit([programs])
     engine, found = VECTORS.engine, []
     for each in ("depth", policy):
-        rows = engine(Schedule.from_programs(programs, each))["output"]
+        rows = engine(schedule_recordings(programs, each))["output"]
         # A program of one constant has no gradients.
         loss = rows.square().sum() + 0 * sum(each.sum() for each in engine.parameters())
         found.append((rows, *torch.autograd.grad(loss, [*engine.parameters()])))
@@ -242,7 +242,7 @@ def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
 
 def test_alternating_chains_reach_the_bound() -> None:
     programs = programs_of(["msmsms", "smsmsm"])
-    stats = Schedule.from_programs(programs, LearnedPolicy().fit([programs])).stats()
+    stats = schedule_recordings(programs, LearnedPolicy().fit([programs])).stats()
     assert stats.steps == stats.lower_bound + 1 == 7
     assert steps(programs, "depth") == 12
 
@@ -264,7 +264,7 @@ def test_the_table_decides_whatever_the_numbers_of_the_kinds() -> None:
     for order in (words, words[::-1]):  # which kind is met first, so which is number 0
         for name in ("mix", "squash"):
             policy = LearnedPolicy({"table": [[["mix", "squash"], [], name]], "rule": "*nearest"})
-            schedule = Schedule.from_programs(programs_of(order), policy)
+            schedule = schedule_recordings(programs_of(order), policy)
             assert schedule.stats().operations[0] == name
             assert len(schedule.steps) == 9
 

@@ -11,11 +11,11 @@ from pyg_dynbatch.core import (
     Operations,
     Program,
     Ragged,
-    Schedule,
     Signature,
     TensorType,
     run_one_by_one,
 )
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.program import concatenate
 from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, constants, message
 
@@ -59,7 +59,7 @@ def test_constants_keep_float64() -> None:
     program = Program()
     program.output(program.constant(SCALAR, 0.1))
     engine = Engine(Operations())
-    schedule = Schedule.from_programs([program])
+    schedule = schedule_recordings([program])
     assert engine(schedule)["output"].tolist() == torch.tensor([0.1]).tolist()
     assert engine.double()(schedule)["output"].tolist() == [0.1]
     double = TensorType((), torch.float64)
@@ -73,7 +73,7 @@ def test_constants_of_many_dtypes(dtype: torch.dtype) -> None:
     program = Program()
     program.output(program.constant(TensorType((), dtype), 1))
     engine = Engine(Operations())
-    found = engine(Schedule.from_programs([program, program]))["output"]
+    found = engine(schedule_recordings([program, program]))["output"]
     assert found.dtype == dtype
     assert found.tolist() == [1, 1]
 
@@ -183,9 +183,9 @@ def test_programs_are_pickled_and_copied() -> None:
     program = Program()
     one = program.constant(SCALAR, 1.0)
     program.output(program.call(ADD, one, program.call(ADD, one, one)))
-    wanted = Schedule.from_programs([program])
+    wanted = schedule_recordings([program])
     for twin in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
-        assert Schedule.from_programs([twin]) == wanted
+        assert schedule_recordings([twin]) == wanted
 
 
 def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
@@ -197,7 +197,7 @@ def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
         program.output(program.call(total, rows))
     engine = Engine(operations)
     wanted = [5.0, 1.0, 0.0, 3.0]
-    assert engine(Schedule.from_programs([program]))["output"].tolist() == wanted
+    assert engine(schedule_recordings([program]))["output"].tolist() == wanted
     assert run_one_by_one(engine, [program])["output"].tolist() == wanted
     text = message(TypeError, program.call, total, [one, program.constant(VECTOR, [1, 2, 3])])
     assert "argument types differ" in text
@@ -219,11 +219,11 @@ def test_schedules_and_reference_take_either() -> None:
     wanted = run_one_by_one(language.engine, programs)["output"]
     for mixed in (finished, [programs[0], *finished[1:]]):
         torch.testing.assert_close(run_one_by_one(language.engine, mixed)["output"], wanted)
-        found = language.engine(Schedule.from_programs(mixed))["output"]
+        found = language.engine(schedule_recordings(mixed))["output"]
         torch.testing.assert_close(found, wanted)
-    assert Schedule.from_programs(finished) == Schedule.from_programs(programs)
+    assert schedule_recordings(finished) == schedule_recordings(programs)
     halves = [concatenate(programs[:2]), concatenate(programs[2:])]
-    assert Schedule.from_programs(halves) == Schedule.from_programs(programs)
+    assert schedule_recordings(halves) == schedule_recordings(programs)
 
 
 def test_depth_size_and_repr() -> None:
@@ -240,10 +240,10 @@ def test_depth_size_and_repr() -> None:
 def test_programs_grow_after_they_were_scheduled() -> None:
     language = Vectors()
     program = recorded(language, 1)
-    before = Schedule.from_programs([program])
+    before = schedule_recordings([program])
     left, right = constants(program, 2)
     program.output(program.call(language.mix, left, right), "more")
-    after = Schedule.from_programs([program])
+    after = schedule_recordings([program])
     assert list(before.outputs) == ["output"] and list(after.outputs) == ["output", "more"]
     found, wanted = language.engine(after), run_one_by_one(language.engine, [program])
     assert all(torch.allclose(found[name], rows) for name, rows in wanted.items())
@@ -262,8 +262,8 @@ def test_calls_without_arguments_add_no_depth() -> None:
 def test_equal_calls_are_merged_unless_told_otherwise() -> None:
     language = Vectors()
     programs = [recorded(language, 1)] * 2
-    assert Schedule.from_programs(programs).steps[0].size == 1
-    apart = Schedule.from_programs(programs, merge_equal=False)
+    assert schedule_recordings(programs).steps[0].size == 1
+    apart = schedule_recordings(programs, merge_equal=False)
     assert apart.steps[0].size == 2
     found = language.engine(apart)["output"]
     torch.testing.assert_close(found, run_one_by_one(language.engine, programs)["output"])

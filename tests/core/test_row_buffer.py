@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pyg_dynbatch.core import Engine, Operations, Program, Schedule, run_one_by_one
+from pyg_dynbatch.core import Engine, Operations, Program, run_one_by_one
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Write, exchange, new_token
 from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors
@@ -36,7 +37,7 @@ class Case:
         self.vectors = Vectors()
         self.engine = self.vectors.engine.double()
         self.programs = [program(self.vectors) for _ in range(2)]
-        self.schedule = Schedule.from_programs(self.programs)
+        self.schedule = schedule_recordings(self.programs)
         self.x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
         self.leaves = [self.x, *self.engine.parameters()]
         self.weight = torch.randn(6, 3, dtype=torch.float64)

@@ -11,7 +11,10 @@ from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.core import Engine, Schedule
+from pyg_dynbatch.core import Engine
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.steps import Steps
 from tests.core.helpers import VECTOR, Vectors, chain_program
 from tests.core.test_merge import Words
 
@@ -24,7 +27,7 @@ def one_process(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def two_steps(engine: Engine, schedule: Schedule, inputs: dict | None = None) -> None:
+def two_steps(engine: Engine, schedule: Steps, inputs: dict | None = None) -> None:
     """Train twice: the second step fails if a parameter has had no gradient in the first."""
     model = DistributedDataParallel(engine)
     for _ in range(2):
@@ -36,7 +39,7 @@ def two_steps(engine: Engine, schedule: Schedule, inputs: dict | None = None) ->
 @pytest.mark.usefixtures("one_process")
 def test_unused_operations_get_zero_gradients() -> None:
     vectors = Vectors()
-    two_steps(vectors.engine, Schedule.from_programs([chain_program(vectors.mix, 3)]))
+    two_steps(vectors.engine, schedule_recordings([chain_program(vectors.mix, 3)]))
     for operation in vectors.engine.operations:
         for parameter in operation.parameters():
             assert parameter.grad is not None
@@ -48,7 +51,7 @@ def test_unused_operations_of_every_kind_of_argument() -> None:
     words = Words()
     never = nn.Linear(3, 3)
     words.engine.operations.add(never, [VECTOR], [VECTOR], name="never", random=True)
-    schedule = Schedule.from_programs([words.program([1], "squash")])
+    schedule = schedule_recordings([words.program([1], "squash")])
     two_steps(words.engine, schedule)
     assert never.weight.grad is not None
     assert words.engine.operations["start"].module.row.grad.tolist() == [[0.0, 0.0, 0.0]]
@@ -66,7 +69,7 @@ def test_a_cell_without_a_step_whose_inputs_have_an_open_type(nodes: int) -> Non
             return super().forward(x) + left + right
 
     engine = Engine.of_cell(Join(2, 3), VECTOR, 2, leaf=nn.Linear(2, 3))
-    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), nodes, arity=2)
+    schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), nodes, arity=2)
     two_steps(engine, schedule, {"input": torch.ones(nodes, 2)})
     assert all(p.grad is not None for p in engine.parameters())
     assert not engine.operations["node"].module.weight.grad.any()
@@ -74,7 +77,7 @@ def test_a_cell_without_a_step_whose_inputs_have_an_open_type(nodes: int) -> Non
 
 def test_without_a_process_group_unused_operations_get_no_gradient() -> None:
     vectors = Vectors()
-    schedule = Schedule.from_programs([chain_program(vectors.mix, 3)])
+    schedule = schedule_recordings([chain_program(vectors.mix, 3)])
     vectors.engine(schedule)["output"].sum().backward()
     assert vectors.engine.operations["score"].module.weight.grad is None
 

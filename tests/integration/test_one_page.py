@@ -5,7 +5,8 @@ import random
 import torch
 from torch import nn
 
-from pyg_dynbatch import Engine, Operations, Program, Schedule, TensorType
+from pyg_dynbatch import Engine, Operations, Program, TensorType
+from pyg_dynbatch.core.merge import schedule_recordings
 from tests.example_files import defined_in
 
 
@@ -33,7 +34,7 @@ def test_the_page_equals_the_engine() -> None:
             )
         ours.output(values[-1])
         recorded.append(ours)
-    merged = Schedule.from_programs(recorded)
+    merged = schedule_recordings(recorded)
     steps, roots = page["schedule"](programs)
     assert len(steps) == len(merged.steps)
 

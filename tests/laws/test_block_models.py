@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn import NaryTreeLSTM, WeaveConv
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.example_files import defined_in
@@ -103,7 +103,7 @@ class Nodes:
         has_input = number >= 0
         structure = {"child_slot": edges[2], "arity": 2, "has_input": has_input}
         x = torch.where(has_input[:, None], words(number.clamp(min=0)), 0.0)
-        return layer(x, schedule=Schedule.from_structure(edges[:2], len(number), **structure))
+        return layer(x, schedule=schedule_structure(edges[:2], len(number), **structure))
 
 
 def setting() -> tuple[NaryTreeLSTM, nn.Module, nn.Module]:

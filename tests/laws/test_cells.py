@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Engine, Schedule
+from pyg_dynbatch.core import Engine
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 from pyg_dynbatch.testing import assert_cell_agrees
 from tests.core.helpers import as_users_run_it
@@ -70,7 +71,7 @@ def prepared(name: str, dag: Dag) -> tuple[CellCase, nn.Module, Tensor]:
     return CELLS[name], CELLS[name].make().double(), x
 
 
-def run(engine: Engine, schedule: Schedule, x: Tensor) -> tuple[Tensor, ...]:
+def run(engine: Engine, schedule: Levels, x: Tensor) -> tuple[Tensor, ...]:
     return parts_of(engine(schedule, {"input": x[schedule.input_node]})["node"])
 
 
@@ -84,7 +85,7 @@ def gradients(rows: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
 
 def ways(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> list[tuple[Tensor, ...]]:
     """Return the states of the generic engine and, for a recursive cell, of its layer."""
-    schedule = Schedule.from_structure(
+    schedule = schedule_structure(
         dag.edge_index, dag.num_nodes, child_slot=dag.child_slot, arity=case.arity
     )
     engine = Engine.of_cell(cell, case.state, case.arity).double()

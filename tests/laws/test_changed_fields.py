@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core import Engine, Schedule, TensorType
+from pyg_dynbatch.core import Engine, TensorType
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.data import DynTreeData, MoleculeData
 from pyg_dynbatch.loader import Collater, MoleculeCollater
@@ -253,7 +254,7 @@ def test_a_node_that_lost_its_children_is_a_leaf() -> None:
     pruned.depth = whole.depth[2:]
     assert pruned.depth.tolist() != [0, 0, 1], "the depths of the whole tree"
     schedule = Collater()([pruned]).schedule
-    assert schedule == Schedule.from_structure(pruned.edge_index, 3, has_input=pruned.token >= 0)
+    assert schedule == schedule_structure(pruned.edge_index, 3, has_input=pruned.token >= 0)
     pruned.token[:] = 0
     x = torch.ones(3)
     assert engine(Collater()([pruned]).schedule, {"input": x})["node"].tolist() == [100, 100, 201]

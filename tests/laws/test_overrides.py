@@ -15,9 +15,8 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.autobatch import autobatch
-from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.padding import LevelBuckets
-from pyg_dynbatch.nn import GraphedTreeLSTM, NaryTreeLSTM, RecursiveCell, RecursiveLayer
+from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 from tests.laws.cells import CELLS, IN, OUT, parts_of
 from tests.laws.changes import CHANGES, OVERRIDES, scaled
 from tests.nn.recursion import refused
@@ -93,21 +92,15 @@ def by_layer(plain: Recursion, dag: Dag, x: Tensor, has_input: list[bool]) -> Te
     return RecursiveLayer(plain.cell)(x, schedule=schedule_of(plain.cell, dag, has_input))
 
 
-def by_graphs(plain: Recursion, dag: Dag, x: Tensor, has_input: list[bool]) -> Tensor:
-    schedule = schedule_of(plain.cell, dag, has_input)
-    padded = LevelBuckets.fit([schedule]).pad(schedule)
-    return GraphedTreeLSTM(RecursiveLayer(plain.cell))(x, schedule=padded)
-
-
 def by_autobatch(plain: Recursion, *given: Any) -> Tensor:
     if "batched" not in vars(plain):
         vars(plain)["batched"] = autobatch(plain)
     return vars(plain)["batched"]([given])[0]
 
 
-def schedule_of(cell: Any, dag: Dag, has_input: list[bool]) -> Schedule:
+def schedule_of(cell: Any, dag: Dag, has_input: list[bool]) -> Levels:
     given = torch.tensor(has_input)
-    return Schedule.from_structure(dag.edge_index, dag.num_nodes, arity=cell.arity, has_input=given)
+    return schedule_structure(dag.edge_index, dag.num_nodes, arity=cell.arity, has_input=given)
 
 
 def train(kind: str, change: str, run: Callable[..., Tensor]) -> None:
@@ -161,11 +154,6 @@ def test_autobatch_is_the_recursion(kind: str, change: str) -> None:
         train(kind, change, by_autobatch)
 
 
-@pytest.mark.parametrize(("kind", "change"), cases("", "nary_tree_lstm"))
-def test_graphs_are_the_recursion(kind: str, change: str) -> None:
-    train(kind, change, by_graphs)
-
-
 def test_hooks_and_a_different_start_row_are_refused() -> None:
     """A call cannot pass the row of a node without an input."""
     with changed("child_sum_tree_lstm", "no_input of the object") as (cell, _):
@@ -176,19 +164,6 @@ def test_hooks_and_a_different_start_row_are_refused() -> None:
         refused(ValueError, lambda: layer(x, schedule=schedule), "overrides no_input", "has hooks")
 
 
-def test_graphs_of_a_layer_with_hooks_or_of_another_cell() -> None:
-    layer, dag = NaryTreeLSTM(IN, OUT).double(), chain(3)
-    schedule = schedule_of(layer.cell, dag, [True] * 3)
-    padded = LevelBuckets.fit([schedule]).pad(schedule)
-    graphed, x = GraphedTreeLSTM(layer), torch.randn(3, IN, dtype=torch.float64)
-    for _ in range(2):
-        torch.testing.assert_close(graphed(x, schedule=padded), layer(x, schedule=schedule))
-        assert graphed.num_graphs == 1
-        graphed.cell = layer.cell = NaryTreeLSTM(IN, OUT).double().cell
-    layer.register_forward_hook(lambda *_: None)
-    refused(ValueError, lambda: GraphedTreeLSTM(layer), "has hooks or overrides forward")
-
-
 OF_PYG = sorted(set(dir(MessagePassing)) - set(dir(nn.Module)))
 
 
@@ -196,16 +171,13 @@ OF_PYG = sorted(set(dir(MessagePassing)) - set(dir(nn.Module)))
 def test_hooks_of_message_passing_are_refused(method: str) -> None:
     dag, x = chain(3), torch.randn(3, IN)
     layers = [RecursiveLayer(MAKERS[kind]()) for kind in MAKERS]
-    for layer in (*layers, GraphedTreeLSTM(NaryTreeLSTM(IN, OUT))):
+    for layer in layers:
         schedule = schedule_of(layer.cell, dag, [True] * 3)
         before = layer(x, schedule=schedule)
         handle = getattr(layer, method)(lambda *_: None)
         refused(ValueError, lambda: layer(x, schedule=schedule), method)  # noqa: B023
         handle.remove()
         torch.testing.assert_close(layer(x, schedule=schedule), before)
-    layer = NaryTreeLSTM(IN, OUT)
-    getattr(layer, method)(lambda *_: None)
-    refused(ValueError, lambda: GraphedTreeLSTM(layer), method)
 
 
 LINEAR, IN_SEQUENCE, FULL = nn.Linear(5, 4), nn.Sequential(nn.Linear(5, 4), nn.Tanh()), td.FC(4)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_dynbatch.core import Schedule, run_one_by_one
+from pyg_dynbatch.core import run_one_by_one
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.testing import (
     assert_batching_agrees,
     assert_gradients_agree,
@@ -67,7 +68,7 @@ def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]
         lambda x: run_one_by_one(LANGUAGE.engine, programs, {VECTOR: x})
     ]
     for policy in ("depth", "agenda"):
-        schedule = Schedule.from_programs(programs, policy)
+        schedule = schedule_recordings(programs, policy)
         ways.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
     wanted = meaning(LANGUAGE, batch, x)
     right = gradients(lambda x: meaning(LANGUAGE, batch, x), x)
@@ -91,7 +92,7 @@ def test_the_public_laws_hold(batch: list[Sketch]) -> None:
 @given(BATCHES)
 def test_agenda_needs_no_more_steps_and_neither_policy_beats_the_bound(batch: list[Sketch]) -> None:
     programs = [recorded(LANGUAGE, sketch) for sketch in batch]
-    depth, agenda = (Schedule.from_programs(programs, p).stats() for p in ("depth", "agenda"))
+    depth, agenda = (schedule_recordings(programs, p).stats() for p in ("depth", "agenda"))
     assert agenda.steps <= depth.steps
     assert agenda.rows == depth.rows
     assert depth.merged_calls + depth.rows == sum(program.num_calls for program in programs)
@@ -106,7 +107,7 @@ def test_agenda_needs_no_more_steps_and_neither_policy_beats_the_bound(batch: li
 def test_the_same_programs_give_the_same_schedule(batch: list[Sketch]) -> None:
     for policy in ("depth", "agenda"):
         first, second = (
-            Schedule.from_programs([recorded(LANGUAGE, sketch) for sketch in batch], policy)
+            schedule_recordings([recorded(LANGUAGE, sketch) for sketch in batch], policy)
             for _ in range(2)
         )
         assert first == second
@@ -116,7 +117,7 @@ def test_the_same_programs_give_the_same_schedule(batch: list[Sketch]) -> None:
 @given(st.lists(sketches(max_calls=5), min_size=1, max_size=2))
 def test_gradcheck(batch: list[Sketch]) -> None:
     programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
-    schedule = Schedule.from_programs(programs)
+    schedule = schedule_recordings(programs)
     parameters = [LANGUAGE.modules["gate"].a, LANGUAGE.modules["step"].w]
 
     def run(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
@@ -141,7 +142,7 @@ def test_batched_is_one_by_one_on_very_many_programs(chunk: int, batches: int) -
         with torch.no_grad():
             wanted = run_one_by_one(LANGUAGE.engine, programs, inputs)
             policy = numbers.choice(("depth", "agenda"))
-            found = LANGUAGE.engine(Schedule.from_programs(programs, policy), inputs)
+            found = LANGUAGE.engine(schedule_recordings(programs, policy), inputs)
         assert list(found) == list(wanted)
         assert_equal(flat(found), flat(wanted))
 
@@ -165,7 +166,7 @@ def test_far_more_calls_in_a_row_than_the_recursion_limit(policy: str, calls: in
     sketch = chain_of(calls)
     x = inputs_of([sketch])
     wanted = meaning(LANGUAGE, [sketch], x)["top"]
-    schedule = Schedule.from_programs([recorded(LANGUAGE, sketch)], policy)
+    schedule = schedule_recordings([recorded(LANGUAGE, sketch)], policy)
     assert len(schedule.steps) == calls
     with as_users_run_it(), torch.no_grad():
         found = LANGUAGE.engine(schedule, {VECTOR: x})["top"]
@@ -204,7 +205,7 @@ def test_one_by_one_takes_linear_time() -> None:
 def test_a_freed_graph_raises_an_error() -> None:
     sketch = chain_of(3)
     x = inputs_of([sketch]).requires_grad_()
-    schedule = Schedule.from_programs([recorded(LANGUAGE, sketch)])
+    schedule = schedule_recordings([recorded(LANGUAGE, sketch)])
     loss = LANGUAGE.engine(schedule, {VECTOR: x})["top"].sum()
     loss.backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):

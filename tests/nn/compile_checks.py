@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from pyg_dynbatch.core import Engine, RaggedRows, Schedule
+from pyg_dynbatch.core import Engine, RaggedRows
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.models import WeaveNet
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
@@ -80,7 +81,7 @@ def check_other_cells() -> None:
 
 def check_cell_in_an_engine() -> None:
     edges = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
-    schedule, x = Schedule.from_structure(edges, 5, arity=2), rows(5, 3)
+    schedule, x = schedule_structure(edges, 5, arity=2), rows(5, 3)
     cell = NaryTreeLSTMCell(3, 5)
     wanted = [*cell.parameters(), x]
     run = {}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 
@@ -29,7 +29,7 @@ def on_gpu(dtype: torch.dtype) -> Tensor:
 
 
 def run_fused(
-    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, **options: Any
+    layer: RecursiveLayer, schedule: Levels, inputs: Tensor, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Runs a Tree-LSTM with a given dropout mask, for instance."""
     cell: Any = layer.cell
@@ -38,7 +38,7 @@ def run_fused(
 
 
 def everything(
-    layer: RecursiveLayer, schedule: Schedule, inputs: Tensor, expand: bool = False, **options: Any
+    layer: RecursiveLayer, schedule: Levels, inputs: Tensor, expand: bool = False, **options: Any
 ) -> list[Tensor]:
     """States and all gradients; with the same draws of dropout every time."""
     inputs = inputs.detach().to(layer.cell.bias.dtype).requires_grad_()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
 from tests.core.helpers import message
 from tests.strategies import Dag, trees
@@ -56,8 +56,8 @@ class Placed:
     def filled(self) -> Tensor:
         return torch.tensor(self.has_input)
 
-    def schedule(self, layer: RecursiveLayer, all_inputs: bool = False) -> Schedule:
-        return Schedule.from_structure(
+    def schedule(self, layer: RecursiveLayer, all_inputs: bool = False) -> Levels:
+        return schedule_structure(
             self.edge_index,
             self.num_nodes,
             child_slot=self.child_slot,
@@ -78,11 +78,11 @@ class Placed:
         return Placed(tuple(map(tuple, places)), self.has_input)
 
 
-def batched(structures: Sequence[Placed], layer: RecursiveLayer) -> Schedule:
+def batched(structures: Sequence[Placed], layer: RecursiveLayer) -> Levels:
     """The schedule of several structures."""
     sizes = [each.num_nodes for each in structures]
     firsts = [sum(sizes[:number]) for number in range(len(sizes))]
-    return Schedule.from_structure(
+    return schedule_structure(
         torch.cat([s.edge_index + f for s, f in zip(structures, firsts, strict=True)], 1),
         sum(sizes),
         child_slot=torch.cat([s.child_slot for s in structures]),

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pyg_dynbatch import DataLoader, DynTreeData
-from pyg_dynbatch.core import RaggedRows, Schedule
+from pyg_dynbatch.core import RaggedRows
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn import DAGNN, DAGNNCell, RecursiveLayer
 from pyg_dynbatch.nn.recursive import level_row
 from tests.nn.recursion import refused
@@ -92,8 +93,8 @@ def test_every_way_to_run_a_layer_gives_the_same(dag: Dag) -> None:
     layer = RecursiveLayer(DAGNNCell(IN, HIDDEN)).double()
     has_input = torch.arange(dag.num_nodes) % 3 > 0
     x, leaves = inputs_of(dag) * has_input[:, None], list(layer.parameters())
-    some = Schedule.from_structure(dag.edge_index, dag.num_nodes, has_input=has_input)
-    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    some = schedule_structure(dag.edge_index, dag.num_nodes, has_input=has_input)
+    schedule = schedule_structure(dag.edge_index, dag.num_nodes)
     mine = layer(x, dag.edge_index)
     wanted = gradients(mine, leaves)
     in_levels = layer(x, schedule=schedule, level_order=True)
@@ -279,10 +280,10 @@ def test_bad_input_is_refused() -> None:
     x, edges = inputs_of(dag), dag.edge_index
     refused(ValueError, lambda: model(x, torch.tensor([[0, 1], [1, 0]])), "cycle")
     refused(TypeError, lambda: model(x[:, :2], edges), "floating [row, 3]")
-    down = Schedule.from_structure(edges, 4, direction="top_down")
+    down = schedule_structure(edges, 4, direction="top_down")
     refused(ValueError, lambda: model(x, edges, schedule=down), "bottom_up", "top_down")
     some = torch.tensor([True, True, False, True])
-    partial = Schedule.from_structure(edges, 4, has_input=some)
+    partial = schedule_structure(edges, 4, has_input=some)
     refused(ValueError, lambda: model(x, edges, schedule=partial), "4 inputs", "3", "has_input")
     refused(ValueError, lambda: DAGNN(IN, HIDDEN, 0), "num_layers")
     loss = model(x.requires_grad_(), edges).sum()

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_gates, products
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.products import RowProduct
@@ -117,22 +117,22 @@ def test_invalid_nodes_and_leaf_rows(
     options: dict[str, Tensor], error: type[Exception], problem: str, expected: str
 ) -> None:
     layer = make("nary-2")
-    schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+    schedule = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
     x = features(3 if "nodes" in options else 2)
     with as_users_run_it(), pytest.raises(error, match=problem) as caught:
         layer(x, schedule=schedule, **options)
     assert expected in str(caught.value)
 
 
-def forest(layer: RecursiveLayer, trees: int = 90) -> Schedule:
+def forest(layer: RecursiveLayer, trees: int = 90) -> Levels:
     """Trees of five nodes, the last of which have no input."""
     edges = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
     every = torch.cat([edges + 5 * k for k in range(trees)], 1)
     has_input = torch.arange(5 * trees) < 5 * trees - 30
-    return Schedule.from_structure(every, 5 * trees, arity=layer.arity, has_input=has_input)
+    return schedule_structure(every, 5 * trees, arity=layer.arity, has_input=has_input)
 
 
-def states_and_gradients(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> list[Tensor]:
+def states_and_gradients(layer: RecursiveLayer, schedule: Levels, x: Tensor) -> list[Tensor]:
     found = layer(x, schedule=schedule, return_state=True)
     weights = torch.linspace(-1, 2, found[0].numel()).view_as(found[0])
     loss = sum((part * weights.to(part.dtype)).sum() for part in found)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.fused_tree_lstm import choose_gates
 from pyg_dynbatch.nn.native_gates import NativeGates
@@ -19,7 +19,7 @@ def complete(levels: int) -> tuple[Tensor, int]:
     return torch.stack([child, (child - 1) // 2]), nodes
 
 
-def kept(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> int:
+def kept(layer: RecursiveLayer, schedule: Levels, x: Tensor) -> int:
     """Count the numbers that autograd saves in a forward pass, except parameters and inputs."""
     found: dict[int, int] = {}
 
@@ -34,11 +34,11 @@ def kept(layer: RecursiveLayer, schedule: Schedule, x: Tensor) -> int:
     return sum(found.values())
 
 
-def case(layer: RecursiveLayer) -> tuple[Schedule, Tensor, int, int]:
+def case(layer: RecursiveLayer) -> tuple[Levels, Tensor, int, int]:
     edges, nodes = complete(7)
     leaves = 64
     has_input = torch.arange(nodes) >= nodes - leaves
-    schedule = Schedule.from_structure(edges, nodes, arity=layer.arity, has_input=has_input)
+    schedule = schedule_structure(edges, nodes, arity=layer.arity, has_input=has_input)
     return schedule, torch.randn(leaves, 3), leaves, nodes - leaves
 
 

@@ -10,7 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from pyg_dynbatch.autobatch import autobatch
-from pyg_dynbatch.core import Engine, Operations, Program, Schedule, TensorType
+from pyg_dynbatch.core import Engine, Operations, Program, TensorType
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.nn import Linear, linear
 from pyg_dynbatch.testing import assert_batching_agrees, assert_gradients_agree
 from tests.core.helpers import message
@@ -58,7 +60,7 @@ class Case:
         return program
 
     def run(self, engine: Engine) -> Tensor:
-        found: Tensor = engine(Schedule.from_programs(self.programs), {VECTOR: self.x})["output"]
+        found: Tensor = engine(schedule_recordings(self.programs), {VECTOR: self.x})["output"]
         return found
 
     def both(self, compute: Callable[[Engine, list[Tensor]], Any]) -> list[Any]:
@@ -149,7 +151,7 @@ def test_steps_of_many_rows() -> None:
     found: list[list[Tensor]] = []
     packed: list[bool] = []
     for cell in cells:
-        schedule = Schedule.from_structure(torch.cat(edges, 1), first, arity=1)
+        schedule = schedule_structure(torch.cat(edges, 1), first, arity=1)
         engine = Engine.of_cell(cell, TensorType((256,)), arity=1)
         rows = engine(schedule, {"input": x})["node"]
         gradients = torch.autograd.grad(rows.square().sum(), [x, *cell.parameters()])
@@ -178,7 +180,7 @@ def test_a_failed_run_leaves_nothing_behind() -> None:
     operations, program = Operations(), Program()
     program.output(program.call(operations.add(fail, [VECTOR], [VECTOR]), program.input(VECTOR, 0)))
     with pytest.raises(ValueError, match="not today"):
-        Engine(operations)(Schedule.from_programs([program]), {VECTOR: torch.ones(1, 3)})
+        Engine(operations)(schedule_recordings([program]), {VECTOR: torch.ones(1, 3)})
     x = torch.ones(1, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(Linear(3, 2).double(), x)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from pyg_dynbatch.nn.native_gates import NativeGates, gates_library
 from tests.nn.fused import assert_near, everything, layers, run_fused
@@ -32,7 +32,7 @@ def with_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def forest(parents: list[int], arity: int | None, has_input: Tensor | None = None) -> Schedule:
+def forest(parents: list[int], arity: int | None, has_input: Tensor | None = None) -> Levels:
     """Node k + 1 is a child of ``parents[k]``, if that has a free slot."""
     taken = [0] * (len(parents) + 1)
     edges = []
@@ -41,15 +41,11 @@ def forest(parents: list[int], arity: int | None, has_input: Tensor | None = Non
             taken[parent] += 1
             edges.append((child, parent))
     pairs = torch.tensor(edges, dtype=torch.long).reshape(-1, 2).t()
-    return Schedule.from_structure(pairs, len(taken), arity=arity, has_input=has_input)
+    return schedule_structure(pairs, len(taken), arity=arity, has_input=has_input)
 
 
 def compare(
-    layer: RecursiveLayer,
-    schedule: Schedule,
-    inputs: Tensor,
-    expand: bool = False,
-    **options: object,
+    layer: RecursiveLayer, schedule: Levels, inputs: Tensor, expand: bool = False, **options: object
 ) -> None:
     """C in single precision, at once and block by block, against torch in double precision."""
     wanted = everything(layer.double(), schedule, inputs, expand, **options)
@@ -100,7 +96,7 @@ def test_nodes_of_many_parents() -> None:
     edges = torch.tensor([[0, 1, 0, 1, 2], [2, 2, 3, 3, 4]])
     for layer in layers(5):
         if layer.arity in (None, 2):
-            schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
+            schedule = schedule_structure(edges, 5, arity=layer.arity)
             assert not schedule.single_parent
             compare(layer, schedule, torch.randn(5, 3))
 
@@ -118,7 +114,7 @@ def test_equal_leaves_once(threads: int, with_threads: Callable[[int], None]) ->
     with_threads(threads)
     for layer in layers(70, (2,)):
         schedule = forest([k // 3 for k in range(600)], layer.arity)
-        leaves = schedule.steps[0].size
+        leaves = schedule.level_sizes[0]
         leaf_inverse = torch.randint(0, 7, (leaves,))
         for expand in (False, True):
             inputs = torch.randn(7 + schedule.num_nodes - leaves, 3)
@@ -127,7 +123,7 @@ def test_equal_leaves_once(threads: int, with_threads: Callable[[int], None]) ->
 
 def test_far_and_near_numbers() -> None:
     """Saturated gates, gates near zero, and NaN."""
-    schedule = Schedule.from_structure(torch.empty(2, 0, dtype=torch.long), 9, arity=2)
+    schedule = schedule_structure(torch.empty(2, 0, dtype=torch.long), 9, arity=2)
     layer = NaryTreeLSTM(1, 4)
     with torch.no_grad():
         layer.cell.bias.zero_()

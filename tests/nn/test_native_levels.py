@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from pyg_dynbatch.core import Schedule, native
+from pyg_dynbatch.core import native
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer, fused_tree_lstm, native_levels, products
 from pyg_dynbatch.nn.fused_gates import BLOCK
 from pyg_dynbatch.nn.native_gates import gates_library
@@ -52,9 +53,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def combs(trees: int, layer: RecursiveLayer) -> Schedule:
+def combs(trees: int, layer: RecursiveLayer) -> Levels:
     """Trees of 9 nodes, 5 levels deep; their levels have as many nodes as there are trees."""
-    return Schedule.from_structure(plain_edges(trees, layer), 9 * trees, arity=layer.arity)
+    return schedule_structure(plain_edges(trees, layer), 9 * trees, arity=layer.arity)
 
 
 def plain_edges(trees: int, layer: RecursiveLayer) -> Tensor:
@@ -117,7 +118,7 @@ def test_left_to_single_blocks(calls: list[str]) -> None:
     schedule = combs(300, large)
     everything(large, schedule, torch.randn(schedule.num_nodes, 3))
     small = NaryTreeLSTM(3, 5)
-    shared = Schedule.from_structure(torch.tensor([[0, 1, 0, 1], [2, 2, 3, 3]]), 4, arity=2)
+    shared = schedule_structure(torch.tensor([[0, 1, 0, 1], [2, 2, 3, 3]]), 4, arity=2)
     everything(small, shared, torch.randn(4, 3))
     with torch.autocast("cpu", torch.bfloat16):
         everything(small, combs(2, small), torch.randn(18, 3))
@@ -134,7 +135,7 @@ def test_levels_of_several_blocks(dropout: float, recorded: bool, calls: list[st
         plain = combs(300, layer)
         has_input = torch.rand(plain.num_nodes) < 0.6
         edges = plain_edges(300, layer)
-        schedule = Schedule.from_structure(
+        schedule = schedule_structure(
             edges, plain.num_nodes, arity=layer.arity, has_input=has_input
         )
         inputs = torch.randn(schedule.num_nodes, 3)
@@ -148,7 +149,7 @@ def test_levels_of_several_blocks(dropout: float, recorded: bool, calls: list[st
 
 
 @torch.no_grad()
-def states(layer: RecursiveLayer, schedule: Schedule, inputs: Tensor) -> list[Tensor]:
+def states(layer: RecursiveLayer, schedule: Levels, inputs: Tensor) -> list[Tensor]:
     torch.manual_seed(1)
     return [*layer(inputs, schedule=schedule, return_state=True)]
 

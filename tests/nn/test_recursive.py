@@ -16,12 +16,11 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.explain.algorithm.utils import set_masks
 from torch_geometric.nn import GCNConv, SAGEConv, Sequential, to_captum_model
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.loader import Collater, DataLoader
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTM,
     ChildSumTreeLSTMCell,
-    GraphedTreeLSTM,
     NaryTreeLSTM,
     NaryTreeLSTMCell,
     RecursiveCell,
@@ -62,7 +61,7 @@ def test_every_parameter_gets_a_gradient_without_edges(kind: str, nodes: int) ->
 def test_rows_of_the_nodes_with_input_alone(kind: str, every: int) -> None:
     layer, dag = make(kind), whole(TREE, make(kind).arity)
     has_input = torch.arange(1, dag.num_nodes + 1) % every == 0  # every second node, or no node
-    schedule = Schedule.from_structure(
+    schedule = schedule_structure(
         dag.edge_index, dag.num_nodes, arity=layer.arity, has_input=has_input
     )
     x = features(dag.num_nodes)
@@ -244,7 +243,7 @@ def explainer(model: nn.Module, **masks: Any) -> Explainer:
 @pytest.mark.parametrize("with_schedule", (False, True))
 def test_explainer_with_masks_of_features(with_schedule: bool) -> None:
     explain = explainer(Model(), node_mask_type="attributes")
-    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    schedule = schedule_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     options = {"schedule": schedule} if with_schedule else {}
     explanation = explain(features(TREE.num_nodes).float(), TREE.edge_index, index=0, **options)
     assert explanation.node_mask.shape == (TREE.num_nodes, IN)
@@ -277,7 +276,7 @@ def decisive(kind: str) -> tuple[Sequential, Tensor, list[int]]:
 def test_explainers_find_the_decisive_edges(kind: str) -> None:
     model, x, way = decisive(kind)
     edges, (root,) = TREE.edge_index, TREE.roots
-    schedule = Schedule.from_structure(edges, TREE.num_nodes, arity=model[0].arity)
+    schedule = schedule_structure(edges, TREE.num_nodes, arity=model[0].arity)
     before = model(x, edges, schedule)
     explain = explainer(model, edge_mask_type="object")
     explanation = explain(x, edges, index=root, schedule=schedule)
@@ -293,7 +292,7 @@ def test_explainers_find_the_decisive_edges(kind: str) -> None:
 
 def test_refuses_explainers_without_one_mask_per_edge() -> None:
     layer, x = NaryTreeLSTM(IN, OUT), features(TREE.num_nodes).float()
-    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    schedule = schedule_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     layer.explain = True  # and no mask, as GraphMaskExplainer does
     parts = "NaryTreeLSTM: the explainer does not set one mask value per edge", "no edge mask"
     refused(ValueError, lambda: layer(x, TREE.edge_index), *parts)
@@ -322,7 +321,7 @@ def test_a_cell_of_your_own() -> None:
     dag = diamond()
     layer = RecursiveLayer(Height())
     assert layer(features(4).float(), dag.edge_index)[:, 0].tolist() == dag.depth
-    schedule = Schedule.from_structure(
+    schedule = schedule_structure(
         dag.edge_index, 4, has_input=torch.tensor([True, False, True, False])
     )
     assert layer(features(4).float(), schedule=schedule)[:, 0].tolist() == dag.depth
@@ -347,7 +346,7 @@ def test_refuses_options() -> None:
     refused(TypeError, lambda: ChildSumTreeLSTM(half, 2), "in_channels is not a whole")
     text: Any = "2"
     wrong = "invalid arity"
-    refused(ValueError, lambda: Schedule.from_structure(TREE.edge_index, 7, arity=text), wrong)
+    refused(ValueError, lambda: schedule_structure(TREE.edge_index, 7, arity=text), wrong)
     for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
         parts = "recurrent_dropout is not a probability", "0 <= p < 1"
         refused(ValueError, lambda m=make_one: m(2, 2, recurrent_dropout=1.0), *parts)
@@ -359,22 +358,22 @@ def test_refuses_input_rows() -> None:
     wide, integers = torch.zeros(3, IN + 1), torch.zeros(3, IN, dtype=torch.long)
     refused(TypeError, lambda: layer(wide, NO_EDGES), *wanted, "got:      float32 tensor [3, 4]")
     refused(TypeError, lambda: layer(integers, NO_EDGES), "got:      int64 tensor [3, 3]")
-    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes, arity=2)
+    schedule = schedule_structure(TREE.edge_index, TREE.num_nodes, arity=2)
     parts = "wrong number of input rows", "7 (all nodes)", "got:      3"
     refused(ValueError, lambda: layer(torch.zeros(3, IN), schedule=schedule), *parts)
 
 
 def test_refuses_schedules_of_others() -> None:
     x, layer, edges = features(TREE.num_nodes).float(), NaryTreeLSTM(IN, OUT), TREE.edge_index
-    ragged, fixed = (Schedule.from_structure(edges, 7, arity=arity) for arity in (None, 2))
+    ragged, fixed = (schedule_structure(edges, 7, arity=arity) for arity in (None, 2))
     parts = (
         "NaryTreeLSTM: the schedule was made for a different layer", "expected: arity 2, bottom_up",
         "got:      arity None, bottom_up", "DataLoader(..., arity=2, direction='bottom_up')",
     )  # fmt: skip
     refused(ValueError, lambda: layer(x, edges, ragged), *parts)
-    down = Schedule.from_structure(edges, 7, arity=2, direction="top_down")
+    down = schedule_structure(edges, 7, arity=2, direction="top_down")
     refused(ValueError, lambda: layer(x, edges, down), "got:      arity 2, top_down")
-    other = Schedule.from_structure(chain(7).edge_index[:, :5], 7, arity=2)
+    other = schedule_structure(chain(7).edge_index[:, :5], 7, arity=2)
     parts = "belongs to a different graph", "its 5 edges", "got:      int64 tensor [2, 6]"
     refused(ValueError, lambda: layer(x, edges, other), *parts)
     sparse = edges.to_sparse()
@@ -420,12 +419,10 @@ def batch_of_trees(arity: int | None, **options: Any) -> Any:
 
 def layers_that_take_schedules() -> dict[str, Callable[[Any], Tensor]]:
     nary, convolution = NaryTreeLSTM(IN, OUT), TopologicalConv(SAGEConv(IN, IN))
-    graphed = GraphedTreeLSTM(nary)
     compiled = torch.compile(nary, backend="eager")
     return {
         "layer": lambda batch: nary(batch.x, batch.edge_index, batch.schedule),
         "compiled": lambda batch: compiled(batch.x, batch.edge_index, batch.schedule),
-        "graphed": lambda batch: graphed(batch.x, batch.edge_index, batch.schedule),
         "topological": lambda batch: convolution(
             batch.x, batch.edge_index, schedule=batch.schedule
         ),
@@ -455,7 +452,7 @@ def test_edges_of_batches_from_workers_are_compared() -> None:
 
 
 def test_edges_of_other_devices_are_not_read() -> None:
-    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
+    schedule = schedule_structure(TREE.edge_index, TREE.num_nodes)
     edges = TREE.edge_index.to("meta")
     assert schedule.belongs_to(edges) and schedule.belongs_to(edges)
     with torch.inference_mode():
@@ -467,7 +464,7 @@ class Elsewhere(Tensor):
 
 
 def test_edges_of_other_devices_are_compared_after_a_change() -> None:
-    schedule = Schedule.from_structure(TREE.edge_index, TREE.num_nodes)
+    schedule = schedule_structure(TREE.edge_index, TREE.num_nodes)
     edges, others = (
         each.clone().as_subclass(Elsewhere) for each in (TREE.edge_index, TREE.edge_index.flip(1))
     )
@@ -481,7 +478,7 @@ def test_edges_of_other_devices_are_compared_after_a_change() -> None:
     assert not schedule.belongs_to(TREE.edge_index, TREE.child_slot), "made without slots"
 
 
-def results(cell: RecursiveCell, schedule: Schedule, x: Tensor) -> list[Tensor]:
+def results(cell: RecursiveCell, schedule: Levels, x: Tensor) -> list[Tensor]:
     """States and all gradients."""
     x = x.clone().requires_grad_()
     states = levels.run_levels(cell, schedule, x)
@@ -495,7 +492,7 @@ def test_blocks(make: type[RecursiveCell], monkeypatch: pytest.MonkeyPatch) -> N
     cell = make(3, 4, arity=2).double()
     child = torch.arange(1, 60)
     edges, has_input = torch.stack([child, (child - 1) // 2]), torch.rand(60) < 0.6
-    schedule = Schedule.from_structure(edges, 60, arity=2, has_input=has_input)
+    schedule = schedule_structure(edges, 60, arity=2, has_input=has_input)
     x = torch.randn(sum(schedule.level_inputs), 3, dtype=torch.float64)
     right = results(cell, schedule, x)
     calls, step = [], cell.step
@@ -510,6 +507,6 @@ def test_blocks(make: type[RecursiveCell], monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(levels, "_BLOCK_BYTES", 5 * state_bytes)
     for mine, wanted in zip(results(cell, schedule, x), right, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
-    sizes = [each.size for each in schedule.steps[1:]]
+    sizes = list(schedule.level_sizes[1:])
     assert max(calls) == 5 < max(sizes) and sum(calls) == sum(sizes)
     assert len(calls) == sum(-(-size // 5) for size in sizes)

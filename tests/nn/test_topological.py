@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn import TopologicalConv
 from tests.nn.recursion import refused
 from tests.strategies import SHAPES, Dag, chain, dags, diamond, few, structures
@@ -155,11 +155,11 @@ def test_with_a_schedule() -> None:
     dag, layer = diamond(), TopologicalConv(pyg.GATConv(W, W, edge_dim=3))
     x, rows = torch.randn(4, W), torch.randn(dag.num_edges, 3)
     wanted = layer(x, dag.edge_index, rows)
-    schedule = Schedule.from_structure(dag.edge_index, 4)
+    schedule = schedule_structure(dag.edge_index, 4)
     assert torch.equal(layer(x, dag.edge_index, rows, schedule=schedule), wanted)
     assert torch.equal(layer(x, edge_attr=rows, schedule=schedule), wanted)
     some = torch.tensor([True, False, False, True])
-    subset = Schedule.from_structure(dag.edge_index, 4, has_input=some)
+    subset = schedule_structure(dag.edge_index, 4, has_input=some)
     torch.testing.assert_close(layer(x, dag.edge_index, rows, schedule=subset), wanted)
     assert torch.equal(layer(x, dag.edge_index, None), layer(x, dag.edge_index))
 
@@ -285,7 +285,7 @@ def test_gnn_explainer(conv: str, edge_mask_type: str | None) -> None:
     )  # fmt: skip
     x = torch.randn(dag.num_nodes, 3)
     before = model(x, dag.edge_index)
-    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    schedule = schedule_structure(dag.edge_index, dag.num_nodes)
     explanation = explainer(x, dag.edge_index, index=dag.roots[0], schedule=schedule)
     assert explanation.node_mask.shape == x.shape
     if edge_mask_type is not None:
@@ -354,7 +354,7 @@ def test_refuses_arguments() -> None:
     refused(TypeError, lambda: layer(x, edges, edge_attr=number), "argument edge_attr")
     refused(TypeError, lambda: layer(x), "neither a schedule nor dense edges")
     refused(ValueError, lambda: layer(x, torch.tensor([[0], [0]])), "has a cycle")
-    fixed, ragged = (Schedule.from_structure(edges, 4, arity=arity) for arity in (2, None))
+    fixed, ragged = (schedule_structure(edges, 4, arity=arity) for arity in (2, None))
     wrong = "expected: arity None, bottom_up"
     refused(ValueError, lambda: layer(x, edges, schedule=fixed), wrong)
     refused(ValueError, lambda: layer(x[:3], schedule=ragged), "wrong number of input rows")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, fused_tree_lstm
 from tests.nn import triton_checks
 from tests.nn.own_process import outcomes
@@ -40,7 +40,7 @@ def test_kernels(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_kernels_on_the_gpu(make: type[RecursiveLayer], monkeypatch: pytest.MonkeyPatch) -> None:
     layer = make(3, 150).cuda()
     edges = torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]])
-    schedule = Schedule.from_structure(edges, 5, arity=layer.arity).to("cuda")
+    schedule = schedule_structure(edges, 5, arity=layer.arity).to("cuda")
     x = torch.randn(5, 3, device="cuda")
     found = triton_checks.everything(layer, schedule, x)
     monkeypatch.setenv(fused_tree_lstm.SWITCH, "0")

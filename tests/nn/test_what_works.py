@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch_geometric.nn import SAGEConv
 
-from pyg_dynbatch.core import Engine, Schedule, TensorType
+from pyg_dynbatch.core import Engine, TensorType
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import (
     DAGNN,
-    GraphedTreeLSTM,
     NaryTreeLSTM,
     NaryTreeLSTMCell,
     Pairs,
@@ -41,7 +41,7 @@ class InEngine(nn.Module):
         super().__init__()
         self.engine = Engine.of_cell(Sum(), TensorType((4,)), arity=2)
 
-    def forward(self, x: Tensor, schedule: Schedule) -> Tensor:
+    def forward(self, x: Tensor, schedule: Levels) -> Tensor:
         return self.engine(schedule, {"input": x})["node"]
 
 
@@ -52,14 +52,13 @@ class InDAGNN(nn.Module):
         super().__init__()
         self.model = DAGNN(4, 4, 1, bidirectional=False)
 
-    def forward(self, x: Tensor, schedule: Schedule) -> Tensor:
+    def forward(self, x: Tensor, schedule: Levels) -> Tensor:
         return self.model.embed(x, EDGES, schedule=schedule)[:, 4:]
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "fused": lambda: NaryTreeLSTM(4, 4),
     "level by level": lambda: TreeGRU(4, 4),
-    "graphed": lambda: GraphedTreeLSTM(NaryTreeLSTM(4, 4)),
     "topological": lambda: TopologicalConv(SAGEConv(4, 4)),
     "engine": InEngine,
     "dagnn": InDAGNN,
@@ -73,7 +72,7 @@ class Whole(nn.Module):
         super().__init__()
         self.layer = layer
         arity = getattr(layer, "arity", None)
-        self.schedule = Schedule.from_structure(EDGES, 3, arity=arity)
+        self.schedule = schedule_structure(EDGES, 3, arity=arity)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x, schedule=self.schedule)
@@ -216,7 +215,7 @@ def test_edges_without_values_are_refused(kind: str) -> None:
         LAYERS[kind]()(X, EDGES.to("meta"))
 
 
-@pytest.mark.parametrize("kind", sorted(LAYERS.keys() - {"engine", "graphed"}))
+@pytest.mark.parametrize("kind", sorted(LAYERS.keys() - {"engine"}))
 def test_autocast_takes_rows_of_half_precision(kind: str) -> None:
     model = Whole(LAYERS[kind]())
     with torch.autocast("cpu", torch.bfloat16):

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import RecursiveLayer, fused_tree_lstm
 from tests.nn import fused
 from tests.nn.fused import everything
@@ -52,7 +52,7 @@ def triton_everywhere() -> Iterator[list[str]]:
         yield launched
 
 
-def tree_schedule(layer: RecursiveLayer, inner_inputs: bool = True) -> Schedule:
+def tree_schedule(layer: RecursiveLayer, inner_inputs: bool = True) -> Levels:
     """Two trees, a chain and a lone node; the last nodes of levels have no input."""
     pairs = [(0, 2), (1, 2), (2, 6), (3, 5), (4, 5), (5, 6), (7, 8), (8, 9), (9, 10)]
     edges = torch.tensor(pairs).t()
@@ -60,7 +60,7 @@ def tree_schedule(layer: RecursiveLayer, inner_inputs: bool = True) -> Schedule:
     has_input[[4, 5, 9]] = False
     if not inner_inputs:
         has_input[[2, 5, 6, 8, 9, 10]] = False
-    return Schedule.from_structure(edges, 12, arity=layer.arity, has_input=has_input)
+    return schedule_structure(edges, 12, arity=layer.arity, has_input=has_input)
 
 
 def layers(width: int, **options: object) -> Iterator[RecursiveLayer]:
@@ -69,7 +69,7 @@ def layers(width: int, **options: object) -> Iterator[RecursiveLayer]:
 
 def compare(
     layer: RecursiveLayer,
-    schedule: Schedule,
+    schedule: Levels,
     x: Tensor,
     near: tuple[float, float] = (2e-5, 2e-6),
     **more: object,
@@ -89,7 +89,7 @@ def interpreted_values_and_gradients() -> None:
             schedule = tree_schedule(layer, inner_inputs)
             launched = compare(layer, schedule, torch.randn(12, 3))
             # One launch a level, leaves with and without an input apart.
-            levels = len(schedule.steps) + 1
+            levels = schedule.num_levels + 1
             assert launched == ["forward"] * levels + ["backward"] * levels
 
 
@@ -111,16 +111,16 @@ def interpreted_one_row_and_leaves_alone() -> None:
     none = torch.empty(2, 0, dtype=torch.long)
     for layer in layers(4):
         for nodes in (1, 3):
-            schedule = Schedule.from_structure(none, nodes, arity=layer.arity)
+            schedule = schedule_structure(none, nodes, arity=layer.arity)
             compare(layer, schedule, torch.randn(nodes, 3))
-        lone = Schedule.from_structure(torch.tensor([[0], [1]]), 2, arity=layer.arity)
+        lone = schedule_structure(torch.tensor([[0], [1]]), 2, arity=layer.arity)
         compare(layer, lone, torch.randn(2, 3))
 
 
 def interpreted_nodes_of_many_parents() -> None:
     edges = torch.tensor([[0, 1, 0, 1, 2, 0], [2, 2, 3, 3, 4, 4]])
     for layer in layers(5):
-        schedule = Schedule.from_structure(edges, 5, arity=layer.arity)
+        schedule = schedule_structure(edges, 5, arity=layer.arity)
         assert not schedule.single_parent
         compare(layer, schedule, torch.randn(5, 3))
 
@@ -147,7 +147,7 @@ def interpreted_recurrent_dropout() -> None:
 
 def interpreted_equal_leaves_once() -> None:
     for layer in layers(5):
-        schedule = Schedule.from_structure(
+        schedule = schedule_structure(
             torch.tensor([[0, 1, 2, 3], [2, 2, 4, 4]]), 5, arity=layer.arity
         )
         leaf_inverse = torch.tensor([1, 0, 1])

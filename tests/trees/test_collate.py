@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToSparseTensor
 
-from pyg_dynbatch.core import Schedule
-from pyg_dynbatch.core.padding import LevelBuckets, padded_form
+from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.data import DynTreeData, from_nested
-from pyg_dynbatch.loader import Collater, DataLoader
-from tests.core.helpers import message
+from pyg_dynbatch.loader import Collater
 from tests.strategies import batches, diamond
 
 TREE = from_nested((4, (5, 6)))
@@ -31,7 +29,7 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         arity = None
     trees = [example(dag) for dag in dags]
     batch = Collater(arity=arity, direction=direction)(trees)
-    expected = Schedule.from_structure(
+    expected = schedule_structure(
         batch.edge_index,
         batch.num_nodes,
         child_slot=batch.child_slot,
@@ -101,10 +99,10 @@ def test_batch_survives_moves_and_pickling():
     assert again.to_data_list()[0].token.tolist() == TREE.token.tolist()
     meta = Collater(arity=2)([TREE, LEAF]).to("meta")
     assert meta.schedule.device.type == "meta"
-    assert meta.schedule.steps == batch.schedule.steps
+    assert meta.schedule.level_sizes == batch.schedule.level_sizes
     for moved in (batch.clone(), batch.cpu(), batch.contiguous(), batch.share_memory_()):
         assert moved.schedule == batch.schedule
-        assert isinstance(moved.schedule, Schedule)
+        assert isinstance(moved.schedule, Levels)
     assert repr(Collater(arity=2)) == "Collater(arity=2, direction='bottom_up')"
 
 
@@ -195,7 +193,7 @@ def test_options() -> None:
 
 def test_dag_with_shared_parts():
     batch = Collater()([example(diamond())] * 2)
-    assert [step.size for step in batch.schedule.steps] == [2, 4, 2]
+    assert batch.schedule.level_sizes == (2, 4, 2)
 
 
 def tree_with(**fields: Any) -> DynTreeData:
@@ -237,59 +235,3 @@ def test_sparse_adjacency_matrices() -> None:
 
 def trees(count: int) -> list[DynTreeData]:
     return [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * count
-
-
-def buckets(arity: int | None, direction: str = "bottom_up") -> LevelBuckets:
-    collate = Collater(arity=arity, direction=direction)
-    sample = [collate(trees(count)).schedule for count in (2, 4)]
-    return LevelBuckets.fit(sample, margin=0.0)
-
-
-def padded_nodes(schedule: Schedule) -> int:
-    form = padded_form(schedule)
-    assert form is not None
-    return form.schedule.num_nodes
-
-
-@pytest.mark.parametrize("workers", (0, 1))
-@pytest.mark.parametrize("loader", (DataLoader, torch.utils.data.DataLoader))
-def test_in_a_loader(loader: type[torch.utils.data.DataLoader], workers: int) -> None:
-    collate = Collater(arity=2, buckets=buckets(2))
-    padded = loader(trees(7), 3, collate_fn=collate, num_workers=workers)
-    plain = list(DataLoader(trees(7), 3, arity=2))
-    for batch, right in zip(padded, plain, strict=True):
-        size = 12 if right.num_graphs == 3 else 6
-        assert padded_nodes(batch.schedule) == size
-        assert batch.schedule.steps == right.schedule.steps
-        assert torch.equal(batch.edge_index, right.edge_index)
-
-
-def test_pairs_and_dicts_of_examples() -> None:
-    collate = Collater(arity=2, buckets=buckets(2))
-    left, right = collate([(tree, tree) for tree in trees(3)])
-    assert padded_nodes(left.schedule) == padded_nodes(right.schedule) == 12
-    found = collate([{"tree": tree, "weight": 2.0} for tree in trees(2)])
-    assert padded_nodes(found["tree"].schedule) == 6 and found["weight"].tolist() == [2, 2]
-
-
-def test_from_the_roots_down() -> None:
-    down = buckets(None, "top_down")
-    options = {"follow_batch": ["edge_index"], "exclude_keys": ["depth"]}
-    batch = Collater(direction="top_down", buckets=down, **options)(trees(3))
-    # Four trees, and two nodes for edges of padding.
-    assert padded_nodes(batch.schedule) == 14 and "schedule_down" not in batch
-    assert "edge_index_batch" in batch and "depth" not in batch
-
-
-def test_batches_too_large_have_an_ordinary_schedule() -> None:
-    batch = Collater(arity=2, buckets=buckets(2))(trees(9))
-    assert padded_form(batch.schedule) is None and batch.schedule.num_nodes == 27
-
-
-def test_buckets_of_a_different_kind_are_an_error() -> None:
-    for options in ({"arity": 3}, {}, {"arity": 2, "direction": "both"}):
-        text = message(ValueError, Collater, buckets=buckets(2), **options)
-        assert "the buckets are for other schedules" in text
-        assert "got:      arity 2, bottom_up" in text
-    shown = repr(Collater(arity=2, buckets=buckets(2)))
-    assert shown.startswith("Collater(arity=2, direction='bottom_up', buckets=LevelBuckets(2")

@@ -56,7 +56,7 @@ def test_inspect_a_file_of_trees(tmp_path: Path, capsys) -> None:
     assert "nodes per tree: 3.0 on average, 1 to 5" in said
     assert "means over 2 batches of 3 trees" in said
     assert "lower bound on steps" in said
-    assert "cell x" in said or "Schedule(" in said
+    assert "node x" in said and "Steps(" in said
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
-from pyg_dynbatch.core import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater, DataLoader
 from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity
@@ -100,10 +100,10 @@ def test_equal_words_are_computed_once(cell: str, monkeypatch: pytest.MonkeyPatc
         return [logits, *torch.autograd.grad(logits.cos().sum(), list(model.parameters()))]
 
     shared = results()
-    assert rows.pop() < batch.schedule.stores[0].inputs
+    assert rows.pop() < batch.schedule.num_inputs
     monkeypatch.setattr("pyg_dynbatch.trees.models._WORTH_SHARING", -1.0)
     torch.testing.assert_close(results(), shared, rtol=1e-10, atol=1e-10)
-    assert rows.pop() == batch.schedule.stores[0].inputs
+    assert rows.pop() == batch.schedule.num_inputs
 
 
 @pytest.mark.parametrize("option", ("embedding_dropout", "recurrent_dropout"))
@@ -179,7 +179,7 @@ def test_stock_loader_gives_the_same(cell: str) -> None:
     (stock,) = PyGDataLoader(EXAMPLES, batch_size=4)
     assert not hasattr(stock, "schedule")
     assert torch.equal(model(ours), model(stock))
-    assert not any(isinstance(value, Schedule) for _, value in stock), "nothing is kept in it"
+    assert not any(isinstance(value, Levels) for _, value in stock), "nothing is kept in it"
 
 
 def test_roots_that_are_none_are_refused() -> None:

@@ -11,7 +11,6 @@ import torch
 import torch.utils.data
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.data import DynTreeData, MoleculeData, allow_batches
 from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeFile
 from pyg_dynbatch.loader import Collater, MoleculeCollater
@@ -36,18 +35,12 @@ def test_batches_without_a_schedule_need_pyg_alone() -> None:
     assert b"pyg_dynbatch" not in pickle.dumps(Batch.from_data_list(PLAIN))
 
 
-def padded() -> Any:
-    buckets = LevelBuckets.fit([Collater(arity=2)(TREES).schedule])
-    return Collater(arity=2, buckets=buckets)(TREES)
-
-
 @pytest.mark.parametrize(
     ("make", "plans"),
     [
         (lambda: Collater(arity=2, direction="bottom_up")(TREES), ["schedule"]),
         (lambda: Collater(direction="both")(TREES), ["schedule", "schedule_down"]),
         (lambda: Collater(follow_batch=["depth"])(TREES), ["schedule"]),  # merged by PyG
-        (padded, ["schedule"]),
         (lambda: Collater(arity=2)(PLAIN), ["schedule"]),
         (lambda: Collater(arity=2)(OWN), ["schedule"]),
         (lambda: MoleculeCollater(TABLE)([OXYGEN] * 3), ["pairs"]),

@@ -8,7 +8,8 @@ from pyg_dynbatch.autobatch.fibers import take_turns
 from pyg_dynbatch.autobatch.plan import CellRun
 from pyg_dynbatch.autobatch.sequences import SequenceRun
 from pyg_dynbatch.autobatch.session import Session
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.steps import Steps
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ def explain(session: Session, examples: int) -> Explanation:
     table, operations = session.table, []
     runs = [part for part in session.parts if isinstance(part, CellRun)]
     whole = {run.cell.replace(".", "/") for run in runs}
-    schedules = [(part, "") for part in session.parts if isinstance(part, Schedule)]
+    schedules: list[tuple[Steps | Levels, str]] = [
+        (part, "") for part in session.parts if isinstance(part, Steps)
+    ]
     schedules += [(run.schedule, run.cell.replace(".", "/")) for run in runs]
     layers = [part for part in session.parts if isinstance(part, SequenceRun)]
     for layer in layers:
@@ -89,8 +92,9 @@ def explain(session: Session, examples: int) -> Explanation:
             calls[same.name] += same.reads[0][1].numel()
             whole.add(same.name)
     for schedule, cell in schedules:
-        for step in schedule.steps:
-            name = cell or schedule.signatures[step.operation].name
+        listed = schedule.to_steps() if isinstance(schedule, Levels) else schedule
+        for step in listed.steps:
+            name = cell or listed.signatures[step.operation].name
             calls[name] += step.size
             steps[name] += 1
     for site in table.sites:

@@ -64,7 +64,7 @@ class AutoBatch(nn.Module):
 
     Args:
         module: The model for one example.
-        policy: Order of the batched calls, as for :meth:`Schedule.from_programs`.
+        policy: Order of the batched calls, as for :func:`schedule_recordings`.
     """
 
     plain: nn.Module

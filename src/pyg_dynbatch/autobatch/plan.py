@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from pyg_dynbatch.autobatch.sequences import SameLength, SequenceRun
 from pyg_dynbatch.autobatch.signatures import CellCall, Site, Table
 from pyg_dynbatch.core.engine import Run
+from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.structure import TopologicalOrder, concatenated_ranges
 from pyg_dynbatch.core.types import TensorType
 
@@ -117,7 +119,7 @@ class CellRun(MovablePlan):
 
     Args:
         cell: Path of the cell in the model.
-        schedule: Made by :meth:`Schedule.from_structure`; one node per call.
+        schedule: Made by :func:`schedule_structure`; one node per call.
         inputs: Rows of the inputs, in the order of ``schedule.input_node``.
         input_kind: Row type of the inputs; ``None`` if no call has an input.
         kept: For each part of a state that others read, its position in a state, its row type, and
@@ -125,7 +127,7 @@ class CellRun(MovablePlan):
     """
 
     cell: str
-    schedule: Schedule
+    schedule: Levels
     inputs: Tensor
     input_kind: int | None
     kept: tuple[tuple[int, int, Tensor], ...]
@@ -139,7 +141,7 @@ class CellRun(MovablePlan):
         return replace(self, inputs=fn(self.inputs), schedule=schedule, kept=kept)
 
 
-Part = Schedule | CellRun | SequenceRun
+Part = Steps | CellRun | SequenceRun
 
 
 def run_plan(
@@ -151,7 +153,7 @@ def run_plan(
     """Run all parts of a plan; the rows from outside belong to the first."""
     given: dict[Any, Any] = {row_type: (rows,) for row_type, rows in outside.items()}
     for part in parts:
-        if isinstance(part, Schedule):
+        if isinstance(part, Steps):
             run.extend(part, given)
             given = {}
             continue
@@ -209,15 +211,15 @@ class Planner:
 
     # Calls that the engine runs.
 
-    def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Schedule:
+    def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Steps:
         program, values = self._program(chosen)
         # Numbers that were met before are one value already.
-        schedule = Schedule.from_programs([program], policy, merge_equal=False)
+        schedule = schedule_recordings([program], policy, merge_equal=False)
         flat, row = schedule.index.numpy(), self.values.row
         for name, output in schedule.outputs.items():
             rows = flat[output.rows.offset : output.rows.offset + output.rows.length]
             row[values[program.outputs[name]]] = rows
-        self.values.num_rows = [store.rows for store in schedule.stores]
+        self.values.num_rows = [store.rows for store in schedule.buffers]
         return schedule
 
     def _program(self, chosen: np.ndarray) -> tuple[Program, np.ndarray]:
@@ -374,7 +376,7 @@ class Planner:
         site, values, edges = forest.site, self.values, forest.edges
         path: str = site.spec.target  # type: ignore[union-attr]
         cell: Any = self.table.modules[path]
-        schedule = Schedule.from_structure(
+        schedule = schedule_structure(
             torch.from_numpy(edges[:2]),
             forest.records.size,
             child_slot=None if cell.arity is None else torch.from_numpy(edges[2]),
@@ -384,7 +386,7 @@ class Planner:
         read = forest.inputs[schedule.input_node.numpy()]
         inputs = torch.from_numpy(values.row[read])
         in_levels = np.empty(forest.records.size, dtype=np.int64)
-        in_levels[schedule.rows_of(schedule.outputs["node"].rows).numpy() - 1] = forest.records
+        in_levels[schedule.row.numpy() - 1] = forest.records
         used = np.ones(values.row.size, dtype=bool)
         if wanted is not None:
             inside = np.zeros(self.site.size, dtype=bool)

@@ -23,9 +23,9 @@ from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Ta
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
-from pyg_dynbatch.core.layout import Step
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.steps import Step
 from pyg_dynbatch.core.types import TensorType
 
 _STATIC = {

@@ -25,7 +25,7 @@ from pyg_dynbatch.autobatch.state import Fingerprint, holds_values
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import TensorType
 
 Column = tuple[int, list[int]] | list[Any]
@@ -310,9 +310,7 @@ def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[A
     signatures = tuple(site.signature for site in sites if site.signature is not None)
     table.engine.to(device)
     run = Run(table.engine)
-    parts = [
-        replace(p, signatures=signatures) if isinstance(p, Schedule) else p for p in batch.parts
-    ]
+    parts = [replace(p, signatures=signatures) if isinstance(p, Steps) else p for p in batch.parts]
     run_plan(parts, run, table.modules, batch.outside)
     wanted = [c for c in batch.columns if isinstance(c, tuple)]
     wanted += [rows for rows, _ in batch.emitted.values()]

@@ -45,9 +45,9 @@ from pyg_dynbatch.blocks.types import (
 from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.shadow import set_mode, shadow
 
 _T = TypeVar("_T")
@@ -114,7 +114,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     traced, positions = tracer.trace(inp)
     first = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if first is None else first.device)
-    schedule = Schedule.from_programs([tracer.program(traced)]).to(engine.device)
+    schedule = schedule_recordings([tracer.program(traced)]).to(engine.device)
     found = set_mode(shadow(engine), False)(schedule, inputs)
     if tolist:
         found = {name: tensor.tolist() for name, tensor in found.items()}

@@ -9,7 +9,7 @@ from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Traced, merge_traced
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.program import RESULT
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.steps import Steps
 
 
 def drawing_of(block: Block) -> str:
@@ -73,7 +73,7 @@ def _value_text(merged: Any, value: int) -> str:
     return text if len(text) <= 20 else f"{text[:17]}..."
 
 
-def schedule_text(schedule: Schedule, width: int = 40) -> str:
+def schedule_text(schedule: Steps, width: int = 40) -> str:
     """Draw a schedule: one line per step, as long as the step has rows.
 
     Args:

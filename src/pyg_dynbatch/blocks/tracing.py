@@ -21,10 +21,11 @@ from pyg_dynbatch.blocks.code import (
 )
 from pyg_dynbatch.blocks.types import ResultType, TensorType
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.policy import Policy, policy_of
 from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 from pyg_dynbatch.core.types import constant_dtype, overflowing_value, range_of
 
@@ -447,7 +448,7 @@ class TracedBatch(MovablePlan):
         TracedBatch(2 examples, 1 steps)
     """
 
-    schedule: Schedule
+    schedule: Steps
     labels: dict[str, list[Any]]
     model: str
 
@@ -554,7 +555,7 @@ class Collater:
                 raise mismatch(AssertionError, what, expected, depth, where=where)
         source = self.tracer.source
         merged, _ = merge_traced(source, traced)
-        schedule = Schedule.from_programs([merged], self.policy, merge_equal=self.merge_equal)
+        schedule = schedule_recordings([merged], self.policy, merge_equal=self.merge_equal)
         labels = {
             name: [label for one in traced for label in one.labels[name]]
             for name in source.metric_types

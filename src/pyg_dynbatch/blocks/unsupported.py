@@ -11,7 +11,7 @@ REPLACEMENTS = {
     "TypeShape": _SCHEDULING.format("TensorType"),
     "LoomOp": _SCHEDULING.format("Operations.add(module, inputs, outputs)"),
     "PassThroughLoomOp": "nothing is needed: values are not copied from depth to depth",
-    "WeaverOpBase": _SCHEDULING.format("Program and Schedule"),
+    "WeaverOpBase": _SCHEDULING.format("Program and schedule_structure"),
     "DeserializingWeaver": "call compiler.collate on traced examples",
     "Plan": _LIGHTNING.format("fit, validate, test or predict"),
     "TrainPlan": _LIGHTNING.format("fit"),

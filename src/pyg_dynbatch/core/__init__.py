@@ -3,13 +3,14 @@
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
+from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
-from pyg_dynbatch.core.padding import LevelBuckets
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
 from pyg_dynbatch.core.program import Program, Value
 from pyg_dynbatch.core.reference import run_one_by_one
-from pyg_dynbatch.core.schedule import Schedule, ScheduleStats
+from pyg_dynbatch.core.steps import ScheduleStats, Steps
 from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
 
@@ -17,14 +18,14 @@ __all__ = [
     "DependencyGraph",
     "Engine",
     "LearnedPolicy",
-    "LevelBuckets",
     "Operation",
     "Operations",
+    "Levels",
     "Program",
     "Ragged",
     "RaggedRows",
     "RowType",
-    "Schedule",
+    "Steps",
     "ScheduleStats",
     "Signature",
     "TensorType",
@@ -35,6 +36,8 @@ __all__ = [
     "find_cycle",
     "keep_freed_memory",
     "mismatch",
+    "schedule_recordings",
+    "schedule_structure",
     "roots_of",
     "run_one_by_one",
     "slots_of",

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
-from pyg_dynbatch.core.layout import ZEROS, BufferSpec, IndexSlice, Step, packed
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import (
     Operation,
     Operations,
@@ -31,7 +30,7 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.steps import ZEROS, BufferSpec, IndexSlice, Step, Steps, packed
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
@@ -39,9 +38,8 @@ class Engine(nn.Module):
     """Run schedules, with one batched call of a module per step and one row buffer per row type.
 
     Args:
-        operations: The operations that programs may call. For schedules made by
-            :meth:`Schedule.from_structure` it needs one operation called ``"node"``, see
-            :meth:`of_cell`.
+        operations: The operations that programs may call. For the levels of a structure
+            it needs one operation called ``"node"``, see :meth:`of_cell`.
 
     Raises:
         TypeError: If ``operations`` is not an :class:`Operations`.
@@ -51,12 +49,13 @@ class Engine(nn.Module):
         earlier step, so nothing is copied forward.
 
     Example:
+        >>> from pyg_dynbatch.core.merge import schedule_recordings
         >>> from pyg_dynbatch.core.program import Program
         >>> scalar, operations = TensorType(()), Operations()
         >>> add = operations.add(torch.add, [scalar, scalar], [scalar], name="add")
         >>> program = Program()
         >>> program.output(program.call(add, *(program.constant(scalar, x) for x in (1.0, 2.0))))
-        >>> Engine(operations)(Schedule.from_programs([program, program]))["output"]
+        >>> Engine(operations)(schedule_recordings([program, program]))["output"]
         tensor([3., 3.])
     """
 
@@ -88,7 +87,7 @@ class Engine(nn.Module):
                 ``arity`` child states or one :class:`RaggedRows`; a missing input or child is a
                 row of zeros. It returns the new state, a tensor or a tuple of tensors.
             state: Type of the state of one node.
-            arity: As given to :meth:`Schedule.from_structure`.
+            arity: As given to :func:`schedule_structure`.
             input_type: Type of an input row; taken from the inputs by default.
             leaf: Called as ``leaf(x)`` instead of the cell for the nodes of the first level,
                 which have no children. In sentiment trees, where only leaves have words, this
@@ -98,10 +97,11 @@ class Engine(nn.Module):
             The engine; its operations are called ``"node"`` and, with a leaf module, ``"leaf"``.
 
         Example:
+            >>> from pyg_dynbatch.core.levels import schedule_structure
             >>> class Height(nn.Module):
             ...     def forward(self, x, left, right):
             ...         return 1 + torch.maximum(left, right) + 0 * x
-            >>> schedule = Schedule.from_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+            >>> schedule = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
             >>> engine = Engine.of_cell(Height(), TensorType(()), arity=2)
             >>> engine(schedule, {"input": torch.zeros(3)})["node"]
             tensor([1., 1., 2.])
@@ -117,7 +117,7 @@ class Engine(nn.Module):
 
     @outside_graphs
     def forward(
-        self, schedule: Schedule, inputs: Mapping[RowType | str, Any] | None = None
+        self, schedule: Steps | Levels, inputs: Mapping[RowType | str, Any] | None = None
     ) -> dict[str, Any]:
         """Run a schedule.
 
@@ -138,12 +138,8 @@ class Engine(nn.Module):
             RuntimeError: If an operation changes an argument in place.
         """
         check_no_transforms("Engine")
-        if self._leaf is not None and schedule.structure is not None and schedule.steps:
-            # The first step calls the leaf operation, which reads no children.
-            number, (first, *others) = len(schedule.signatures), schedule.steps
-            step = Step(number, first.size, first.arguments[:1], first.results)
-            signatures = (*schedule.signatures, self._leaf)
-            schedule = replace(schedule, signatures=signatures, listed_steps=(step, *others))
+        if isinstance(schedule, Levels):
+            schedule = schedule.to_steps(self._leaf)
         run = Run(self)
         run.extend(schedule, inputs or {})
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -205,7 +201,7 @@ class Run:
         # Per weight, what the layers that use it share between steps.
         self.shared: dict[Tensor, Any] = {}
 
-    def extend(self, schedule: Schedule, inputs: Mapping[RowType | str, Any]) -> None:
+    def extend(self, schedule: Steps, inputs: Mapping[RowType | str, Any]) -> None:
         """Run a schedule; of inputs with rows in a buffer already, only the others are given."""
         if not self.buffers:
             self.token = new_token(schedule.index)
@@ -220,7 +216,7 @@ class Run:
             row_types.update(zip(theirs, ours, strict=True))
         num_open = len(self.buffers)
         for number, (spec, constants) in enumerate(
-            zip(schedule.stores, schedule.constants, strict=True)
+            zip(schedule.buffers, schedule.constants, strict=True)
         ):
             if number < num_open:
                 given, buffer = inputs.get(spec.row_type), self.buffers[number]
@@ -278,12 +274,12 @@ class Run:
         rows_of_all, arguments = [], []
         for wanted, read in zip(signature.inputs, step.arguments, strict=True):
             rows = (
-                self.buffers[read.store].zeros(read.length) if read.start == ZEROS else next(found)
+                self.buffers[read.buffer].zeros(read.length) if read.start == ZEROS else next(found)
             )
             rows_of_all.append(rows)
             argument = _argument(row_type_of(wanted), rows)
             if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, self.schedule.segment_ids_of(read), step.size)
+                argument = RaggedRows(argument, read.calls_in(self.schedule.index), step.size)
             arguments.append(argument)
         results = _call(operation, arguments, rows_of_all, where)
         checked = _checked_results(signature, results, step.size, where)
@@ -303,7 +299,7 @@ class Run:
         number = 0
         while number < len(slices):
             first = slices[number]
-            buffer, num_arguments = self.buffers[first.store], packed(slices, number)
+            buffer, num_arguments = self.buffers[first.buffer], packed(slices, number)
             if num_arguments == 1:
                 reads.append(Read(buffer, self._pick(first)))
             else:
@@ -313,7 +309,7 @@ class Run:
         return reads
 
     def _pick(self, read: IndexSlice) -> Pick:
-        return (read.start, read.length) if read.start >= 0 else self.schedule.rows_of(read)
+        return (read.start, read.length) if read.start >= 0 else read.rows_in(self.schedule.index)
 
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
@@ -360,7 +356,7 @@ class Run:
     def outputs(self) -> dict[str, Any]:
         """Read all outputs."""
         found = self.schedule.outputs
-        reads = [Read(self.buffers[o.rows.store], self._pick(o.rows)) for o in found.values()]
+        reads = [Read(self.buffers[o.rows.buffer], self._pick(o.rows)) for o in found.values()]
         results = self._exchange(reads, copy=True)
         return {
             name: rows[0] if len(rows) == 1 else rows

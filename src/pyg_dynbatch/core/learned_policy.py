@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.merge import schedule_programs
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.policy import DependencyGraph, Walk, agenda_policy, depth_policy
 from pyg_dynbatch.core.program import Program
 from pyg_dynbatch.core.structure import TopologicalOrder
@@ -46,7 +46,7 @@ class LearnedPolicy:
         bound). Differs: free steps come first; the table is found by descent over whole orders.
 
     Example:
-        >>> from pyg_dynbatch.core import Operations, Program, Schedule, TensorType
+        >>> from pyg_dynbatch.core import Operations, Program, TensorType, schedule_recordings
         >>> vector, operations = TensorType((2,)), Operations()
         >>> one = operations.add(lambda x: x, [vector], [vector], name="one")
         >>> two = operations.add(lambda x: 2 * x, [vector], [vector], name="two")
@@ -59,7 +59,7 @@ class LearnedPolicy:
         ...     return program
         >>> programs = [record([one, two] * 3), record([two, one] * 3)]
         >>> policy = LearnedPolicy().fit([programs])
-        >>> [len(Schedule.from_programs(programs, p).steps) for p in ("depth", policy)]
+        >>> [len(schedule_recordings(programs, p).steps) for p in ("depth", policy)]
         [12, 7]
     """
 
@@ -185,7 +185,7 @@ def _graphs_of(programs: Sequence[Program]) -> list[DependencyGraph]:
         found.append(graph)
         return depth_policy(graph)
 
-    schedule_programs(programs, record)
+    schedule_recordings(programs, record)
     return found
 
 

@@ -1,115 +1,342 @@
-"""Schedule one recurrent operation over trees or graphs, level by level."""
+"""The levels of trees or graphs: one recurrent operation, level by level."""
 
-import os
-from collections.abc import Mapping, Sequence
-from ctypes import CDLL, c_int64
-from functools import cache, lru_cache
-from itertools import accumulate, repeat
-from operator import index
-from pathlib import Path
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, count, pairwise
+from operator import attrgetter, index
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
-from pyg_dynbatch.core.layout import (
+from pyg_dynbatch.core.errors import Mismatch, checked_choice, describe_value, mismatch
+from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.native import extension
+from pyg_dynbatch.core.operation import Ragged, Signature, any_type
+from pyg_dynbatch.core.steps import (
     GATHER,
     ZEROS,
     BufferSpec,
     IndexSlice,
     Output,
+    ScheduleStats,
     Step,
-    StructureInfo,
-    first_rows,
+    Steps,
+    contiguous,
 )
-from pyg_dynbatch.core.native import NATIVE_SWITCH, native_library
-from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.structure import (
     array_of,
     checked_depth,
     checked_edges,
     checksum,
+    input_field,
     numbers_among_equals,
+    reads_input,
 )
-from pyg_dynbatch.core.types import TensorType
 
 INPUTS, STATES = 0, 1  # numbers of the two buffers
-_SOURCE = Path(__file__).with_name("levels.c")
 DIRECTIONS = ("bottom_up", "top_down")
+_INPUT, _STATE = any_type("input"), any_type("state")
 
-Edges = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-"""Source, target and child slot of each edge."""
+
+@dataclass(eq=False, repr=False)
+class Levels(MovablePlan):
+    """The levels of a mini-batch of trees or graphs, with all row numbers in one int64 tensor.
+
+    Made by :func:`schedule_structure`, for layers. The nodes of a level depend only on nodes of
+    earlier levels. In *level order*, nodes are sorted by level, those with an input first; the
+    state of the k-th node is row k + 1, and row 0 stands for missing children.
+
+    Args:
+        index: The vectors below, one after another.
+        num_nodes: Number of nodes.
+        num_edges: Number of edges.
+        num_examples: Number of examples.
+        arity: Child slots per node; ``None`` for any number of children.
+        direction: ``"bottom_up"`` or ``"top_down"``.
+        level_sizes: Number of nodes of each level.
+        level_inputs: Number of nodes of each level that read an input; they come first.
+        single_parent: Whether the state of each node is read at most once.
+        checksums: Of the edges, the child slots and the nodes that read an input.
+
+    Example:
+        >>> levels = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3)
+        >>> levels.level_sizes, levels.children.tolist()
+        ((2, 1), [1, 2])
+    """
+
+    index: Int[Tensor, " entry"]
+    num_nodes: int
+    num_edges: int
+    num_examples: int
+    arity: int | None
+    direction: str
+    level_sizes: tuple[int, ...]
+    level_inputs: tuple[int, ...]
+    level_children: tuple[int, ...]
+    single_parent: bool
+    checksums: tuple[int | None, ...]
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of nodes that read an input."""
+        return sum(self.level_inputs)
+
+    @property
+    def children(self) -> Int[Tensor, " slot"]:
+        """Rows of the children of all nodes; with arity N, N per node, 0 for a missing one."""
+        return self._part("children")
+
+    @property
+    def child_segment(self) -> Int[Tensor, " edge"]:
+        """Parent of each child, counted within its level (only without an arity)."""
+        return self._part("child_segment")
+
+    @property
+    def child_start(self) -> Int[Tensor, " node"]:
+        """Offset of the children of each node, in level order (only without an arity)."""
+        return self._part("child_start")
+
+    @property
+    def edge_order(self) -> Int[Tensor, " edge"]:
+        """Edges in the order in which their children are listed (only without an arity)."""
+        return self._part("edge_order")
+
+    @property
+    def row(self) -> Int[Tensor, " node"]:
+        """Row of the state of each node, from 1, in node order."""
+        return self._part("row")
+
+    @property
+    def example(self) -> Int[Tensor, " node"]:
+        """Example of each node."""
+        return self._part("example")
+
+    @property
+    def input_node(self) -> Int[Tensor, " input"]:
+        """Nodes that read an input row, in the order of the input rows."""
+        return self._part("input_node")
+
+    def _part(self, name: str) -> Tensor:
+        start, end = self._places[name]
+        return self.index[start:end]
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        return _places(self.num_nodes, self.num_edges, self.arity, self.num_inputs)
+
+    @property
+    def num_levels(self) -> int:
+        """Number of levels."""
+        return len(self.level_sizes)
+
+    def to_steps(self, leaf: Signature | None = None) -> Steps:
+        """Return the batched calls of an operation ``"node"``, one per level, for an engine.
+
+        It reads the row numbers on the host, so call it before the batch is moved to a device.
+
+        Args:
+            leaf: Operation that is called on the inputs of the first level instead.
+
+        Returns:
+            Steps with one output, ``"node"``: the states in node order.
+        """
+        index, arity, steps = self.index.cpu().numpy(), self.arity, list[Step]()
+        first = seen = child = 0
+        sizes = zip(self.level_sizes, self.level_inputs, self.level_children, strict=True)
+        (slots, _), (segments, _) = self._places["children"], self._places["child_segment"]
+        for level, (size, filled, children) in enumerate(sizes):
+            start = seen + 1 if filled == size else GATHER if filled else ZEROS
+            reads = [IndexSlice(INPUTS, first, size, start)]
+            if level == 0 and leaf is not None:
+                pass
+            elif arity is None:
+                start = contiguous(index[slots + child : slots + child + children])
+                given = slots + child, children, start, segments + child
+                reads.append(IndexSlice(STATES, *given))
+            else:
+                own = index[slots + child : slots + child + children].reshape(size, arity)
+                starts = [contiguous(own[:, slot]) if level else ZEROS for slot in range(arity)]
+                offset = slots + child
+                reads += [
+                    IndexSlice(STATES, offset + slot, size, start, -1, arity)
+                    for slot, start in enumerate(starts)
+                ]
+            number = int(level == 0 and leaf is not None)
+            steps.append(Step(number, size, tuple(reads), ((STATES, first + 1),)))
+            first, seen, child = first + size, seen + filled, child + children
+        states = (Ragged(_STATE),) if arity is None else (_STATE,) * arity
+        node = Signature("node", (_INPUT, *states), (_STATE,), random=True)
+        rows = self._places["row"][0], self.num_nodes, GATHER if self.num_nodes else 0
+        return Steps(
+            signatures=(node,) if leaf is None else (node, leaf),
+            buffers=(
+                BufferSpec(_INPUT, 1, self.num_inputs, self.num_inputs + 1),
+                BufferSpec(_STATE, 1, 0, self.num_nodes + 1),
+            ),
+            steps=tuple(steps),
+            index=self.index,
+            constants=(None, None),
+            outputs={"node": Output(IndexSlice(STATES, *rows), self._places["example"][0])},
+            num_examples=self.num_examples,
+        )
+
+    def stats(self) -> ScheduleStats:
+        """Count levels, rows, the critical path, and the copies that Fold would make."""
+        return self.cpu().to_steps().stats()
+
+    def belongs_to(self, edge_index: Tensor, *others: Tensor | None) -> bool:
+        """Return whether the schedule was made from these edges, and perhaps other fields.
+
+        On the CPU, checksums of the values are compared. On other devices, where that would
+        synchronize, the fields of the first call are trusted apart from the number of edges, and
+        values are compared only where a later call has another tensor or a changed one.
+
+        Args:
+            edge_index: Edges from child to parent.
+            *others: ``child_slot``, then ``token`` or ``has_input``; None for a field that does
+                not exist.
+
+        Example:
+            >>> edges = torch.tensor([[0, 1], [2, 2]])
+            >>> schedule = schedule_structure(edges, 3)
+            >>> schedule.belongs_to(edges), schedule.belongs_to(edges.flip(1))
+            (True, False)
+        """
+        if edge_index.shape != (2, self.num_edges):
+            return False
+        return all(map(self._is_made_of, count(), (edge_index, *others), self.checksums))
+
+    def _is_made_of(self, place: int, given: Tensor | None, wanted: int | None) -> bool:
+        if given is None or wanted is None:
+            return given is None and wanted is None
+        if given.is_cpu and type(given) is Tensor:
+            return checksum(reads_input(given) if place == 2 else given) == wanted
+        # Per field: the tensor that was last found to be right, and its version.
+        seen = self.__dict__.setdefault("_seen", {})
+        now = weakref.ref(given), None if given.is_inference() else given._version
+        tensor, version = seen.setdefault(place, now)
+        if tensor() is given and version == now[1]:
+            return True
+        is_same = self._is_made_of(place, given.detach().cpu().as_subclass(Tensor), wanted)
+        seen[place] = now if is_same else (tensor, version)
+        return is_same
+
+    # Moving to a device, comparing, printing.
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (self.index,)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Levels":
+        return replace(self, index=fn(self.index))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name[0] != "_"}
+
+    def __eq__(self, other: object) -> bool:
+        """Compare contents: the same levels, the same row numbers."""
+        if not isinstance(other, Levels):
+            return NotImplemented
+        plain = attrgetter(
+            "num_nodes", "num_edges", "num_examples", "arity", "direction", "level_sizes",
+            "level_inputs",
+        )  # fmt: skip
+        return plain(self) == plain(other) and torch.equal(self.index, other.index)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        examples, nodes = self.num_examples, self.num_nodes
+        return f"Levels({examples} examples, {self.num_levels} levels, {nodes} nodes)"
+
+
+torch.serialization.add_safe_globals([Levels])
+
+
+def _places(
+    nodes: int, edges: int, arity: int | None, num_inputs: int
+) -> dict[str, tuple[int, int]]:
+    """Return where each vector of the flat index begins and ends."""
+    ragged = arity is None
+    lengths = {
+        "input_row": nodes,
+        "children": edges if arity is None else nodes * arity,
+        "child_segment": edges * ragged,
+        "child_start": nodes * ragged,
+        "edge_order": edges * ragged,
+        "row": nodes,
+        "example": nodes,
+        "input_node": num_inputs,
+    }
+    return dict(zip(lengths, pairwise(accumulate(lengths.values(), initial=0)), strict=True))
 
 
 def schedule_structure(
-    edge_index: Tensor,
+    edge_index: Int[Tensor, "two edge"],
     num_nodes: int,
-    child_slot: Tensor | None,
-    arity: int | None,
-    has_input: Tensor | None,
-    example_sizes: Sequence[int] | np.ndarray | None,
-    direction: str,
-    level: Tensor | None = None,
-) -> dict[str, Any]:
-    """Compute the fields of a schedule; see :meth:`Schedule.from_structure`.
+    *,
+    child_slot: Int[Tensor, " edge"] | None = None,
+    arity: int | None = None,
+    has_input: Tensor | None = None,
+    example_sizes: Sequence[int] | np.ndarray | None = None,
+    direction: str = "bottom_up",
+) -> Levels:
+    """Schedule one recurrent operation over trees or acyclic graphs.
 
-    ``level`` puts nodes into other levels than the earliest ones; it is not checked.
+    Args:
+        edge_index: Edges from child to parent, ``[2, edge]``.
+        num_nodes: Number of nodes of the whole mini-batch.
+        child_slot: Position of each edge's child among its siblings; by default in the order
+            of the edges.
+        arity: ``None`` for any number of children (ragged); N for N child slots per node,
+            where a missing child is a row of zeros.
+        has_input: Which nodes read an input row, bool ``[node]``; all by default.
+        example_sizes: Number of nodes of each example; by default there is one example.
+        direction: ``"bottom_up"`` (children before parents) or ``"top_down"``.
+
+    Returns:
+        The levels.
+
+    Raises:
+        ValueError: If there is a cycle, a child beyond the arity, or two children in one slot.
+
+    Example:
+        >>> schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3, arity=2)
+        Levels(1 examples, 2 levels, 3 nodes)
     """
-    checked_choice("Schedule: unknown direction", direction, DIRECTIONS)
+    checked_choice("schedule_structure: unknown direction", direction, DIRECTIONS)
     # Not SupportsIndex, which takes as long to compare as all edges of a tree.
     if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
         wanted = "at least 0, or None for any number of children"
-        raise mismatch(ValueError, "Schedule.from_structure: invalid arity", wanted, repr(arity))
+        raise mismatch(ValueError, "schedule_structure: invalid arity", wanted, repr(arity))
     examples = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
-    num_edges = edge_index.size(-1) if edge_index.dim() else 0
-    offsets = _offsets(num_nodes, num_edges, arity)
     down = direction == "top_down"
-    given = _Structure(edge_index, num_nodes, level, child_slot, arity, has_input, examples, down)
-    laid = _lay_out_in_c(given, offsets) or _lay_out(given)
-    num_inputs = sum(laid.inputs)
-    kept: Any = {key: start for key, start in offsets.items() if key in StructureInfo._fields}
-    output = IndexSlice(STATES, offsets["row"], num_nodes, GATHER if num_nodes else 0)
-    signature, input_type, state_type = _signature(arity)
-    input_buffer = BufferSpec(input_type, 1, num_inputs, num_inputs + 1)
-    info = StructureInfo(
+    given = _Structure(edge_index, num_nodes, child_slot, arity, has_input, examples, down)
+    laid = _lay_out_in_c(given) or _lay_out(given)
+    return Levels(
+        index=laid.numbers,
         num_nodes=num_nodes,
-        num_edges=num_edges,
+        num_edges=edge_index.size(1),
+        num_examples=examples.size,
         arity=arity,
         direction=direction,
         level_sizes=laid.sizes,
         level_inputs=laid.inputs,
+        level_children=laid.children,
         single_parent=laid.single_parent,
         checksums=tuple(map(checksum, (edge_index, child_slot, has_input))),
-        **kept,
     )
-    return {
-        "signatures": (signature,),
-        "stores": (input_buffer, BufferSpec(state_type, 1, 0, num_nodes + 1)),
-        "listed_steps": None,
-        "index": laid.numbers,
-        "constants": (None, None),
-        "outputs": {"node": Output(output, offsets["example"])},
-        "num_examples": examples.size,
-        "structure": info,
-    }
-
-
-def _offsets(nodes: int, edges: int, arity: int | None) -> dict[str, int]:
-    """Return where each part of the flat index begins."""
-    lengths = {"input_row": nodes, "children": edges if arity is None else nodes * arity}
-    if arity is None:
-        lengths |= {"segment_ids": edges, "child_start": nodes, "edge_order": edges}
-    lengths |= {"row": nodes, "example": nodes, "input_node": 0}
-    return dict(zip(lengths, accumulate(lengths.values(), initial=0), strict=False))
 
 
 class _Structure(NamedTuple):
     edge_index: Tensor
     num_nodes: int
-    level: Tensor | None
     child_slot: Tensor | None
     arity: int | None
     has_input: Tensor | None
@@ -118,99 +345,125 @@ class _Structure(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Row numbers of a schedule, and the nodes and inputs of each level."""
+    """The flat index, and the numbers of nodes, inputs and children of each level."""
 
     numbers: Tensor
     sizes: tuple[int, ...]
     inputs: tuple[int, ...]
+    children: tuple[int, ...]
     single_parent: bool
 
 
 def _lay_out(given: _Structure) -> _Layout:
-    """Compute all row numbers with numpy, or raise an error that names what is wrong."""
-    edge_index, num_nodes, given_level, child_slot, arity, has_input, examples, down = given
-    source, target = checked_edges(edge_index, num_nodes, "Schedule.from_structure")
-    slot = None if child_slot is None else _checked("child_slot", child_slot, source.size, "edge")
-    if arity is not None and slot is None:
+    """Compute the flat index by its definition, or raise an error that names what is wrong."""
+    nodes, arity = given.num_nodes, given.arity
+    source, target, slot, level, filled = _checked_fields(given)
+    order = sorted(range(nodes), key=lambda node: (level[node], not filled[node]))
+    row = [0] * nodes
+    for position, node in enumerate(order, 1):
+        row[node] = position
+    incoming: list[list[tuple[int, int]]] = [[] for _ in range(nodes)]
+    for edge, parent in enumerate(target):
+        incoming[parent].append((slot[edge], edge))
+    input_row, children, segment, start, edge_order = (list[int]() for _ in range(5))
+    sizes, inputs, listed = (Counter[int]() for _ in range(3))
+    for node in order:
+        own, mine = level[node], sorted(incoming[node])
+        inputs[own] += filled[node]
+        input_row.append(inputs.total() if filled[node] else 0)
+        start.append(len(children))
+        if arity is None:
+            children += [row[source[edge]] for _, edge in mine]
+            segment += [sizes[own]] * len(mine)
+            edge_order += [edge for _, edge in mine]
+        else:
+            child = {place: row[source[edge]] for place, edge in mine}
+            children += [child.get(place, 0) for place in range(arity)]
+        listed[own] += len(children) - start[-1]
+        sizes[own] += 1
+    ragged = [*segment, *start, *edge_order] if arity is None else []
+    example = np.arange(given.examples.size).repeat(given.examples).tolist()
+    reading = [node for node in order if filled[node]]
+    flat = [*input_row, *children, *ragged, *row, *example, *reading]
+    numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
+    per_level = ([counter[own] for own in sorted(sizes)] for counter in (sizes, inputs, listed))
+    single_parent = max(Counter(source).values(), default=0) <= 1
+    return _Layout(numbers, *map(tuple, per_level), single_parent)  # type: ignore[call-arg, arg-type]
+
+
+def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
+    """Check all fields; return source, target and slot of each edge, level and input of nodes."""
+    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    source, target = checked_edges(edge_index, nodes, "schedule_structure")
+    edges = source.size
+    if child_slot is not None:
+        slot = _checked("child_slot", child_slot, edges, "edge")
+    else:
         # Before the edges are reversed: a slot is a child's position among its siblings.
-        slot = numbers_among_equals(target, num_nodes)
+        slot = np.arange(edges) if arity is None else numbers_among_equals(target, nodes)
     if down:
         source, target = target, source
-    level = checked_depth(source, target, num_nodes) if given_level is None else given_level.numpy()
-    filled = np.ones(num_nodes, dtype=bool)
+    level = checked_depth(source, target, nodes)
+    filled = np.ones(nodes, dtype=bool)
     if has_input is not None:
-        filled = _checked("has_input", has_input, num_nodes, "node", torch.bool)
-    order, sizes, inputs = _level_order(level, filled)
-    # Row 0 of each buffer is the row of zeros.
-    row = np.empty(num_nodes, dtype=np.int64)
-    row[order] = np.arange(1, num_nodes + 1)
-    reads_input = filled[order]
-    children: Sequence[np.ndarray]
-    if arity is None or slot is None:
-        children = _ragged_children((source, target, slot), row, sizes.cumsum() - sizes)
-    else:
-        children = (_fixed_children((source, target, slot), row, arity),)
-    _check_examples(examples, num_nodes)
-    parts = [reads_input.cumsum() * reads_input, *children, row]
-    parts += [np.arange(examples.size).repeat(examples), order[reads_input]]
-    flat = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
-    single_parent = bool(np.bincount(source, minlength=1).max() <= 1)
-    return _Layout(flat, tuple(sizes.tolist()), tuple(inputs.tolist()), single_parent)
+        filled = _checked("has_input", has_input, nodes, "node", torch.bool)
+    if arity is not None:
+        _check_slots(source, target, slot, arity)
+    if examples.sum() != nodes or (examples < 0).any():
+        what = "schedule_structure: example_sizes does not fit the nodes"
+        wanted = f"numbers >= 0 that add up to {nodes}"
+        raise mismatch(ValueError, what, wanted, examples.tolist())
+    return tuple(each.tolist() for each in (source, target, slot, level, filled))
 
 
-@cache
-def _library() -> CDLL | None:
-    library = native_library(_SOURCE)
-    if library is not None:
-        library.schedule_levels.restype = c_int64
-    return library
+def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity: int) -> None:
+    if slot.size and int(slot.max()) >= arity:
+        edge = int((slot >= arity).argmax())
+        what = f"schedule_structure: node {target[edge]} has a child beyond the arity"
+        wanted, got, where = f"child slots below {arity}", f"slot {slot[edge]}", f"edge {edge}"
+        hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
+        raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
+    place = target * arity + slot
+    unique, counts = np.unique(place, return_counts=True)
+    if (counts > 1).any():
+        twice = int(unique[counts > 1][0])
+        what = f"schedule_structure: node {twice // arity} has two arguments in one slot"
+        got = f"slot {twice % arity} taken by nodes {source[place == twice].tolist()}"
+        hint = "one slot per child; use arity=None if a top-down node has several parents"
+        raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
 
 
-def _lay_out_in_c(given: _Structure, offsets: Mapping[str, int]) -> _Layout | None:
-    """Like :func:`_lay_out`, in C.
-
-    Returns None without a compiler, for invalid graphs, and for gaps in levels or slots, which
-    :func:`_lay_out` handles.
-    """
-    library: Any = _library() if os.environ.get(NATIVE_SWITCH) != "0" else None
-    edge_index, num_nodes, level, child_slot, arity, has_input, examples, down = given
-    if library is None or num_nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
+def _lay_out_in_c(given: _Structure) -> _Layout | None:
+    """Like :func:`_lay_out`, in C; None without the extension and for invalid graphs."""
+    native = extension()
+    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
-    num_edges = edge_index.size(1)
-    if (
-        not (
-            _is_plain(edge_index, (2, num_edges))
-            and _is_plain(child_slot, (num_edges,))
-            and _is_plain(level, (num_nodes,))
-            and _is_plain(has_input, (num_nodes,), torch.bool)
-        )
-        or is_in_torch_dispatch_mode()
-    ):
-        return None
-    num_inputs = num_nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
-    # Not on the default device: C gets the addresses.
-    flat, room = (
-        torch.empty(size, dtype=torch.int64, device="cpu")
-        for size in (offsets["input_node"] + num_inputs, 3 * num_nodes + num_edges + 2)
+    edges = edge_index.size(1)
+    is_plain = (
+        _is_plain(edge_index, (2, edges))
+        and _is_plain(child_slot, (edges,))
+        and _is_plain(has_input, (nodes,), torch.bool)
     )
-    edges, start, free = edge_index.data_ptr(), flat.data_ptr(), room.data_ptr()
-    ends = [edges, edges + 8 * num_edges]
-    parts = "input_row", "children", "row", "example", "input_node"
-    more = "segment_ids", "edge_order", "child_start"
-    fields = [
-        *(num_nodes, num_edges, -1 if arity is None else index(arity), examples.size),
-        *(reversed(ends) if down else ends),
-        *(0 if each is None else each.data_ptr() for each in (child_slot, level, has_input)),
-        *(torch.from_numpy(examples).data_ptr(), not down),
-        *(start + 8 * offsets.get(part, 0) for part in (*parts, *more)),
-        *(free, free + 8 * num_nodes, free + 16 * num_nodes),
-    ]
-    levels = library.schedule_levels((c_int64 * len(fields))(*fields))
+    if not is_plain or is_in_torch_dispatch_mode():
+        return None
+    num_inputs = nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
+    size = _places(nodes, edges, arity, num_inputs)["input_node"][1]
+    numbers = np.empty(size, dtype=np.int64)
+    room = np.empty(5 * nodes + edges + 2, dtype=np.int64)
+    first, free = edge_index.data_ptr(), room.ctypes.data
+    source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
+    levels = native.schedule_levels(
+        nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
+        examples=examples.size, source=source, target=target, slot=child_slot, filled=has_input,
+        example_sizes=examples, by_target=not down, index=numbers, levels=free,
+        room=free + 24 * nodes,
+    )  # fmt: skip
     if levels < 0:
         return None
-    found = room.numpy()
-    sizes, inputs = (tuple(found[k : k + levels].tolist()) for k in (0, num_nodes))
-    return _Layout(flat, sizes, inputs, single_parent=bool(found[2 * num_nodes]))
+    per_level = room[: 3 * levels].reshape(-1, 3).T.tolist()
+    sizes, inputs, children = map(tuple, per_level)
+    return _Layout(torch.from_numpy(numbers), sizes, inputs, children, bool(room[3 * nodes]))
 
 
 def _is_plain(
@@ -223,47 +476,6 @@ def _is_plain(
     return plain and values.dtype == dtype and values.shape == shape
 
 
-def steps_of_levels(info: StructureInfo, index: np.ndarray) -> tuple[Step, ...]:
-    """List the steps of a schedule made from a structure, one per level."""
-    sizes, inputs = (np.array(each, np.int64) for each in (info.level_sizes, info.level_inputs))
-    starts = sizes.cumsum() - sizes
-    # Nodes with an input come first: rows are contiguous in levels without other nodes.
-    first = np.where(inputs > 0, GATHER, ZEROS)
-    first = np.where(inputs == sizes, inputs.cumsum() - inputs + 1, first)
-    arguments = [_slices(INPUTS, starts, sizes, first)]
-    if info.arity is None:
-        arguments.append(_ragged_slices(info, index, starts))
-    else:
-        arguments += _fixed_slices(info, index, starts, sizes)
-    results = [((STATES, start + 1),) for start in starts.tolist()]
-    return tuple(map(Step, repeat(0), info.level_sizes, zip(*arguments, strict=True), results))
-
-
-@lru_cache(16)
-def _signature(arity: int | None) -> tuple[Signature, TensorType, TensorType]:
-    """Return the signature of the operation, and the types of an input and a state."""
-    inputs, state = any_type("input"), any_type("state")
-    children = (Ragged(state),) if arity is None else (state,) * arity
-    return Signature("node", (inputs, *children), (state,), random=True), inputs, state
-
-
-def _level_order(
-    level: np.ndarray, filled: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort nodes by level, those with an input first; count the nodes and inputs of each level."""
-    if not level.size:
-        return level, level, level
-    deepest = int(level.max())
-    # Narrow integers are sorted by counting, one pass per two bytes.
-    key = level.astype(np.min_scalar_type(2 * deepest + 1))
-    key += key
-    key += ~filled
-    counts = np.bincount(key, minlength=2 * deepest + 2).reshape(-1, 2)
-    sizes = counts[:, 0] + counts[:, 1]
-    # Given levels may skip one, which would be a step without rows.
-    return key.argsort(kind="stable"), sizes[sizes > 0], counts[sizes > 0, 0]
-
-
 def _checked(
     name: str, values: Tensor, length: int, per: str, dtype: torch.dtype = torch.int64
 ) -> np.ndarray:
@@ -271,95 +483,55 @@ def _checked(
     found = array_of(values)
     negative = bool(found.size) and values.dtype == torch.int64 and found.min() < 0
     if negative or values.dtype != dtype or found.shape != (length,):
-        what = f"Schedule.from_structure: {name} has an invalid shape, dtype or value"
+        what = f"schedule_structure: {name} has an invalid shape, dtype or value"
         wanted = f"{str(dtype).removeprefix('torch.')} tensor [{length}], one number >= 0 per {per}"
         got = describe_value(values) + (f", smallest {found.min()}" if negative else "")
         raise mismatch(ValueError, what, wanted, got)
     return found
 
 
-def _check_examples(sizes: np.ndarray, num_nodes: int) -> None:
-    if sizes.sum() != num_nodes or (sizes < 0).any():
-        what = "Schedule.from_structure: example_sizes does not fit the nodes"
-        wanted, got = f"numbers >= 0 that add up to {num_nodes}", sizes.tolist()
-        raise mismatch(ValueError, what, wanted, got)
+def derive_levels(
+    owner: str, fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
+) -> Levels:
+    """Schedule a batch from its fields; an error gives the number of the invalid example."""
+    # Fields: edge_index, and if present ptr (first node of each example, and the end),
+    # child_slot, and token or has_input.
+    edge_index, ptr = fields["edge_index"], fields.get("ptr")
+
+    def scheduled(own: Mapping[str, Any], nodes: int, sizes: Any) -> Levels:
+        return schedule_structure(
+            own["edge_index"],
+            nodes,
+            child_slot=own.get("child_slot"),
+            arity=arity,
+            has_input=reads_input(input_field(own)),
+            example_sizes=sizes,
+            direction=direction,
+        )
+
+    starts = None if ptr is None else array_of(ptr)
+    try:
+        sizes = None if starts is None else starts[1:] - starts[:-1]
+        schedule = scheduled(fields, num_nodes, sizes)
+    except ValueError as error:
+        for number, (first, end) in enumerate(pairwise([] if starts is None else starts.tolist())):
+            try:
+                scheduled(_fields_of_example(fields, first, end), end - first, None)
+            except IndexError:  # a field is too short, or has too few axes, to be split
+                break
+            except ValueError as reason:
+                text = f"{owner}: example {number} of the batch: {reason}"
+                raise ValueError(Mismatch(text)) from error
+        raise
+    return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
 
 
-def _slices(buffer: int, *columns: Any) -> list[IndexSlice]:
-    """Create slices of a buffer from columns of offsets, lengths and so on."""
-    lists = (each.tolist() if isinstance(each, np.ndarray) else each for each in columns)
-    return list(map(IndexSlice, repeat(buffer), *lists))
-
-
-def _ragged_children(
-    edges: Edges, row: np.ndarray, levels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """List the children of all nodes, in level order and by slot: see ``_offsets``."""
-    source, target, slot = edges
-    parent = row[target]
-    counts = np.bincount(parent, minlength=row.size + 1)[1:]
-    begins = counts.cumsum() - counts  # of the children of each node, in level order
-    order = _edge_order(parent, slot, begins)
-    parents = parent[order]
-    per_level = np.diff(np.append(begins[levels], order.size))
-    return row[source[order]], parents - (levels + 1).repeat(per_level), begins, order
-
-
-def _ragged_slices(info: StructureInfo, index: np.ndarray, levels: np.ndarray) -> list[IndexSlice]:
-    begins = index[info.child_start or 0 :][: info.num_nodes]
-    # Where the children of each level begin, and the end.
-    bounds = np.append(begins[levels], info.num_edges)
-    starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
-    first = first_rows(index[info.children :][: info.num_edges], starts, counts)
-    of_node = starts + (info.segment_ids or 0)
-    return _slices(STATES, starts + info.children, counts, first, of_node)
-
-
-def _edge_order(parent: np.ndarray, slot: np.ndarray | None, begins: np.ndarray) -> np.ndarray:
-    """Sort edges by the row of their parent, from 1, and then by slot."""
-    if slot is None:
-        return np.argsort(parent.astype(np.min_scalar_type(begins.size)), kind="stable")
-    # Without gaps, the slots give the positions; with gaps, a position is too large or left out.
-    position = begins[parent - 1] + slot
-    order = np.full(parent.size, -1, dtype=np.int64)
-    if position.size and int(position.max()) < position.size:
-        order[position] = np.arange(position.size)
-        if int(order.min()) >= 0:
-            return order
-    return np.lexsort((slot, parent))
-
-
-def _fixed_children(
-    edges: tuple[np.ndarray, np.ndarray, np.ndarray], row: np.ndarray, arity: int
-) -> np.ndarray:
-    """List N child slots per node, those of a node side by side; 0 for a missing child."""
-    source, target, slot = edges
-    if slot.size and int(slot.max()) >= arity:
-        edge = int((slot >= arity).argmax())
-        what = f"Schedule.from_structure: node {target[edge]} has a child beyond the arity"
-        wanted, got, where = f"child slots below {arity}", f"slot {slot[edge]}", f"edge {edge}"
-        hint = f"arity={int(slot.max()) + 1}, or arity=None for any number of children"
-        raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
-    table = np.zeros(row.size * arity, dtype=np.int64)
-    table[(row[target] - 1) * arity + slot] = row[source]
-    # Rows of nodes begin at 1: a missing edge has been overwritten.
-    if np.count_nonzero(table) != source.size:
-        position = target * arity + slot
-        unique, count = np.unique(position, return_counts=True)
-        twice = int(unique[count > 1][0])
-        what = f"Schedule.from_structure: node {twice // arity} has two arguments in one slot"
-        got = f"slot {twice % arity} taken by nodes {source[position == twice].tolist()}"
-        hint = "one slot per child; use arity=None if a top-down node has several parents"
-        raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
-    return table
-
-
-def _fixed_slices(
-    info: StructureInfo, index: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-) -> list[list[IndexSlice]]:
-    arity = info.arity or 0
-    table = index[info.children :][: info.num_nodes * arity].reshape(info.num_nodes, arity)
-    first = first_rows(table, starts, sizes)
-    first[:1] = ZEROS  # nodes of the first level have no children
-    begins, rest = starts * arity + info.children, (repeat(-1), repeat(arity))
-    return [_slices(STATES, begins + each, sizes, first[:, each], *rest) for each in range(arity)]
+def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:
+    """Select the fields of one example from those of a batch."""
+    edge_index = fields["edge_index"]
+    inside = (edge_index[1] >= first) & (edge_index[1] < end)
+    own = {"edge_index": edge_index[:, inside] - first}
+    for key in ("child_slot", "token", "has_input"):
+        if fields.get(key) is not None:
+            own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
+    return own

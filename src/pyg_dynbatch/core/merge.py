@@ -1,17 +1,25 @@
 """Merge the programs of a mini-batch into one schedule, with offsets and sorts only."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.layout import BufferSpec, IndexBuilder, IndexSlice, Output, Step, first_rows
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.policy import DependencyGraph, Policy, order_calls
 from pyg_dynbatch.core.program import CONSTANT, INPUT, RESULT, Program, concatenate
+from pyg_dynbatch.core.steps import (
+    BufferSpec,
+    IndexBuilder,
+    IndexSlice,
+    Output,
+    Step,
+    Steps,
+    contiguous,
+    first_rows,
+)
 from pyg_dynbatch.core.structure import numbers_among_equals
 from pyg_dynbatch.core.types import describe
 
@@ -19,12 +27,34 @@ Constants = list[tuple[Tensor, ...] | None]
 """The constant rows of each row type, one tensor per part; None if there are none."""
 
 
-def schedule_programs(
-    programs: Sequence[Program], policy: str | Policy = "depth", merge_equal: bool = True
-) -> dict[str, Any]:
-    """Compute the fields of a schedule; see :meth:`Schedule.from_programs`."""
+def schedule_recordings(
+    programs: Sequence[Program], policy: str | Policy = "depth", *, merge_equal: bool = True
+) -> Steps:
+    """Merge the programs of a mini-batch into batched steps.
+
+    Args:
+        programs: One program per example; empty programs are allowed.
+        policy: ``"depth"``, ``"agenda"``, a :class:`LearnedPolicy`, or a function (see
+            :mod:`pyg_dynbatch.core.policy`).
+        merge_equal: Whether equal calls on equal constants are made only once.
+
+    Returns:
+        The steps; outputs are in the order of ``programs``.
+
+    Raises:
+        ValueError: If ``programs`` is empty, or the policy is unknown.
+        TypeError: If one name has two signatures, or one output two types.
+
+    Example:
+        >>> from pyg_dynbatch.core import Signature, TensorType
+        >>> program, scalar = Program(), TensorType(())
+        >>> double = Signature("double", (scalar,), (scalar,))
+        >>> program.output(program.call(double, program.constant(scalar, 1.0)))
+        >>> schedule_recordings([program, program])
+        Steps(2 examples, 1 steps, 1 rows)
+    """
     if not programs:
-        what = "Schedule.from_programs: the list of programs is empty"
+        what = "schedule_recordings: the list of programs is empty"
         raise mismatch(ValueError, what, "at least one program", 0)
     program = concatenate(programs)
     dtype = program.value_type.dtype
@@ -71,16 +101,17 @@ def schedule_programs(
     del value, kept, read_value, read_argument, read_call, inner, source, graph, result, call
     arguments = _index_arguments(program, flat, kind_of_step, reads)
     steps = zip(kind_of_step.tolist(), sizes.tolist(), arguments, results, strict=True)
-    return {
-        "signatures": program.signatures,
-        "stores": tuple(buffers),
-        "listed_steps": tuple(Step(*step) for step in steps),
-        "outputs": _index_outputs(program, flat, row),
-        "index": flat.tensor(),
-        "constants": tuple(constants),
-        "num_examples": program.num_examples,
-        "merged_calls": int((~alive).sum()),
-    }
+    outputs = _index_outputs(program, flat, row)
+    return Steps(
+        signatures=program.signatures,
+        buffers=tuple(buffers),
+        steps=tuple(Step(*step) for step in steps),
+        index=flat.tensor(),
+        constants=tuple(constants),
+        outputs=outputs,
+        num_examples=program.num_examples,
+        merged_calls=int((~alive).sum()),
+    )
 
 
 def _distinct_constants(program: Program) -> tuple[Constants, list[np.ndarray]]:
@@ -231,11 +262,10 @@ def _index_outputs(program: Program, flat: IndexBuilder, row: np.ndarray) -> dic
     for name, values in program.outputs.items():
         types = np.unique(program.value_type[values])
         if types.size > 1:
-            what = f"Schedule.from_programs: output {name!r} has two types"
+            what = f"schedule_recordings: output {name!r} has two types"
             wanted, got = (describe(program.row_types[number]) for number in types[:2])
             raise mismatch(TypeError, what, wanted, got, hint="use a separate name for each type")
         rows, buffer = row[values], int(types[0]) if types.size else 0
-        start = int(first_rows(rows, np.zeros(1, dtype=np.int64), np.array([rows.size]))[0])
-        read = IndexSlice(buffer, flat.add(rows), rows.size, start)
+        read = IndexSlice(buffer, flat.add(rows), rows.size, contiguous(rows))
         outputs[name] = Output(read, flat.add(program.output_example[name]))
     return outputs

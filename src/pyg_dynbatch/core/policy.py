@@ -142,7 +142,10 @@ def policy_of(policy: str | Policy) -> Policy:
     """Return the policy of a name; return a function as it is."""
     if callable(policy):
         return policy
-    what, hint = f"Schedule: unknown policy {policy!r}", "or a function of a DependencyGraph"
+    what, hint = (
+        f"schedule_recordings: unknown policy {policy!r}",
+        "or a function of a DependencyGraph",
+    )
     return POLICIES[checked_choice(what, policy, POLICIES, hint)]
 
 
@@ -184,7 +187,9 @@ def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
             problem = f"call {mixed[0]} in one step with a call of a different kind"
     if problem:
         wanted = "an integer per call; calls of one step are of one kind and independent"
-        raise mismatch(ValueError, "Schedule: invalid steps of the policy", wanted, problem)
+        raise mismatch(
+            ValueError, "schedule_recordings: invalid steps of the policy", wanted, problem
+        )
     return found
 
 

@@ -25,7 +25,7 @@ def run_one_by_one(
         inputs: As for :meth:`Engine.forward`.
 
     Returns:
-        The same as the engine for ``Schedule.from_programs(programs)``.
+        The same as the engine for ``schedule_recordings(programs)``.
 
     Example:
         >>> from pyg_dynbatch.core.operation import Operations

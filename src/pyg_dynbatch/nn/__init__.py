@@ -2,7 +2,6 @@
 
 from pyg_dynbatch.nn.cell import RecursiveCell
 from pyg_dynbatch.nn.dagnn import DAGNN, DAGNNCell
-from pyg_dynbatch.nn.graphed_tree_lstm import GraphedTreeLSTM
 from pyg_dynbatch.nn.linear import Linear, linear
 from pyg_dynbatch.nn.pair_sums import pair_sum
 from pyg_dynbatch.nn.pairs import Pairs
@@ -30,7 +29,6 @@ __all__ = [
     "CountedBatchNorm",
     "DAGNNCell",
     "GaussianHistogramAggregation",
-    "GraphedTreeLSTM",
     "Linear",
     "NaryTreeLSTM",
     "NaryTreeLSTMCell",

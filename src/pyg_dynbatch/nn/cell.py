@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_map, tree_map_only
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import Pick, RowBuffer, new_token
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 
 States = tuple[Tensor, ...]
@@ -140,7 +140,7 @@ class RecursiveCell(nn.Module, ABC):
 
     def run_schedule(
         self,
-        schedule: Schedule,
+        schedule: Levels,
         inputs: Tensor,
         leaf_inverse: Tensor | None = None,
         level_order: bool = False,
@@ -148,7 +148,7 @@ class RecursiveCell(nn.Module, ABC):
         """Run a whole schedule, if the cell has a faster way than level by level.
 
         Args:
-            schedule: Made by ``Schedule.from_structure`` with the arity of the cell.
+            schedule: Made by ``schedule_structure`` with the arity of the cell.
             inputs: Input rows in the order of ``schedule.input_node``; with ``leaf_inverse`` the
                 distinct rows of the leaves first, then the rows of all other nodes.
             leaf_inverse: Which of the first input rows each leaf with an input reads, as the
@@ -167,7 +167,7 @@ class RecursiveCell(nn.Module, ABC):
         """Whether :meth:`run_recorded` computes what calls do: no hooks, no different forward."""
         return calls_only(self, forward=RecursiveCell.forward)
 
-    def run_recorded(self, schedule: Schedule, inputs: Tensor) -> States:
+    def run_recorded(self, schedule: Levels, inputs: Tensor) -> States:
         """Compute the states of recorded calls, whose structure is known, in level order."""
         states = run_at_once(self, schedule, inputs, level_order=True)
         return run_levels(self, schedule, inputs, level_order=True) if states is None else states
@@ -234,7 +234,7 @@ def _single_or_tuple(states: States) -> Any:
     return states if len(states) > 1 else states[0]
 
 
-def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Schedule) -> Tensor:
+def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Levels) -> Tensor:
     """Copy the input row that equal leaves share to each of them."""
     if leaf_inverse is None:
         return inputs
@@ -244,7 +244,7 @@ def spread_rows(inputs: Tensor, leaf_inverse: Tensor | None, schedule: Schedule)
 
 def run_at_once(
     cell: RecursiveCell,
-    schedule: Schedule,
+    schedule: Levels,
     inputs: Tensor,
     leaf_inverse: Tensor | None = None,
     level_order: bool = False,
@@ -257,7 +257,7 @@ def run_at_once(
 
 def run_levels(
     cell: RecursiveCell,
-    schedule: Schedule,
+    schedule: Levels,
     inputs: Float[Tensor, "input feature"],
     *,
     level_order: bool = False,
@@ -270,15 +270,19 @@ def run_levels(
     states in node order or level order, or the rows ``chosen`` of the level order. ``weight`` are
     factors of the states of children, see :func:`child_weights`.
     """
-    arity, steps, (num_leaves, *counts) = cell.arity, schedule.steps, schedule.level_inputs or (0,)
+    arity, sizes, (num_leaves, *counts) = (
+        cell.arity,
+        schedule.level_sizes,
+        schedule.level_inputs or (0,),
+    )
     leaf, compute, own = cell.leaf, cell.step, inputs[num_leaves:]
     if calls_only(cell, forward=RecursiveCell.forward):
         none, own = cell.no_input(inputs), cell.project(own)
     else:
-        none = _checked_zeros(cell, inputs, sum(counts) < sum(step.size for step in steps[1:]))
+        none = _checked_zeros(cell, inputs, sum(counts) < sum(sizes[1:]))
         leaf = compute = partial(_called, cell)
     projected = own.split(counts or [0])
-    leaves, missing = inputs[:num_leaves], (steps[0].size if steps else 0) - num_leaves
+    leaves, missing = inputs[:num_leaves], (sizes[0] if sizes else 0) - num_leaves
     if missing:
         # One row for each of them, so that dropout inside the cell is drawn for each.
         leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
@@ -287,23 +291,26 @@ def run_levels(
     store.allocate(states, stored_dtypes(states))
     token = store.write(new_token(inputs), 1, states)
     most = _rows_per_call(cell, states)
-    for step, filled in zip(steps[1:], projected, strict=False):
-        rows, read = _with_missing(filled, none, step.size), step.arguments[1]
-        index = children = schedule.children_of(step)
-        segment_ids = schedule.segment_ids_of(read) if arity is None else index
-        for first, size in _blocks(step.size, most):
-            start = first * (arity or 0)  # without an arity there is one block
-            if arity is not None and size != step.size:
-                children = index[start : start + size * arity]
+    row, start = 1 + sum(sizes[:1]), sum(schedule.level_children[:1])
+    all_children = schedule.children
+    all_segments = schedule.child_segment if arity is None else all_children
+    levels = zip(sizes[1:], schedule.level_children[1:], projected, strict=False)
+    for level_size, num_children, filled in levels:
+        rows = _with_missing(filled, none, level_size)
+        for first, size in _blocks(level_size, most):
+            # Without an arity there is one block.
+            end = start + (num_children if arity is None else size * arity)
+            children, segment_ids = all_children[start:end], all_segments[start:end]
             states = store.read(token, children)
             if weight is not None:
-                start += read.offset - steps[0].arguments[1].offset
-                factors = weight[start : start + children.size(0), None]
+                factors = weight[start:end, None]
                 states = tuple(part * factors for part in states)
+            start = end
             given = _as_children(arity, states, segment_ids, size)
             states = compute(rows[first : first + size], given)
-            token = store.write(token, step.results[0][1] + first, states)
-    if len(steps) < 2 and torch.is_grad_enabled():
+            token = store.write(token, row + first, states)
+        row += level_size
+    if len(sizes) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training expects a gradient of every parameter on every rank.
         nothing = schedule.index[:0]
@@ -313,7 +320,7 @@ def run_levels(
     if chosen is not None:
         pick = chosen + 1
     elif not level_order:
-        pick = schedule.rows_of(schedule.outputs["node"].rows)
+        pick = schedule.row
     return store.read(token, pick, copy=True)
 
 

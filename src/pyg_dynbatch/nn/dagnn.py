@@ -11,9 +11,8 @@ from torch_geometric.nn import global_max_pool
 from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.core.levels import DIRECTIONS
+from pyg_dynbatch.core.levels import DIRECTIONS, Levels
 from pyg_dynbatch.core.row_buffer import check_backward, outside_graphs
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.recursive import RecursiveLayer, checked_schedule, level_row
@@ -90,7 +89,7 @@ class DAGNNCell(RecursiveCell):
 
     def run_schedule(
         self,
-        schedule: Schedule,
+        schedule: Levels,
         inputs: Tensor,
         leaf_inverse: Tensor | None = None,
         level_order: bool = False,
@@ -111,7 +110,7 @@ class _Levels(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cell: Any, schedule: Any, pick: Any, own: Tensor, *weights: Any) -> Any:
         h, parts = own.new_zeros(1 + len(own), cell.out_channels), list[Any]()
-        counts = [step.arguments[1].length for step in schedule.steps]
+        counts = list(schedule.level_children)
         edges = schedule.children.split(counts), schedule.child_segment.split(counts)
         nodes = own.split(schedule.level_sizes), h[1:].split(schedule.level_sizes)
         for rows, written, index, ids in zip(*nodes, *edges, strict=True):
@@ -223,7 +222,7 @@ class DAGNN(nn.Module):
         batch: Int[Tensor, " node"] | None = None,
         *,
         batch_size: int | None = None,
-        **schedules: Schedule | None,
+        **schedules: Levels | None,
     ) -> Float[Tensor, "graph out"]:
         """Embed graphs.
 
@@ -252,15 +251,15 @@ class DAGNN(nn.Module):
         x: Float[Tensor, "node feature"],
         edge_index: Int[Tensor, "two edge"],
         *,
-        schedule: Schedule | None = None,
-        schedule_down: Schedule | None = None,
+        schedule: Levels | None = None,
+        schedule_down: Levels | None = None,
     ) -> Float[Tensor, "node out"]:
         r"""Embed nodes: return :math:`h^0 \Vert \ldots \Vert h^L` of both directions.
 
         Args:
             x: Input rows.
             edge_index: Edges from predecessor to successor.
-            schedule: Schedule of the edges, such as ``batch.schedule`` of this package's loader;
+            schedule: Levels of the edges, such as ``batch.schedule`` of this package's loader;
                 derived at every call by default.
             schedule_down: The same against the edges, of a loader with ``direction="both"``;
                 not read without ``bidirectional``.
@@ -268,10 +267,10 @@ class DAGNN(nn.Module):
         rows, options = list[Tensor](), {"channels": self.in_channels}
         for layers, given in zip(cast(Any, self.layers), (schedule, schedule_down), strict=False):
             used = checked_schedule(layers[0], x, edge_index, given, None, **options)
-            if used.num_nodes != used.stores[0].inputs:
+            if used.num_nodes != used.num_inputs:
                 what, wanted = "DAGNN: a node without an input", f"{used.num_nodes} inputs"
                 hint = "token >= 0 and has_input=True for all nodes, or without both fields"
-                raise mismatch(ValueError, what, wanted, used.stores[0].inputs, hint=hint)
+                raise mismatch(ValueError, what, wanted, used.num_inputs, hint=hint)
             rows.append(x)
             for layer in layers:
                 rows.append(layer(rows[-1], schedule=used))

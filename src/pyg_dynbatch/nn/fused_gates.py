@@ -9,13 +9,14 @@ override.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.schedule import Schedule, Step
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.nn.products import HEIGHTS
 
 BLOCK = HEIGHTS[-1]
@@ -57,7 +58,7 @@ class FusedPlan:
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: Levels,
         inputs: Tensor,
         *,
         dropout_mask: Tensor | None = None,
@@ -102,27 +103,30 @@ class FusedPlan:
 
     def _blocks(self) -> Iterator[Block]:
         first = seen = edge = 0
-        steps, inputs = self.schedule.steps[1:], self.schedule.level_inputs[1:]
-        for step, filled in zip(steps, inputs, strict=True):
-            stops = [*range(0, step.size, self.block), step.size]
-            edges = self._first_edges(step, first, stops)
+        schedule = self.schedule
+        levels = zip(
+            schedule.level_sizes, schedule.level_inputs, schedule.level_children, strict=True
+        )
+        for level_size, filled, children in islice(levels, 1, None):
+            stops = [*range(0, level_size, self.block), level_size]
+            edges = self._first_edges(children, first, stops)
             for number, start in enumerate(stops[:-1]):
                 size = stops[number + 1] - start
                 mine = min(max(filled - start, 0), size)
                 own, end = edges[number], edges[number + 1]
                 yield Block(first + start, size, seen, mine, edge + own, end - own, start)
                 seen += mine
-            first += step.size
+            first += level_size
             edge += edges[-1]
 
-    def _first_edges(self, step: Step, first: int, stops: list[int]) -> list[int]:
+    def _first_edges(self, children: int, first: int, stops: list[int]) -> list[int]:
         """Where the children of the blocks of one level begin, counted within the level."""
         if not self.ragged:
             return [stop * self.arity for stop in stops]
         inside = [first + stop for stop in stops[:-1]]
         # Only CPUs have more than one block per level, so there is no device to wait for.
         found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
-        return [*(each - found[0] for each in found), step.arguments[1].length]
+        return [*(each - found[0] for each in found), children]
 
     @cached_property
     def numbers(self) -> Tensor:
@@ -164,7 +168,7 @@ class FusedPlan:
         return rows.index_select(0, node)
 
     def _row_of_node(self) -> Tensor:
-        return self.schedule.rows_of(self.schedule.outputs["node"].rows)
+        return self.schedule.row
 
     def slot_of_node(self) -> Tensor:
         """For every node the argument slot that reads it, counted from 1; 0 for none."""

@@ -21,9 +21,9 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.core.row_buffer import check_backward
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.fused_gates import (
     BLOCK,
     FusedPlan,
@@ -39,7 +39,7 @@ from pyg_dynbatch.nn.products import RowProduct, packs, sum_rows, weight_gradien
 
 
 def fused_tree_lstm(
-    schedule: Schedule, inputs: Tensor, weights: Sequence[Tensor], **options: Any
+    schedule: Levels, inputs: Tensor, weights: Sequence[Tensor], **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
 

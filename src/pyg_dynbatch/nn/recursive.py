@@ -9,14 +9,13 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
-from pyg_dynbatch.core.levels import DIRECTIONS
+from pyg_dynbatch.core.levels import DIRECTIONS, Levels, derive_levels
 from pyg_dynbatch.core.row_buffer import (
     check_no_transforms,
     check_precision,
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.nn.cell import RecursiveCell, States, run_at_once, run_levels, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
     ChildSumTreeLSTMCell,
@@ -27,7 +26,7 @@ from pyg_dynbatch.nn.tree_cells import (
 
 
 def child_weights(
-    schedule: Schedule, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
+    schedule: Levels, edge_index: Tensor | None, mask: Float[Tensor, " edge"]
 ) -> Float[Tensor, " slot"]:
     """Bring an edge mask into the order in which the steps read the states of children.
 
@@ -40,7 +39,7 @@ def child_weights(
         raise mismatch(ValueError, what, "layer(x, edge_index, schedule)", got)
     child = schedule.children
     segment_ids = torch.arange(child.size(0), device=child.device) // schedule.arity
-    row, rows = schedule.rows_of(schedule.outputs["node"].rows), schedule.num_nodes + 1
+    row, rows = schedule.row, schedule.num_nodes + 1
     source, target = edge_index if schedule.direction == "bottom_up" else edge_index.flip(0)
     # Sorted by (parent, child), taken slots and edges correspond; missing children come last.
     of_place = torch.where(child > 0, segment_ids * rows + child, rows * rows).argsort(stable=True)
@@ -74,12 +73,12 @@ def checked_schedule(
     layer: Any,
     x: Tensor,
     edge_index: Tensor | None,
-    schedule: Schedule | None,
+    schedule: Levels | None,
     child_slot: Tensor | None,
     *,
     channels: int | None = None,
     arity: int | None = None,
-) -> Schedule:
+) -> Levels:
     """Check the arguments of a layer; return its schedule, or derive one from the edges."""
     owner, direction = type(layer).__name__, layer.direction
     check_no_transforms(owner)
@@ -101,7 +100,7 @@ def checked_schedule(
     if schedule is None:
         edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
         fields = {"edge_index": edges, "child_slot": child_slot}
-        return derive_schedule(owner, fields, x.size(0), arity, direction).to(x.device)
+        return derive_levels(owner, fields, x.size(0), arity, direction).to(x.device)
     slots = () if child_slot is None else (child_slot,)
     if edge_index is not None and not schedule.belongs_to(edge_index, *slots):
         same_number = edge_index.shape == (2, schedule.num_edges)
@@ -174,7 +173,7 @@ class RecursiveLayer(MessagePassing):
         self,
         x: Float[Tensor, "input feature"],
         edge_index: Int[Tensor, "two edge"] | None = None,
-        schedule: Schedule | None = None,
+        schedule: Levels | None = None,
         *,
         child_slot: Int[Tensor, " edge"] | None = None,
         leaf_inverse: Int[Tensor, " leaf"] | None = None,
@@ -224,7 +223,7 @@ class RecursiveLayer(MessagePassing):
 
     def _run_schedule(
         self,
-        schedule: Schedule,
+        schedule: Levels,
         x: Tensor,
         leaf_inverse: Tensor | None,
         level_order: bool,
@@ -233,7 +232,7 @@ class RecursiveLayer(MessagePassing):
         """Compute at least the first parts of all states at once; None to run level by level."""
         return run_at_once(self.cell, schedule, x, leaf_inverse, level_order)
 
-    def _checked_edge_mask(self, schedule: Schedule) -> Tensor:
+    def _checked_edge_mask(self, schedule: Levels) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""
         mask = self._edge_mask
         if mask is None or mask.shape != (schedule.num_edges,):
@@ -252,26 +251,26 @@ class RecursiveLayer(MessagePassing):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}{arity})"
 
 
-def level_row(schedule: Schedule) -> Int[Tensor, " node"]:
+def level_row(schedule: Levels) -> Int[Tensor, " node"]:
     """Return the index of every node in level order."""
-    return schedule.rows_of(schedule.outputs["node"].rows) - 1
+    return schedule.row - 1
 
 
-def _rows_of_nodes(schedule: Schedule, nodes: Tensor) -> Tensor:
+def _rows_of_nodes(schedule: Levels, nodes: Tensor) -> Tensor:
     if nodes.dim() != 1 or nodes.dtype not in (torch.int32, torch.int64):
         what, got = "RecursiveLayer: invalid nodes", describe_value(nodes)
         raise mismatch(TypeError, what, "int64[chosen]", got)
     try:
-        return schedule.rows_of(schedule.outputs["node"].rows).index_select(0, nodes) - 1
+        return schedule.row.index_select(0, nodes) - 1
     except IndexError as error:
         what, wanted = "RecursiveLayer: nodes out of range", f"0 to {schedule.num_nodes - 1}"
         got, hint = f"{int(nodes.min())} to {int(nodes.max())}", "nodes of the schedule's own batch"
         raise mismatch(IndexError, what, wanted, got, hint=hint) from error
 
 
-def _input_rows(name: str, schedule: Schedule, x: Tensor, leaf_inverse: Tensor | None) -> Tensor:
+def _input_rows(name: str, schedule: Levels, x: Tensor, leaf_inverse: Tensor | None) -> Tensor:
     """Check the number of input rows, and bring them into the order of the schedule."""
-    nodes, inputs, rows = schedule.num_nodes, schedule.stores[0].inputs, x.size(0)
+    nodes, inputs, rows = schedule.num_nodes, schedule.num_inputs, x.size(0)
     if leaf_inverse is not None:
         leaves, *others = schedule.level_inputs or (0,)
         if leaf_inverse.size(0) != leaves or rows < sum(others):

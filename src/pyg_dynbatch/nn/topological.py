@@ -9,9 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.levels import DIRECTIONS
+from pyg_dynbatch.core.levels import DIRECTIONS, Levels
 from pyg_dynbatch.core.row_buffer import RowBuffer, new_token, outside_graphs, unsupported
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.nn.cell import stored_dtypes
 from pyg_dynbatch.nn.recursive import checked_schedule
 
@@ -98,7 +97,7 @@ class TopologicalConv(nn.Module):
         x: Float[Tensor, "node feature"],
         edge_index: Int[Tensor, "two edge"] | None = None,
         *edge_rows: Tensor | None,
-        schedule: Schedule | None = None,
+        schedule: Levels | None = None,
         child_slot: Int[Tensor, " edge"] | None = None,
         **named_edge_rows: Tensor | None,
     ) -> Float[Tensor, "node out"]:
@@ -108,42 +107,42 @@ class TopologicalConv(nn.Module):
             x: Input rows.
             edge_index: The edges; optional with a schedule.
             *edge_rows: Further arguments of the layer, one row per edge.
-            schedule: Schedule of the edges, without an arity; by default derived at every call.
+            schedule: Levels of the edges, without an arity; by default derived at every call.
             child_slot: Order of the edges that arrive at one node, for layers to which it
                 matters; only used without a schedule.
             **named_edge_rows: Further arguments of the layer by name, one row per edge.
         """
         schedule = checked_schedule(self, x, edge_index, schedule, child_slot)
         _check_rows(schedule, x, {**dict(enumerate(edge_rows, 2)), **named_edge_rows})
-        sizes, order = [step.arguments[1].length for step in schedule.steps], schedule.edge_order
+        sizes, order = list(schedule.level_children), schedule.edge_order
         given = [_split(rows, order, sizes) for rows in edge_rows]
         named = {key: _split(rows, order, sizes) for key, rows in named_edge_rows.items()}
-        row = schedule.rows_of(schedule.outputs["node"].rows)
+        row = schedule.row
         in_order = torch.empty_like(x).index_copy(0, row - 1, x)
-        levels = in_order.split([step.size for step in schedule.steps] or [0])
+        levels = in_order.split(schedule.level_sizes or [0])
         store, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
         sources = x.new_empty(0, self.state_channels or x.size(1))
-        if not schedule.steps:
+        if not schedule.num_levels:
             return self._call(levels[0], sources, row, edge_rows, named_edge_rows)
         with _edge_masks(self.conv, order, sizes) as masks:
-            for number, (step, own) in enumerate(zip(schedule.steps, levels, strict=True)):
-                read = step.arguments[1]
+            children, segments = schedule.children.split(sizes), schedule.child_segment.split(sizes)
+            first = 1
+            for number, own in enumerate(levels):
                 if number:
-                    adjacent = read.start >= 0
-                    pick = (read.start, read.length) if adjacent else schedule.rows_of(read)
-                    sources = store.read(token, pick)[0]
+                    sources = store.read(token, children[number])[0]
                 for attributes, key, of_levels in masks:
                     attributes[key] = of_levels[number]
                 states = self._call(
                     own,
                     sources,
-                    schedule.segment_ids_of(read),
+                    segments[number],
                     [rows[number] for rows in given],
                     {key: rows[number] for key, rows in named.items()},
                 )
                 if not number:
                     store.allocate((states,), stored_dtypes((states,)))
-                token = store.write(token, step.results[0][1], (states,))
+                token = store.write(token, first, (states,))
+                first += own.size(0)
         return store.read(token, row, copy=True)[0]
 
     def _call(
@@ -207,7 +206,7 @@ def _check_conv(conv: nn.Module) -> None:
         raise mismatch(ValueError, what, wanted, f"in_channels={widths}")
 
 
-def _check_rows(schedule: Schedule, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
+def _check_rows(schedule: Levels, x: Tensor, edge_rows: Mapping[Any, Any]) -> None:
     if x.size(0) != schedule.num_nodes:
         what = "TopologicalConv: wrong number of input rows"
         wanted = f"{schedule.num_nodes} (all nodes)"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pyg_dynbatch.core.errors import checked_count
-from pyg_dynbatch.core.schedule import Schedule
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
 from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 
@@ -47,7 +47,7 @@ class _TreeLSTMCell(RecursiveCell):
 
     def run_schedule(
         self,
-        schedule: Schedule,
+        schedule: Levels,
         inputs: Tensor,
         leaf_inverse: Tensor | None = None,
         level_order: bool = False,

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
-from pyg_dynbatch.core.levels import DIRECTIONS
-from pyg_dynbatch.core.padding import LevelBuckets
-from pyg_dynbatch.core.schedule import derive_schedule
+from pyg_dynbatch.core.errors import checked_choice, checked_count
+from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels
 from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
 from pyg_dynbatch.trees.columns import TreeColumns, check_rows
 from pyg_dynbatch.trees.data import (
@@ -60,22 +58,19 @@ class Collater(PlanningCollater):
         exclude_keys: Fields to leave out, as in PyG.
         arity: Child slots of the cell, N for an N-ary cell; None for any number of children.
         direction: ``"bottom_up"``, ``"top_down"``, or ``"both"``.
-        buckets: Shapes that schedules are padded to, such as ``LevelBuckets.fit`` of the schedules
-            of an epoch; they must be for one direction and the same arity. The padded form is part
-            of the schedule's one tensor. Batches that fit no shape have an ordinary schedule.
 
     Raises:
-        ValueError: If the buckets are for a different arity or direction. On calling, if there is
-            no example, if the examples differ in their fields (PyG would silently drop some), or
-            if an example cannot be scheduled; its number in the batch is named.
+        ValueError: On calling, if there is no example, if the examples differ in their fields (PyG
+            would silently drop some), or if an example cannot be scheduled; its number in the batch
+            is named.
 
     Example:
         >>> import torch
         >>> from pyg_dynbatch.trees.data import DynTreeData
         >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
         >>> batch = Collater()([tree, tree])
-        >>> [step.size for step in batch.schedule.steps], batch.root_index.tolist()
-        ([4, 2], [2, 5])
+        >>> batch.schedule.level_sizes, batch.root_index.tolist()
+        ((4, 2), [2, 5])
     """
 
     columns = TreeColumns
@@ -89,19 +84,11 @@ class Collater(PlanningCollater):
         *,
         arity: int | None = None,
         direction: str = "bottom_up",
-        buckets: LevelBuckets | None = None,
     ) -> None:
         super().__init__(dataset, follow_batch, exclude_keys)
         self.arity = None if arity is None else checked_count("Collater: arity", arity)
         self.direction = direction
         checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
-        self.buckets = buckets
-        first = None if buckets is None else buckets.shapes[0]
-        if first is not None and (first.arity, first.direction) != (self.arity, direction):
-            what = "Collater: the buckets are for other schedules"
-            expected, got = f"arity {arity}, {direction}", f"arity {first.arity}, {first.direction}"
-            hint = "LevelBuckets.fit of schedules made with the same arity and direction"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
 
     def _attach(self, merged: Batch, quick: bool) -> None:
         store, num_nodes = merged.stores[0], int(merged.num_nodes)
@@ -109,15 +96,14 @@ class Collater(PlanningCollater):
             _check_merged(merged)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
-            schedule = derive_schedule("Collater", store, num_nodes, self.arity, each)
+            schedule = derive_levels("Collater", store, num_nodes, self.arity, each)
             # PyG's own way to set a field raises and catches an error: a tenth of the schedule.
-            store._mapping[key] = schedule if self.buckets is None else self.buckets.pad(schedule)
+            store._mapping[key] = schedule
         if isinstance(merged, DynTreeData) and "root_index" in store:
             _check_roots(merged, num_nodes)
 
     def __repr__(self) -> str:
-        buckets = "" if self.buckets is None else f", buckets={self.buckets}"
-        return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r}{buckets})"
+        return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
 
 
 class DataLoader(ResumableLoader):

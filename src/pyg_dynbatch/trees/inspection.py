@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Program, Schedule, ScheduleStats, Signature, TensorType, Value
+from pyg_dynbatch.core import Program, Signature, TensorType, Value
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.files import existing
+from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.steps import ScheduleStats, Steps
 from pyg_dynbatch.core.structure import depth_of
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
@@ -52,13 +54,13 @@ def record_tree(tree: Data) -> Program:
     return program
 
 
-def schedules_of(trees: Sequence[Data]) -> dict[str, Schedule]:
+def schedules_of(trees: Sequence[Data]) -> dict[str, Steps]:
     """Return the schedules of one mini-batch that are compared."""
     programs = [record_tree(tree) for tree in trees]
     return {
-        "layer": Collater()(list(trees)).schedule,
-        "depth": Schedule.from_programs(programs, "depth"),
-        "agenda": Schedule.from_programs(programs, "agenda"),
+        "layer": Collater()(list(trees)).schedule.to_steps(),
+        "depth": schedule_recordings(programs, "depth"),
+        "agenda": schedule_recordings(programs, "agenda"),
     }
 
 

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.levels import Levels, derive_levels
 from pyg_dynbatch.core.operation import calls_only
-from pyg_dynbatch.core.schedule import Schedule, derive_schedule
 from pyg_dynbatch.core.structure import input_field, roots_of
 from pyg_dynbatch.loading import slices_of
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
@@ -97,7 +97,7 @@ class TreeEncoder(nn.Module):
         batch: Any,
         level_order: bool = False,
         nodes: Int[Tensor, " chosen"] | None = None,
-        schedule: Schedule | None = None,
+        schedule: Levels | None = None,
     ) -> Float[Tensor, "chosen hidden"]:
         """Compute hidden rows.
 
@@ -123,7 +123,7 @@ class TreeEncoder(nn.Module):
         options: Any = {"leaf_inverse": leaf_inverse, "level_order": level_order, "nodes": nodes}
         return self.layer(self.input_dropout(inputs), batch.edge_index, schedule, **options)
 
-    def _distinct_leaves(self, token: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor] | None:
+    def _distinct_leaves(self, token: Tensor, schedule: Levels) -> tuple[Tensor, Tensor] | None:
         """Find the distinct tokens of leaves, if computing equal leaves once pays off."""
         leaves = schedule.level_inputs[0] if schedule.level_inputs else 0
         # On other devices the host would have to wait for the number of words.
@@ -147,9 +147,9 @@ class TreeEncoder(nn.Module):
         return known and not dropping and self.layer.cell.shares_leaves
 
 
-def _input_rows(schedule: Schedule, rows: Tensor) -> Tensor:
+def _input_rows(schedule: Levels, rows: Tensor) -> Tensor:
     """Take the rows that the layer reads: all in node order, or those of some nodes only."""
-    if schedule.stores[0].inputs == schedule.num_nodes:
+    if schedule.num_inputs == schedule.num_nodes:
         return rows
     return rows.index_select(0, schedule.input_node)
 
@@ -172,7 +172,7 @@ def _check_tokens(token: Tensor, nodes: Tensor, num_tokens: int) -> None:
         raise mismatch(IndexError, what, expected, int(token[node]), where=where, hint=hint)
 
 
-def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Schedule:
+def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Levels:
     """Return the schedule that a loader of this package attached, or derive one.
 
     It is also derived where a field that it was made from has changed since.
@@ -181,13 +181,13 @@ def schedule_of_batch(batch: Any, layer: RecursiveLayer) -> Schedule:
     made_of = fields["edge_index"], fields.get("child_slot"), input_field(fields)
     for name in ("schedule", "schedule_down"):
         attached = fields.get(name)
-        if isinstance(attached, Schedule) and (
-            attached.structure is None
-            or (attached.direction, attached.num_nodes) == (layer.direction, nodes)
+        if (
+            isinstance(attached, Levels)
+            and (attached.direction, attached.num_nodes) == (layer.direction, nodes)
             and attached.belongs_to(*made_of)
         ):
             return attached
-    return derive_schedule("TreeEncoder", fields, nodes, layer.arity, layer.direction)
+    return derive_levels("TreeEncoder", fields, nodes, layer.arity, layer.direction)
 
 
 class _TreeNetwork(nn.Module):

@@ -14,9 +14,9 @@ from torch_geometric.nn.resolver import aggregation_resolver
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, calls_only
 from pyg_dynbatch.core.program import Program, Value
-from pyg_dynbatch.core.schedule import Schedule
 from pyg_dynbatch.core.structure import checksum
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 from pyg_dynbatch.nn.pairs import Pairs
@@ -274,7 +274,7 @@ class WeaveProgram(nn.Module):
                 what, got = "a module has hooks or overrides methods", type(module.conv).__name__
                 hint = "hooks on its linear layers and normalisations, or the stack itself"
                 raise mismatch(ValueError, f"WeaveProgram: {what}", "neither", got, hint=hint)
-        schedule = Schedule.from_programs(programs)
+        schedule = schedule_recordings(programs)
         return self.engine(schedule.to(x.device), {"atom": x})["output"]
 
 

@@ -9,7 +9,10 @@ import torch
 from hypothesis import given
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.core import Program, Schedule, Signature, TensorType
+from pyg_dynbatch.core import Program, Signature, TensorType
+from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.steps import Steps
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, message, tree_program
 from tests.strategies import Dag, batches, chain, structures
 
@@ -17,15 +20,15 @@ VECTORS = Vectors()
 SHAPES = [((1, 2), (3, 4)), 5, ((1, 2), 6)]
 
 
-def program_schedule(policy: str = "depth") -> Schedule:
-    return Schedule.from_programs([tree_program(VECTORS.mix, s) for s in SHAPES], policy)
+def program_schedule(policy: str = "depth") -> Steps:
+    return schedule_recordings([tree_program(VECTORS.mix, s) for s in SHAPES], policy)
 
 
-def structure_schedule(**options: Any) -> Schedule:
-    return Schedule.from_structure(torch.tensor([[0, 1, 2], [2, 2, 4]]), 5, **options)
+def structure_schedule(**options: Any) -> Levels:
+    return schedule_structure(torch.tensor([[0, 1, 2], [2, 2, 4]]), 5, **options)
 
 
-def through_torch(schedule: Schedule) -> Schedule:
+def through_torch(schedule: Any) -> Any:
     file = io.BytesIO()
     torch.save(schedule, file)
     file.seek(0)
@@ -49,7 +52,6 @@ def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
     schedule = made()
     twin = COPIERS[copier](schedule)
     assert twin == schedule
-    assert twin.structure == schedule.structure
     if copier in ("pickle", "deepcopy", "clone", "torch.save"):
         assert twin.index.data_ptr() != schedule.index.data_ptr()
     if made is program_schedule:
@@ -60,13 +62,13 @@ def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
 @given(batches())
 def test_random_structures_give_the_same_schedule_twice(dags: list[Dag]) -> None:
     for dag in dags:
-        first, second = (Schedule.from_structure(dag.edge_index, dag.num_nodes) for _ in range(2))
+        first, second = (schedule_structure(dag.edge_index, dag.num_nodes) for _ in range(2))
         assert first == second
 
 
 def test_what_makes_schedules_differ() -> None:
     schedule = program_schedule()
-    assert schedule != Schedule.from_programs([tree_program(VECTORS.mix, s) for s in SHAPES[::-1]])
+    assert schedule != schedule_recordings([tree_program(VECTORS.mix, s) for s in SHAPES[::-1]])
     assert schedule != structure_schedule()
     assert schedule != "schedule"
     changed = schedule.clone()
@@ -79,17 +81,17 @@ def test_what_makes_schedules_differ() -> None:
     program.output(program.input(VECTOR, 0))
     other = Program()
     other.output(other.constant(VECTOR, [0.0] * 3))
-    assert Schedule.from_programs([program]) != Schedule.from_programs([other])
+    assert schedule_recordings([program]) != schedule_recordings([other])
     with pytest.raises(TypeError):
         hash(schedule)
 
 
 @pytest.mark.parametrize("schedule", [program_schedule(), structure_schedule()])
-def test_moves_whole(schedule: Schedule) -> None:
+def test_moves_whole(schedule: Any) -> None:
     moved = schedule.to("meta")
     assert moved.device.type == "meta"
     assert schedule.device.type == "cpu" and not schedule.is_pinned()
-    tensors = [part for parts in moved.constants if parts for part in parts]
+    tensors = [part for parts in getattr(moved, "constants", ()) if parts for part in parts]
     assert all(tensor.device.type == "meta" for tensor in tensors)
     assert schedule.to(torch.float64) is schedule
     assert schedule.to(torch.zeros(1, device="meta")).device.type == "meta"
@@ -132,77 +134,69 @@ def test_pinned_and_on_the_gpu() -> None:
 
 def test_reads_well() -> None:
     schedule = program_schedule()
-    assert repr(schedule) == "Schedule(3 examples, 2 steps, 4 rows)"
+    assert repr(schedule) == "Steps(3 examples, 2 steps, 4 rows)"
     lines = str(schedule).splitlines()
     assert lines[0] == repr(schedule)
     assert lines[1].strip().startswith("0 mix x 2: ")
-    assert "-> store 0[" in lines[1]
-    assert "3 rows of zeros" in str(structure_schedule(arity=2))
-    assert lines[-1].strip() == "store 0: float32[3], 10 rows"
+    assert "-> buffer 0[" in lines[1]
+    assert "3 rows of zeros" in str(structure_schedule(arity=2).to_steps())
+    assert lines[-1].strip() == "buffer 0: float32[3], 10 rows"
     assert "nothing" not in str(schedule)
 
 
 def test_what_is_known_of_structures() -> None:
-    schedule = structure_schedule(arity=2, direction="bottom_up")
-    assert (schedule.num_nodes, schedule.num_edges, schedule.arity) == (5, 3, 2)
-    assert schedule.direction == "bottom_up"
-    assert schedule.input_node.tolist() == [0, 1, 3, 2, 4]
-    assert schedule.level_inputs == (3, 1, 1)
-    for name in ("num_nodes", "num_edges", "arity", "direction", "input_node", "level_inputs"):
-        text = message(AttributeError, getattr, program_schedule(), name)
-        assert f"Schedule: {name} is known only for schedules made from a structure" in text
-        assert "a schedule made from programs" in text
+    levels = structure_schedule(arity=2, direction="bottom_up")
+    assert repr(levels) == "Levels(1 examples, 3 levels, 5 nodes)"
+    assert (levels.num_nodes, levels.num_edges, levels.arity) == (5, 3, 2)
+    assert levels.direction == "bottom_up" and levels.single_parent
+    assert levels.input_node.tolist() == [0, 1, 3, 2, 4]
+    assert levels.level_inputs == levels.level_sizes == (3, 1, 1)
+    assert levels.level_children == (6, 2, 2)
+    assert levels.children.tolist() == [0] * 6 + [1, 2] + [4, 0]
+    assert levels.row.tolist() == [1, 2, 4, 3, 5]
 
 
-def test_rows_segment_ids_and_examples() -> None:
-    schedule = structure_schedule()
-    children = schedule.steps[1].arguments[1]
-    assert schedule.rows_of(children).tolist() == [1, 2]
-    assert schedule.segment_ids_of(children).tolist() == [0, 0]
-    assert schedule.children_of(schedule.steps[1]).tolist() == [1, 2]
-    assert schedule.example_of("node").tolist() == [0] * 5
+def test_rows_calls_and_examples() -> None:
+    levels = structure_schedule()
+    children = levels.to_steps().steps[1].arguments[1]
+    assert children.rows_in(levels.index).tolist() == [1, 2]
+    assert children.calls_in(levels.index).tolist() == [0, 0]
+    assert levels.to_steps().example_of("node").tolist() == [0] * 5
     assert program_schedule().example_of("output").tolist() == [0, 1, 2]
-
-
-def test_children_of_a_step_with_an_arity() -> None:
-    schedule = structure_schedule(arity=2)
-    assert schedule.children_of(schedule.steps[1]).tolist() == [1, 2]
-    assert schedule.children_of(schedule.steps[2]).tolist() == [4, 0]
-    assert schedule.rows_of(schedule.steps[2].arguments[2]).tolist() == [0]
+    pairs = structure_schedule(arity=2)
+    assert pairs.to_steps().steps[2].arguments[2].rows_in(pairs.index).tolist() == [0]
 
 
 @given(structures())
-def test_edge_order_lists_the_edges_as_the_steps_read_them(dag: Dag) -> None:
-    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes, child_slot=dag.child_slot)
-    row_of_node = schedule.rows_of(schedule.outputs["node"].rows)
-    children = [schedule.children_of(step) for step in schedule.steps]
-    child = dag.edge_index[0][schedule.edge_order]
-    assert torch.cat(children).tolist() == row_of_node[child].tolist()
+def test_edge_order_lists_the_edges_as_their_children_are_read(dag: Dag) -> None:
+    levels = schedule_structure(dag.edge_index, dag.num_nodes, child_slot=dag.child_slot)
+    child = dag.edge_index[0][levels.edge_order]
+    assert levels.children.tolist() == levels.row[child].tolist()
 
 
 def test_programs_that_cannot_be_scheduled() -> None:
-    text = message(ValueError, Schedule.from_programs, [])
+    text = message(ValueError, schedule_recordings, [])
     assert "the list of programs is empty" in text and "at least one program" in text
     programs, wide = [tree_program(VECTORS.mix, (1, 2)), Program()], TensorType((4,))
-    assert "unknown policy" in message(ValueError, Schedule.from_programs, programs, "widest")
+    assert "unknown policy" in message(ValueError, schedule_recordings, programs, "widest")
     programs[1].output(programs[1].constant(wide, [0] * 4))
-    text = message(TypeError, Schedule.from_programs, programs)
+    text = message(TypeError, schedule_recordings, programs)
     assert "output 'output' has two types" in text and "float32[4]" in text
     programs[1].call(Signature("mix", (wide,), (wide,)), programs[1].constant(wide, [0] * 4))
-    text = message(TypeError, Schedule.from_programs, programs)
+    text = message(TypeError, schedule_recordings, programs)
     assert "two signatures are called 'mix'" in text
     assert "take all signatures from one Operations object" in text
 
 
 def test_long_chains_are_quick_to_print_and_compare() -> None:
     dag = chain(2000)
-    schedule = Schedule.from_structure(dag.edge_index, dag.num_nodes)
+    schedule = schedule_structure(dag.edge_index, dag.num_nodes).to_steps()
     assert len(str(schedule).splitlines()) == 2000 + 3
     assert len(pickle.dumps(schedule)) < 1_000_000
 
 
 def stats_of(*shapes: object, policy: str = "depth") -> object:
-    return Schedule.from_programs([tree_program(VECTORS.mix, s) for s in shapes], policy).stats()
+    return schedule_recordings([tree_program(VECTORS.mix, s) for s in shapes], policy).stats()
 
 
 def test_a_small_tree_by_hand() -> None:
@@ -236,7 +230,7 @@ def test_folds_steps_are_every_operation_at_every_depth() -> None:
     state = program.call(VECTORS.squash, state)
     state = program.call(VECTORS.mix, state, state)
     program.output(program.call(VECTORS.score, state))
-    stats = Schedule.from_programs([program]).stats()
+    stats = schedule_recordings([program]).stats()
     assert (stats.steps, stats.critical_path, stats.lower_bound) == (3, 3, 3)
     assert stats.fold_steps == 9
     assert stats.fold_copies == 0
@@ -249,23 +243,23 @@ def test_lower_bound_is_a_sum_over_operations() -> None:
     for _ in range(4):
         state = squashes.call(VECTORS.squash, state)
     squashes.output(state)
-    stats = Schedule.from_programs([chain_program(VECTORS.mix, 3), squashes]).stats()
+    stats = schedule_recordings([chain_program(VECTORS.mix, 3), squashes]).stats()
     assert (stats.critical_path, stats.lower_bound, stats.steps) == (4, 7, 7)
 
 
 def test_a_structure_by_hand() -> None:
     # A chain of 3: the inputs of nodes 1 and 2 are read at depths 2 and 3.
-    stats = Schedule.from_structure(torch.tensor([[0, 1], [1, 2]]), 3).stats()
+    stats = schedule_structure(torch.tensor([[0, 1], [1, 2]]), 3).stats()
     assert stats.widths == (1, 1, 1)
     assert stats.fold_copies == 1 + 2
     assert stats.fold_steps == stats.lower_bound == stats.critical_path == 3
 
 
 def test_no_calls() -> None:
-    stats = Schedule.from_programs([Program(), Program()]).stats()
+    stats = schedule_recordings([Program(), Program()]).stats()
     assert (stats.examples, stats.steps, stats.rows, stats.fold_copies) == (2, 0, 0, 0)
     assert (stats.critical_path, stats.lower_bound, stats.fold_steps) == (0, 0, 0)
     program = Program()
     program.output(program.input(VECTOR, 3))
-    stats = Schedule.from_programs([program]).stats()
+    stats = schedule_recordings([program]).stats()
     assert (stats.steps, stats.critical_path) == (0, 0)

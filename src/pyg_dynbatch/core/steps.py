@@ -1,0 +1,295 @@
+"""The batched calls of recordings, step by step: which rows each call reads and writes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.operation import Ragged, Signature
+from pyg_dynbatch.core.types import RowType, TensorType, describe
+
+GATHER, ZEROS = -1, -2
+"""Values of ``IndexSlice.start``: the rows are not contiguous; all of them are the row of zeros."""
+
+
+class IndexSlice(NamedTuple):
+    """The rows of a buffer that one argument or output reads: a slice of the flat index."""
+
+    buffer: int  # its number
+    offset: int  # where its row numbers begin in the flat index
+    length: int
+    start: int  # first row if the rows are contiguous, otherwise GATHER or ZEROS
+    segments: int = -1  # ragged arguments: where the call of each row is in the flat index
+    stride: int = 1  # from one row number to the next
+
+    def rows_in(self, index: Tensor) -> Int[Tensor, " row"]:
+        """Return the row numbers, from the flat index of the schedule."""
+        return index[self.offset : self.offset + self.length * self.stride : self.stride]
+
+    def calls_in(self, index: Tensor) -> Int[Tensor, " row"]:
+        """Return, for a ragged argument, the call within the step that each row belongs to."""
+        return index[self.segments : self.segments + self.length]
+
+
+class Step(NamedTuple):
+    """One batched call: an operation, the number of calls, the rows read and written."""
+
+    operation: int
+    size: int
+    arguments: tuple[IndexSlice, ...]
+    results: tuple[tuple[int, int], ...]  # (buffer, first row)
+
+
+class BufferSpec(NamedTuple):
+    """Size of the row buffer of one row type: constants first, then inputs, then results."""
+
+    row_type: RowType
+    constants: int
+    inputs: int
+    rows: int  # of all three kinds
+
+
+class Output(NamedTuple):
+    """Rows of one named output."""
+
+    rows: IndexSlice
+    example: int  # where the example of each row is in the flat index
+
+
+@dataclass(eq=False, repr=False)
+class Steps(MovablePlan):
+    """The batched calls of a mini-batch, with all row numbers in one flat int64 tensor.
+
+    It holds no parameters and no modules: it is created in a loader worker, is moved to the device
+    in one copy, and the loop over steps reads only Python integers on the host. Made by
+    :func:`schedule_recordings`.
+
+    Args:
+        signatures: Operations, to which the steps refer by number.
+        buffers: Sizes of the row buffers, to which index slices refer by number.
+        steps: The batched calls in order.
+        index: All row numbers, int64, flat.
+        constants: Constant rows of each buffer, one tensor per part; ``None`` for rows of zeros.
+        outputs: Named outputs.
+        num_examples: Number of examples.
+        merged_calls: Calls saved because they repeat an earlier call on equal constants.
+
+    Reference:
+        Looks et al. (2017), arXiv:1702.02181, section 2. Differs: rows are gathered from any
+        earlier step; nothing is copied forward level by level.
+
+    Example:
+        >>> from pyg_dynbatch.core.levels import schedule_structure
+        >>> steps = schedule_structure(torch.tensor([[0, 1], [2, 2]]), 3).to_steps()
+        >>> [step.size for step in steps.steps]
+        [2, 1]
+    """
+
+    signatures: tuple[Signature, ...]
+    buffers: tuple[BufferSpec, ...]
+    steps: tuple[Step, ...]
+    index: Int[Tensor, " entry"]
+    constants: tuple[tuple[Tensor, ...] | None, ...]
+    outputs: dict[str, Output]
+    num_examples: int
+    merged_calls: int = 0
+
+    def example_of(self, name: str) -> Int[Tensor, " row"]:
+        """Return the example of every row of a named output."""
+        output = self.outputs[name]
+        return self.index[output.example : output.example + output.rows.length]
+
+    def stats(self) -> "ScheduleStats":
+        """Count steps, rows, the critical path, the lower bound, and the copies Fold would make."""
+        schedule, kinds = self.cpu(), len(self.signatures)
+        # Per row: the longest chain of calls of each operation that leads to it, and of any.
+        chains = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
+        last_uses = [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers]
+        gathered = 0
+        for step in schedule.steps:
+            chain, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []
+            for read in step.arguments:
+                rows, call = read.rows_in(schedule.index).numpy(), np.arange(step.size)
+                if read.segments >= 0:
+                    call = read.calls_in(schedule.index).numpy()
+                np.maximum.at(chain, call, chains[read.buffer][rows])
+                reads.append((read.buffer, rows, call))
+                gathered += read.length if read.start == GATHER else 0
+            chain[:, [step.operation, -1]] += 1
+            for buffer, rows, call in reads:
+                np.maximum.at(last_uses[buffer], rows, chain[call, -1])
+            for buffer, start in step.results:
+                chains[buffer][start : start + step.size] = chain
+        *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *chains]).max(0).tolist()
+        both = zip(last_uses, chains, strict=True)
+        copies = sum(int(np.maximum(last - chain[:, -1] - 1, 0).sum()) for last, chain in both)
+        return ScheduleStats(
+            examples=schedule.num_examples,
+            steps=len(schedule.steps),
+            rows=sum(step.size for step in schedule.steps),
+            merged_calls=schedule.merged_calls,
+            critical_path=deepest,
+            lower_bound=sum(longest),
+            widths=tuple(step.size for step in schedule.steps),
+            operations=tuple(schedule.signatures[step.operation].name for step in schedule.steps),
+            gathered_rows=gathered,
+            fold_steps=deepest * len({step.operation for step in schedule.steps}),
+            fold_copies=copies,
+        )
+
+    # Moving to a device, comparing, printing.
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (self.index, *(part for parts in self.constants for part in parts or ()))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Steps":
+        constants = (None if parts is None else tuple(map(fn, parts)) for parts in self.constants)
+        return replace(self, index=fn(self.index), constants=tuple(constants))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare contents: the same steps, the same row numbers, the same constants."""
+        if not isinstance(other, Steps):
+            return NotImplemented
+        plain = attrgetter("signatures", "buffers", "steps", "outputs", "num_examples")
+        mine, theirs = ([None if c is None else len(c) for c in s.constants] for s in (self, other))
+        same = plain(self) == plain(other) and mine == theirs
+        return same and all(map(torch.equal, self._tensors(), other._tensors()))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        rows = sum(step.size for step in self.steps)
+        return f"Steps({self.num_examples} examples, {len(self.steps)} steps, {rows} rows)"
+
+    def __str__(self) -> str:
+        """Print one line per step."""
+        lines = [repr(self)]
+        for number, step in enumerate(self.steps):
+            reads = ", ".join(map(_shown, step.arguments))
+            writes = ", ".join(f"buffer {b}[{a}:{a + step.size}]" for b, a in step.results)
+            name = self.signatures[step.operation].name
+            lines.append(f"  {number:>4} {name} x {step.size}: {reads or 'nothing'} -> {writes}")
+        for number, buffer in enumerate(self.buffers):
+            lines.append(f"  buffer {number}: {describe(buffer.row_type)}, {buffer.rows} rows")
+        return "\n".join(lines)
+
+
+def _shown(read: IndexSlice) -> str:
+    if read.start >= 0:
+        return f"buffer {read.buffer}[{read.start}:{read.start + read.length}]"
+    if read.start == ZEROS:
+        return f"{read.length} rows of zeros"
+    return f"gather {read.length} of buffer {read.buffer}"
+
+
+@dataclass(frozen=True)
+class ScheduleStats:
+    """Statistics of one schedule.
+
+    Args:
+        examples: Number of examples.
+        steps: Batched calls made.
+        rows: Calls made, after equal calls were merged.
+        merged_calls: Calls saved because they repeat an earlier call on equal constants.
+        critical_path: Longest chain of calls: no schedule has fewer steps.
+        lower_bound: Sum over operations of the longest chain through their calls: no schedule
+            with one operation per step has fewer steps.
+        widths: Rows of each step.
+        operations: Name of each step's operation.
+        gathered_rows: Rows read through an index; the others are contiguous.
+        fold_steps: Batched calls that Fold's loop makes: every operation at every depth.
+        fold_copies: Rows that Fold copies forward, for values read more than one level later.
+
+    Reference:
+        Lower bound: Chen et al. (2023), arXiv:2302.03851. Fold: Looks et al. (2017),
+        arXiv:1702.02181, section 2 (pass-through operations).
+    """
+
+    examples: int
+    steps: int
+    rows: int
+    merged_calls: int
+    critical_path: int
+    lower_bound: int
+    widths: tuple[int, ...]
+    operations: tuple[str, ...]
+    gathered_rows: int
+    fold_steps: int
+    fold_copies: int
+
+
+class IndexBuilder:
+    """Builder of the flat index of a schedule from index vectors."""
+
+    def __init__(self) -> None:
+        self.parts: list[np.ndarray] = []
+        self.size = 0
+
+    def add(self, part: np.ndarray) -> int:
+        """Append a vector; return its offset."""
+        self.parts.append(part)
+        self.size += part.size
+        return self.size - part.size
+
+    def tensor(self) -> Tensor:
+        """Return the concatenated vectors."""
+        parts = [np.zeros(0, np.int32), *self.parts]
+        return torch.from_numpy(np.concatenate(parts, dtype=np.int64))
+
+
+def contiguous(rows: np.ndarray) -> int:
+    """Return the first of rows that are contiguous, 0 if there are none, GATHER otherwise."""
+    if not rows.size:
+        return 0
+    first = int(rows[0])
+    # Rows whose ends fit by chance mostly fail here, which is cheap to check.
+    if int(rows[-1]) - first != rows.size - 1 or (rows.size > 1 and int(rows[1]) != first + 1):
+        return GATHER
+    return first if rows.size < 3 or bool((rows[1:] - rows[:-1] == 1).all()) else GATHER
+
+
+def packed(slices: Sequence[IndexSlice], number: int) -> int:
+    """Return how many consecutive arguments, from ``number`` on, one gather can read together."""
+    buffer, offset, length, start, segments, stride = slices[number]
+    if start != GATHER or segments >= 0:
+        return 1
+    jump = length if stride == 1 else 1
+    count, last = 1, len(slices) - number
+    if stride > 1:
+        last = min(last, stride)
+    while count < last and slices[number + count] == (
+        buffer, offset + count * jump, length, GATHER, -1, stride,
+    ):  # fmt: skip
+        count += 1
+    # Strided arguments can only be read all together.
+    return count if stride in (1, count) else 1
+
+
+def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the first row of each slice whose rows are contiguous; GATHER for the others."""
+    lengths = lengths.reshape(-1, *[1] * (index.ndim - 1))
+    if not len(index):
+        return np.zeros((starts.size, *index.shape[1:]), dtype=np.int64)
+    # Empty slices may take any entry.
+    begins = np.minimum(starts, len(index) - 1)
+    ends = np.maximum(starts + lengths.reshape(-1), 1) - 1
+    first = index[begins]
+    joined = index[ends] - first == lengths - 1
+    # Slices whose ends fit by chance mostly fail at the second row, which is cheap to check.
+    joined &= index[np.minimum(begins + 1, ends)] - first == np.minimum(lengths, 2) - 1
+    if (joined & (lengths > 3)).any():
+        jumps = np.zeros(index.shape, dtype=np.int64)
+        np.cumsum(index[1:] - index[:-1] != 1, axis=0, out=jumps[1:])
+        joined &= jumps[ends] == jumps[begins]
+    return np.where(lengths == 0, 0, np.where(joined, first, GATHER))
+
+
+torch.serialization.add_safe_globals(
+    [Signature, Ragged, TensorType, Output, Step, BufferSpec, IndexSlice, Steps]
+)

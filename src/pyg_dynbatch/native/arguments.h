@@ -1,0 +1,36 @@
+/* Reading the arguments of Python calls: integers, and the addresses of arrays.
+
+   An argument is an integer, None (0), an object with the buffer protocol such as bytes or a NumPy
+   array (the address of its first number), or a tensor (what its `data_ptr` returns). The caller
+   keeps the objects alive and checks types and sizes: addresses are not checked. */
+
+#ifndef PYG_DYNBATCH_ARGUMENTS_H
+#define PYG_DYNBATCH_ARGUMENTS_H
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+
+_Static_assert(sizeof(void *) == sizeof(int64_t), "addresses are read as 64-bit integers");
+
+/* A field of a struct that keyword arguments fill: an int64_t or a pointer. */
+struct field {
+    const char *name;
+    size_t place;
+};
+#define FIELD(type, name) {#name, offsetof(struct type, name)}
+
+/* The number or address that an argument stands for; -1 with an exception set if it is neither. */
+int64_t read_argument(PyObject *given);
+
+/* Fills a struct of `count` fields from keyword arguments; fields that are not given become 0.
+   Returns -1 with an exception set for positional arguments and unknown names. Fastest if keywords
+   are in the order of the fields. */
+int read_fields(const struct field *fields, int count, PyObject *const *args, Py_ssize_t positional,
+                PyObject *names, void *into);
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+#endif
