@@ -377,7 +377,7 @@ def test_a_part_with_one_class(tmp_path: Path, part: str, lines: list[str]) -> N
     assert "split.method stratified" in str(caught.value)
     MoleculeFileData(str(path), ["y", "z"], split=options, reading=QUIET).setup("fit")
     constant = [line for line in lines if line.startswith("constant targets of the train split")]
-    assert constant[-1].endswith("1 of 2 properties (y), which are not standardised")
+    assert constant[-1].endswith("1 of 2 properties (y), which are not standardized")
     with pytest.raises(ValueError, match="a target is named twice"):
         MoleculeFileData(str(path), ["y", "y"], split=options, reading=QUIET).setup("fit")
 

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from tests.molecules.molecules import (
     molecule_trainer,
     property_task,
     trained,
+    with_descriptors,
 )
 from tests.training.helpers import OLD_NAME, last_of
 
@@ -177,10 +179,14 @@ def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
     torch.testing.assert_close(saved["state_dict"]["scale.mean"], mean)
 
 
-def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
+DESCRIBED = pytest.mark.parametrize("make", [molecule_data, with_descriptors])
+
+
+@DESCRIBED
+def test_resumed_run_equals_the_straight_one(tmp_path: Path, make: Any) -> None:
     def run_of(epochs: int, path: str | None = None) -> str:
         torch.manual_seed(5)
-        data = molecule_data(tmp_path)
+        data = make(tmp_path)
         task = property_task(data, dropout=0.2, rate=RateOptions("exponential", gamma=0.9))
         run = molecule_trainer(tmp_path, epochs)
         run.fit(task, datamodule=data, ckpt_path=path)
@@ -193,8 +199,9 @@ def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
         assert torch.equal(weight, resumed["state_dict"][name]), name
 
 
-def test_averaged_weights(tmp_path: Path) -> None:
-    data = molecule_data(tmp_path)
+@DESCRIBED
+def test_averaged_weights(tmp_path: Path, make: Any) -> None:
+    data = make(tmp_path)
     task = property_task(data)
     average = EMAWeightAveraging(decay=0.5)
     run = molecule_trainer(tmp_path, 2, callbacks=[average])
@@ -202,13 +209,24 @@ def test_averaged_weights(tmp_path: Path) -> None:
     saved = torch.load(last_of(run), weights_only=True)
     name = "network.lin_atom.weight"
     assert not torch.equal(saved["state_dict"][name], saved["current_model_state"][name])
-    torch.testing.assert_close(saved["state_dict"]["scale.mean"], data.targets("train").nanmean(0))
+    weights = saved["state_dict"]
+    torch.testing.assert_close(weights["scale.mean"], data.targets("train").nanmean(0))
+    if make is with_descriptors:
+        mean = data.descriptors("train").double().nanmean(0).float()
+        torch.testing.assert_close(weights["network.descriptors.mean"], mean)
+        assert weights["network.descriptors.deviation"][-1] == 0
 
 
-@pytest.mark.parametrize("kind", ["regression", "binary", "multiclass"])
-def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str) -> None:
-    paths = [trained(tmp_path, kind, seed) for seed in (1, 2)]
-    data = molecule_data(tmp_path, kind)
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        *((kind, molecule_data) for kind in ("regression", "binary", "multiclass")),
+        ("regression", with_descriptors),
+    ],
+)
+def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str, make: Any) -> None:
+    paths = [trained(tmp_path, kind, seed, make) for seed in (1, 2)]
+    data = make(tmp_path, kind)
     members = MoleculePredictor(paths).models
     # A member that was trained on a different scale.
     members[1].scale.mean.add_(3.0)
