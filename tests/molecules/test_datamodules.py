@@ -132,9 +132,9 @@ def test_a_packed_folder_is_the_file_it_was_made_from(tmp_path: Path) -> None:
 def test_a_packed_folder_without_targets(tmp_path: Path) -> None:
     records = [RawMolecule(0, "here", "CO")]
     build_store(tmp_path, records, MoleculeFeaturizer(), options=QUIET)
-    with pytest.raises(ValueError, match="PackedMoleculeData: there is nothing to learn") as caught:
+    words = r"PackedMoleculeData: there is nothing to learn[\s\S]*featurize --targets NAME"
+    with pytest.raises(ValueError, match=words):
         PackedMoleculeData(str(tmp_path)).setup("fit")
-    assert "featurize --targets NAME" in str(caught.value)
 
 
 def test_setup_reads_all_texts_at_once_and_canonicalises_each_once(tmp_path, monkeypatch):
@@ -167,9 +167,9 @@ def test_a_column_that_only_some_records_have(tmp_path: Path) -> None:
     options = SplitOptions("column", column="part")
     data = MoleculeFileData(str(path), ["y"], split=options, reading=QUIET)
     assert [data.indices(split).tolist() for split in ("train", "val", "test")] == [[0], [2], [3]]
-    with pytest.raises(ValueError, match="the column to split by is missing") as caught:
+    words = rf"the column to split by is missing[\s\S]*one of y, part[\s\S]*{path}"
+    with pytest.raises(ValueError, match=words):
         data.column("nope")
-    assert "one of y, part" in str(caught.value) and str(path) in str(caught.value)
 
 
 def test_strata_are_classes_or_ranges_of_a_target(tmp_path: Path) -> None:
@@ -314,10 +314,9 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
     path = tmp_path / "labels.csv"
     path.write_text(f"smiles,active\nCO,0\nCCO,1\nCC,{label}\n", encoding="utf-8")
     data = MoleculeFileData(str(path), ["active"], kind, classes=3, reading=QUIET)
-    with pytest.raises(ValueError, match="a label is out of range") as caught:
+    words = rf"a label is out of range[\s\S]*{said}[\s\S]*row 2, column active"
+    with pytest.raises(ValueError, match=words):
         data.setup("fit")
-    assert said in str(caught.value)
-    assert "row 2, column active" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -134,12 +134,15 @@ def test_a_fault_of_the_featurizer_names_the_row():
 
 def test_options_are_checked():
     for bad in (FeaturizeOptions, lambda bad: list(featurize_stream([], Letters(), bad=bad))):
-        with pytest.raises(ValueError, match="unknown policy for bad rows") as caught:
+        words = (
+            "unknown policy for bad rows.\n +expected: 'raise', 'skip' or 'blank'\n +got: +'drop'"
+        )
+        with pytest.raises(ValueError, match=words):
             bad("drop")
-        assert "'raise', 'skip' or 'blank'\n  got:      'drop'" in str(caught.value)
-    with pytest.raises(ValueError, match="num_workers is out of range") as caught:
+    with pytest.raises(
+        ValueError, match=r"num_workers is out of range[\s\S]*at least 0\n +got: +-1"
+    ):
         FeaturizeOptions(num_workers=-1)
-    assert "at least 0\n  got:      -1" in str(caught.value)
     with pytest.raises(ValueError, match="block_size is out of range"):
         FeaturizeOptions(block_size=0)
 

@@ -56,10 +56,8 @@ def test_order_is_kept_and_bad_rows_have_a_reason(checkpoints: list[str], tmp_pa
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
     assert [row["name"] for row in written] == [f"m{number}" for number in range(6)]
-    assert list(written[0]) == [
-        *("row", "name", "smiles", "status"),
-        *("prediction_first", "prediction_second"),
-    ]
+    names = "row name smiles status prediction_first prediction_second"
+    assert list(written[0]) == names.split()
 
 
 def test_records_without_text_get_one(checkpoints: list[str], tmp_path: Path) -> None:
@@ -123,13 +121,10 @@ def test_fingerprints(checkpoints: list[str], tmp_path: Path, suffix: str) -> No
     predictor = MoleculePredictor(checkpoints[:1])
     path = tmp_path / f"prints.{suffix}"
     rows = predict_stream(iter(RECORDS), predictor, fingerprints=True)
-    PredictionFiles(str(tmp_path / "out.csv"), str(path)).write(
-        rows, Columns(column_names(predictor)), width=8
-    )
-    if suffix == "npy":
-        found = np.load(path)
-    else:
-        found = np.genfromtxt(path, delimiter=",", skip_header=1)[:, 1:]
+    files = PredictionFiles(str(tmp_path / "out.csv"), str(path))
+    files.write(rows, Columns(column_names(predictor)), width=8)
+    is_text = suffix == "csv"
+    found = np.genfromtxt(path, delimiter=",", skip_header=1)[:, 1:] if is_text else np.load(path)
     assert found.shape == (6, 8)
     assert np.isnan(found).any(axis=1).tolist() == [False, True, True, False, True, False]
     alone = predictor.predict([predictor.featurizer("CCO")], fingerprints=True).fingerprint
@@ -155,15 +150,11 @@ def test_broken_stream_leaves_no_file(checkpoints: list[str], tmp_path: Path) ->
 def test_no_checkpoints_or_one_of_a_different_task(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="MoleculePredictor: no checkpoints"):
         MoleculePredictor([])
-    for noted, said in (
-        ("TreeClassification", "got:      one of TreeC"),
-        (None, "another program"),
-    ):
+    for noted, said in (("TreeClassification", "one of TreeC"), (None, "another program")):
         contents = {"state_dict": {}, "pytorch-lightning_version": "2", "pyg_dynbatch_task": noted}
         torch.save(contents, tmp_path / "tree.ckpt")
-        with pytest.raises(ValueError, match="cannot be built from this checkpoint") as caught:
+        with pytest.raises(ValueError, match=rf"cannot be built from this[\s\S]*got: +.*{said}"):
             MoleculePredictor([tmp_path / "tree.ckpt"])
-        assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +200,6 @@ def test_featurizer_that_is_unknown_or_makes_other_codes(tmp_path: Path) -> None
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     changed = PairTable(table.features * 2, table.names, table.distance)
     task.schema = dataclasses.replace(schema, pair_table=changed)
-    with pytest.raises(ValueError, match="makes different pair codes") as caught:
+    words = rf"makes different pair codes[\s\S]*expected: pair table {changed.digest()}"
+    with pytest.raises(ValueError, match=words):
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
-    assert f"expected: pair table {changed.digest()}" in str(caught.value)
