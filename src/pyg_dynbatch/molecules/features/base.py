@@ -151,10 +151,10 @@ def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
 def _first_difference(ours: Any, theirs: Any) -> str:
     if not (isinstance(ours, list) and isinstance(theirs, list)):
         return str(ours)
-    for column, value in enumerate(ours):
-        if column >= len(theirs) or theirs[column] != value:
-            return f"{len(ours)} columns, {value!r} in column {column}"
-    return f"{len(ours)} columns"
+    found = (
+        f", {value!r} in column {k}" for k, value in enumerate(ours) if theirs[k:][:1] != [value]
+    )
+    return f"{len(ours)} columns{next(found, '')}"
 
 
 def _find_class(path: str, base: type) -> type:

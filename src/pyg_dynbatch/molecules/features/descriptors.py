@@ -65,9 +65,9 @@ class MoleculeDescriptors(FeaturePart, ABC):
         super().__init__(options, names=list(names))
         self.names = tuple(names)
         if not self.names or len(set(self.names)) != len(self.names):
-            repeated = [name for name in self.names if self.names.count(name) > 1]
+            repeated = [f"{name!r} twice" for name in self.names if self.names.count(name) > 1]
             what = f"{type(self).__name__}: the names of the descriptors cannot be used"
-            got = f"{repeated[0]!r} twice" if repeated else "none"
+            got = (repeated or ["none"])[0]
             raise mismatch(ValueError, what, "at least one name, all different", got)
 
     @abstractmethod

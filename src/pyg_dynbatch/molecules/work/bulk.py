@@ -437,14 +437,15 @@ def merge(folder: str | Path) -> Path:
     folder = Path(folder)
     names = (_FOLDERS.fullmatch(path.name) for path in folder.glob("shard-*"))
     found = Counter(int(name.group(2)) for name in names if name)
-    if len(found) != 1:
+    if not found:
         what, wanted = "merge: the folder has no shards", "folders such as shard-0000-of-0008"
-        got, hint = "", "pyg-dynbatch featurize --shard 0/8"
-        if found:
-            what, wanted = "merge: the folder has shards of different counts", "one count"
-            got = "; ".join(f"{number} of n = {n}" for n, number in sorted(found.items()))
-            hint = "delete the shards of all counts but one"
-        raise mismatch(ValueError, what, wanted, got, where=folder, hint=hint)
+        hint = "pyg-dynbatch featurize --shard 0/8"
+        raise mismatch(ValueError, what, wanted, where=folder, hint=hint)
+    if len(found) > 1:
+        what = "merge: the folder has shards of different counts"
+        got = "; ".join(f"{number} of n = {n}" for n, number in sorted(found.items()))
+        hint = "delete the shards of all counts but one"
+        raise mismatch(ValueError, what, "one count", got, where=folder, hint=hint)
     shards = [Shard(number, *found) for number in range(*found)]
     with locked_folder(folder):
         manifests = _finished(folder, shards)
