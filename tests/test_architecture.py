@@ -33,14 +33,14 @@ NAMESPACES = (
     *("training", "visualize"),
 )
 
-MAX_FILES = 151
+MAX_FILES = 150
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_650,
     "core": 5_860,
     "documents": 660,
-    "molecules": 8_760,
+    "molecules": 8_765,
     "native": 0,
     "nn": 5_200,
     "training": 2_890,

@@ -1,12 +1,11 @@
 """What a model of molecules needs to know about its training data."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
-from pyg_dynbatch.training.checkpoints import differences
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
 
@@ -117,8 +116,19 @@ def check_same(
     ignored: Collection[str] = (),
 ) -> None:
     """Raise an error that names all values in which two nested descriptions differ."""
-    found = [part for part in differences(ours, theirs) if part[0] not in ignored]
-    if found:
-        expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
-        got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
+    own, other = dict(_flat(ours)), dict(_flat(theirs))
+    names = [n for n in {**own, **other} if own.get(n) != other.get(n) and n not in ignored]
+    if names:
+        expected, got = (
+            "; ".join(f"{name}: {str(values.get(name)):.80}" for name in names)
+            for values in (own, other)
+        )
         raise mismatch(ValueError, what, expected, got, hint=hint)
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
