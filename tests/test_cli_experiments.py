@@ -89,7 +89,7 @@ def test_a_wrong_number_of_runs_is_refused(folder: Path, capsys) -> None:
     split = ["--data.init_args.split.method", "kfold", "--data.init_args.split.folds", "3"]
     assert "repeat: too few folds" in complaint(capsys, *argv, "4", *split)
     said = complaint(capsys, *argv, "2", "--model.init_args.hiden", "3")
-    assert "did you mean 'hidden'?" in said
+    assert "did you mean '--model.init_args.hidden'?" in said
     assert not Path("runs").exists()
 
 

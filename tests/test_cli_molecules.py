@@ -312,7 +312,7 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     chosen = yaml.safe_load(Path(saved).read_text(encoding="utf-8"))["data"]["init_args"]
     assert chosen["featurizer"]["init_args"]["descriptors"] == "rdkit"
     weights = torch.load(best, weights_only=True)["state_dict"]
-    assert len(weights["network.descriptors.mean"]) > 200
+    assert len(weights["model.network.descriptors.mean"]) > 200
 
     argv = ["predict", "--checkpoint", best, "--input"]
     assert run(*argv, "some.csv", "--output", "o.csv", "--fingerprints", "f.npy") == 0

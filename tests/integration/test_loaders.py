@@ -107,9 +107,10 @@ def read(folder: Path, stage: str, ranks: int, epoch: int | None = None) -> list
     ]
 
 
+@pytest.mark.filterwarnings("ignore:You are using a custom batch sampler")
 @pytest.mark.parametrize(
     ("kind", "ranks", "hooks"),
-    [("plain", 1, False), ("plain", 2, True), ("budget", 1, True), ("budget", 2, False)],
+    [("plain", 1, False), ("plain", 2, True), ("budget", 1, False), ("budget", 2, True)],
 )
 def test_fit_validate_and_predict(tmp_path, kind, ranks, hooks):
     model = Recorder if hooks else WithoutLoaders

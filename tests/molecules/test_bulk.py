@@ -16,8 +16,8 @@ import pytest
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.data import MoleculeFeaturizer, read_molecules
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
+from pyg_dynbatch.models import MoleculePredictor
 from pyg_dynbatch.molecules import FeaturizeJob, PredictJob, Shard, featurize, merge, predict
-from pyg_dynbatch.tasks import MoleculePredictor
 from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import trained
 from tests.molecules.packed import (

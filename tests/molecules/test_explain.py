@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.lightning import MoleculeProperty
+from pyg_dynbatch.models import MoleculePredictor, explain
 from pyg_dynbatch.molecules.work.explain import pair_rows, without_atom
-from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, explain
 from tests.molecules.molecules import molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
 

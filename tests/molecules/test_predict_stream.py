@@ -10,6 +10,7 @@ import torch
 from rdkit import Chem
 
 from pyg_dynbatch.data import RawMolecule, read_molecules
+from pyg_dynbatch.models import MoleculePredictor
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.work.predict import (
     Columns,
@@ -17,7 +18,6 @@ from pyg_dynbatch.molecules.work.predict import (
     column_names,
     predict_stream,
 )
-from pyg_dynbatch.tasks import MoleculePredictor
 from tests.molecules.molecules import molecule_data, property_task, trained, with_descriptors
 from tests.training.helpers import OLD_NAME
 
@@ -195,11 +195,11 @@ def test_dropout_that_is_not_there(checkpoints: list[str], tmp_path: Path) -> No
 def test_featurizer_that_is_unknown_or_makes_other_codes(tmp_path: Path) -> None:
     task = property_task(molecule_data(tmp_path))
     schema, table = task.schema, task.schema.pair_table
-    task.schema = dataclasses.replace(schema, featurizer={})
+    task.model.schema = dataclasses.replace(schema, featurizer={})
     with pytest.raises(ValueError, match="the checkpoint has no featurizer"):
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     changed = PairTable(table.features * 2, table.names, table.distance)
-    task.schema = dataclasses.replace(schema, pair_table=changed)
+    task.model.schema = dataclasses.replace(schema, pair_table=changed)
     words = rf"makes different pair codes[\s\S]*expected: pair table {changed.digest()}"
     with pytest.raises(ValueError, match=words):
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))

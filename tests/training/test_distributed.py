@@ -13,9 +13,14 @@ from torch.multiprocessing import ProcessRaisedException
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.datasets import ListOpsRecipe
+from pyg_dynbatch.lightning import (
+    ListOpsData,
+    OptimizerOptions,
+    PredictionTable,
+    TreeClassification,
+    TreeDataModule,
+)
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeDataModule
-from pyg_dynbatch.training import OptimizerOptions, PredictionTable
 from tests.molecules.molecules import molecule_data, property_task
 from tests.training.helpers import FORKS, SIZES, bare_trainer
 
@@ -137,11 +142,11 @@ def molecule_weights(
     torch.manual_seed(3)
     sgd = OptimizerOptions("sgd", lr=0.5)
     task = property_task(data, optimizer=sgd, norm=norm, atom_norm=norm, **network).double()
-    before = {name: value.clone() for name, value in task.network.state_dict().items()}
+    before = {name: value.clone() for name, value in task.model.network.state_dict().items()}
     options: Any = {"precision": "64-true", "sync_batchnorm": lightning, "limit_val_batches": 0}
     run = bare_trainer(folder, ranks, callbacks=[WholeSteps(16, 1), InDouble()], **options)
     run.fit(task, datamodule=data)
-    return [before, dict(task.network.state_dict())]
+    return [before, dict(task.model.network.state_dict())]
 
 
 @pytest.mark.parametrize(

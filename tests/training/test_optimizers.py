@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam
 
-from pyg_dynbatch.training import OptimizerOptions, RateOptions, SplitOptimizer, build_optimizer
-from pyg_dynbatch.training.optimizers import build_scheduler, rate_factor
+from pyg_dynbatch.lightning import OptimizerOptions, RateOptions, build_optimizer
+from pyg_dynbatch.training.optimizers import SplitOptimizer, build_scheduler, rate_factor
 
 
 def words_and_weights(sparse: bool = False) -> nn.Sequential:

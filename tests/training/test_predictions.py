@@ -8,10 +8,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from pyg_dynbatch.lightning import PredictionTable, RunReport, ensemble_of
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.training import AveragedNetwork, PredictionTable, RunReport, ensemble_of
+from pyg_dynbatch.models import AveragedNetwork
+from pyg_dynbatch.prediction import write_table
 from pyg_dynbatch.training import report as report_module
-from pyg_dynbatch.training.predictions import write_table
 from pyg_dynbatch.training.report import closing_lines, metrics_file, read_curve
 from pyg_dynbatch.trees import task as task_module
 from tests.console import rows_of

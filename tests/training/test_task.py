@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from lightning.pytorch.tuner import Tuner
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyg_dynbatch.lightning import (
+    OptimizerOptions,
+    RateOptions,
+    TreeClassification,
+    TreeRelatedness,
+)
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
-from pyg_dynbatch.training import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.command import check_monitor
-from pyg_dynbatch.training.task import check_weights
 from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
 
 
@@ -129,7 +132,7 @@ def test_checkpoint_of_a_different_model_or_vocabulary(tmp_path: Path) -> None:
         assert "where:    network." in str(caught.value)
         assert "try:      use the configuration" in str(caught.value)
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
-        check_weights(task(data), {"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
+        task(data).model.check({"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
     assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
     with pytest.raises(ValueError, match="was made with a different vocabulary") as caught:
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)

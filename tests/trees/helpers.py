@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.lightning import TreeClassification
 
 WORDS = ["good", "not", "very"]
 

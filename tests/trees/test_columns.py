@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.data import DynTreeData, TreeColumns, Vocabulary
+from pyg_dynbatch.data import DynTreeData, Vocabulary
 from pyg_dynbatch.datasets import TreeDataset
 from pyg_dynbatch.loader import Collater
+from pyg_dynbatch.trees.columns import TreeColumns
 from pyg_dynbatch.trees.datasets import Content
 from tests.strategies import Dag, structures
 from tests.trees.helpers import assert_same

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyg_dynbatch.lightning import SICKData, SSTData, TreeDataModule, TreeFileData, VectorOptions
 from pyg_dynbatch.loader import NodeBudgetBatchSampler
-from pyg_dynbatch.tasks import SICKData, SSTData, TreeDataModule, TreeFileData
-from pyg_dynbatch.training import VectorOptions
 from pyg_dynbatch.trees import datamodules as datamodule_file
 from tests.training.helpers import RECIPE, last_of, listops, task, trainer, tree_files
 
@@ -116,8 +115,8 @@ def test_vectors_are_scaled_and_reach_the_model(
     lines: list[str] = []
     monkeypatch.setattr(datamodule_file, "rank_zero_info", lines.append)
     run.fit(module, datamodule=data)
-    assert module.network.embedding is not None
-    film = module.network.embedding.weight[data.vocabulary.row("film")]
+    assert module.model.network.embedding is not None
+    film = module.model.network.embedding.weight[data.vocabulary.row("film")]
     assert film.tolist() == [2.0, 4.0, 6.0]
     assert [line.split(":")[0] for line in lines] == [
         f"word vectors, {split}" for split in ("train", "val", "test")
@@ -139,10 +138,10 @@ def test_resumed_vectors_are_those_of_the_checkpoint(tmp_path: Path, samples: Pa
     run = trainer(tmp_path)
     run.fit(module, datamodule=data)
     path = last_of(run)
-    trained = module.network.embedding.weight.detach().clone()
+    trained = module.model.network.embedding.weight.detach().clone()
     again = task(data, embedding_channels=3, cell="nary")
     trainer(tmp_path, epochs=1).fit(again, datamodule=data, ckpt_path=path)
-    assert torch.equal(again.network.embedding.weight, trained)
+    assert torch.equal(again.model.network.embedding.weight, trained)
 
 
 def test_sentence_vectors_come_from_the_cache(tmp_path: Path, samples: Path) -> None:

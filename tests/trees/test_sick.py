@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch_geometric.loader import DataLoader as StockLoader
 
 from pyg_dynbatch.data import Vocabulary
-from pyg_dynbatch.datasets import SICK, score_to_target
+from pyg_dynbatch.datasets import SICK
+from pyg_dynbatch.lightning import OptimizerOptions, PredictionTable, SICKData, TreeRelatedness
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.tasks import SICKData, TreeRelatedness
-from pyg_dynbatch.training import OptimizerOptions, PredictionTable
 from pyg_dynbatch.trees.models import mean_score
+from pyg_dynbatch.trees.sick import score_to_target
 from tests.training.helpers import SIZES, trainer
 
 

@@ -14,10 +14,10 @@ from pyg_dynbatch.data import (
     Vocabulary,
     forest_to_data,
     parse_bracketed,
-    parse_parents,
     to_bracketed,
-    unescape,
 )
+from pyg_dynbatch.trees.text import parse_parents
+from pyg_dynbatch.trees.vocabulary import unescape
 
 Nested = tuple[int, str | None, list["Nested"]]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.data import Vocabulary, WordVectors, read_word_vectors, sentence_vectors
-from pyg_dynbatch.trees.vectors import DEFAULT_MODEL, MISSING, find_model
+from pyg_dynbatch.data import Vocabulary, read_word_vectors, sentence_vectors
+from pyg_dynbatch.trees.vectors import DEFAULT_MODEL, MISSING, WordVectors, find_model
 
 
 @pytest.fixture

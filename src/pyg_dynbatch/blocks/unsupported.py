@@ -19,7 +19,7 @@ REPLACEMENTS = {
     "InferPlan": _LIGHTNING.format("predict, or call compiler(examples) after compiler.eval()"),
     "define_plan_flags": "use the command line of Lightning (docs/training.md)",
     "plan_default_params": "set defaults in your LightningModule",
-    "parse_spec": "use torch.optim, or pyg_dynbatch.training.OptimizerOptions",
+    "parse_spec": "use torch.optim, or pyg_dynbatch.lightning.OptimizerOptions",
     "Compiler.build_feed_dict": "call the compiler on a list of examples: "
     "result = compiler(examples)",
     "Compiler.input_tensor": "use DataLoader(examples, collate_fn=compiler.collate)",

@@ -1,17 +1,14 @@
 """What a model of molecules needs to know about its training data."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.prediction import differences
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
-
-# Versions that made the features; the featurizer itself warns if they differ.
-_VERSIONS = ("featurizer.rdkit", "featurizer.pyg_dynbatch")
-_SAME = "use the configuration the checkpoint was made with"
 
 
 @dataclass(frozen=True)
@@ -102,11 +99,6 @@ class MoleculeSchema:
         values["task_names"] = tuple(values["task_names"])
         return cls(**values)
 
-    def check_origin(self, theirs: Mapping[str, Any]) -> None:
-        """Raise an error if a checkpoint was trained on molecules described in another way."""
-        what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
-        check_same(what, self.as_dict(), theirs, _SAME, _VERSIONS)
-
 
 def check_same(
     what: str,
@@ -116,19 +108,8 @@ def check_same(
     ignored: Collection[str] = (),
 ) -> None:
     """Raise an error that names all values in which two nested descriptions differ."""
-    own, other = dict(_flat(ours)), dict(_flat(theirs))
-    names = [n for n in {**own, **other} if own.get(n) != other.get(n) and n not in ignored]
-    if names:
-        expected, got = (
-            "; ".join(f"{name}: {str(values.get(name)):.80}" for name in names)
-            for values in (own, other)
-        )
+    found = [part for part in differences(ours, theirs) if part[0] not in ignored]
+    if found:
+        expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
+        got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
         raise mismatch(ValueError, what, expected, got, hint=hint)
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value

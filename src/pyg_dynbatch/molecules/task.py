@@ -14,13 +14,7 @@ from torch_geometric.data import Batch
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
-from pyg_dynbatch.molecules.nets.properties import (
-    AveragedProperties,
-    ConformalSets,
-    PropertyOutputs,
-    TargetScale,
-    network_of,
-)
+from pyg_dynbatch.molecules.nets.properties import AveragedProperties, MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.training.elastic import sampler_of
@@ -77,7 +71,7 @@ def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[s
             raise mismatch(ValueError, what, "labels 0 and 1 of every property", got, hint=hint)
 
 
-class MoleculeProperty(PropertyOutputs, Task):
+class MoleculeProperty(Task):
     """Train a weave network with the mean loss of the known targets.
 
     Regression targets, and descriptors that the head reads, are scaled to mean 0 and deviation 1
@@ -122,6 +116,7 @@ class MoleculeProperty(PropertyOutputs, Task):
         ('rmse', 'none')
     """
 
+    model: MoleculePropertyModel
     positive: Tensor
     task_weight: Tensor
     needs_targets = True
@@ -138,10 +133,11 @@ class MoleculeProperty(PropertyOutputs, Task):
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
     ) -> None:
-        known = MoleculeSchema.from_dict(schema)
-        super().__init__(network_of(known, **network), optimizer, rate)
+        model = MoleculePropertyModel(schema, coverage, **network)
+        super().__init__(model, optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
+        known = model.schema
         if calibration != "none" and known.kind != "binary":
             what = "MoleculeProperty: only labels 0 and 1 can be calibrated"
             got = f"kind: {known.kind}, calibration: {calibration}"
@@ -156,8 +152,6 @@ class MoleculeProperty(PropertyOutputs, Task):
         self.calibration = calibration
         several = known.kind == "regression" and known.num_tasks > 1
         self.main_metric = "scaled_rmse" if several else METRICS[known.kind][0]
-        self.scale = TargetScale(known.num_tasks)
-        self.conformal = None if coverage is None else ConformalSets(known, coverage)
         self.register_buffer("positive", torch.ones(known.num_tasks))
         self.register_buffer("task_weight", torch.tensor(weights).float(), persistent=False)
         # One row per molecule: outputs, then targets, of which some are NaN.
@@ -194,14 +188,14 @@ class MoleculeProperty(PropertyOutputs, Task):
         """
         super().setup(stage)
         if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
-            CountedBatchNorm.synchronise(self.network)  # Lightning knows torch's classes only
+            CountedBatchNorm.synchronise(self.model.network)  # Lightning knows torch's classes only
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "targets"):
             self.fit_targets(data.targets("train"))
             if self.calibration != "none":
                 check_both_classes(data.targets("val"), self.schema.task_names)
-            if self.conformal is not None:
-                self.conformal.check(data.targets("val"), self.schema.task_names)
+            if self.model.conformal is not None:
+                self.model.conformal.check(data.targets("val"), self.schema.task_names)
             if self.schema.descriptor_names:
                 self.fit_descriptors(data.descriptors("train"))
 
@@ -220,8 +214,10 @@ class MoleculeProperty(PropertyOutputs, Task):
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
         """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
         if self.schema.kind == "regression":
-            self.scale.fit(targets)
-            found = dict(zip(self.schema.task_names, self.scale.deviation.tolist(), strict=True))
+            self.model.scale.fit(targets)
+            found = dict(
+                zip(self.schema.task_names, self.model.scale.deviation.tolist(), strict=True)
+            )
             wrong = [name for name, deviation in found.items() if not 0 < deviation < math.inf]
             if wrong:
                 what = f"the numbers of the target {wrong[0]!r} are too large or too close together"
@@ -233,20 +229,15 @@ class MoleculeProperty(PropertyOutputs, Task):
 
     def fit_descriptors(self, descriptors: Float[Tensor, "molecule descriptor"]) -> None:
         """Fit the scale of descriptors, NaN where unknown, as ``setup`` does."""
-        network: Any = self.network
+        network: Any = self.model.network
         network.descriptors.fit(descriptors)
-
-    def averaged(self, members: Sequence[Any]) -> AveragedProperties:
-        """Average values in the units of the data, or probabilities."""
-        parts = [(member.network, member.scale) for member in members]
-        return AveragedProperties(parts, self.scale, self.schema.kind, self.schema.num_tasks)
 
     def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Log the loss of a batch; collect outputs and targets unless it is of training."""
         output = self(batch)
         target = batch.y.to(output.device)
         if self.schema.kind == "regression":
-            target = self.scale.scaled(target)
+            target = self.model.scale.scaled(target)
         weights = (self.task_weight, self.positive)
         loss, terms = summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
         self.log_loss(stage, loss, terms, batch)
@@ -262,10 +253,10 @@ class MoleculeProperty(PropertyOutputs, Task):
         fitting = trainer.state.fn == "fit" and not trial
         if self.calibration != "none" and fitting:
             check_both_classes(target, self.schema.task_names)
-            self.scale.calibrate(output, target)
-        if self.conformal is not None and fitting:
-            values = self.predicted(output.to(self.scale.mean.device))
-            self.conformal.fit(values, target.to(values))
+            self.model.scale.calibrate(output, target)
+        if self.model.conformal is not None and fitting:
+            values = self.model.predicted(output.to(self.model.scale.mean.device))
+            self.model.conformal.fit(values, target.to(values))
         self._log_scores("val", self._scored(output, target))
 
     def on_test_epoch_end(self) -> None:
@@ -279,13 +270,13 @@ class MoleculeProperty(PropertyOutputs, Task):
         return rows[:, :-tasks].float(), rows[:, -tasks:]
 
     def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
-        prediction = self.predicted(output.to(self.scale.mean.device)).cpu()
-        deviation = self.scale.deviation.cpu()
+        prediction = self.model.predicted(output.to(self.model.scale.mean.device)).cpu()
+        deviation = self.model.scale.deviation.cpu()
         calibrated = self.schema.kind == "binary" and bool((deviation != 1).any())
         # The outputs of an average are those of calibrated members.
-        raw = calibrated and not isinstance(self.network, AveragedProperties)
+        raw = calibrated and not isinstance(self.model.network, AveragedProperties)
         uncalibrated = output.sigmoid() if raw else None
-        measured = None if self.sets is None else self.sets.measured(prediction, target)
+        measured = None if self.model.sets is None else self.model.sets.measured(prediction, target)
         return ScoredSplit(prediction, target, self.schema, deviation, uncalibrated, measured)
 
     def _log_scores(self, stage: str, split: ScoredSplit) -> None:
@@ -310,9 +301,9 @@ class MoleculeProperty(PropertyOutputs, Task):
         if self.main_metric == "scaled_rmse":
             pairs = zip(self.schema.task_names, self.tested.scores, strict=True)
             lines = [f"test/rmse_{name}: {scores['rmse']:.4g}" for name, scores in pairs]
-        if self.conformal is not None and self.tested.sets:
+        if self.model.conformal is not None and self.tested.sets:
             wanted, tested = (
-                self.conformal.coverage,
+                self.model.conformal.coverage,
                 zip(self.schema.task_names, self.tested.sets, strict=True),
             )
             parts = [f"{name} {each['coverage']:.3f}" for name, each in tested]
@@ -321,24 +312,3 @@ class MoleculeProperty(PropertyOutputs, Task):
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")
         return lines
-
-    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Predict one row per molecule.
-
-        Returns:
-            Columns ``example``, ``prediction_NAME`` (the value, or the class),
-            ``probability_NAME`` (of the positive class, or one column per class), with a coverage
-            ``low_NAME`` and ``high_NAME`` or ``set_NAME`` (1 for each class in the set), and, where
-            the molecules have targets, ``target_NAME``.
-        """
-        values = self.predicted(self(batch))
-        columns = {"example": torch.arange(values.size(0), device=values.device)}
-        columns |= self.columns(values)
-        if "y" in batch:
-            names = (f"target_{name}" for name in self.schema.task_names)
-            columns |= zip(names, batch.y.unbind(1), strict=True)
-        return columns
-
-    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Raise an error if the training molecules were described in a different way."""
-        self.schema.check_origin(hyper_parameters.get("schema", self.schema.as_dict()))

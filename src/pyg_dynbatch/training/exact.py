@@ -1,4 +1,4 @@
-"""Metrics and buffers in double precision, so that units do not matter."""
+"""Formulas of agreement in double precision, and metrics that apply them to an epoch."""
 
 from collections.abc import Callable
 

@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import VectorOptions
 from pyg_dynbatch.trees.collate import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
+from pyg_dynbatch.trees.predict import arity_of
 from pyg_dynbatch.trees.sick import SICK
 from pyg_dynbatch.trees.vectors import (
     DEFAULT_MODEL,
@@ -187,12 +187,6 @@ class TreeDataModule(SplitDataModule):
         return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
 
 
-def arity_of(model: nn.Module) -> int | None:
-    """Return the number of child slots that the schedules of a model need."""
-    layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
-    return next((layer.arity for layer in layers), None)
-
-
 class _WordData(TreeDataModule):
     """Data whose vocabulary can be replaced by that of word vectors."""
 
@@ -213,10 +207,10 @@ class SSTData(_WordData):
         vocabulary: Words of ``all`` splits (a word that only the test split has can use its
             pretrained vector), or of the ``train`` split alone.
         verify: Whether files other than the published ones are an error.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
-        >>> from pyg_dynbatch.training import VectorOptions
+        >>> from pyg_dynbatch.lightning import VectorOptions
         >>> data = SSTData(batch_size=25, vectors=VectorOptions("glove", "glove.txt"))
         >>> data.num_classes
         5
@@ -246,7 +240,7 @@ class ListOpsData(TreeDataModule):
         recipe: What to generate.
         tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
             to be read instead.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> ListOpsData(recipe=ListOpsRecipe(train=100, val=10, test=10)).num_classes
@@ -290,7 +284,7 @@ class SICKData(_WordData):
         raw_dir: Folder with the raw files; left out, ``root/raw``.
         trees: Which parses: ``dependency``, ``constituency``, or ``chain`` for none.
         vocabulary: Words of ``all`` splits, or of the ``train`` split alone.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> SICKData(batch_size=25).num_classes
@@ -323,7 +317,7 @@ class TreeFileData(TreeDataModule):
         vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
             can be used with any other ``test_file``.
         classes: Number of classes; left out, the largest label of ``train_file`` plus one.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> TreeFileData("train.txt", "val.txt", classes=3).num_classes

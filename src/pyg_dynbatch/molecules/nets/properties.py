@@ -1,6 +1,5 @@
-"""From the outputs of a network to properties: scales, averages, intervals, checkpoints."""
+"""Models of molecular properties: a network, the scale of its outputs, and what they mean."""
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,25 +8,17 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.nets.models import WeaveNet
-from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
+from pyg_dynbatch.prediction import SAME_CONFIGURATION, ExactBuffers, Model
 
 _LARGEST_LOG = math.log(20.0)  # temperatures are between 1/20 and 20
 _HALVINGS = 50
-
-
-class ExactBuffers(nn.Module):
-    """Base of modules whose buffers keep their type when a model is cast to a lower precision."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, buffer in kept.items():
-            cast: Any = self._buffers[name]
-            self._buffers[name] = cast if buffer is None else buffer.to(cast.device)
-        return self
+# Versions that made the features; the featurizer itself warns if they differ.
+_VERSIONS = ("featurizer.rdkit", "featurizer.pyg_dynbatch")
 
 
 class TargetScale(ExactBuffers):
@@ -224,13 +215,34 @@ class ConformalSets(ExactBuffers):
         return scores.gather(1, target.nan_to_num(0).long()[:, None])[:, 0]
 
 
-class PropertyOutputs:
-    """Turns the outputs of a network into properties: the part of a model that predicts."""
+class MoleculePropertyModel(Model):
+    """Predict properties of molecules, in the units of the data or as probabilities.
 
-    network: nn.Module
-    schema: MoleculeSchema
-    scale: TargetScale
-    conformal: ConformalSets | None
+    Args:
+        schema: ``MoleculeSchema.as_dict`` of a schema.
+        coverage: If given, predictions have intervals, or sets of classes: ``ConformalSets``.
+        **network: Options of ``WeaveNet``.
+    """
+
+    task = "MoleculeProperty"
+    task_options = ("loss", "positive_weight", "task_weights", "calibration")
+
+    def __init__(
+        self, schema: Mapping[str, Any], coverage: float | None = None, **network: Any
+    ) -> None:
+        known = MoleculeSchema.from_dict(schema)
+        super().__init__(
+            WeaveNet(
+                known.atom_channels,
+                known.num_outputs,
+                known.pair_table.features,
+                num_descriptors=len(known.descriptor_names),
+                **network,
+            )
+        )
+        self.schema = known
+        self.scale = TargetScale(self.schema.num_tasks)
+        self.conformal = None if coverage is None else ConformalSets(self.schema, coverage)
 
     def predicted(
         self, output: Float[Tensor, "molecule output"]
@@ -249,90 +261,36 @@ class PropertyOutputs:
         known = self.conformal is not None and self.conformal.fitted and not averaged
         return self.conformal if known else None
 
-    def columns(self, values: Float[Tensor, "molecule output"]) -> dict[str, Tensor]:
-        """Name the columns of predicted values, intervals and sets included."""
-        columns = property_columns(values, self.schema)
-        return columns if self.sets is None else columns | self.sets.columns(values)
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Predict one row per molecule.
 
+        Returns:
+            Columns ``example``, ``prediction_NAME`` (the value, or the class),
+            ``probability_NAME`` (of the positive class, or one column per class), with a coverage
+            ``low_NAME`` and ``high_NAME`` or ``set_NAME`` (1 for each class in the set), and, where
+            the molecules have targets, ``target_NAME``.
+        """
+        values = self.predicted(self(batch))
+        columns = {"example": torch.arange(values.size(0), device=values.device)}
+        columns |= property_columns(values, self.schema)
+        if self.sets is not None:
+            columns |= self.sets.columns(values)
+        if "y" in batch:
+            names = (f"target_{name}" for name in self.schema.task_names)
+            columns |= zip(names, batch.y.unbind(1), strict=True)
+        return columns
 
-class PropertyModel(PropertyOutputs, nn.Module):
-    """A network of molecules with all that its predictions need; opens without Lightning.
+    def averaged(self, members: Sequence[Any]) -> AveragedProperties:
+        """Average values in the units of the data, or probabilities."""
+        parts = [(member.network, member.scale) for member in members]
+        return AveragedProperties(parts, self.scale, self.schema.kind, self.schema.num_tasks)
 
-    Its weights have the names that they have in a ``MoleculeProperty``.
-
-    Args:
-        schema: :meth:`~pyg_dynbatch.molecules.schema.MoleculeSchema.as_dict` of a schema.
-        coverage: Coverage of the intervals or sets; None for none.
-        **network: Options of :class:`~pyg_dynbatch.models.WeaveNet`.
-
-    Example:
-        >>> from pyg_dynbatch.data import PairTable
-        >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
-        >>> schema = MoleculeSchema({}, 5, table, ("logS",)).as_dict()
-        >>> PropertyModel(schema, hidden=4, atom_out=4, head=[3]).scale.mean
-        tensor([0.], dtype=torch.float64)
-    """
-
-    def __init__(
-        self, schema: Mapping[str, Any], coverage: float | None = None, **network: Any
-    ) -> None:
-        super().__init__()
-        self.schema = MoleculeSchema.from_dict(schema)
-        self.network = network_of(self.schema, **network)
-        self.scale = TargetScale(self.schema.num_tasks)
-        self.conformal = None if coverage is None else ConformalSets(self.schema, coverage)
-
-    def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
-        """Run the network."""
-        return self.network(batch)
-
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> "PropertyModel":
-        """Build a model from the contents of a checkpoint of a ``MoleculeProperty``."""
-        kind, options = checkpoint.get("pyg_dynbatch_task"), checkpoint.get("hyper_parameters")
-        if kind != "MoleculeProperty" or options is None:
-            what = "MoleculeProperty: the model cannot be built from this checkpoint"
-            wanted = "a checkpoint of MoleculeProperty with hyper_parameters"
-            known = kind == "MoleculeProperty"
-            got = "no hyper_parameters" if known else f"one of {kind or 'another program'}"
-            raise mismatch(ValueError, what, wanted, got, where=path)
-        own = {"schema", "coverage", *inspect.signature(WeaveNet).parameters}
-        model = cls(**{name: value for name, value in options.items() if name in own})
-        theirs = {
-            name: each
-            for name, each in checkpoint.get("state_dict", {}).items()
-            if name.startswith(("network.", "scale.", "conformal."))
-        }
-        what = "MoleculeProperty: the checkpoint belongs to a different model"
-        check_shapes(what, model.state_dict(), theirs)
-        model.load_state_dict(theirs)
-        return model.eval()
-
-
-def check_shapes(
-    what: str, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], hint: str = ""
-) -> None:
-    """Raise an error unless two sets of weights have the same names and shapes."""
-    for name in sorted({*own, *theirs}):
-        wanted, got = (
-            f"a tensor of shape {list(weights[name].shape)}"
-            if name in weights
-            else "no such weight"
-            for weights in (own, theirs)
-        )
-        if wanted != got:
-            raise mismatch(ValueError, what, wanted, got, where=name, hint=hint)
-
-
-def network_of(schema: MoleculeSchema, **options: Any) -> WeaveNet:
-    """Build the network of a schema."""
-    return WeaveNet(
-        schema.atom_channels,
-        schema.num_outputs,
-        schema.pair_table.features,
-        num_descriptors=len(schema.descriptor_names),
-        **options,
-    )
+    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
+        """Raise an error if the training molecules were described in a different way."""
+        ours = self.schema.as_dict()
+        theirs = hyper_parameters.get("schema", ours)
+        what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
+        check_same(what, ours, theirs, SAME_CONFIGURATION, _VERSIONS)
 
 
 def property_columns(

@@ -22,7 +22,7 @@ from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, parse_mo
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.files.read import FORMATS, MoleculeRecords, RawMolecule, read_molecules
 from pyg_dynbatch.molecules.files.store import HEADER
-from pyg_dynbatch.molecules.nets.properties import PropertyModel
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.work.drawing import atom_labels, draw_attributions, write_picture
 from pyg_dynbatch.molecules.work.explain import Explanation, explain
@@ -123,7 +123,7 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
         return _predict_shard(parser, options)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
     check_outputs("predict", written, [options.input, options.features, *paths])
-    first = PropertyModel.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
+    first = MoleculePropertyModel.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
     names = ("device", "dropout", "max_pairs", "max_atoms", "features")
     given = {name: getattr(options, name) for name in names}
     predictor = MoleculePredictor([first, *paths[1:]], records=options.input, **given)

@@ -34,14 +34,18 @@ from pyg_dynbatch.molecules.files.read import (
 )
 from pyg_dynbatch.molecules.nets.properties import (
     ConformalSets,
-    PropertyModel,
-    PropertyOutputs,
+    MoleculePropertyModel,
     property_columns,
 )
 from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.prediction import (
+    cell,
+    checked_device,
+    naming_file,
+    numbered_columns,
+    read_checkpoint,
+)
 from pyg_dynbatch.samplers import pack_in_order
-from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
-from pyg_dynbatch.training.predictions import cell, checked_device, numbered_columns
 
 _FEATURE_FILE = f":{FeatureFile.__qualname__}"
 
@@ -60,7 +64,8 @@ class MoleculePredictor:
     Its uncertainty is the standard deviation over the checkpoints and their passes with dropout.
 
     Args:
-        checkpoints: Paths of checkpoints, or models, with the same features and properties.
+        checkpoints: Paths of checkpoints, or models or tasks, with the same features and
+            properties.
         device: Where to compute.
         dropout: Passes with dropout; 0 for one pass without.
         max_pairs: Maximum number of pairs of atoms per batch; a larger molecule has its own.
@@ -74,7 +79,8 @@ class MoleculePredictor:
             model has no dropout, or the device cannot be used.
 
     Example:
-        >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
+        >>> from pyg_dynbatch.lightning import MoleculeProperty
+        >>> from pyg_dynbatch.models import MoleculeSchema
         >>> made = MoleculeFeaturizer()
         >>> schema = MoleculeSchema(made.spec, len(made.atom_names), made.pair_table, ("logS",))
         >>> task = MoleculeProperty(schema.as_dict(), hidden=4, atom_out=4, readout="sum", head=[])
@@ -85,7 +91,7 @@ class MoleculePredictor:
 
     def __init__(
         self,
-        checkpoints: Sequence[str | Path | PropertyOutputs],
+        checkpoints: Sequence[str | Path | nn.Module],
         device: str = "cpu",
         dropout: int = 0,
         max_pairs: int = 200_000,
@@ -96,14 +102,14 @@ class MoleculePredictor:
         if not checkpoints:
             raise mismatch(ValueError, "MoleculePredictor: no checkpoints", "at least one", 0)
         self.device = checked_device(device)
-        self.models: list[Any] = []
+        self.models: list[MoleculePropertyModel] = []
         for given in checkpoints:
-            model: Any = given
-            if not isinstance(given, PropertyOutputs):
-                model = PropertyModel.from_checkpoint(read_checkpoint(given), given)
+            model: Any = getattr(given, "model", given)  # that of a task
+            if not isinstance(model, nn.Module):
+                model = MoleculePropertyModel.from_checkpoint(read_checkpoint(model), given)
             self.models.append(model.eval().to(self.device))
-            with naming_file("a model" if model is given else given):
-                self.models[0].schema.check_origin(model.schema.as_dict())
+            with naming_file("a model" if isinstance(given, nn.Module) else given):
+                self.models[0].check_origin({"schema": model.schema.as_dict()})
         self.schema: MoleculeSchema = self.models[0].schema
         if dropout == 1 or dropout < 0:
             what = "MoleculePredictor: a deviation needs several passes"
@@ -166,11 +172,11 @@ class MoleculePredictor:
         batch = self.collater(molecules).to(self.device)
         samples = torch.stack([row for model in self.models for row in self._passes(model, batch)])
         deviation = samples.std(0).cpu().numpy() if len(samples) > 1 else None
-        network = self.models[0].network
+        network: Any = self.models[0].network
         prints = network.fingerprint(batch).float().cpu().numpy() if fingerprints else None
         return Predicted(samples.mean(0).cpu().numpy(), deviation, prints)
 
-    def _passes(self, model: Any, batch: Any) -> Iterator[Tensor]:
+    def _passes(self, model: MoleculePropertyModel, batch: Any) -> Iterator[Tensor]:
         if not self.dropout:
             yield model.predicted(model(batch))
             return
@@ -206,7 +212,7 @@ def _from_file(part: dict[str, Any], file: str, records: str | None) -> dict[str
     return part_to_spec(new)
 
 
-def _dropout_layers(model: Any) -> list[nn.Module]:
+def _dropout_layers(model: MoleculePropertyModel) -> list[nn.Module]:
     layers = model.network.modules()
     return [layer for layer in layers if isinstance(layer, nn.Dropout) and layer.p > 0]
 
@@ -365,7 +371,8 @@ def predict_file(
         print(f"{name}continuing after {files.rows:,} records", file=sys.stderr)
     left = islice(records if chosen is None else chosen, files.rows, None)
     rows = predict_stream(left, predictor, num_workers, files.fingerprints is not None)
-    files.write(rows, columns, predictor.models[0].network.fingerprint_channels)
+    network: Any = predictor.models[0].network
+    files.write(rows, columns, network.fingerprint_channels)
 
 
 class PredictionFiles:
