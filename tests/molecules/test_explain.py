@@ -10,6 +10,7 @@ import torch
 from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.lightning import MoleculeProperty
 from pyg_dynbatch.models import MoleculePredictor, explain
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.explain import pair_rows, without_atom
 from tests.molecules.molecules import molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
@@ -108,14 +109,14 @@ def test_a_number_added_to_all_logits_changes_nothing(tmp_path, monkeypatch):
     predictor = MoleculePredictor([task])
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
     wanted = explain(predictor, molecule, "second", label=1)
-    plain = MoleculeProperty.forward
+    plain = MoleculePropertyModel.forward
 
-    def shifted(self: MoleculeProperty, batch: Any) -> torch.Tensor:
+    def shifted(self: MoleculePropertyModel, batch: Any) -> torch.Tensor:
         # Another number for every molecule.
         sums = torch.zeros(batch.num_graphs, dtype=batch.x.dtype)
         return plain(self, batch) + sums.index_add(0, batch.batch, batch.x.sum(1))[:, None]
 
-    monkeypatch.setattr(MoleculeProperty, "forward", shifted)
+    monkeypatch.setattr(MoleculePropertyModel, "forward", shifted)
     found = explain(predictor, molecule, "second", label=1)
     for name in ("value", "gradient", "leave_one_out", "pair_gradient"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), atol=1e-4)
