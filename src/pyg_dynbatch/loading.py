@@ -291,8 +291,8 @@ class PlanningCollater(PyGCollater, ABC):
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
         if not self.follow_batch:
-            known = isinstance(batch, RaggedColumns)
-            columns = batch if known else self.columns.of(batch, excluded)
+            quick = isinstance(batch, RaggedColumns)
+            columns: Any = batch if quick else self.columns.of(batch, excluded)
             merged = None if columns is None else columns.merged(excluded)
         quick = merged is not None
         if merged is None:

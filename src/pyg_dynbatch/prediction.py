@@ -306,6 +306,12 @@ def write_table(path: str | Path, columns: Columns, first_class: int = 0) -> Pat
     return Path(path)
 
 
+def read_table(path: str | Path) -> list[dict[str, str]]:
+    """Read the rows of a CSV file."""
+    with Path(path).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def cell(entry: Any) -> str:
     """Write a number with the fewest digits that give it back, and NaN as an empty cell."""
     if isinstance(entry, float | np.floating):

@@ -535,11 +535,10 @@ class NodeBudgetBatchSampler(BatchSampler):
     def _plan_steps(self, epoch: int, virtual: int) -> list[list[Batch]]:
         count = self._num_steps(virtual) * virtual
         if count > len(self._examples):
-            twice = count - len(self._examples)
-            what = (
-                f"{len(self._examples)} examples are fewer than {count} batches on {virtual} ranks"
-            )
-            warnings.warn(f"NodeBudgetBatchSampler: {what}; {twice} are repeated.", stacklevel=3)
+            given = len(self._examples)
+            what = f"{given} examples are fewer than {count} batches on {virtual} ranks"
+            repeated = f"{count - given} are repeated"
+            warnings.warn(f"NodeBudgetBatchSampler: {what}; {repeated}.", stacklevel=3)
         tries = (self._pack(epoch, attempt) for attempt in range(_TRIES + 1))
         batches = next(batches for batches in tries if len(batches) <= self._enough)
         if virtual == 1 and not self.shuffle:

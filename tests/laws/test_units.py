@@ -12,8 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.documents.data import DocumentFileData
-from pyg_dynbatch.documents.task import DocumentPrediction
+from pyg_dynbatch.documents.task import DocumentFileData, DocumentPrediction
 from pyg_dynbatch.lightning import MoleculeFileData, SplitOptions
 from pyg_dynbatch.molecules.files.read import read_molecules
 from pyg_dynbatch.molecules.metrics import ScoredSplit, task_table

@@ -100,7 +100,7 @@ class DocumentPredictionModel(prediction.Model):
         if found is not None:
             what = "DocumentPrediction: the checkpoint was trained on other documents"
             name, own, other = found
-            hint = f"{SAME_CONFIGURATION}, or predict --checkpoint"
+            hint = f"{prediction.SAME_CONFIGURATION}, or predict --checkpoint"
             raise mismatch(ValueError, what, str(own)[:80], str(other)[:80], where=name, hint=hint)
 
 

@@ -75,11 +75,8 @@ class DocumentFileData(SplitDataModule):
         super().__init__(**loading)
         shares = {"val_share": val_share, "test_share": test_share}
         if min(shares.values()) < 0 or sum(shares.values()) >= 1:
-            what, expected = (
-                "DocumentFileData: the shares leave no split",
-                "at least 0, in sum below 1",
-            )
-            raise mismatch(ValueError, what, expected, shares)
+            what = "DocumentFileData: the shares leave no split"
+            raise mismatch(ValueError, what, "at least 0, in sum below 1", shares)
         self.file, self.label, self.overrides = file, label, overrides or {}
         self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
         self.split_seed = split_seed
@@ -135,13 +132,14 @@ class DocumentFileData(SplitDataModule):
         labels = (label for _, label in seen.values())
         classes = sorted(labels, key=lambda label: (kind_of(label), label))
         if not 2 <= len(classes) <= len(pairs) / 2:
-            what, expected = (
+            raise mismatch(
+                ValueError,
                 "the labels cannot be classes",
                 "at least 2, each seen twice on average",
+                f"{len(classes)} different labels of {len(pairs)} documents",
+                where=self.file,
+                hint=f"the override {{{path}: number}} to predict numbers",
             )
-            got = f"{len(classes)} different labels of {len(pairs)} documents"
-            hint = f"the override {{{path}: number}} to predict numbers"
-            raise mismatch(ValueError, what, expected, got, where=self.file, hint=hint)
         return {**common, "classes": classes}
 
     @property

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.files import atomic_file
-from pyg_dynbatch.prediction import differences, read_checkpoint
+from pyg_dynbatch.prediction import differences, read_checkpoint, read_table
 
 
 class RandomState(Callback):
@@ -328,8 +328,7 @@ def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, An
 
 def _drop_after(table: Path, step: int) -> None:
     """Drop the rows that were logged after a step of training, and columns without a value."""
-    with table.open(newline="", encoding="utf-8") as file:
-        read = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
+    read = [{name: text for name, text in row.items() if text} for row in read_table(table)]
     # With forked ranks, the row of the test has step 0.
     trained = [row for row in read if not any(name.startswith("test/") for name in row)]
     rows = [row for row in trained if int(row["step"]) < step]

@@ -7,9 +7,9 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from pydoc import locate
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
@@ -60,16 +60,11 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 
-def class_of(class_path: str) -> Any:
-    """Import a class by its full name."""
-    module, _, name = class_path.rpartition(".")
-    return getattr(import_module(module), name)
-
-
 def subclasses(kind: type) -> dict[str, type]:
     """Return the imported subclasses of a class by name, which settings may use."""
     found: dict[str, type] = {}
-    for each in kind.__subclasses__():
+    children: list[type] = kind.__subclasses__()
+    for each in children:
         found |= {each.__name__: each, **subclasses(each)}
     return found
 
@@ -326,9 +321,11 @@ class Run(LightningCLI):
         if fit and self.checkpoint is not None:
             check_run_folder(self.checkpoint, keeper, self.contents)
         model, data = plain_options(config["model"]), plain_options(config["data"])
-        facts = class_of(data["_class_path"]).known_facts(data)
+        task: Any = locate(model["_class_path"])
+        loading: Any = locate(data["_class_path"])
+        facts = loading.known_facts(data)
         with torch.random.fork_rng(devices=[]):
-            trial = class_of(model["_class_path"]).dry_run_instance(model, facts)
+            trial = task.dry_run_instance(model, facts)
         if trial is None:
             return
         build_optimizer(trial.model, trial.optimizer_options)

@@ -1,6 +1,5 @@
 """Run ``fit`` many times: over seeds or folds for deviations, or to choose options."""
 
-import csv
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import yaml
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.files import atomic_file, locked_folder, sha256_of
-from pyg_dynbatch.prediction import write_table
+from pyg_dynbatch.prediction import read_table, write_table
 from pyg_dynbatch.training.checkpoints import best_checkpoint
 from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml
 from pyg_dynbatch.training.report import folder_of, panels, tested_scores
@@ -176,20 +175,16 @@ def read_repeated(path: Path, settings: str, count: int) -> Runs:
     if not path.is_file():
         return {}
     runs: Runs = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row.get("settings") != settings:
-                what = "repeat: the table was made with other settings or other data"
-                hint = "another --output"
-                raise mismatch(
-                    ValueError, what, settings, row.get("settings"), where=path, hint=hint
-                )
-            if (found := len(row) - len(_FACTS)) > count:
-                what, hint = "repeat: the table has more runs", f"--times {found}"
-                raise mismatch(ValueError, what, count, found, where=path, hint=hint)
-            cells = [row.get(f"run_{number}") for number in range(1, count + 1)]
-            each = [float(cell) if cell else None for cell in cells]
-            runs[row["model"], row["task"], row["metric"]] = each
+    for row in read_table(path):
+        if (noted := row.get("settings")) != settings:
+            what = "repeat: the table was made with other settings or other data"
+            raise mismatch(ValueError, what, settings, noted, where=path, hint="another --output")
+        if (found := len(row) - len(_FACTS)) > count:
+            what, hint = "repeat: the table has more runs", f"--times {found}"
+            raise mismatch(ValueError, what, count, found, where=path, hint=hint)
+        cells = [row.get(f"run_{number}") for number in range(1, count + 1)]
+        each = [float(cell) if cell else None for cell in cells]
+        runs[row["model"], row["task"], row["metric"]] = each
     return runs
 
 
@@ -299,9 +294,11 @@ def read_space(path: str) -> dict[str, Any]:
     if not isinstance(space, dict) or not space:
         raise mismatch(ValueError, what, "options with choices", repr(space), where=path, hint=hint)
     for name, choices in space.items():
-        ranged = isinstance(choices, dict) and {"low", "high"} <= set(choices)
-        ranged = ranged and set(choices) <= {"low", "high", "log", "step"}
-        ranged = ranged and all(isinstance(choices[end], int | float) for end in ("low", "high"))
+        ranged = (
+            isinstance(choices, dict)
+            and {"low", "high"} <= set(choices) <= {"low", "high", "log", "step"}
+            and all(isinstance(choices[end], int | float) for end in ("low", "high"))
+        )
         if not ranged and not (isinstance(choices, list) and choices):
             expected = "a list, or numbers low and high, with log: true or a step"
             got = f"{name}: {choices!r}"

@@ -1,6 +1,5 @@
 """Write the table of predictions and the pictures of a run, and list the written files."""
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,14 @@ from lightning.pytorch.callbacks import BasePredictionWriter, Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.prediction import Columns, merge_columns, node_rows, tree_rows, write_table
+from pyg_dynbatch.prediction import (
+    Columns,
+    merge_columns,
+    node_rows,
+    read_table,
+    tree_rows,
+    write_table,
+)
 from pyg_dynbatch.training.checkpoints import METRICS, best_checkpoint
 from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
 
@@ -211,8 +217,7 @@ def metrics_file(trainer: pl.Trainer) -> Path | None:
 
 def read_curve(metrics: Path, name: str) -> Curve:
     """Read one column of a table of metrics against the epoch."""
-    with metrics.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row.get(name)]
+    rows = [row for row in read_table(metrics) if row.get(name)]
     return [float(row["epoch"]) for row in rows], [float(row[name]) for row in rows]
 
 
@@ -223,17 +228,14 @@ def tested_scores(folder: Path) -> list[tuple[str, str, float]]:
     """Read the metrics of the test of a run: property (``all`` if not by property), name, value."""
     table, metrics = folder / FILES["task table"], folder / METRICS
     if table.is_file():
-        with table.open(newline="", encoding="utf-8") as file:
-            return [
-                (row["task"], name, float(text or "nan"))
-                for row in csv.DictReader(file)
-                for name, text in row.items()
-                if name not in _FACTS and not name.endswith(("_low", "_high"))
-            ]
-    if not metrics.is_file():
-        return []
-    with metrics.open(newline="", encoding="utf-8") as file:
-        cells = [cell for row in csv.DictReader(file) for cell in row.items()]
+        return [
+            (row["task"], name, float(text or "nan"))
+            for row in read_table(table)
+            for name, text in row.items()
+            if name not in _FACTS and not name.endswith(("_low", "_high"))
+        ]
+    rows = read_table(metrics) if metrics.is_file() else []
+    cells = [cell for row in rows for cell in row.items()]
     tested = [(name, text) for name, text in cells if name.startswith("test/") and text]
     return [("all", name.removeprefix("test/"), float(text)) for name, text in tested]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pydoc import locate
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
 from pyg_dynbatch.molecules.nets.properties import TargetScale
 from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.nn.readout import StandardizedInputs
-from pyg_dynbatch.training.command import Run, class_of, prepare_process, with_run
+from pyg_dynbatch.training.command import Run, prepare_process, with_run
 
 METHODS = {
     "forest": "random forest of 500 trees on 2,048 Morgan counts",
@@ -164,7 +165,8 @@ class BaselineRun(Run):
         """Check that the task is one of molecules, before data are loaded."""
         super().before_instantiate_classes()
         name = self.plain_config()["model"]["class_path"]
-        if not issubclass(class_of(name), MoleculeProperty):
+        kind: Any = locate(name)
+        if not issubclass(kind, MoleculeProperty):
             what, expected = "baseline: only for molecules", "a configuration with MoleculeProperty"
             raise mismatch(ValueError, what, expected, name)
 
