@@ -202,6 +202,7 @@ def test_processes_change_no_row(folder: Path, checkpoint: str) -> None:
     assert contents[0] == contents[1] and len(contents[0]) == 12
 
 
+@pytest.mark.long
 def test_fit_from_a_packed_folder_alone(folder: Path, capsys) -> None:
     argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
     assert run(*argv, "--targets", "first", "second") == 0
@@ -339,6 +340,7 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     assert run(*argv, "--descriptors", "mordred") == 2
 
 
+@pytest.mark.long
 def test_averaged_and_calibrated_weights_predict_alike_everywhere(folder: Path, capsys) -> None:
     molecule_csv(folder, "binary")
     settings = CONFIG | {"checkpoint": {"monitor": "val/loss", "mode": "min"}}

@@ -84,6 +84,7 @@ class Dying(Letters):
         return super().__call__(text)
 
 
+@pytest.mark.long
 def test_a_process_works_fails_and_dies():
     """In the process that reads them stay the other columns; errors name the rows."""
     given = [replace(record, extra={"note": Unsent("long")}) for record in records(3)]

@@ -124,7 +124,7 @@ def kill(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[object]:
     return calls
 
 
-@pytest.mark.parametrize("suffix", ["npy", "csv"])
+@pytest.mark.parametrize("suffix", ["npy", pytest.param("csv", marks=pytest.mark.long)])
 def test_a_killed_run_continues(folder, checkpoint, suffix, capsys, monkeypatch):
     smiles = ["C" * (n % 7 + 1) + "O" if n % 9 else "C1" for n in range(280)]
     lines = [f'{text},"{n}\n"' for n, text in enumerate(smiles)]
