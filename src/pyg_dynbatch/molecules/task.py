@@ -96,7 +96,7 @@ class MoleculeProperty(Task):
             each validation and kept in the checkpoint. It does not change the ranks.
         coverage: If given, predictions have intervals, or sets of classes, that hold the target
             with this probability: :class:`ConformalSets`, fitted after each validation.
-        optimizer: Options of the optimiser.
+        optimizer: Options of the optimizer.
         rate: Options of the learning-rate schedule.
         **network: Options of :class:`~pyg_dynbatch.models.WeaveNet`.
 
@@ -200,7 +200,7 @@ class MoleculeProperty(Task):
                 self.fit_descriptors(data.descriptors("train"))
 
     def on_train_start(self) -> None:
-        """Check that statistics are not synchronised over a part of the virtual ranks only."""
+        """Check that statistics are not synchronized over a part of the virtual ranks only."""
         super().on_train_start()
         sampler = sampler_of(self.trainer)
         parts = 1 if sampler is None else sampler.batches_per_step

@@ -81,7 +81,7 @@ class AtomFeatures(FeaturePart, ABC):
         """Return one row of finite numbers per atom, in order.
 
         Args:
-            mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
+            mol: A sanitized ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
         """
 
 
@@ -123,7 +123,7 @@ class PairFeatures(FeaturePart, ABC):
         """Return a symmetric matrix of rows of the table; its diagonal is replaced by 0.
 
         Args:
-            mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
+            mol: A sanitized ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
         """
 
 

@@ -30,7 +30,7 @@ class DeepChemAtoms(AtomFeatures):
     columns feature                         kind  oddities of DeepChem that are kept
     ======= =============================== ===== ============================================
     44      43 elements, unknown            bit
-    11      number of neighbours 0 to 10    bit   (more raise there; here none of the bits)
+    11      number of neighbors 0 to 10     bit   (more raise there; here none of the bits)
     7       implicit valence 0 to 6         bit   more than 6 counts as 6; an atom written in
                                                   brackets has 0: ``[NH3]`` is not ``N``
     1       formal charge                   count
@@ -49,7 +49,7 @@ class DeepChemAtoms(AtomFeatures):
 
     Args:
         hydrogens: Whether hydrogens are counted; DeepChem does not when they are atoms.
-        chirality: Whether there are columns for stereo centres.
+        chirality: Whether there are columns for stereo centers.
 
     Reference:
         DeepChem, ``deepchem/feat/graph_features.py``, function ``atom_features``.

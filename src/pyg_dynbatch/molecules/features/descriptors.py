@@ -75,7 +75,7 @@ class MoleculeDescriptors(FeaturePart, ABC):
         """Return one number per name, NaN where it is undefined.
 
         Args:
-            mol: A sanitised ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
+            mol: A sanitized ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
         """
 
 
@@ -140,7 +140,7 @@ class MorganCounts(MoleculeDescriptors):
     """How often each environment of an atom occurs, folded to a number of columns by a hash.
 
     Args:
-        radius: Bonds from the centre to the edge of the largest environments; 2 is ECFP4.
+        radius: Bonds from the center to the edge of the largest environments; 2 is ECFP4.
         size: Number of columns.
         chirality: Whether stereo isomers differ.
 

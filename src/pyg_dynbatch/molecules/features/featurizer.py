@@ -136,7 +136,7 @@ class MoleculeFeaturizer:
             heaviest, then the first by canonical SMILES.
         standardize: Steps after the choice of fragments: ``"neutral"`` (charges that protons can
             balance are removed), ``"tautomer"`` (RDKit's canonical tautomer, without the stereo of
-            the centres and double bonds that may move).
+            the centers and double bonds that may move).
         chirality: Whether sets given by name describe stereo; None for as published (Kearnes does).
         max_atoms: Larger molecules raise an error: the number of pairs grows quadratically.
         extra_atoms: Further atom features, appended as columns.
@@ -231,7 +231,7 @@ class MoleculeFeaturizer:
         )
 
     def prepare(self, molecule: str | Mol) -> Mol:
-        """Return the molecule whose atoms are the rows: parsed, standardised, hydrogens added.
+        """Return the molecule whose atoms are the rows: parsed, standardized, hydrogens added.
 
         Args:
             molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.

@@ -44,8 +44,8 @@ class KearnesAtoms(AtomFeatures):
                                             them: the same however the SMILES is written
     1       formal charge             count
     1       partial charge            real  Gasteiger; 0 where RDKit has no parameters
-    6       rings of 3 to 8 atoms     count number of symmetrised smallest rings with the atom
-    3       sp, sp2, sp3              bit   hybridisation; sp2d, sp3d, sp3d2, s: none of the bits
+    6       rings of 3 to 8 atoms     count number of symmetrized smallest rings with the atom
+    3       sp, sp2, sp3              bit   hybridization; sp2d, sp3d, sp3d2, s: none of the bits
     2       donor, acceptor           bit   the definitions of ``BaseFeatures.fdef``
     1       aromatic                  bit
     1       partial charge missing    bit   not in the paper: metals, hypervalent P, …
@@ -129,16 +129,16 @@ class KearnesAtoms(AtomFeatures):
 
 
 def cip_labels(mol: Mol) -> list[tuple[int, str]]:
-    """Label stereo centres by the rules of Cahn, Ingold and Prelog; r and s become R and S."""
-    # RDKit's own tags (clockwise or not) depend on the order of the neighbours; labels do not.
+    """Label stereo centers by the rules of Cahn, Ingold and Prelog; r and s become R and S."""
+    # RDKit's own tags (clockwise or not) depend on the order of the neighbors; labels do not.
     labelled, labeler = chem().Mol(mol), rdkit_module("Chem.rdCIPLabeler")
     try:
         labeler.AssignCIPLabels(labelled, maxRecursiveIterations=_MOST_LABEL_STEPS)
     except RuntimeError as error:
         reason = f"its stereo labels are not found within {_MOST_LABEL_STEPS:,} steps"
         raise MoleculeError(f"{reason}; chirality=False omits them") from error
-    centres = [atom for atom in atoms_of(labelled) if atom.HasProp("_CIPCode")]
-    return [(atom.GetIdx(), atom.GetProp("_CIPCode").upper()) for atom in centres]
+    centers = [atom for atom in atoms_of(labelled) if atom.HasProp("_CIPCode")]
+    return [(atom.GetIdx(), atom.GetProp("_CIPCode").upper()) for atom in centers]
 
 
 @cache
@@ -185,7 +185,7 @@ class KearnesPairs(PairFeatures):
             aromatic                       bond have none of the bits
     7       within 1, …, 7 bonds      bit  shortest path, as a thermometer: 3 bonds apart is
                                            within 3, 4, … 7
-    1       same ring                 bit  some symmetrised smallest ring holds both
+    1       same ring                 bit  some symmetrized smallest ring holds both
     ======= ========================= ==== ==================================================
 
     The pair of an atom with itself is all zeros, as are pairs of different fragments and pairs

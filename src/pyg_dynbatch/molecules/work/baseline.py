@@ -23,10 +23,10 @@ from pyg_dynbatch.training.command import Run, prepare_process, with_run
 
 METHODS = {
     "forest": "random forest of 500 trees on 2,048 Morgan counts",
-    "linear": "ridge or logistic regression on standardised RDKit descriptors",
+    "linear": "ridge or logistic regression on standardized RDKit descriptors",
 }
 _FEATURES = {"forest": "morgan", "linear": "rdkit"}
-# The regularisation of the linear model, chosen on validation; the first if there are no labels.
+# The regularization of the linear model, chosen on validation; the first if there are no labels.
 _STRENGTHS = (10.0, 0.1, 1.0, 100.0, 1000.0)
 _LEAST = 1e-6  # probability
 

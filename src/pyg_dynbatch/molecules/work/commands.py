@@ -263,7 +263,7 @@ def _explain_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="FOLDER", help="where pictures, tables and page go")
     add("--task", metavar="NAME", help="the property (default: the first)")
     add("--label", type=int, default=1, help="the class, of several (default: 1)")
-    add("--method", choices=_METHODS, default="leave_one_out", help="what colours the atoms")
+    add("--method", choices=_METHODS, default="leave_one_out", help="what colors the atoms")
     text = "strongest pairs to draw (default: 5)"
     add("--pairs", type=_at_least(0), default=5, metavar="N", help=text)
     add("--picture", choices=("svg", "png"), default="svg", help="kind of the pictures")
@@ -349,7 +349,7 @@ class _Writer:
             raise _no_molecule("explain", where, len(leading), reason)
         facts = [
             ("checkpoints", ", ".join(map(str, self.options.checkpoint))),
-            ("colour of an atom", _METHODS[self.options.method]),
+            ("color of an atom", _METHODS[self.options.method]),
             ("lines", "gradient times features of the strongest pairs of atoms"),
             ("unit of all numbers", self.unit or "that of the property"),
         ]

@@ -42,7 +42,7 @@ class Pretrained(Callback):
         self.continued = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Freeze the weights, before the optimiser is made."""
+        """Freeze the weights, before the optimizer is made."""
         if stage != "fit":
             return
         self.continued = False
@@ -63,7 +63,7 @@ class Pretrained(Callback):
                 self._load(pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the statistics of frozen normalisations."""
+        """Keep the statistics of frozen normalizations."""
         for part in self._encoder(pl_module) if self.freeze else ():
             part.eval()
 
