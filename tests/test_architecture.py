@@ -22,27 +22,27 @@ DOORS = (
     *("autobatch", "blocks", "data", "datasets", "lightning", "loader", "models", "molecules"),
     *("nn", "testing"),
 )
-MAX_PUBLIC_NAMES = 236
+MAX_PUBLIC_NAMES = 234
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "TracedBatch", "Collater"]
 
-MAX_FILES = 150
+MAX_FILES = 149
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_650,
     "core": 5_860,
-    "documents": 660,
+    "documents": 670,
     "molecules": 8_690,
     "native": 0,
     "nn": 5_200,
-    "training": 2_890,
-    "trees": 4_370,
-    "other files": 2_160,
-    "installed": 40_580,
+    "training": 2_570,
+    "trees": 4_380,
+    "other files": 2_480,
+    "installed": 39_890,
     "benchmarks": 6_090,
 }
-MAX_CODE = 26_290
+MAX_CODE = 25_770
 MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

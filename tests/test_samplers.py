@@ -17,7 +17,8 @@ from torch.utils.data import (
 from torch_geometric.data import InMemoryDataset
 
 from pyg_dynbatch.data import DynTreeData
-from pyg_dynbatch.loader import EpochSampler, NodeBudgetBatchSampler, node_counts
+from pyg_dynbatch.loader import NodeBudgetBatchSampler, node_counts
+from pyg_dynbatch.samplers import EpochSampler
 
 
 def ranked(sizes, ranks, epoch=0, **options):

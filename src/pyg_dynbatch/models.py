@@ -11,16 +11,15 @@ from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveProgram
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.prediction import AveragedNetwork, Model, naming_file, read_checkpoint
+from pyg_dynbatch.prediction import Model, naming_file, read_checkpoint
 from pyg_dynbatch.trees.models import TreeClassifier, TreeEncoder, TreeSimilarity
 from pyg_dynbatch.trees.predict import (
     TreeClassificationModel, TreePredictor, TreeRelatednessModel,
 )
 
 __all__ = [
-    "AveragedNetwork", "DocumentPredictor", "Model", "MoleculePredictor", "MoleculeSchema",
-    "TreeClassifier", "TreeEncoder", "TreePredictor", "TreeSimilarity", "WeaveNet", "WeaveProgram",
-    "explain",
+    "DocumentPredictor", "Model", "MoleculePredictor", "MoleculeSchema", "TreeClassifier",
+    "TreeEncoder", "TreePredictor", "TreeSimilarity", "WeaveNet", "WeaveProgram", "explain",
 ]
 
 _MODELS: dict[str, type[Model]] = {

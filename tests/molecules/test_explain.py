@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.lightning import MoleculeProperty
 from pyg_dynbatch.models import MoleculePredictor, explain
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.explain import pair_rows, without_atom
@@ -31,7 +30,7 @@ def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column
     return float(torch.stack(values).mean().detach())
 
 
-def explained(task: MoleculeProperty, raw: torch.Tensor) -> torch.Tensor:
+def explained(task: MoleculePropertyModel, raw: torch.Tensor) -> torch.Tensor:
     """Values, or the log-odds of their probabilities."""
     found = task.predicted(raw)
     return found if task.schema.kind == "regression" else found.logit()

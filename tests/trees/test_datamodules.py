@@ -30,7 +30,7 @@ def test_options_and_sizes_at_construction(tmp_path: Path, samples: Path) -> Non
     assert (listops(tmp_path).num_classes, listops(tmp_path).num_tokens) == (10, 16)
     pairs = SICKData(str(tmp_path / "sick"), raw_dir=str(samples / "sick"))
     assert pairs.num_classes == 5 < pairs.num_tokens
-    with pytest.raises(ValueError, match="ListOpsData: batch_size is out of range"):
+    with pytest.raises(ValueError, match="ListOpsData: batch_size is too small"):
         listops(tmp_path, batch_size=0)
     data = listops(tmp_path, predict_split="val")
     assert sum(batch.num_graphs for batch in data.predict_dataloader()) == RECIPE.val

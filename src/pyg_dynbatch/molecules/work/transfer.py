@@ -85,7 +85,8 @@ class Pretrained(Callback):
                 list(each[name].shape) if name in each else "none" for each in (ours, weights)
             ]
             if shapes[0] != shapes[1]:
-                raise mismatch(ValueError, what, *shapes, where=name, hint=hint)
+                where = name.removeprefix("model.")
+                raise mismatch(ValueError, what, *shapes, where=where, hint=hint)
         task.load_state_dict(weights, strict=False)
         loaded, new = (_counts(names) for names in (weights, set(own) - set(weights)))
         unused = _counts(set(contents["state_dict"]) - set(weights))
