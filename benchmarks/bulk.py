@@ -20,8 +20,8 @@ from rdkit import Chem, rdBase
 
 from benchmarks import bench
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder, rdkit_version
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder, rdkit_version
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty
 

@@ -18,12 +18,12 @@ import torch
 from benchmarks import bench
 from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.build import Workers, in_chunks
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.rdkit_access import rdkit_version
-from pyg_dynbatch.molecules.store import AtomPacking
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
+from pyg_dynbatch.molecules.files.build import Workers, in_chunks
+from pyg_dynbatch.molecules.files.read import RawMolecule
+from pyg_dynbatch.molecules.files.store import AtomPacking
 
 FEATURE_SETS = ("kearnes", "deepchem")
 FEATURES, PACKED = "features", "packed"

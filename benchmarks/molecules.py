@@ -15,9 +15,9 @@ import torch
 from benchmarks import bench, deepchem_probe
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError, rdkit_data_folder
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, rdkit_data_folder
+from pyg_dynbatch.molecules.files.read import RawMolecule, read_molecules
 
 DEEPCHEM = "deepchem's own"
 

@@ -30,7 +30,7 @@ from benchmarks import bench
 from benchmarks.bulk import write_checkpoint
 from benchmarks.trees import CLASSES, Shape
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
 from pyg_dynbatch.trees.task import TreeClassification
 
 ONE, BATCHES = "one by one", "batches"

@@ -25,8 +25,8 @@ from benchmarks.products import BareProducts, Product, work
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.models import WeaveProgram
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.nets.models import WeaveProgram
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 

@@ -30,7 +30,7 @@ from starlette.responses import JSONResponse
 
 from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.models import DocumentPredictor, MoleculePredictor, TreePredictor
-from pyg_dynbatch.molecules.predict import named_columns
+from pyg_dynbatch.molecules.work.predict import named_columns
 from pyg_dynbatch.prediction import read_checkpoint
 
 

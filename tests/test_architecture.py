@@ -19,21 +19,21 @@ from benchmarks.size import Size, num_lines, size_of, sizes
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "pyg_dynbatch").rglob("*.py"))
 DOORS = (
-    *("autobatch", "blocks", "bulk", "data", "datasets", "lightning", "loader", "models", "nn"),
-    "testing",
+    *("autobatch", "blocks", "data", "datasets", "lightning", "loader", "models", "molecules"),
+    *("nn", "testing"),
 )
 MAX_PUBLIC_NAMES = 234
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 145
+MAX_FILES = 152
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_460,
     "core": 5_230,
     "documents": 670,
-    "molecules": 8_820,
+    "molecules": 8_690,
     "native": 0,
     "kernels": 1_610,
     "nn": 3_160,
@@ -57,8 +57,8 @@ MORE_PARAMETERS = {
     "core/definitions.py:place": "the fields of the struct in C",
     "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
-    "molecules/featurizer.py:MoleculeFeaturizer.__init__": "every argument is a key of the configs",
-    "molecules/models.py:WeaveNet.__init__": "every argument is a key of the configs",
+    "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
+    "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",
     "samplers.py:NodeBudgetBatchSampler.__init__": "one per option, two of Lightning's",
     "trees/models.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "trees/models.py:TreeSimilarity.__init__": "every argument is a key of the configs",

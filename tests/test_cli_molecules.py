@@ -121,9 +121,7 @@ def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> 
         ({"class_path": "PackedMoleculeData", "init_args": {"root": "packed"}}, "val/rmse"),
     ],
 )
-def test_a_metric_is_checked_before_data_is_processed(
-    folder: Path, data: dict, main: str, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_is_checked_before_data_is_processed(folder, data, main, capsys, monkeypatch):
     argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
     assert run(*argv, "--targets", "first") == 0
     monkeypatch.setattr(MoleculeDataModule, "molecules", None)
@@ -158,9 +156,7 @@ def test_ensemble_of_other_splits_is_refused(folder: Path, fitted: Path, capsys)
     assert last in said
 
 
-def test_predict_reads_and_writes_standard_streams(
-    folder: Path, checkpoint: str, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_reads_and_writes_standard_streams(folder, checkpoint, capsys, monkeypatch):
     stdin = io.TextIOWrapper(io.BytesIO(b"CCO ethanol\nC1CC broken\n"), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
     assert run("predict", "--checkpoint", checkpoint, checkpoint, "--input", "-") == 0
@@ -206,6 +202,7 @@ def test_processes_change_no_row(folder: Path, checkpoint: str) -> None:
     assert contents[0] == contents[1] and len(contents[0]) == 12
 
 
+@pytest.mark.long
 def test_fit_from_a_packed_folder_alone(folder: Path, capsys) -> None:
     argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
     assert run(*argv, "--targets", "first", "second") == 0
@@ -343,6 +340,7 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     assert run(*argv, "--descriptors", "mordred") == 2
 
 
+@pytest.mark.long
 def test_averaged_and_calibrated_weights_predict_alike_everywhere(folder: Path, capsys) -> None:
     molecule_csv(folder, "binary")
     settings = CONFIG | {"checkpoint": {"monitor": "val/loss", "mode": "min"}}
@@ -436,9 +434,7 @@ FEATURIZE = "featurize --output o --input"
         ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
     ],
 )
-def test_wrong_options_and_input(
-    folder: Path, checkpoint: str, argv: str, said: str, capsys
-) -> None:
+def test_wrong_options_and_input(folder, checkpoint, argv, said, capsys):
     given = [checkpoint if word == "CKPT" else word for word in argv.split()]
     assert said in complaint(capsys, *given)
 

@@ -75,6 +75,7 @@ def test_a_checkpoint_of_trees(tmp_path: Path) -> None:
     assert "probability_1" in run(HIDDEN + TREE, path, str(text))
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_molecules(tmp_path: Path) -> None:
     pytest.importorskip("rdkit")
     made = MoleculeFeaturizer()
@@ -84,6 +85,7 @@ def test_a_checkpoint_of_molecules(tmp_path: Path) -> None:
     assert "prediction_logS" in run(HIDDEN + MOLECULE, path, str(text))
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_documents(tmp_path: Path) -> None:
     from pyg_dynbatch.blocks import from_examples
 

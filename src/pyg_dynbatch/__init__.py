@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMESPACES = (
-    "autobatch", "blocks", "bulk", "data", "datasets", "lightning", "loader", "models", "nn",
-    "testing",
+    "autobatch", "blocks", "data", "datasets", "lightning", "loader", "models", "molecules",
+    "nn", "testing",
 )
 
 __all__ = [

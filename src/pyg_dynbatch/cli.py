@@ -155,7 +155,7 @@ def _dispatch(argv: list[str]) -> int:
 
         return run_inspect(options)
     if command in ("featurize", "merge"):
-        from pyg_dynbatch.molecules.commands import run_featurize, run_merge
+        from pyg_dynbatch.molecules.work.commands import run_featurize, run_merge
 
         return {"featurize": run_featurize, "merge": run_merge}[command](options)
     has_file = bool({"--checkpoint", "--input"} & {word.split("=")[0] for word in options})
@@ -173,7 +173,7 @@ def _dispatch(argv: list[str]) -> int:
         return run_lightning(["--help" if word == "--help_all" else word for word in argv])
     if command == "ensemble":
         return run_ensemble(options)
-    from pyg_dynbatch.molecules.baseline import BASELINES, run_baseline
+    from pyg_dynbatch.molecules.work.baseline import BASELINES, run_baseline
     from pyg_dynbatch.training.experiments import run_repeat, run_tune
 
     if command == "repeat":
@@ -200,7 +200,7 @@ def _run_on_file(command: str, options: list[str]) -> int:
         from pyg_dynbatch.trees.predict import run_tree_predict
 
         return run_tree_predict(options)
-    from pyg_dynbatch.molecules.commands import run_explain, run_molecule_predict
+    from pyg_dynbatch.molecules.work.commands import run_explain, run_molecule_predict
 
     return run_explain(options) if command == "explain" else run_molecule_predict(options, contents)
 

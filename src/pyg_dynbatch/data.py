@@ -4,16 +4,16 @@
 
 from pyg_dynbatch.loading import allow_batches
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
-from pyg_dynbatch.molecules.descriptors import (
+from pyg_dynbatch.molecules.features.deepchem import DeepChemAtoms, DeepChemPairs
+from pyg_dynbatch.molecules.features.descriptors import (
     FeatureFile, MoleculeDescriptors, MorganCounts, RDKitDescriptors,
 )
-from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
-from pyg_dynbatch.molecules.kearnes import DoubleBondStereo, KearnesAtoms, KearnesPairs
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_smiles
+from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.files.read import RawMolecule, read_molecules
+from pyg_dynbatch.molecules.features.kearnes import DoubleBondStereo, KearnesAtoms, KearnesPairs
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, parse_smiles
 from pyg_dynbatch.trees.convert import from_nested, from_networkx, to_nested, to_networkx
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.text import BracketedTree, forest_to_data, parse_bracketed, to_bracketed

@@ -2,10 +2,10 @@
 # fmt: off
 # isort: skip_file
 
-from pyg_dynbatch.molecules.build import FeaturizeOptions, build_store, featurize_record
+from pyg_dynbatch.molecules.files.build import FeaturizeOptions, build_store, featurize_record
 from pyg_dynbatch.molecules.datasets import NCI, MoleculeFile, MoleculeNet
 from pyg_dynbatch.molecules.splits import Split
-from pyg_dynbatch.molecules.store import PackedMolecules
+from pyg_dynbatch.molecules.files.store import PackedMolecules
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
 from pyg_dynbatch.trees.sick import SICK

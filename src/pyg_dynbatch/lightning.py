@@ -8,7 +8,7 @@ from pyg_dynbatch.molecules.datamodules import (
 )
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import MoleculeProperty
-from pyg_dynbatch.molecules.transfer import Pretrained
+from pyg_dynbatch.molecules.work.transfer import Pretrained
 from pyg_dynbatch.training.checkpoints import LastCheckpoint, RandomState
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.optimizers import (

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pyg_dynbatch.core.errors import checked_choice
 from pyg_dynbatch.documents.predict import DocumentPredictionModel, DocumentPredictor
-from pyg_dynbatch.molecules.explain import explain
-from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
-from pyg_dynbatch.molecules.predict import MoleculePredictor
-from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
+from pyg_dynbatch.molecules.work.explain import explain
+from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveProgram
+from pyg_dynbatch.molecules.work.predict import MoleculePredictor
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.prediction import Model, naming_file, read_checkpoint
 from pyg_dynbatch.trees.models import TreeClassifier, TreeEncoder, TreeSimilarity

@@ -13,7 +13,7 @@ from benchmarks.bench import Stopwatch
 from benchmarks.products import work
 from benchmarks.weave import Machine, Ways, WeaveBatch, WeaveSizes
 from pyg_dynbatch.molecules.data import MoleculeCollater
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.nn.weave import WeaveStack
 
 pytest.importorskip("rdkit")

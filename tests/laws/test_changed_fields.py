@@ -21,7 +21,7 @@ from pyg_dynbatch.data import DynTreeData, MoleculeData
 from pyg_dynbatch.lightning import TreeClassification
 from pyg_dynbatch.loader import Collater, MoleculeCollater
 from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity, WeaveNet
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.nn import DAGNN, NaryTreeLSTM
 from pyg_dynbatch.trees.predict import TreePredictor
 from tests.trees.helpers import tree_checkpoint

@@ -10,7 +10,7 @@ import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of 
 import pytest
 
 from pyg_dynbatch.files import atomic_file
-from pyg_dynbatch.molecules.predict import Columns, PredictionFiles
+from pyg_dynbatch.molecules.work.predict import Columns, PredictionFiles
 from tests.console import complaint, prepare
 from tests.molecules.molecules import molecule_csv, trained
 from tests.test_cli_molecules import CONFIG as MOLECULES

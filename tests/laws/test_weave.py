@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.molecules.models import WeaveNet, WeaveProgram
+from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveProgram
 from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation

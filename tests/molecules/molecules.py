@@ -77,9 +77,7 @@ def best_by(metric: str, mode: str) -> ModelCheckpoint:
     return ModelCheckpoint(monitor=f"val/{metric}", mode=mode, filename="best")
 
 
-def trained(
-    folder: Path, kind: str = "regression", seed: int = 1, make: Any = molecule_data, **options: Any
-) -> str:
+def trained(folder, kind="regression", seed=1, make=molecule_data, **options):
     """Trains a small model for an epoch and gives its checkpoint."""
     folder.mkdir(exist_ok=True)
     data = make(folder, kind)

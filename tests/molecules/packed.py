@@ -1,16 +1,23 @@
 """Molecules for tests that need no chemistry: every letter is an atom."""
 
 import hashlib
+import os
+import resource
+import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
+from pyg_dynbatch.molecules.files.read import RawMolecule
 
 TASKS = ("first", "second")
 
@@ -51,6 +58,53 @@ class Letters:
             (second - first).clamp(max=3).to(torch.uint8),
             descriptor=torch.tensor([[len(text), torch.nan]]) if self.descriptor_names else None,
         )
+
+
+class Counting(Letters):
+    """Counts how often it is asked; acts before one of them."""
+
+    def __init__(self, at: int = 0, act: Callable[[], object] = print):
+        super().__init__()
+        self.asked, self.at, self.act = 0, at, act
+
+    def __call__(self, text):
+        self.asked += 1
+        if self.asked == self.at:
+            self.act()
+        return super().__call__(text)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(work: Callable[[], object]) -> None:
+    """Run work that ends with SIGKILL in another process."""
+    child = get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+def killed_at_file(number: int, work: Callable[[], object]) -> None:
+    """Run work in another process that is killed when it has written so many files."""
+
+    def stopping() -> None:
+        written = count(1)
+        os.fsync = lambda _: kill() if next(written) == number else None  # type: ignore[assignment]
+        work()
+
+    killed(stopping)
+
+
+@contextmanager
+def open_files_limited(more: int) -> Iterator[None]:
+    """Let this process open only some more files."""
+    limit = resource.RLIMIT_NOFILE
+    soft, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (len(list(Path("/dev/fd").iterdir())) + more, hard))
+    yield
+    resource.setrlimit(limit, (soft, hard))
 
 
 def texts(count: int, bad: Iterable[int] = ()) -> list[str]:

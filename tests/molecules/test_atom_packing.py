@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.molecules.data import MoleculeColumns
-from pyg_dynbatch.molecules.store import AtomPacking, join_packs
+from pyg_dynbatch.molecules.files.store import AtomPacking, join_packs
 from tests.molecules.packed import assert_same
 
 KINDS = ("bit", "real", "count", "bit", "count")
@@ -52,14 +52,11 @@ def test_packs_are_joined(groups):
 
 def test_size():
     atoms = 25
+    data = MoleculeData(torch.zeros(atoms, 8), torch.zeros(325, dtype=torch.uint8))
+    packings = {kind: AtomPacking((kind,) * 8, "abcdefgh", 0) for kind in ("bit", "count", "real")}
     sizes = {
-        kind: sum(
-            array.nbytes
-            for array in AtomPacking((kind,) * 8, tuple("abcdefgh"), 0)
-            .pack([MoleculeData(torch.zeros(atoms, 8), torch.zeros(325, dtype=torch.uint8))])
-            .values()
-        )
-        for kind in ("bit", "count", "real")
+        kind: sum(array.nbytes for array in packing.pack([data]).values())
+        for kind, packing in packings.items()
     }
     assert sizes["count"] - sizes["bit"] == 7 * atoms
     assert sizes["real"] - sizes["bit"] == 31 * atoms
@@ -83,48 +80,40 @@ def test_without_targets():
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "message"),
+    ("column", "value", "words"),
     [
-        (
-            0,
-            0.5,
-            "kind 'bit' does not fit.\n  expected: whole numbers from 0 to 1\n  got:      0.5",
-        ),
-        (3, 2.0, "where:    feature 'd'"),
-        (2, 128.0, "kind 'count' does not fit.\n  expected: whole numbers from -128 to 127"),
-        (4, 1.5, "where:    feature 'e'"),
+        (0, 0.5, "kind 'bit' does not fit.\n +expected: whole numbers from 0 to 1\n +got: +0.5"),
+        (3, 2.0, "where: +feature 'd'"),
+        (2, 128.0, "kind 'count' does not fit.\n +expected: whole numbers from -128 to 127"),
+        (4, 1.5, "where: +feature 'e'"),
     ],
 )
-def test_values_that_do_not_fit_their_kind(column, value, message):
+def test_values_that_do_not_fit_their_kind(column, value, words):
     data = molecule(3, 0)
     data.x[1, column] = value
-    with pytest.raises(ValueError, match="an atom feature of kind") as caught:
+    with pytest.raises(ValueError, match=rf'{words}[\s\S]*the kind "real"'):
         PACKING.pack([data])
-    assert message in str(caught.value)
-    assert 'the kind "real"' in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("key", "value"),
     [
-        {"x": torch.zeros(3, 4)},
-        {"pair_code": torch.zeros(5, dtype=torch.uint8)},
-        {"y": torch.zeros(1, 3)},
-        {"descriptor": torch.zeros(1, 2)},
-        {"descriptor": None},
+        ("x", torch.zeros(3, 4)),
+        ("pair_code", torch.zeros(5, dtype=torch.uint8)),
+        ("y", torch.zeros(1, 3)),
+        ("descriptor", torch.zeros(1, 2)),
+        ("descriptor", None),
     ],
 )
-def test_molecules_of_another_form(change):
+def test_molecules_of_another_form(key, value):
     data = molecule(3, 7)
-    for key, value in change.items():
-        data[key] = value
-    with pytest.raises(ValueError, match="the fields of a molecule have other sizes") as caught:
+    data[key] = value
+    sizes = "5 atom features, 2 targets, 6 pairs of atoms, 3 descriptors"
+    words = rf"a molecule of 3 atoms has fields of other sizes\.\n +expected: {sizes}[\s\S]*row 7"
+    with pytest.raises(ValueError, match=words):
         PACKING.pack([data])
-    assert "5 atom features, 2 targets, 6 pairs of 3 atoms, 3 descriptors" in str(caught.value)
-    assert "where:    row 7" in str(caught.value)
 
 
 def test_an_unknown_kind():
-    with pytest.raises(ValueError, match="a kind of atom feature is unknown") as caught:
+    with pytest.raises(ValueError, match=r"unknown kind of atom feature[\s\S]*got: +'word'"):
         AtomPacking(("bit", "word"), ("a", "b"), 0)
-    assert "got:      word" in str(caught.value)

@@ -12,8 +12,8 @@ import yaml
 from pyg_dynbatch.data import MorganCounts, RDKitDescriptors, parse_smiles
 from pyg_dynbatch.datasets import FeaturizeOptions
 from pyg_dynbatch.lightning import MoleculeFileData, SplitOptions
-from pyg_dynbatch.molecules.baseline import Baseline
-from pyg_dynbatch.molecules.property_model import TargetScale
+from pyg_dynbatch.molecules.nets.properties import TargetScale
+from pyg_dynbatch.molecules.work.baseline import Baseline
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv, molecule_data, property_task
 from tests.test_cli_molecules import CONFIG

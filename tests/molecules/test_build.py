@@ -2,12 +2,8 @@
 
 import errno
 import os
-import resource
 import shutil
-import signal
 import tracemalloc
-from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 
@@ -16,10 +12,18 @@ import pytest
 
 from pyg_dynbatch import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
-from pyg_dynbatch.molecules.build import ERRORS
-from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.store import HEADER
-from tests.molecules.packed import TASKS, Letters, assert_same, records
+from pyg_dynbatch.molecules.files.build import ERRORS
+from pyg_dynbatch.molecules.files.read import RawMolecule
+from pyg_dynbatch.molecules.files.store import HEADER
+from tests.molecules.packed import (
+    TASKS,
+    Counting,
+    Letters,
+    assert_same,
+    killed_at_file,
+    open_files_limited,
+    records,
+)
 
 COUNT, BAD = 50, (5, 33)
 
@@ -121,22 +125,10 @@ def test_interrupted_in_the_middle(tmp_path):
     assert_equal(resumed, build(None))
 
 
-class Counting(Letters):
-    """Counts how often it is asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked = 0
-
-    def __call__(self, text):
-        self.asked += 1
-        return super().__call__(text)
-
-
 def interrupted(folder, **changes):
     """Leaves the whole parts of the first 44 molecules."""
     with pytest.raises(KeyboardInterrupt):
-        build(folder, featurizer=Halting(interrupt), **changes)
+        build(folder, featurizer=Counting(45, interrupt), **changes)
 
 
 def interrupt():
@@ -193,20 +185,7 @@ def test_a_killed_build_goes_on(tmp_path, file, featurized, finished):
     folder = tmp_path / "killed"
     before, whole = build(folder, rows=(7,)), build(tmp_path / "whole")
 
-    def kill_itself():
-        files_written = count(1)
-
-        def kill(_):
-            if next(files_written) == file:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        os.fsync = kill
-        build(folder)
-
-    child = get_context("fork").Process(target=kill_itself)
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
+    killed_at_file(file, lambda: build(folder))
     with pytest.warns(UserWarning, match="later build of the folder"):
         assert_equal(PackedMolecules(folder), whole if finished else before)
     build(folder, featurizer=(counting := Counting()))
@@ -232,20 +211,6 @@ def test_another_source_another_featurizer_another_policy(tmp_path):
     assert len(build(tmp_path, featurizer=Letters("changed"), bad="blank")) == COUNT
 
 
-class Halting(Letters):
-    """Calls something at its 45th molecule."""
-
-    def __init__(self, act):
-        super().__init__()
-        self.act, self.asked = act, 0
-
-    def __call__(self, text):
-        self.asked += 1
-        if self.asked == 45:
-            self.act()
-        return super().__call__(text)
-
-
 def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
     said, waited = [], []
 
@@ -263,7 +228,7 @@ def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
         build_store(tmp_path / "a", given, counting, task_names=TASKS, options=options(), wait=True)
         return counting.asked
 
-    build(tmp_path / "a", featurizer=Halting(second))
+    build(tmp_path / "a", featurizer=Counting(45, second))
     said[1].join()
     assert f"process {os.getpid()} on " in said[0] and str(tmp_path / "a") in said[0]
     assert waited == [0]
@@ -279,7 +244,7 @@ def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch)
     monkeypatch.setattr(files, "lock_descriptor", refused)
     with pytest.warns(UserWarning, match="cannot be locked"):
         with pytest.raises(KeyboardInterrupt):
-            build(tmp_path / "other", rows=(7,), featurizer=Halting(interrupt))
+            build(tmp_path / "other", rows=(7,), featurizer=Counting(45, interrupt))
         (foreign,) = parts(tmp_path / "other")[0].glob("text-*.npy")
 
         def replace():
@@ -287,7 +252,7 @@ def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch)
             shutil.copy(foreign, mine)
 
         with pytest.raises(ValueError, match=r"text-\w+.npy cannot be used"):
-            build(tmp_path / "mine", featurizer=Halting(replace))
+            build(tmp_path / "mine", featurizer=Counting(45, replace))
     with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules(tmp_path / "mine")
 
@@ -300,13 +265,10 @@ def test_a_foreign_column_is_found_when_it_is_read(tmp_path):
         PackedMolecules(tmp_path / "mine").smiles(0)
 
 
-def test_many_parts_need_few_open_files(tmp_path, request):
-    limit = resource.RLIMIT_NOFILE
-    soft, hard = resource.getrlimit(limit)
-    request.addfinalizer(lambda: resource.setrlimit(limit, (soft, hard)))
-    resource.setrlimit(limit, (len(list(Path("/dev/fd").iterdir())) + 60, hard))
-    interrupted(tmp_path, block_size=2)
-    build(tmp_path, block_size=2)
+def test_many_parts_need_few_open_files(tmp_path):
+    with open_files_limited(60):
+        interrupted(tmp_path, block_size=2)
+        build(tmp_path, block_size=2)
 
 
 def test_a_part_is_hashed_in_little_memory():
@@ -362,5 +324,5 @@ def test_short_work_shows_one_line_or_no_bar(capsys, monkeypatch):
 
 def test_targets_of_another_number(tmp_path):
     given = [RawMolecule(0, "here", "ab", targets=(1.0,))]
-    with pytest.raises(ValueError, match="the fields of a molecule have other sizes"):
+    with pytest.raises(ValueError, match="has fields of other sizes"):
         build_store(None, given, Letters(), task_names=TASKS, options=options())

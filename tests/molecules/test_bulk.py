@@ -4,26 +4,29 @@ import gzip
 import os
 import pickle
 import random
-import resource
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyg_dynbatch.bulk import FeaturizeJob, PredictJob, Shard, featurize, merge, predict
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.data import MoleculeFeaturizer, read_molecules
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.models import MoleculePredictor
+from pyg_dynbatch.molecules import FeaturizeJob, PredictJob, Shard, featurize, merge, predict
 from tests.molecules.molecules import trained
-from tests.molecules.packed import Letters
+from tests.molecules.packed import (
+    Counting,
+    Letters,
+    kill,
+    killed,
+    killed_at_file,
+    open_files_limited,
+)
 from tests.test_files import files_of_at_most
 from tests.training.helpers import OLD_NAME
 
@@ -90,9 +93,7 @@ def write_molecules(kind: str, number: int, seed: int) -> tuple[str, dict[str, A
     "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("smi.gz", "sdf"))]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_merged_stores_are_those_of_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
-) -> None:
+def test_merged_stores_are_those_of_one_process(tmp_path, monkeypatch, kind, seed):
     monkeypatch.chdir(tmp_path)
     draw = random.Random(seed)
     path, reading = write_molecules(kind, draw.randint(5, 40), seed)
@@ -155,32 +156,6 @@ def test_both_functions(letters: FeaturizeJob, checkpoint: str, monkeypatch: Any
         featurize("in.smi", "out", shards=0)
 
 
-class Counting(Letters):
-    """Counts how often it is asked; acts before one of them."""
-
-    def __init__(self, at: int = 0, act: Callable[[], object] = print, option: str = "plain"):
-        super().__init__(option)
-        self.asked, self.at, self.act = 0, at, act
-
-    def __call__(self, text: str) -> Any:
-        self.asked += 1
-        if self.asked == self.at:
-            self.act()
-        return super().__call__(text)
-
-
-def killed(work: Callable[[], object]) -> None:
-    """Run work that ends with SIGKILL in another process."""
-    child = get_context("fork").Process(target=work)
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_killed_shard_of_a_store_continues(letters: FeaturizeJob, capsys: Any) -> None:
     for shard in (Shard(0, 2), Shard(1, 2)):
         stopped = replace(letters, featurizer=Counting(11, kill))
@@ -195,9 +170,7 @@ def test_a_killed_shard_of_a_store_continues(letters: FeaturizeJob, capsys: Any)
 
 
 @pytest.mark.long
-def test_a_killed_shard_of_predictions_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str, capsys: Any
-) -> None:
+def test_a_killed_shard_of_predictions_continues(tmp_path, monkeypatch, checkpoint, capsys):
     monkeypatch.chdir(tmp_path)
     path, _ = write_molecules("csv", 700, 1)
     job = PredictJob(path, "out", [checkpoint], block_size=256, fingerprints="p.npy")
@@ -224,20 +197,14 @@ def test_a_killed_shard_of_predictions_continues(
     argv = ["--checkpoint", checkpoint, "--input", path, "--fingerprints", "p.npy"]
     assert main(["predict", *argv, "--output", "one.csv"]) == 0
 
-    def stopping_merge() -> None:
-        os.fsync = lambda _: kill()  # type: ignore[assignment]
-        merge("out")
-
-    killed(stopping_merge)
+    killed_at_file(1, lambda: merge("out"))
     merge("out")
     assert set(content("out")) == {"predictions.csv", "errors.csv", "p.npy"}
     assert Path("out/predictions.csv").read_bytes() == Path("one.csv").read_bytes()
     assert np.array_equal(np.load("out/p.npy"), np.load("p.npy"), equal_nan=True)
 
 
-def test_a_finished_shard_is_not_done_again(
-    letters: FeaturizeJob, checkpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_finished_shard_is_not_done_again(letters, checkpoint, monkeypatch, capsys):
     Path("c.smi").write_text("CCO\n", encoding="utf-8")
     for job in (letters, PredictJob("c.smi", "p", [checkpoint])):
         folder = job.run(Shard())
@@ -266,6 +233,10 @@ def test_two_writers_of_a_shard(letters: FeaturizeJob) -> None:
     letters.run(Shard(2, 3))
     merge("out")
     assert content("out") == one_process(letters)
+
+
+def predict_job(option: str) -> Callable[[Any], PredictJob]:
+    return lambda value: PredictJob("in.csv", "out", ["a.ckpt"], **{option: value})
 
 
 CHANGES: dict[str, Callable[[FeaturizeJob], FeaturizeJob]] = {
@@ -361,9 +332,7 @@ def test_what_cannot_be_merged(letters: FeaturizeJob) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["manifest.json", "store.json", "errors.csv", "text-*.npy"])
-def test_a_shard_that_has_changed_is_refused(
-    letters: FeaturizeJob, name: str, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_shard_that_has_changed_is_refused(letters, name, damage):
     run = letters.prepare()
     for number in (0, 1):
         run(Shard(number, 2))
@@ -397,16 +366,12 @@ def test_merging_again_changes_nothing(letters: FeaturizeJob) -> None:
     assert len(PackedMolecules("out")) == 28
 
 
-def test_many_shards_need_few_open_files(letters: FeaturizeJob, request: Any) -> None:
+def test_many_shards_need_few_open_files(letters: FeaturizeJob) -> None:
     run = pickle.loads(pickle.dumps(letters)).prepare()
     for shard in shards(30):
         run(shard)
-    limit = resource.RLIMIT_NOFILE
-    soft, hard = resource.getrlimit(limit)
-    request.addfinalizer(lambda: resource.setrlimit(limit, (soft, hard)))
-    resource.setrlimit(limit, (len(list(Path("/dev/fd").iterdir())) + 20, hard))
-    merge("out")
-    resource.setrlimit(limit, (soft, hard))
+    with open_files_limited(20):
+        merge("out")
     assert content("out") == one_process(letters)
 
 
@@ -414,13 +379,7 @@ def test_many_shards_need_few_open_files(letters: FeaturizeJob, request: Any) ->
 def test_a_killed_merge_is_repeated(letters: FeaturizeJob, after: int) -> None:
     for shard in shards(2):
         letters.run(shard)
-
-    def stopping() -> None:
-        written = count(1)
-        os.fsync = lambda _: kill() if next(written) == after else None  # type: ignore[assignment]
-        merge("out")
-
-    killed(stopping)
+    killed_at_file(after, lambda: merge("out"))
     with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules("out")
     merge("out")
@@ -464,41 +423,32 @@ def test_a_full_disk_leaves_no_finished_shard(letters: FeaturizeJob) -> None:
     assert content("out") == one_process(letters)
 
 
-def test_a_folder_that_cannot_be_written(letters: FeaturizeJob) -> None:
+def test_where_shards_cannot_be_written(letters: FeaturizeJob) -> None:
     Path("file").write_text("no folder")
     with pytest.raises(OSError, match="the file cannot be written"):
         replace(letters, folder="file").run(Shard())
-
-
-def test_no_output_is_an_input(letters: FeaturizeJob) -> None:
     Path("out").mkdir()
     shutil.copy("in.smi", "out/errors.csv")
-    reading = {"format": "smi"}
     with pytest.raises(ValueError, match="an output is also an input"):
-        replace(letters, input="out/errors.csv", reading=reading).run(Shard())
+        replace(letters, input="out/errors.csv", reading={"format": "smi"}).run(Shard())
 
 
-@pytest.mark.parametrize("text", ["3/3", "-1/3", "0/0"])
-def test_a_shard_out_of_range(text: str) -> None:
-    with pytest.raises(ValueError, match="the shard is out of range") as caught:
-        Shard.parse(text)
-    assert f"got:      {text}" in str(caught.value) and "sbatch --array=0-" in str(caught.value)
+OUT_OF_RANGE = r"the shard is out of range[\s\S]*got: +%s\n[\s\S]*sbatch --array=0-"
 
 
-@pytest.mark.parametrize("text", ["", "3", "a/b", "1/3/5", "1/-3"])
-def test_a_shard_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(ValueError, match="the shard cannot be read"):
-        Shard.parse(text)
-
-
-def test_options_that_cannot_be_sharded() -> None:
-    with pytest.raises(ValueError, match="standard input cannot be sharded"):
-        FeaturizeJob("-", "out")
-    for size in (0, -128, 100):
-        with pytest.raises(ValueError, match="the block size is out of range"):
-            PredictJob("in.csv", "out", ["a.ckpt"], block_size=size)
-    for name in ("a/b.npy", "predictions.csv", "errors.csv"):
-        with pytest.raises(ValueError, match="the fingerprints of a shard"):
-            PredictJob("in.csv", "out", ["a.ckpt"], fingerprints=name)
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
-        PredictJob("none.csv", "out", ["a.ckpt"]).run(Shard())
+@pytest.mark.parametrize(
+    ("make", "given", "words"),
+    [
+        *((Shard.parse, text, OUT_OF_RANGE % text) for text in ("3/3", "-1/3", "0/0")),
+        *((Shard.parse, t, "cannot be read") for t in ("", "3", "a/b", "1/3/5", "1/-3")),
+        (lambda path: FeaturizeJob(path, "out"), "-", "standard input cannot be sharded"),
+        *((predict_job("block_size"), n, "block size is out of range") for n in (0, -128, 100)),
+        (predict_job("fingerprints"), "a/b.npy", "the fingerprints of a shard"),
+        (predict_job("fingerprints"), "predictions.csv", "the fingerprints of a shard"),
+        (predict_job("fingerprints"), "errors.csv", "the fingerprints of a shard"),
+        (lambda p: PredictJob(p, "o", ["a"]).run(Shard()), "none.csv", "there is no such file"),
+    ],
+)
+def test_what_is_no_shard_of_a_job(make: Any, given: Any, words: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        make(given)

@@ -21,9 +21,9 @@ import psutil
 import pytest
 import torch
 
-from pyg_dynbatch.bulk import featurize, predict
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.molecules import on_dask, on_ray
+from pyg_dynbatch.molecules import featurize, predict
+from pyg_dynbatch.molecules.work import clusters
 from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.training.helpers import OLD_NAME
@@ -160,9 +160,7 @@ class Killer(Thread):
 
 
 @pytest.mark.long
-def test_featurizing_gives_the_files_of_one_process(
-    client: Any, smiles: Path, tmp_path: Path
-) -> None:
+def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
     killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
     many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
     assert len(many) == 2_970
@@ -173,9 +171,7 @@ def test_featurizing_gives_the_files_of_one_process(
 
 @OLD_NAME
 @pytest.mark.long
-def test_predicting_gives_the_files_of_one_process(
-    client: Any, smiles: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, monkeypatch):
     # The workers have another working folder, in which these paths do not exist.
     monkeypatch.chdir(smiles.parent)
     checkpoint = trained(Path("trained"))
@@ -205,9 +201,7 @@ def test_an_error_names_row_and_shard(client: Any, tmp_path: Path) -> None:
 @OLD_NAME
 @pytest.mark.long
 @pytest.mark.parametrize("work", ["shards", "repeat and tune"])
-def test_the_scripts_of_the_guide_run(
-    nothing_left: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
-) -> None:
+def test_the_scripts_of_the_guide_run(nothing_left, tmp_path, monkeypatch, work):
     """Run all of them; ``tests/test_docs.py`` runs only what is not under ``if __name__``."""
     for package in ("distributed", "ray"):
         pytest.importorskip(package, reason=f"{package} is not installed")
@@ -243,7 +237,7 @@ def test_a_dask_cluster_without_workers_is_waited_for_but_not_forever(
 ) -> None:
     from dask.distributed import Client, LocalCluster
 
-    monkeypatch.setattr(on_dask, "PATIENCE", 2.0)
+    monkeypatch.setattr(clusters, "PATIENCE", 2.0)
     options = {"shards": 2, "options": SMALL_BLOCKS}
     none = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": ":0"}
     with LocalCluster(**none, silence_logs=logging.CRITICAL) as cluster, Client(cluster) as client:
@@ -266,7 +260,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 ) -> None:
     """Every second, also while they start; or always as soon as they have a task."""
     distributed = pytest.importorskip("dask.distributed")
-    monkeypatch.setattr(on_dask, "PATIENCE", 5.0 if starting else 60.0)
+    monkeypatch.setattr(clusters, "PATIENCE", 5.0 if starting else 60.0)
     two = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"}
     ended = Event()
 
@@ -293,9 +287,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 
 
 @pytest.mark.parametrize("finishing", [False, True])
-def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(
-    finishing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     shards = [SimpleNamespace(status="pending") for _ in range(3)]
     polls = 0
@@ -309,12 +301,12 @@ def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(
 
     cluster = SimpleNamespace(nthreads=lambda: {"worker": 1} if polls % 2 else {}, cancel=list)
     monkeypatch.setattr(distributed, "wait", poll)
-    monkeypatch.setattr(on_dask, "monotonic", lambda: polls * on_dask.PATIENCE * 0.3)
+    monkeypatch.setattr(clusters, "monotonic", lambda: polls * clusters.PATIENCE * 0.3)
     if finishing:
-        on_dask._wait_for(shards, cluster)
+        clusters._wait_for(shards, cluster)
         return
     with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
-        on_dask._wait_for(shards, cluster)
+        clusters._wait_for(shards, cluster)
 
 
 def many(folder: Path) -> Path:
@@ -332,7 +324,7 @@ def test_a_ray_cluster_without_what_the_shards_need_is_refused(device: str, kind
     jobs = [SimpleNamespace(device=device)] + [SimpleNamespace()] * (device == "cpu")
     for job in jobs:
         with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
-            on_ray.run_on_ray(job, [0], empty)
+            clusters.run_on_ray(job, [0], empty)
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)
@@ -342,9 +334,7 @@ def test_an_unknown_client_is_refused(client: Any, smiles: Path, tmp_path: Path)
     assert not (tmp_path / "packed").exists()
 
 
-def test_ray_without_ray_data_is_refused(
-    smiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_without_ray_data_is_refused(smiles, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(ImportError, match=r"(?s)Ray Data.*pyg_dynbatch\[ray\]"):
@@ -353,6 +343,8 @@ def test_ray_without_ray_data_is_refused(
 
 @pytest.mark.long
 def test_nothing_is_imported_before_it_is_used() -> None:
-    code = "import sys, pyg_dynbatch.bulk; print({'dask', 'distributed', 'ray'} & {*sys.modules})"
+    code = (
+        "import sys, pyg_dynbatch.molecules; print({'dask', 'distributed', 'ray'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

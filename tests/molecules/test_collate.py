@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.loader import MoleculeCollater, node_counts, pair_counts
 from pyg_dynbatch.molecules.data import MoleculeColumns
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.molecules.batches import TABLE, molecule
+from tests.molecules.packed import assert_same as assert_same_molecule
 
 
 def assert_same_batch(wanted: Batch, found: Batch) -> None:
@@ -35,16 +35,6 @@ def assert_same_batch(wanted: Batch, found: Batch) -> None:
             assert same, (name, key)
     for one, other in zip(found.to_data_list(), wanted.to_data_list(), strict=True):
         assert_same_molecule(other, one)
-
-
-def assert_same_molecule(wanted: MoleculeData, found: MoleculeData) -> None:
-    assert type(found) is type(wanted)
-    assert set(found.keys()) == set(wanted.keys())
-    for key in wanted.keys():  # noqa: SIM118 - no dict
-        if isinstance(wanted[key], torch.Tensor):
-            assert torch.equal(found[key].nan_to_num(9), wanted[key].nan_to_num(9)), key
-        else:
-            assert found[key] == wanted[key], key
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.booleans())
@@ -126,34 +116,34 @@ def test_follow_and_exclude():
 
 
 def test_molecules_in_tuples():
-    first, second = MoleculeCollater(TABLE)(
-        [(molecule(2), molecule(1)), (molecule(3), molecule(1))]
-    )
+    pairs = [(molecule(2), molecule(1)), (molecule(3), molecule(1))]
+    first, second = MoleculeCollater(TABLE)(pairs)
     assert first.pairs.num_pairs == 9
     assert second.pairs.num_pairs == 2
 
 
-def test_faults_are_named():
-    collate = MoleculeCollater(TABLE)
-    with pytest.raises(ValueError, match="MoleculeCollater: the batch is empty"):
-        collate([])
-    with pytest.raises(ValueError, match="exclude_keys holds what the plan is made from"):
-        MoleculeCollater(TABLE, exclude_keys=["pair_code"])
-    with pytest.raises(ValueError, match="unknown set of pairs"):
-        MoleculeCollater(TABLE, pairs="some")
-    with pytest.raises(ValueError, match="MoleculeCollater: an example has other fields") as caught:
-        collate([molecule(2), molecule(2, y=None)])
-    assert "example 1 of the batch" in str(caught.value)
-    bad = molecule(3)
-    bad.pair_code = bad.pair_code[:5]
-    with pytest.raises(ValueError, match="a molecule has a wrong number of pairs") as caught:
-        collate([molecule(2), bad])
-    assert "6 codes for 3 atoms" in str(caught.value)
-    assert "molecule 1 of the batch" in str(caught.value)
-    unknown = molecule(2, pair_code=torch.tensor([0, 5, 0], dtype=torch.uint8))
-    with pytest.raises(ValueError, match="a code is not in the table") as caught:
-        collate([molecule(3), molecule(0), unknown, molecule(1)])
-    assert "where:    example 2" in str(caught.value)
+def coded(atoms, codes):
+    return molecule(atoms, pair_code=torch.tensor(codes, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "words"),
+    [
+        ({}, [], "MoleculeCollater: the batch is empty"),
+        ({"exclude_keys": ["pair_code"]}, [], "exclude_keys holds what the plan is made from"),
+        ({"pairs": "some"}, [], "unknown set of pairs"),
+        ({}, [molecule(2), molecule(2, y=None)], "an example has other fields.*example 1 of the b"),
+        ({}, [molecule(2), coded(3, [0] * 5)], "wrong number of pairs.*6 codes for 3 atoms.*le 1"),
+        (
+            {},
+            [molecule(3), molecule(0), coded(2, [0, 5, 0])],
+            "not in the table.*where: *example 2",
+        ),
+    ],
+)
+def test_faults_are_named(options, data, words):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        MoleculeCollater(TABLE, **options)(data)
 
 
 def test_collater_and_columns_travel_to_workers():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_dynbatch.molecules.conformal import ConformalSets
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.nets.properties import ConformalSets
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv
@@ -99,9 +99,7 @@ def test_what_cannot_be_promised_is_refused() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["regression", "binary"])
-def test_intervals_in_tables_and_in_predictions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, capsys
-) -> None:
+def test_intervals_in_tables_and_in_predictions(tmp_path, monkeypatch, kind, capsys):
     base = CONFIG["data"]["init_args"]
     data = {**CONFIG["data"], "init_args": {**base, "file": f"{kind}.csv", "kind": kind}}
     model = {**CONFIG["model"], "init_args": {**CONFIG["model"]["init_args"], "coverage": 0.6}}

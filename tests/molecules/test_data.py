@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch_geometric.data import Batch
@@ -31,10 +33,7 @@ def test_a_sound_molecule_is_valid(atoms):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"x": None},
-            "x is missing or invalid.\n  expected: float32 [atom, feature]\n  got:      no",
-        ),
+        ({"x": None}, "x is missing or invalid.\n  expected: float32 [atom, feature]\n  got:"),
         ({"x": torch.ones(3)}, "x is missing or invalid"),
         ({"x": torch.ones(3, 2).double()}, "got:      float64 tensor [3, 2]"),
         ({"num_nodes": 4}, "num_nodes is missing or invalid.\n  expected: 3, the rows of x"),
@@ -42,10 +41,7 @@ def test_a_sound_molecule_is_valid(atoms):
         ({"pair_code": torch.zeros(3, dtype=torch.uint8)}, "one for every pair of 3 atoms"),
         ({"pair_code": torch.zeros(6)}, "got:      float32 tensor [6]"),
         ({"pair_code": torch.full((6,), 9, dtype=torch.uint8)}, "codes from 0 to 4\n  got:      9"),
-        (
-            {"descriptor": torch.zeros(3)},
-            "expected: float32 [1, descriptor]\n  got:      float32 tensor [3]",
-        ),
+        ({"descriptor": torch.zeros(3)}, "float32 [1, descriptor]\n  got:      float32 tensor [3]"),
         ({"descriptor": torch.zeros(2, 3)}, "descriptor is missing or invalid"),
         ({"descriptor": torch.zeros(1, 3).double()}, "got:      float64 tensor [1, 3]"),
         ({"descriptor": torch.tensor([[0.0, torch.inf]])}, "got:      inf for descriptor 1"),
@@ -58,10 +54,9 @@ def test_faults_are_named(change, message):
     data = molecule(3)
     for key, value in change.items():
         data[key] = value
-    with pytest.raises(ValueError, match="MoleculeData: ") as caught:
+    words = rf"MoleculeData: [\s\S]*{re.escape(message)}[\s\S]*where: +mine\.csv:4"
+    with pytest.raises(ValueError, match=words):
         data.validate(num_codes=5, where="mine.csv:4")
-    assert message in str(caught.value)
-    assert "where:    mine.csv:4" in str(caught.value)
 
 
 def test_a_length_that_fits_no_molecule():
@@ -91,9 +86,9 @@ def test_any_layer_of_pyg_runs_on_the_bonds():
 
 
 def test_bonds_of_an_unknown_code():
-    with pytest.raises(ValueError, match="bonds_of: a code is not in the table") as caught:
+    words = r"bonds_of: a code is not in the table[\s\S]*codes from 0 to 4\n +got: +7"
+    with pytest.raises(ValueError, match=words):
         bonds_of(torch.tensor([7], dtype=torch.uint8), TABLE)
-    assert "codes from 0 to 4\n  got:      7" in str(caught.value)
 
 
 def test_batches_are_taken_apart_again():

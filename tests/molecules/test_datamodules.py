@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -133,14 +132,12 @@ def test_a_packed_folder_is_the_file_it_was_made_from(tmp_path: Path) -> None:
 def test_a_packed_folder_without_targets(tmp_path: Path) -> None:
     records = [RawMolecule(0, "here", "CO")]
     build_store(tmp_path, records, MoleculeFeaturizer(), options=QUIET)
-    with pytest.raises(ValueError, match="PackedMoleculeData: there is nothing to learn") as caught:
+    words = r"PackedMoleculeData: there is nothing to learn[\s\S]*featurize --targets NAME"
+    with pytest.raises(ValueError, match=words):
         PackedMoleculeData(str(tmp_path)).setup("fit")
-    assert "featurize --targets NAME" in str(caught.value)
 
 
-def test_setup_reads_all_texts_at_once_and_canonicalises_each_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_setup_reads_all_texts_at_once_and_canonicalises_each_once(tmp_path, monkeypatch):
     seen: list[str] = []
 
     def counted(text: str) -> str:
@@ -170,9 +167,9 @@ def test_a_column_that_only_some_records_have(tmp_path: Path) -> None:
     options = SplitOptions("column", column="part")
     data = MoleculeFileData(str(path), ["y"], split=options, reading=QUIET)
     assert [data.indices(split).tolist() for split in ("train", "val", "test")] == [[0], [2], [3]]
-    with pytest.raises(ValueError, match="the column to split by is missing") as caught:
+    words = rf"the column to split by is missing[\s\S]*one of y, part[\s\S]*{path}"
+    with pytest.raises(ValueError, match=words):
         data.column("nope")
-    assert "one of y, part" in str(caught.value) and str(path) in str(caught.value)
 
 
 def test_strata_are_classes_or_ranges_of_a_target(tmp_path: Path) -> None:
@@ -195,9 +192,7 @@ def test_strata_are_classes_or_ranges_of_a_target(tmp_path: Path) -> None:
 METHODS = ["random", "stratified", "scaffold", "scaffold_balanced", "kfold", "column", "file"]
 
 
-def same_molecules_in_another_file(
-    folder: Path, method: str, change: Callable[[list[str]], list[str]]
-) -> tuple[MoleculeFileData, MoleculeFileData]:
+def same_molecules_in_another_file(folder, method, change):
     """A data module, and one with the same options whose file was changed."""
     options = SplitOptions(method, seed=3, fractions=EVEN, column="part", target="first")
     if method == "file":
@@ -236,9 +231,7 @@ def test_a_checkpoint_finds_its_molecules_in_reordered_rows(tmp_path: Path, meth
         (lambda rows: [*rows, rows[5]], r"33 molecules; 1 new: example 32 \('C"),
     ],
 )
-def test_a_checkpoint_refuses_missing_and_new_molecules(
-    tmp_path: Path, method, change, said: str
-) -> None:
+def test_a_checkpoint_refuses_missing_and_new_molecules(tmp_path, method, change, said):
     data, changed = same_molecules_in_another_file(tmp_path, method, change)
     with pytest.raises(ValueError, match="not those that were split") as caught:
         changed.load_state_dict(data.state_dict())
@@ -321,10 +314,9 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
     path = tmp_path / "labels.csv"
     path.write_text(f"smiles,active\nCO,0\nCCO,1\nCC,{label}\n", encoding="utf-8")
     data = MoleculeFileData(str(path), ["active"], kind, classes=3, reading=QUIET)
-    with pytest.raises(ValueError, match="a label is out of range") as caught:
+    words = rf"a label is out of range[\s\S]*{said}[\s\S]*row 2, column active"
+    with pytest.raises(ValueError, match=words):
         data.setup("fit")
-    assert said in str(caught.value)
-    assert "row 2, column active" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +325,7 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
         (SplitOptions("column"), "the method 'column' needs a column"),
         (SplitOptions("column", column="nope"), "the column to split by is missing"),
         (SplitOptions("file"), "the method 'file' needs a file"),
-        (SplitOptions("kfold", folds=4, fold=4), "fold is out of range"),
+        (SplitOptions("kfold", folds=4, fold=4), "unknown fold"),
         (SplitOptions("stratified"), "no target to stratify by"),
         (SplitOptions("stratified", target="third"), "no target to stratify by"),
         (SplitOptions("stratified", target="first", bins=0), "bins is too small"),
@@ -384,7 +376,7 @@ def test_a_part_with_one_class(tmp_path: Path, part: str, lines: list[str]) -> N
     assert "split.method stratified" in str(caught.value)
     MoleculeFileData(str(path), ["y", "z"], split=options, reading=QUIET).setup("fit")
     constant = [line for line in lines if line.startswith("constant targets of the train split")]
-    assert constant[-1].endswith("1 of 2 properties (y), which are not standardised")
+    assert constant[-1].endswith("1 of 2 properties (y), which are not standardized")
     with pytest.raises(ValueError, match="a target is named twice"):
         MoleculeFileData(str(path), ["y", "y"], split=options, reading=QUIET).setup("fit")
 

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("rdkit")
-
 from pyg_dynbatch.data import MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions, MoleculeFile, MoleculeNet, PackedMolecules
 from pyg_dynbatch.loader import MoleculeLoader
 from pyg_dynbatch.molecules.datasets import MEMBERS, SHA256
-from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
 
 QUIET = FeaturizeOptions(progress=False)
 
@@ -41,9 +39,9 @@ def test_nci_needs_no_network(tmp_path, monkeypatch):
 
 def test_nci_of_an_rdkit_without_data(monkeypatch, tmp_path):
     monkeypatch.setattr("pyg_dynbatch.molecules.datasets.rdkit_data_folder", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match="NCI: this RDKit lacks the file") as caught:
+    words = r"NCI: this RDKit lacks the file[\s\S]*first_5k\.tpsa\.csv"
+    with pytest.raises(FileNotFoundError, match=words):
         NCI()
-    assert "first_5k.tpsa.csv" in str(caught.value)
     assert (rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv").is_file()
 
 
@@ -122,10 +120,9 @@ def test_the_root_has_the_raw_file_and_the_packed_molecules(tmp_path, raw):
 
 def test_a_file_that_was_changed(tmp_path, raw):
     write(tmp_path, raw)
-    with pytest.raises(ValueError, match="is not the published file of FreeSolv") as caught:
+    words = rf"not the published file of FreeSolv[\s\S]*{SHA256['freesolv']}[\s\S]*verify=False if"
+    with pytest.raises(ValueError, match=words):
         net(raw_dir=tmp_path, verify=True)
-    assert SHA256["freesolv"] in str(caught.value)
-    assert "verify=False if the change is intended" in str(caught.value)
 
 
 @pytest.mark.long

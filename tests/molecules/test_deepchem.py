@@ -10,7 +10,7 @@ import pytest
 from rdkit import Chem
 
 from pyg_dynbatch.data import DeepChemAtoms, DeepChemPairs, parse_smiles
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from tests.molecules.writings import ODD, distances
 
 SYMBOLS = [
@@ -142,8 +142,6 @@ def test_no_pair_of_a_big_molecule_is_lost() -> None:
         powers = [np.linalg.matrix_power(adjacency, k) for k in range(1, len(adjacency) + 1)]
     assert any((power < 0).any() for power in powers), "this molecule shows the overflow"
 
-
-pytest.importorskip("rdkit")
 
 # In a cage DeepChem loses a ring, and which one depends on its numbering of the atoms: RDKit finds
 # the rings anew, without the symmetric ones, when a renumbered molecule is asked for a bond's ring.

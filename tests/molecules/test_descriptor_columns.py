@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from pyg_dynbatch.data import MoleculeFeaturizer
 from pyg_dynbatch.lightning import MoleculeProperty, ensemble_of
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
-from pyg_dynbatch.molecules.explain import without_atom
+from pyg_dynbatch.molecules.work.explain import without_atom
 from pyg_dynbatch.prediction import read_checkpoint
 from tests.molecules.molecules import (
     DESCRIPTORS,
@@ -91,29 +90,6 @@ def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
     assert torch.equal(torch.load(last_of(run), weights_only=True)["state_dict"][MEAN], marked)
 
 
-def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
-    def run_of(epochs: int, path: str | None = None) -> str:
-        torch.manual_seed(5)
-        data = with_descriptors(tmp_path)
-        run = molecule_trainer(tmp_path, epochs)
-        run.fit(property_task(data, dropout=0.2), datamodule=data, ckpt_path=path)
-        return last_of(run)
-
-    straight = torch.load(run_of(2), weights_only=True)["state_dict"]
-    resumed = torch.load(run_of(2, run_of(1)), weights_only=True)["state_dict"]
-    assert MEAN in straight
-    assert all(torch.equal(weight, resumed[name]) for name, weight in straight.items())
-
-
-def test_averaged_weights_keep_the_scale(tmp_path: Path) -> None:
-    data = with_descriptors(tmp_path)
-    run = molecule_trainer(tmp_path, 2, callbacks=[EMAWeightAveraging(decay=0.5)])
-    run.fit(property_task(data), datamodule=data)
-    weights = torch.load(last_of(run), weights_only=True)["state_dict"]
-    torch.testing.assert_close(weights[MEAN], data.descriptors("train").double().nanmean(0).float())
-    assert weights[DEVIATION][-1] == 0
-
-
 def test_prediction_rests_on_the_descriptors(checkpoint: str, tmp_path: Path) -> None:
     predictor = MoleculePredictor([checkpoint])
     assert predictor.featurizer.descriptor_names == tuple(DESCRIPTORS)
@@ -143,18 +119,6 @@ def test_explanations_keep_the_descriptors(checkpoint: str) -> None:
         rest = found.value - predictor.predict([less]).values[0, 0]
         assert found.leave_one_out[atom] == pytest.approx(rest, rel=1e-3, abs=1e-5)
     assert np.abs(found.gradient).sum() > 0
-
-
-def test_members_keep_each_its_own_scale(checkpoint: str, tmp_path: Path) -> None:
-    other = trained(tmp_path / "other", seed=2, make=with_descriptors)
-    data = with_descriptors(tmp_path)
-    averaged = ensemble_of(property_task(data), [checkpoint, other]).eval()
-    batch = next(iter(data.make_loader(data.dataset("test"), 20)))
-    with torch.no_grad():
-        members = MoleculePredictor([checkpoint, other]).models
-        each = [member.predicted(member(batch)) for member in members]
-        found = averaged.model.predicted(averaged(batch))
-    torch.testing.assert_close(found, (each[0] + each[1]) / 2)
 
 
 def test_checkpoints_with_and_without_do_not_mix(checkpoint: str, tmp_path: Path) -> None:

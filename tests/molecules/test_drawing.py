@@ -1,36 +1,35 @@
-"""Pictures of molecules with numbers: colours, sizes, the caller's molecule untouched."""
+"""Pictures of molecules with numbers: colors, sizes, the caller's molecule untouched."""
 
 import re
 from pathlib import Path
 
 import pytest
+from rdkit import Chem
 
-Chem = pytest.importorskip("rdkit.Chem")
-
-from pyg_dynbatch.data import MoleculeFeaturizer  # noqa: E402
-from pyg_dynbatch.molecules.drawing import (  # noqa: E402
+from pyg_dynbatch.data import MoleculeFeaturizer
+from pyg_dynbatch.molecules.work.drawing import (
     HIGH,
     LOW,
     atom_labels,
     draw_attributions,
-    scale_colour,
+    scale_color,
     write_picture,
 )
 
 
 def test_scale_goes_over_white() -> None:
-    assert scale_colour(0.0) == (1.0, 1.0, 1.0)
-    assert scale_colour(2.0) == pytest.approx(HIGH)
-    assert scale_colour(-2.0) == pytest.approx(LOW)
-    lightness = [sum(scale_colour(k / 10)) for k in range(11)]
+    assert scale_color(0.0) == (1.0, 1.0, 1.0)
+    assert scale_color(2.0) == pytest.approx(HIGH)
+    assert scale_color(-2.0) == pytest.approx(LOW)
+    lightness = [sum(scale_color(k / 10)) for k in range(11)]
     assert lightness == sorted(lightness, reverse=True)
 
 
 def test_strongest_atoms_have_the_colours_of_the_ends() -> None:
     picture = draw_attributions(Chem.MolFromSmiles("CCO"), [1.0, -1.0, 0.0]).decode()
     for end in (HIGH, LOW):
-        colour = "#" + "".join(f"{int(part * 255):02X}" for part in end)
-        assert colour in picture.upper()
+        color = "#" + "".join(f"{int(part * 255):02X}" for part in end)
+        assert color in picture.upper()
 
 
 def test_pairs_are_lines_as_wide_as_strong() -> None:
@@ -97,8 +96,7 @@ def test_the_scale_ends_at_the_largest_number() -> None:
 
 def test_complaints() -> None:
     mol = Chem.MolFromSmiles("CO")
-    with pytest.raises(ValueError, match="do not fit the atoms") as caught:
+    with pytest.raises(ValueError, match="(?s)do not fit the atoms.*2 numbers, one per atom"):
         draw_attributions(mol, [1.0])
-    assert "2 numbers, one per atom" in str(caught.value)
     with pytest.raises(ValueError, match="unknown format"):
         draw_attributions.__wrapped__(mol, [1.0, 2.0], format="gif")

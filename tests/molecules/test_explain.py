@@ -9,8 +9,8 @@ import torch
 
 from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.models import MoleculePredictor, explain
-from pyg_dynbatch.molecules.explain import pair_rows, without_atom
-from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
+from pyg_dynbatch.molecules.work.explain import pair_rows, without_atom
 from tests.molecules.molecules import molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
 
@@ -103,9 +103,7 @@ def test_pairs_have_their_distance(predictor: MoleculePredictor) -> None:
     assert min(map(abs, strongest.values())) == sorted(np.abs(found.pair_gradient))[-2]
 
 
-def test_a_number_added_to_all_logits_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_added_to_all_logits_changes_nothing(tmp_path, monkeypatch):
     task = property_task(molecule_data(tmp_path, "multiclass"))
     predictor = MoleculePredictor([task])
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")

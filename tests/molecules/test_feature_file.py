@@ -11,7 +11,7 @@ import torch
 from rdkit import Chem
 
 from pyg_dynbatch.data import FeatureFile, MoleculeError, MoleculeFeaturizer, parse_smiles
-from pyg_dynbatch.molecules.rdkit_access import parse_mol_block
+from pyg_dynbatch.molecules.features.rdkit_access import parse_mol_block
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import SMILES, molecule_csv, molecule_data, trained
 from tests.molecules.test_predict_files import kill
@@ -115,9 +115,7 @@ def test_a_killed_prediction_does_not_continue_with_other_features(
     assert {row["status"] for row in rows_of("out.csv")} == {"ok"}
 
 
-def test_explain_new_molecules_with_features_of_a_file(
-    checkpoint: str, tmp_path: Path, capsys
-) -> None:
+def test_explain_new_molecules_with_features_of_a_file(checkpoint, tmp_path, capsys):
     argv = ["explain", "--checkpoint", checkpoint, "--output", "o", "--features"]
     given = write(tmp_path / "new.csv", "smiles,number\nOCCCCCO,40\n")
     assert run(*argv, "new.csv", "--smiles", "OCCCCCO", "CO") == 0
@@ -127,9 +125,7 @@ def test_explain_new_molecules_with_features_of_a_file(
 
 
 @pytest.mark.long
-def test_fit_and_predict_with_features_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_fit_and_predict_with_features_of_a_file(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch, CONFIG)
     molecule_csv(tmp_path)
     texts = [row["smiles"] for row in rows_of("regression.csv")]

@@ -6,9 +6,9 @@ import pytest
 
 from pyg_dynbatch.data import MoleculeData, MoleculeError, MoleculeFeaturizer
 from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record
-from pyg_dynbatch.molecules.build import Workers, featurize_stream, packing_of
-from pyg_dynbatch.molecules.files import RawMolecule
-from pyg_dynbatch.molecules.store import AtomPacking
+from pyg_dynbatch.molecules.files.build import Workers, featurize_stream, packing_of
+from pyg_dynbatch.molecules.files.read import RawMolecule
+from pyg_dynbatch.molecules.files.store import AtomPacking
 from tests.molecules.packed import Letters, assert_same, records, texts
 
 
@@ -84,6 +84,7 @@ class Dying(Letters):
         return super().__call__(text)
 
 
+@pytest.mark.long
 def test_a_process_works_fails_and_dies():
     """In the process that reads them stay the other columns; errors name the rows."""
     given = [replace(record, extra={"note": Unsent("long")}) for record in records(3)]
@@ -134,12 +135,15 @@ def test_a_fault_of_the_featurizer_names_the_row():
 
 def test_options_are_checked():
     for bad in (FeaturizeOptions, lambda bad: list(featurize_stream([], Letters(), bad=bad))):
-        with pytest.raises(ValueError, match="the policy for bad rows is unknown") as caught:
+        words = (
+            "unknown policy for bad rows.\n +expected: 'raise', 'skip' or 'blank'\n +got: +'drop'"
+        )
+        with pytest.raises(ValueError, match=words):
             bad("drop")
-        assert "'raise', 'skip', 'blank'\n  got:      'drop'" in str(caught.value)
-    with pytest.raises(ValueError, match="num_workers is out of range") as caught:
+    with pytest.raises(
+        ValueError, match=r"num_workers is out of range[\s\S]*at least 0\n +got: +-1"
+    ):
         FeaturizeOptions(num_workers=-1)
-    assert "at least 0\n  got:      -1" in str(caught.value)
     with pytest.raises(ValueError, match="block_size is out of range"):
         FeaturizeOptions(block_size=0)
 

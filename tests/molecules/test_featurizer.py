@@ -23,9 +23,9 @@ from pyg_dynbatch.data import (
     MoleculeFeaturizer,
     RDKitDescriptors,
 )
-from pyg_dynbatch.molecules.featurizer import upper_triangle
-from pyg_dynbatch.molecules.rdkit_access import rdkit_module, rdkit_version
-from tests.molecules.own_features import BothHetero, Given, GivenRows, Mass
+from pyg_dynbatch.molecules.features.featurizer import upper_triangle
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_module, rdkit_version
+from tests.molecules.own_features import BothHetero, Given, GivenRow, GivenRows, Mass
 from tests.molecules.writings import ODD, fingerprint, reordered
 
 KEARNES = MoleculeFeaturizer()
@@ -135,12 +135,8 @@ def test_hydrogens_become_atoms_after_the_others() -> None:
 
 
 def test_standardising_makes_writings_of_one_compound_equal() -> None:
-    steps = {
-        "fragments": "largest",
-        "standardize": ["tautomer", "neutral"],
-        "descriptors": "morgan",
-    }
-    featurizer = MoleculeFeaturizer(**steps)
+    steps = {"fragments": "largest", "standardize": ["tautomer", "neutral"]}
+    featurizer = MoleculeFeaturizer(**steps, descriptors="morgan")
     salt, neutral = featurizer("[Na+].[O-]C(=O)c1cccc(O)n1"), featurizer("OC(=O)c1cccc(=O)[nH]1")
     assert torch.equal(salt.descriptor, neutral.descriptor)
     assert salt.x.sum(0).tolist() == neutral.x.sum(0).tolist()
@@ -153,7 +149,7 @@ def test_standardising_makes_writings_of_one_compound_equal() -> None:
     again = MoleculeFeaturizer.from_spec(json.loads(json.dumps(featurizer.spec)))
     assert again.digest == featurizer.digest != raw.digest
     assert again.standardize == ("tautomer", "neutral")
-    with pytest.raises(ValueError, match="standardize is unknown"):
+    with pytest.raises(ValueError, match="unknown standardize"):
         MoleculeFeaturizer(standardize=["salts"])
 
 
@@ -225,9 +221,9 @@ def test_indices_of_the_pairs_of_large_molecules_are_not_cached() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"atoms": "weave"}, r"atoms is unknown[\s\S]*'kearnes', 'deepchem'[\s\S]*'weave'"),
-        ({"pairs": "weave"}, "pairs is unknown"),
-        ({"fragments": "some"}, r"fragments is unknown[\s\S]*'all', 'largest'"),
+        ({"atoms": "weave"}, r"unknown atoms[\s\S]*'kearnes' or 'deepchem'[\s\S]*'weave'"),
+        ({"pairs": "weave"}, "unknown pairs"),
+        ({"fragments": "some"}, r"unknown fragments[\s\S]*'all' or 'largest'"),
         ({"extra_atoms": [KearnesAtoms()]}, r"two atom features have the same name[\s\S]*got: +H"),
         ({"extra_pairs": [Given(None, 10)]}, "must fit in one byte"),
     ],
@@ -265,49 +261,34 @@ def test_only_own_features() -> None:
     assert features[:, names.index("bond_E")].sum() == 0
 
 
-@pytest.mark.parametrize(
-    ("codes", "message"),
-    [
-        (
-            np.array([[0, 1], [0, 0]]),
-            r"Given: codes\(\) is not symmetric[\s\S]*1 for atoms \(0, 1\), 0 for \(1, 0\)",
-        ),
-        (np.array([[0, 2], [2, 0]]), r"not in its table[\s\S]*0 to 1[\s\S]*2 for atoms \(0, 1\)"),
-        (np.array([[0, -1], [-1, 0]]), "-1 for atoms"),
-        (
-            np.zeros((2, 2)),
-            r"invalid shape or dtype[\s\S]*whole numbers \[2, 2\][\s\S]*float64 \[2, 2\]",
-        ),
-        (np.zeros((3, 3), int), r"int64 \[3, 3\]"),
-        ([[0, 0], [0, 0]], r"got: +list"),
-    ],
-)
-def test_wrong_codes_are_refused(codes: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MoleculeFeaturizer(pairs=Given(codes))("CO")
+SHAPE = r"has an invalid shape or dtype[\s\S]*"
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("kind", "given", "words"),
     [
-        (
-            np.zeros((2, 2)),
-            r"GivenRows: rows\(\) has an invalid shape or dtype[\s\S]*\[2, 1\][\s\S]*\[2, 2\]",
-        ),
-        (np.zeros((3, 1)), r"float64 \[3, 1\]"),
-        (np.array([["a"], ["b"]]), r"<U1 \[2, 1\]"),
-        ([[0.0], [0.0]], r"got: +list"),
+        ("pairs", np.array([[0, 1], [0, 0]]), r"Given: codes\(\) is not symmetric"),
+        ("pairs", np.array([[0, 1], [0, 0]]), r"1 for atoms \(0, 1\), 0 for \(1, 0\)"),
+        ("pairs", np.array([[0, 2], [2, 0]]), r"in its table[\s\S]*0 to 1[\s\S]*2 for atoms \(0"),
+        ("pairs", np.array([[0, -1], [-1, 0]]), "-1 for atoms"),
+        ("pairs", np.zeros((2, 2)), SHAPE + r"whole numbers \[2, 2\][\s\S]*float64 \[2, 2\]"),
+        ("pairs", np.zeros((3, 3), int), r"int64 \[3, 3\]"),
+        ("pairs", [[0, 0], [0, 0]], r"got: +list"),
+        ("atoms", np.zeros((2, 2)), rf"GivenRows: rows\(\) {SHAPE}\[2, 1\][\s\S]*\[2, 2\]"),
+        ("atoms", np.zeros((3, 1)), r"float64 \[3, 1\]"),
+        ("atoms", np.array([["a"], ["b"]]), r"<U1 \[2, 1\]"),
+        ("atoms", [[0.0], [0.0]], r"got: +list"),
+        ("atoms", np.array([[0.0], [np.nan]]), r"'given_0' is nan, not finite[\s\S]*atom 1"),
+        ("descriptors", np.zeros((1, 1)), rf"GivenRow: row\(\) {SHAPE}\[1\][\s\S]*\[1, 1\]"),
+        ("descriptors", np.zeros(2), r"float64 \[2\]"),
+        ("descriptors", np.array(["a"]), r"<U1 \[1\]"),
+        ("descriptors", [0.0], r"got: +list"),
     ],
 )
-def test_wrong_rows_are_refused(rows: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MoleculeFeaturizer(atoms=GivenRows(rows))("CO")
-
-
-def test_rows_that_are_not_finite_make_the_molecule_bad() -> None:
-    with pytest.raises(MoleculeError, match="'given_0' is nan, not finite") as caught:
-        MoleculeFeaturizer(atoms=GivenRows(np.array([[0.0], [np.nan]])))("CO")
-    assert caught.value.atom == 1
+def test_own_features_of_invalid_form_are_refused(kind: str, given: object, words: str) -> None:
+    part = {"pairs": Given, "atoms": GivenRows, "descriptors": GivenRow}[kind](given)
+    with pytest.raises(ValueError, match=words):
+        MoleculeFeaturizer(**{kind: part})("CO")
 
 
 def test_rows_of_whole_numbers_are_taken() -> None:
@@ -342,13 +323,13 @@ def test_is_rebuilt_from_its_spec(featurizer: MoleculeFeaturizer) -> None:
             assert again.prepare(smiles).GetNumAtoms() == featurizer(smiles).num_nodes
 
 
-def test_a_release_that_changes_no_feature_leaves_the_digest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_release_that_changes_no_feature_leaves_the_digest(monkeypatch):
     before = KEARNES.digest
     monkeypatch.setattr("pyg_dynbatch.__version__", "99.0")
     assert KEARNES.digest == before and KEARNES.spec["pyg_dynbatch"] == "99.0"
-    monkeypatch.setattr("pyg_dynbatch.molecules.featurizer._FORMAT", "MoleculeFeaturizer 99")
+    monkeypatch.setattr(
+        "pyg_dynbatch.molecules.features.featurizer._FORMAT", "MoleculeFeaturizer 99"
+    )
     assert KEARNES.digest != before
 
 
@@ -373,13 +354,9 @@ def test_other_columns_are_an_error(key: str) -> None:
     with pytest.raises(ValueError, match=message):
         MoleculeFeaturizer.from_spec(spec)
     spec["atoms"][0][key] = KEARNES.spec["atoms"][0][key][:20]
-    with pytest.raises(
-        ValueError, match=r"expected: +20 columns[\s\S]*28 columns, '\w+' in column 20"
-    ):
+    message = r"expected: +20 columns[\s\S]*28 columns, '\w+' in column 20"
+    with pytest.raises(ValueError, match=message):
         MoleculeFeaturizer.from_spec(spec)
-
-
-def test_another_pair_table_is_an_error() -> None:
     spec = KEARNES.spec
     spec["pairs"][0]["table"] = "0" * 16
     with pytest.raises(ValueError, match="table of KearnesPairs"):
@@ -399,9 +376,8 @@ def test_another_pair_table_is_an_error() -> None:
 def test_classes_that_cannot_be_imported(path: str, message: str) -> None:
     spec = KEARNES.spec
     spec["atoms"][0]["class"] = path
-    with pytest.raises(
-        ValueError, match=rf"{re.escape(repr(path))} cannot be imported[\s\S]*{message}"
-    ):
+    words = rf"{re.escape(repr(path))} cannot be imported[\s\S]*{message}"
+    with pytest.raises(ValueError, match=words):
         MoleculeFeaturizer.from_spec(spec)
 
 
@@ -424,7 +400,7 @@ def test_describes_itself() -> None:
 def test_features_must_be_named_and_of_a_known_kind() -> None:
     with pytest.raises(ValueError, match="Mass: names and kinds do not match"):
         Mass(names=("a", "a"))
-    message = r"a kind of feature is unknown[\s\S]*bit, count, real[\s\S]*bits"
+    message = r"unknown kind of feature[\s\S]*'bit', 'count' or 'real'[\s\S]*'bits'"
     with pytest.raises(ValueError, match=message):
         AtomFeatures.__init__(Mass(), ["a"], ["bits"])
     with pytest.raises(ValueError, match=r"an option cannot be saved[\s\S]*not JSON"):

@@ -20,10 +20,9 @@ def rows(batches):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_carry_their_pairs(workers):
-    loader = MoleculeLoader(
-        molecules(), TABLE, batch_size=8, pairs=2, self_pairs=False, num_workers=workers
-    )
-    plain = list(MoleculeLoader(molecules(), TABLE, batch_size=8, pairs=2, self_pairs=False))
+    options = {"batch_size": 8, "pairs": 2, "self_pairs": False}
+    loader = MoleculeLoader(molecules(), TABLE, **options, num_workers=workers)
+    plain = list(MoleculeLoader(molecules(), TABLE, **options))
     for batch, other in zip(loader, plain, strict=True):
         assert isinstance(batch.pairs, Pairs)
         assert batch.pairs == other.pairs
@@ -46,15 +45,13 @@ def test_options_are_kept_under_their_own_names():
 
 
 def test_faulty_arguments_are_refused():
-    with pytest.raises(TypeError, match="MoleculeLoader: collate_fn is given") as caught:
+    words = r"(?s)MoleculeLoader: collate_fn is given.*this loader collates with MoleculeCollater"
+    with pytest.raises(TypeError, match=words):
         MoleculeLoader(molecules(), TABLE, collate_fn=Collater())
-    assert "this loader collates with MoleculeCollater" in str(caught.value)
     sampler = NodeBudgetBatchSampler(None, [1, 2, 3], 10)
-    with pytest.raises(
-        ValueError, match="MoleculeLoader: the sizes .* belong to a different"
-    ) as caught:
+    words = r"(?s)MoleculeLoader: the sizes .* belong to a different.*pair_counts\(dataset\)"
+    with pytest.raises(ValueError, match=words):
         MoleculeLoader(molecules(), TABLE, batch_sampler=sampler)
-    assert "pair_counts(dataset)" in str(caught.value)
 
 
 class Model(pl.LightningModule):

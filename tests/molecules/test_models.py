@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.molecules.models import WeaveNet
+from pyg_dynbatch.molecules.nets.models import WeaveNet
 from pyg_dynbatch.nn.pairs import Pairs
 
 TABLE = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
@@ -149,9 +149,8 @@ def test_descriptors_stand_beside_the_readout() -> None:
     read = net.fingerprint(batch)
     assert read.shape == (4, net.fingerprint_channels)
     found = net(batch)
-    torch.testing.assert_close(
-        found, net.head(torch.cat([read, net.descriptors(batch.descriptor)], 1))
-    )
+    both = torch.cat([read, net.descriptors(batch.descriptor)], 1)
+    torch.testing.assert_close(found, net.head(both))
     batch.descriptor = batch.descriptor.flip(0)
     assert torch.equal(net.fingerprint(batch), read)
     assert not torch.allclose(net(batch), found)
@@ -176,14 +175,14 @@ def test_batches_without_the_descriptors_are_refused() -> None:
 
 
 def test_wrong_options_and_batches_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"(?s)pair_table or atom_norm.*a table \[0\]"):
-        WeaveNet(4, 2, [])
-    with pytest.raises(ValueError, match=r"(?s)WeaveNet: there are no batch statistics"):
-        small(norm="layer", atom_norm=None, sync=True)
-    with pytest.raises(ValueError, match=r"(?s)readout 'nothing' cannot be used.*'histogram'"):
-        small(readout="nothing")
-    with pytest.raises(ValueError, match=r"(?s)readout 'quantile' cannot be used"):
-        small(readout="quantile")
+    for words, make in {
+        r"pair_table or atom_norm.*a table \[0\]": lambda: WeaveNet(4, 2, []),
+        "WeaveNet: there are no batch stat": lambda: small(norm="layer", atom_norm=None, sync=True),
+        "readout 'nothing' cannot be used.*'histogram'": lambda: small(readout="nothing"),
+        "readout 'quantile' cannot be used": lambda: small(readout="quantile"),
+    }.items():
+        with pytest.raises(ValueError, match=f"(?s){words}"):
+            make()
     with pytest.raises(ValueError, match=r"(?s)do not fit the table.*got: *neither"):
         small()(Batch.from_data_list([Data(x=torch.zeros(2, 4))]))
     batch = batch_of(2)

@@ -13,8 +13,8 @@ from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.loader import MoleculeLoader, NodeBudgetBatchSampler, node_counts, pair_counts
 from pyg_dynbatch.molecules.data import MoleculeColumns
 from pyg_dynbatch.molecules.datasets import open_or_build
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.store import FORMAT, HEADER, AtomPacking, write_store
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.files.store import FORMAT, HEADER, AtomPacking, write_store
 from tests.molecules.packed import TASKS, Letters, assert_same, records
 
 OPTIONS = FeaturizeOptions(block_size=20, progress=False)
@@ -115,13 +115,8 @@ def test_counts_without_reading_molecules(dataset, monkeypatch):
 def test_loaders(dataset, method):
     workers = 0 if method is None else 1
     plain = list(MoleculeLoader(wanted(), dataset.pair_table, batch_size=20))
-    loader = MoleculeLoader(
-        dataset,
-        dataset.pair_table,
-        batch_size=20,
-        num_workers=workers,
-        multiprocessing_context=method,
-    )
+    options = {"num_workers": workers, "multiprocessing_context": method}
+    loader = MoleculeLoader(dataset, dataset.pair_table, batch_size=20, **options)
     for batch, other in zip(loader, plain, strict=True):
         assert batch.pairs == other.pairs
         assert torch.equal(batch.x, other.x)
@@ -157,12 +152,9 @@ def test_only_names_travel_to_workers(dataset):
 
 def test_another_featurizer_is_refused(dataset):
     assert len(PackedMolecules(dataset.folder, Letters())) == 49
-    with pytest.raises(ValueError, match="a different featurizer made them") as caught:
+    words = rf"{Letters('changed').digest}[\s\S]*{Letters().digest}: .*plain[\s\S]*{dataset.folder}"
+    with pytest.raises(ValueError, match=rf"a different featurizer made them[\s\S]*{words}"):
         PackedMolecules(dataset.folder, Letters("changed"))
-    message = str(caught.value)
-    assert Letters("changed").digest in message and Letters().digest in message
-    assert '{"option": "plain"}' in message
-    assert str(dataset.folder) in message
 
 
 def test_no_store_and_missing_columns(dataset, tmp_path):
@@ -190,10 +182,9 @@ def test_a_corrupt_header(dataset, change, message):
         write_store(dataset.folder, [], [], {"format": "other"})
     else:
         path.write_text(change(path.read_text()))
-    with pytest.raises(ValueError, match="store.json cannot be used") as caught:
+    words = rf"store.json cannot be used[\s\S]*{message}[\s\S]*{path}"
+    with pytest.raises(ValueError, match=words):
         PackedMolecules(dataset.folder)
-    assert message in str(caught.value)
-    assert str(path) in str(caught.value)
 
 
 def opened(root, featurizer=None, key="a", **changes):
@@ -251,17 +242,10 @@ def test_a_large_store_is_opened_without_being_read(tmp_path):
         "text_start": np.arange(count + 1),
     }
     table = PairTable(torch.zeros(1, 1), ("a",), torch.tensor([0]))
-    header = {
-        "format": FORMAT,
-        "featurizer": {},
-        "featurizer_digest": "",
-        "atom_names": ["a", "b", "c"],
-        "atom_kinds": ["bit", "count", "real"],
-        "descriptor_names": [],
-        "pair_table": table.as_dict(),
-        "task_names": [],
-        "parts": [{"molecules": count, "errors": []}],
-    }
+    header = {"format": FORMAT, "featurizer": {}, "featurizer_digest": "", "task_names": []}
+    header |= {"atom_names": ["a", "b", "c"], "atom_kinds": ["bit", "count", "real"]}
+    header |= {"descriptor_names": [], "pair_table": table.as_dict()}
+    header |= {"parts": [{"molecules": count, "errors": []}]}
     write_store(tmp_path, [shape.__getitem__], list(shape), header)
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     del shape

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from pyg_dynbatch.molecules.pair_table import PairTable, check_pair_set
+from pyg_dynbatch.molecules.features.pair_table import PairTable, check_pair_set
 
 DISTANCE = torch.tensor([0, 1, 1, 2, 7, 8, -1])
 
@@ -109,9 +109,7 @@ def test_256_codes_and_no_more() -> None:
         (torch.tensor([[0.0], [torch.nan]]), ("a",), [0, 1], "a feature is not finite"),
     ],
 )
-def test_misfits_are_refused(
-    features: torch.Tensor, names: tuple[str, ...], distance: list[int], message: str
-) -> None:
+def test_misfits_are_refused(features, names, distance, message):
     with pytest.raises(ValueError, match=message):
         PairTable(features, names, torch.tensor(distance))
 

@@ -124,10 +124,8 @@ def kill(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[object]:
     return calls
 
 
-@pytest.mark.parametrize("suffix", ["npy", "csv"])
-def test_a_killed_run_continues(
-    folder: Path, checkpoint: str, suffix: str, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("suffix", ["npy", pytest.param("csv", marks=pytest.mark.long)])
+def test_a_killed_run_continues(folder, checkpoint, suffix, capsys, monkeypatch):
     smiles = ["C" * (n % 7 + 1) + "O" if n % 9 else "C1" for n in range(280)]
     lines = [f'{text},"{n}\n"' for n, text in enumerate(smiles)]
     Path("many.csv").write_text("smiles,note\n" + "\n".join(lines) + "\n", encoding="utf-8")
@@ -168,9 +166,7 @@ def test_a_killed_run_continues(
     assert not list(folder.glob("*.part*"))
 
 
-def test_a_run_killed_before_its_files_are_renamed_continues(
-    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_before_its_files_are_renamed_continues(folder, checkpoint, monkeypatch):
     Path("many.smi").write_text("CCO ethanol\n" * 128, encoding="utf-8")
     argv = ["predict", "--checkpoint", checkpoint, "--input", "many.smi", "--output", "out.csv"]
     replace = Path.replace
@@ -188,9 +184,7 @@ def test_a_run_killed_before_its_files_are_renamed_continues(
     assert len(table("out.csv")) == 1 + 128
 
 
-def test_the_note_of_a_run_is_not_used_for_a_different_one(
-    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_note_of_a_run_is_not_used_for_a_different_one(folder, checkpoint, monkeypatch):
     Path("many.smi").write_text("CCO ethanol\n" * 300, encoding="utf-8")
     Path("other.csv").write_text(f"smiles,{'x' * 20_000}\nC,1\n", encoding="utf-8")
     argv = ["predict", "--checkpoint", checkpoint, "--output"]
@@ -207,9 +201,7 @@ def test_the_note_of_a_run_is_not_used_for_a_different_one(
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
 
 
-def test_a_checkpoint_is_read_once(
-    folder: Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_read_once(folder, checkpoint, monkeypatch):
     read = Mock(wraps=torch.load)
     monkeypatch.setattr(torch, "load", read)
     assert main(["predict", "--checkpoint", checkpoint, "--input", "in.csv"]) == 0
@@ -217,9 +209,7 @@ def test_a_checkpoint_is_read_once(
 
 
 @pytest.mark.parametrize("full", ["out.csv", "prints.csv"])
-def test_a_full_disk_is_named_and_leaves_nothing(
-    folder: Path, checkpoint: str, full: str, capsys
-) -> None:
+def test_a_full_disk_is_named_and_leaves_nothing(folder, checkpoint, full, capsys):
     Path("many.smi").write_text("CCO ethanol\n" * 600, encoding="utf-8")
     argv = ["predict", "--checkpoint", checkpoint, "--input", "many.smi", "--output", "out.csv"]
     if full == "prints.csv":

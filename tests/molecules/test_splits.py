@@ -1,6 +1,7 @@
 """Splits, scaffolds and duplicates: parts share nothing, and are the same on every machine."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import MoleculeError
 from pyg_dynbatch.datasets import Split
-from pyg_dynbatch.molecules.rdkit_access import canonical_smiles, murcko_scaffold
+from pyg_dynbatch.molecules.features.rdkit_access import canonical_smiles, murcko_scaffold
 from pyg_dynbatch.molecules.splits import (
     column_split,
     find_duplicates,
@@ -44,9 +45,9 @@ def test_seeds_differ_and_digests_are_those_of_every_machine():
 
 @pytest.mark.parametrize("fractions", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0)])
 def test_fractions_are_shares(fractions):
-    with pytest.raises(ValueError, match="the fractions cannot be used") as caught:
+    got = re.escape(str(list(fractions)))
+    with pytest.raises(ValueError, match=rf"the fractions cannot be used[\s\S]*got: +{got}"):
         random_split(10, fractions)
-    assert f"got:      {list(fractions)}" in str(caught.value)
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, float("nan")]), min_size=1, max_size=80))
@@ -96,9 +97,9 @@ def test_folds(count, folds, repeats):
 def test_folds_without_validation():
     splits = kfold_splits(6, 2, val=False)
     assert [split.sizes for split in splits] == [(3, 0, 3)] * 2
-    with pytest.raises(ValueError, match="the number of folds is out of range") as caught:
+    words = r"the number of folds is out of range[\s\S]*3 to 6, the examples\n +got: +2"
+    with pytest.raises(ValueError, match=words):
         kfold_splits(6, 2)
-    assert "3 to 6, the examples\n  got:      2" in str(caught.value)
 
 
 RINGS = {
@@ -111,7 +112,6 @@ RINGS = {
 
 
 def test_scaffolds_by_size():
-    pytest.importorskip("rdkit")
     smiles = [text for group in RINGS.values() for text in group]
     split = scaffold_split(smiles, (0.6, 0.2, 0.2))
     # 12 molecules: 4 and 3 fit into the 7.2 of train; of the two sets of two molecules that
@@ -129,7 +129,6 @@ def groups_of(split: Split, smiles: list[str]) -> list[set[str]]:
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 def test_no_scaffold_is_in_two_parts(seed):
-    pytest.importorskip("rdkit")
     smiles = [text for group in RINGS.values() for text in group]
     np.random.default_rng(5).shuffle(smiles)
     split = scaffold_split(smiles, (0.5, 0.25, 0.25), seed)
@@ -140,7 +139,6 @@ def test_no_scaffold_is_in_two_parts(seed):
 
 
 def test_balanced_scaffolds():
-    pytest.importorskip("rdkit")
     rings = [f"C1{'C' * n}1" for n in range(2, 40)]
     smiles = ["Cc1ccccc1"] * 40 + rings
     splits = [scaffold_split(smiles, (0.8, 0.1, 0.1), seed) for seed in range(3)]
@@ -153,7 +151,6 @@ def test_balanced_scaffolds():
 
 
 def test_scaffolds_of_bad_rows_and_of_no_atoms():
-    pytest.importorskip("rdkit")
     split = scaffold_split(["c1ccccc1", "", "C(", "[Na+].[Cl-]", "CC(C)(C)(C)C"], (0.8, 0.2, 0.0))
     assert split.train.tolist() == [1, 2, 3, 4]
     assert split.val.tolist() == [0]
@@ -166,18 +163,18 @@ def test_column():
     assert column_split({7: "train"}, rows=[7]).sizes == (1, 0, 0)
     pandas = column_split(["train", float("nan"), None, "test"], rows=[0, 1, 2, 3])
     assert pandas.sizes == (1, 0, 1)
-    with pytest.raises(ValueError, match="a value is not the name of a part") as caught:
+    words = "not the name of a part.\n +expected: train, val, test\n +got: +'holdout'\n.*record 1"
+    with pytest.raises(ValueError, match=words):
         column_split(["train", "holdout"], rows=[0, 1])
-    assert "train, val, test\n  got:      'holdout'\n  where:    record 1" in str(caught.value)
-    with pytest.raises(ValueError, match="a record has no value") as caught:
+    with pytest.raises(
+        ValueError, match=r"a record has no value[\s\S]*1 values, none for record 3"
+    ):
         column_split(["train"], rows=[0, 3])
-    assert "1 values, none for record 3" in str(caught.value)
 
 
 def test_a_column_of_a_file(samples):
-    pytest.importorskip("rdkit")
     from pyg_dynbatch.datasets import FeaturizeOptions, MoleculeFile
-    from pyg_dynbatch.molecules.files import read_molecules
+    from pyg_dynbatch.molecules.files.read import read_molecules
 
     path = samples / "molecules" / "mixed.csv"
     dataset = MoleculeFile(path, options=FeaturizeOptions(bad="skip", progress=False))
@@ -212,23 +209,22 @@ def test_molecules_are_found_in_any_order(tmp_path, name):
 
 def test_copies_of_a_molecule():
     apart = SPLIT.for_molecules(NAMES)  # the first C validates, the second trains
-    with pytest.raises(ValueError, match="cannot be distinguished") as caught:
+    words = r"cannot be distinguished[\s\S]*1 molecules in several parts, such as 'C'"
+    with pytest.raises(ValueError, match=words):
         apart.for_molecules(NAMES[::-1], "mine.csv")
-    assert "1 molecules in several parts, such as 'C'" in str(caught.value)
     none = np.array([], dtype=np.int64)
     together = Split(np.array([1, 4]), none, np.array([0]), num_examples=5).for_molecules(NAMES)
     assert together.for_molecules(NAMES[::-1]).train.tolist() == [0, 3]
-    with pytest.raises(ValueError, match="1 new: example 4") as caught:
+    words = r"1 missing: example 3 \(in no part\); 1 new: example 4[\s\S]*mine\.csv"
+    with pytest.raises(ValueError, match=words):
         together.for_molecules(["CCO", "C", "CO", "C", "C"], "mine.csv")
-    assert "1 missing: example 3 (in no part)" in str(caught.value)
-    assert "mine.csv" in str(caught.value)
 
 
 def test_a_split_of_row_numbers_fits_as_many_rows():
     assert SPLIT.for_molecules(NAMES).train.tolist() == [0, 4]
-    with pytest.raises(ValueError, match="belongs to a different data set") as caught:
+    words = r"belongs to a different data set[\s\S]*a split of 4 examples\n +got: +one of 5"
+    with pytest.raises(ValueError, match=words):
         SPLIT.for_molecules(NAMES[1:])
-    assert "a split of 4 examples\n  got:      one of 5" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["split.json", "split.csv"])
@@ -262,21 +258,18 @@ def test_a_changed_file_is_refused(tmp_path, name, change, message):
         Split.read(tmp_path / name)
     path = SPLIT.write(tmp_path / name)
     path.write_text(change(path.read_text()))
-    with pytest.raises(ValueError, match="the file is not an unchanged split") as caught:
+    words = rf"the file is not an unchanged split[\s\S]*{message}[\s\S]*{path.name}"
+    with pytest.raises(ValueError, match=words):
         Split.read(path)
-    assert message in str(caught.value)
-    assert str(path) in str(caught.value)
 
 
 def test_parts_are_sorted_and_share_nothing():
     assert SPLIT.train.tolist() == [0, 4]
     none = np.array([], dtype=np.int64)
-    with pytest.raises(ValueError, match="an example is in two parts") as caught:
+    with pytest.raises(ValueError, match=r"an example is in two parts[\s\S]*1, such as 1"):
         Split(np.array([0, 1]), np.array([1]), none, num_examples=3)
-    assert "1, such as 1" in str(caught.value)
-    with pytest.raises(ValueError, match="no such example") as caught:
+    with pytest.raises(ValueError, match=r"no such example[\s\S]*numbers from 0 to 2\n +got: +3"):
         Split(np.array([0, 3]), none, none, num_examples=3)
-    assert "numbers from 0 to 2\n  got:      3" in str(caught.value)
     assert repr(SPLIT) == f"Split(mine, seed=7: train=2, val=1, test=1, digest={SPLIT.digest})"
     assert Split(np.array([4]), np.array([1]), np.array([3]), num_examples=5) != SPLIT
     assert SPLIT != "split"

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from pyg_dynbatch.lightning import (
 )
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
 from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
-from pyg_dynbatch.molecules.property_model import AveragedProperties, TargetScale
+from pyg_dynbatch.molecules.nets.properties import AveragedProperties, TargetScale
 from pyg_dynbatch.molecules.task import balanced_positive_weight, summed_property_loss
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import (
@@ -36,6 +37,7 @@ from tests.molecules.molecules import (
     molecule_trainer,
     property_task,
     trained,
+    with_descriptors,
 )
 from tests.training.helpers import OLD_NAME, last_of
 
@@ -143,9 +145,7 @@ def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
     torch.testing.assert_close(both.tested.prediction, expected)
 
 
-def test_a_picture_of_many_tasks_says_how_many_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_of_many_tasks_says_how_many_are_left_out(tmp_path, monkeypatch):
     schema = dataclasses.replace(
         MoleculeSchema.from_dict(molecule_data(tmp_path).schema),
         task_names=tuple(f"t{number}" for number in range(15)),
@@ -181,10 +181,14 @@ def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
     torch.testing.assert_close(saved["state_dict"]["model.scale.mean"], mean)
 
 
-def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
+DESCRIBED = pytest.mark.parametrize("make", [molecule_data, with_descriptors])
+
+
+@DESCRIBED
+def test_resumed_run_equals_the_straight_one(tmp_path: Path, make: Any) -> None:
     def run_of(epochs: int, path: str | None = None) -> str:
         torch.manual_seed(5)
-        data = molecule_data(tmp_path)
+        data = make(tmp_path)
         task = property_task(data, dropout=0.2, rate=RateOptions("exponential", gamma=0.9))
         run = molecule_trainer(tmp_path, epochs)
         run.fit(task, datamodule=data, ckpt_path=path)
@@ -197,8 +201,9 @@ def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
         assert torch.equal(weight, resumed["state_dict"][name]), name
 
 
-def test_averaged_weights(tmp_path: Path) -> None:
-    data = molecule_data(tmp_path)
+@DESCRIBED
+def test_averaged_weights(tmp_path: Path, make: Any) -> None:
+    data = make(tmp_path)
     task = property_task(data)
     average = EMAWeightAveraging(decay=0.5)
     run = molecule_trainer(tmp_path, 2, callbacks=[average])
@@ -206,14 +211,24 @@ def test_averaged_weights(tmp_path: Path) -> None:
     saved = torch.load(last_of(run), weights_only=True)
     name = "model.network.lin_atom.weight"
     assert not torch.equal(saved["state_dict"][name], saved["current_model_state"][name])
-    mean = saved["state_dict"]["model.scale.mean"]
-    torch.testing.assert_close(mean, data.targets("train").nanmean(0))
+    weights = saved["state_dict"]
+    torch.testing.assert_close(weights["model.scale.mean"], data.targets("train").nanmean(0))
+    if make is with_descriptors:
+        mean = data.descriptors("train").double().nanmean(0).float()
+        torch.testing.assert_close(weights["model.network.descriptors.mean"], mean)
+        assert weights["model.network.descriptors.deviation"][-1] == 0
 
 
-@pytest.mark.parametrize("kind", ["regression", "binary", "multiclass"])
-def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str) -> None:
-    paths = [trained(tmp_path, kind, seed) for seed in (1, 2)]
-    data = molecule_data(tmp_path, kind)
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        *((kind, molecule_data) for kind in ("regression", "binary", "multiclass")),
+        ("regression", with_descriptors),
+    ],
+)
+def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str, make: Any) -> None:
+    paths = [trained(tmp_path, kind, seed, make) for seed in (1, 2)]
+    data = make(tmp_path, kind)
     members = MoleculePredictor(paths).models
     # A member that was trained on a different scale.
     members[1].scale.mean.add_(3.0)
@@ -248,9 +263,7 @@ def test_task_weights_fit_the_properties(tmp_path: Path, weights: list[float]) -
     assert "2 numbers, 0 or more" in str(caught.value)
 
 
-def test_properties_that_are_not_counted_are_noted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_properties_that_are_not_counted_are_noted(tmp_path, caplog):
     data = molecule_data(tmp_path, "binary")
     numbers = np.arange(len(data.molecules))
     # The test part has one class of the second property.

@@ -37,9 +37,7 @@ def of_encoder(name: str) -> bool:
 
 
 @pytest.mark.parametrize("freeze", [False, True])
-def test_the_encoder_is_loaded_and_kept_if_frozen(
-    tmp_path: Path, checkpoint: str, freeze: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_encoder_is_loaded_and_kept_if_frozen(tmp_path, checkpoint, freeze, caplog):
     data = one_target(tmp_path, featurizer=MoleculeFeaturizer(descriptors="morgan"))
     run = molecule_trainer(tmp_path, 2, callbacks=[Pretrained(checkpoint, freeze)])
     model = property_task(data, **SIZES)
@@ -77,7 +75,7 @@ def test_encoders_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: str) -
     data = one_target(tmp_path)
     for options, message in (
         ({"hidden": 7}, r"does not fit[\s\S]*network.lin_atom.*[\s\S]*file: .*last.ckpt"),
-        ({"readout": "sum"}, r"expected: none[\s\S]*where: +network.readouts.1"),
+        ({"readout": "sum"}, r"expected: none[\s\S]*where: +model.network.readouts.1"),
     ):
         run = molecule_trainer(tmp_path, callbacks=[Pretrained(checkpoint)])
         with pytest.raises(ValueError, match=message):

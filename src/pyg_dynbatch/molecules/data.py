@@ -22,7 +22,7 @@ from pyg_dynbatch.loading import (
     allow_batches,
     slices_of,
 )
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.nn.pairs import Pairs
 
 _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
@@ -89,10 +89,9 @@ class MoleculeData(Data):
             num_nodes = atoms_of_pairs(pair_code.numel())
         if y is not None and y_mask is None:
             y_mask = ~torch.isnan(y)
-        given: dict[str, Any] = {}
-        given |= {"x": x, "pair_code": pair_code, "descriptor": descriptor, "y": y}
-        given |= {"y_mask": y_mask, "smiles": smiles, "row": row, "num_nodes": num_nodes}
-        for key, value in given.items():
+        given = {"x": x, "pair_code": pair_code, "descriptor": descriptor, "y": y}
+        own = {"y_mask": y_mask, "smiles": smiles, "row": row, "num_nodes": num_nodes}
+        for key, value in (given | own).items():
             if value is not None:
                 setattr(self, key, value)
 
@@ -321,9 +320,7 @@ class MoleculeCollater(PlanningCollater):
         exclude_keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__(None, follow_batch, exclude_keys)
-        self.pair_table = pair_table
-        self.pairs = pairs
-        self.self_pairs = self_pairs
+        self.pair_table, self.pairs, self.self_pairs = pair_table, pairs, self_pairs
         self._kept = pair_table.kept(pairs, self_pairs)
 
     def _attach(self, merged: Batch, quick: bool) -> None:
@@ -388,20 +385,7 @@ class MoleculeLoader(ResumableLoader):
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.pair_table = pair_table
-        self.pairs = pairs
-        self.self_pairs = self_pairs
-        follow_batch = kwargs.pop("follow_batch", None)
-        collater = MoleculeCollater(
-            pair_table, pairs, self_pairs, follow_batch=follow_batch, exclude_keys=exclude_keys
-        )
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            collater,
-            seed=seed,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            **kwargs,
-        )
+        self.pair_table, self.pairs, self.self_pairs = pair_table, pairs, self_pairs
+        fields = {"follow_batch": kwargs.pop("follow_batch", None), "exclude_keys": exclude_keys}
+        collater = MoleculeCollater(pair_table, pairs, self_pairs, **fields)
+        super().__init__(dataset, batch_size, shuffle, collater, seed=seed, **fields, **kwargs)

@@ -16,22 +16,16 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions
+from pyg_dynbatch.molecules import splits
 from pyg_dynbatch.molecules.data import MoleculeLoader
 from pyg_dynbatch.molecules.datasets import NCI, MoleculeFile, MoleculeNet, member_named
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import read_molecules
-from pyg_dynbatch.molecules.pair_table import check_pair_set
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.pair_table import check_pair_set
+from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions
+from pyg_dynbatch.molecules.files.read import read_molecules
+from pyg_dynbatch.molecules.files.store import PackedMolecules
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
-from pyg_dynbatch.molecules.splits import (
-    Split,
-    SplitOptions,
-    canonical_texts,
-    find_duplicates,
-    find_leakage,
-    make_split,
-)
-from pyg_dynbatch.molecules.store import PackedMolecules
+from pyg_dynbatch.molecules.splits import Split, SplitOptions
 from pyg_dynbatch.samplers import pair_counts
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 
@@ -84,12 +78,8 @@ class MoleculeDataModule(SplitDataModule):
     ) -> None:
         super().__init__(batch_size, max_pairs, num_workers, predict_split, virtual_ranks)
         check_pair_set(pairs)  # now, as the first batch may be hours away
-        self.max_pairs = max_pairs
-        self.split = split
-        self.pairs = pairs
-        self.self_pairs = self_pairs
-        self.featurizer = featurizer
-        self.reading = reading
+        self.split, self.pairs, self.self_pairs = split, pairs, self_pairs
+        self.max_pairs, self.featurizer, self.reading = max_pairs, featurizer, reading
         self._restored = False
 
     @abstractmethod
@@ -121,7 +111,7 @@ class MoleculeDataModule(SplitDataModule):
     def parts(self) -> Split:
         """The molecules of every split."""
         seed = self.used_split_seed
-        split = make_split(self.molecules, self.split, seed, self.kind, self.column)
+        split = splits.make_split(self.molecules, self.split, seed, self.kind, self.column)
         if self.split.method == "file" and split.molecules is None:
             what = "the split has only row numbers, so that the molecules cannot be checked"
             rank_zero_warn(f"{self.split.file}: {what}")
@@ -207,9 +197,9 @@ class MoleculeDataModule(SplitDataModule):
             rank_zero_info(f"bad rows: {len(bad):,}, {first}; list of all: {report}")
         if self.split.leakage:
             smiles = self.molecules.texts()
-            texts = canonical_texts(smiles)
-            rank_zero_info(f"leakage: {find_leakage(self.parts, smiles, texts)}")
-            found = find_duplicates(smiles, self.molecules.targets, texts=texts)
+            texts = splits.canonical_texts(smiles)
+            rank_zero_info(f"leakage: {splits.find_leakage(self.parts, smiles, texts)}")
+            found = splits.find_duplicates(smiles, self.molecules.targets, texts=texts)
             if found.groups:
                 rank_zero_info(f"duplicates: {found}")
 
@@ -229,22 +219,22 @@ class MoleculeDataModule(SplitDataModule):
     def _check_parts(self) -> None:
         """Report targets that are constant in a split; raise an error if none can be learned."""
         names = self.molecules.task_names
-        splits: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
-        for split in splits:
+        checked: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
+        for split in checked:
             found = _constant(self.targets(split).numpy(), names)
-            constant, values = [*found], self.kind == "regression"
-            if values and (unknown := [name for name in found if not len(found[name])]):
+            values = self.kind == "regression"
+            if values and (unknown := [name for name, known in found.items() if not len(known)]):
                 what, got = "the training split has no target of a property", ", ".join(unknown)
                 hint = "leave it out of the targets, or different fractions"
                 raise self._error(what, "at least one of each", f"none of {got}", self._where, hint)
-            if len(constant) == len(names) and not values:
+            if len(found) == len(names) and not values:
                 what, got = f"all targets of the {split} split are constant", f"none of {names}"
                 hint = "--data.init_args.split.method stratified, or different fractions"
                 raise self._error(what, "at least two different values", got, self._where, hint)
-            if constant:
-                shown = ", ".join(constant[:_SHOWN]) + ", …" * (len(constant) > _SHOWN)
-                share = f"{len(constant)} of {len(names)} properties ({shown})"
-                share += ", which are not standardised" * values
+            if found:
+                shown = ", ".join([*found][:_SHOWN]) + ", …" * (len(found) > _SHOWN)
+                share = f"{len(found)} of {len(names)} properties ({shown})"
+                share += ", which are not standardized" * values
                 rank_zero_info(f"constant targets of the {split} split: {share}")
 
     def describe_examples(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -349,11 +339,9 @@ class MoleculeNetData(MoleculeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self.member = name
+        self.member, self.raw_dir, self.verify = name, raw_dir, verify
         self.kind = self.known_facts({"name": name})["kind"]
         self.root = root or f"data/{name.lower()}"
-        self.raw_dir = raw_dir
-        self.verify = verify
 
     @classmethod
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,9 +352,8 @@ class MoleculeNetData(MoleculeDataModule):
 
     def load(self) -> PackedMolecules:
         """Load all molecules."""
-        return MoleculeNet(
-            self.root, self.member, self.featurizer, self.raw_dir, self.verify, self.reading
-        )
+        given = (self.root, self.member, self.featurizer, self.raw_dir, self.verify)
+        return MoleculeNet(*given, self.reading)
 
 
 class MoleculeFileData(MoleculeDataModule):
@@ -403,13 +390,8 @@ class MoleculeFileData(MoleculeDataModule):
         if not targets:
             expected, hint = "the name of a column", "--data.init_args.targets '[solubility]'"
             raise self._error("there is nothing to learn", expected, "none", hint=hint)
-        self.file = file
-        self.columns = targets
-        self.kind = kind
-        self.classes = classes
-        self.smiles_column = smiles_column
-        self.root = root
-        self.missing = missing or []
+        self.file, self.columns, self.kind, self.classes = file, targets, kind, classes
+        self.smiles_column, self.root, self.missing = smiles_column, root, missing or []
 
     def load(self) -> PackedMolecules:
         """Load all molecules."""
@@ -452,9 +434,7 @@ class PackedMoleculeData(MoleculeDataModule):
         self, root: str, kind: PropertyKind = "regression", classes: int = 2, **loading: Any
     ) -> None:
         super().__init__(**loading)
-        self.root = root
-        self.kind = kind
-        self.classes = classes
+        self.root, self.kind, self.classes = root, kind, classes
 
     @classmethod
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,16 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import download_verified, open_lines, sha256_of
-from pyg_dynbatch.molecules.build import FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
-from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
-from pyg_dynbatch.molecules.store import FORMAT, Featurizer, PackedMolecules, Transform
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
+from pyg_dynbatch.molecules.files.build import FeaturizeOptions, build_store
+from pyg_dynbatch.molecules.files.read import RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.store import FORMAT, Featurizer, PackedMolecules, Transform
 
 
 def open_or_build(
@@ -45,9 +46,8 @@ def open_or_build(
             if not options.force and (found.header["bad"] == options.bad or not found.errors):
                 return found
     # All ranks of a run get here at the same time; the others wait for the first.
-    return build_store(
-        folder, records, featurizer, task_names=task_names, options=options, name=name, wait=True
-    )
+    given: Any = {"task_names": task_names, "options": options, "name": name}
+    return build_store(folder, records, featurizer, **given, wait=True)
 
 
 _STRICT = FeaturizeOptions(bad="raise")
@@ -91,19 +91,15 @@ class MoleculeFile(PackedMolecules):
         transform: Transform | None = None,
         missing: Collection[str] = (),
     ) -> None:
-        path = Path(path)
         tasks = tuple(target_columns)
+        reading: Any = {"smiles_column": smiles_column, "missing": missing}
         # Before anything else, because its errors are the clearest.
-        records = read_molecules(
-            path, smiles_column=smiles_column, target_columns=list(tasks), missing=missing
-        )
+        records = read_molecules(path, target_columns=list(tasks), **reading)
         key = {"file": sha256_of(path), "smiles_column": str(smiles_column)}
         if missing:
             key["missing"] = json.dumps(sorted(missing))
-        name = path.name.partition(".")[0]
-        packed = open_or_build(
-            root, name, key, records, featurizer, task_names=tasks, options=options
-        )
+        facts = (root, Path(path).name.partition(".")[0], key)
+        packed = open_or_build(*facts, records, featurizer, task_names=tasks, options=options)
         super().__init__(packed, transform=transform)
 
 
@@ -200,12 +196,9 @@ class MoleculeNet(PackedMolecules):
         if verify and key in SHA256:
             _check_content(path, SHA256[key], member.title)
         tasks = _tasks_of(path, member)
-        records = read_molecules(
-            path,
-            smiles_column=member.smiles_column,
-            target_columns=list(tasks),
-            first_of_repeated=member.first_of_repeated,
-        )
+        reading: Any = {"smiles_column": member.smiles_column, "target_columns": list(tasks)}
+        repeated = member.first_of_repeated
+        records = read_molecules(path, **reading, first_of_repeated=repeated)
         facts = (root, member.title, {"file": sha256_of(path)})
         packed = open_or_build(*facts, records, featurizer, task_names=tasks, options=options)
         super().__init__(packed, transform=transform)
@@ -299,10 +292,8 @@ class NCI(PackedMolecules):
         if not path.is_file():
             what, hint = "NCI: this RDKit lacks the file", "pip install --force-reinstall rdkit"
             raise mismatch(FileNotFoundError, what, path.name, where=path, hint=hint)
-        facts = (root, "NCI", {"file": sha256_of(path)})
-        packed = open_or_build(
-            *facts, _read_nci(path), featurizer, task_names=("TPSA",), options=options
-        )
+        facts = (root, "NCI", {"file": sha256_of(path)}, _read_nci(path))
+        packed = open_or_build(*facts, featurizer, task_names=("TPSA",), options=options)
         super().__init__(packed, transform=transform)
 
 

@@ -81,11 +81,11 @@ class ScoredSplit:
     @cached_property
     def scores(self) -> list[dict[str, float]]:
         """The metrics of every property."""
-        tasks = self.schema.num_tasks
+        tasks, kind = self.schema.num_tasks, self.schema.kind
         units = [1.0] * tasks if self.deviation is None else self.deviation.tolist()
         each = self.prediction.unflatten(1, (tasks, -1)).unbind(1)
         parts = zip(each, self.target.unbind(1), units, strict=True)
-        return [property_scores(guess, gold, self.schema.kind, unit) for guess, gold, unit in parts]
+        return [property_scores(guess, gold, kind, unit) for guess, gold, unit in parts]
 
     @property
     def mean(self) -> dict[str, float]:
@@ -101,10 +101,9 @@ class ScoredSplit:
         """``counted``, or why a property is not part of the mean."""
         found = []
         for column in self.target.unbind(1):
-            known = column[~column.isnan()]
-            single = self.schema.kind == "binary" and not varies(known.numpy())
-            reason = "single class" if single else "counted"
-            found.append(reason if known.numel() else "no target")
+            known = column[~column.isnan()].numpy()
+            single = self.schema.kind == "binary" and not varies(known)
+            found.append("no target" if not known.size else "single class" if single else "counted")
         return found
 
     @property
@@ -120,17 +119,24 @@ def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
     known = (~split.target.isnan()).sum(0).tolist()
     ones = (split.target == 1).sum(0).tolist()
     positives = ones if schema.kind == "binary" else [""] * schema.num_tasks
-    names = ("task", "molecules", "positives", "status")
-    facts = zip(schema.task_names, known, positives, split.status, strict=True)
+    sets = split.sets or [{}] * schema.num_tasks
     rows: list[dict[str, Any]] = [
-        dict(zip(names, fact, strict=True)) | scores
-        for fact, scores in zip(facts, split.scores, strict=True)
+        {
+            "task": task,
+            "molecules": count,
+            "positives": ones,
+            "status": status,
+            **scores,
+            **measured,
+        }
+        for task, count, ones, status, scores, measured in zip(
+            schema.task_names, known, positives, split.status, split.scores, sets, strict=True
+        )
     ]
-    for row, measured in zip(rows, split.sets or [], strict=False):
-        row |= measured
     draws = _resampled(split, resamples)
     if schema.num_tasks > 1:
-        rows.append(dict(zip(names, ("mean", sum(known), "", "counted"), strict=True)) | split.mean)
+        mean_row = {"task": "mean", "molecules": sum(known), "positives": "", "status": "counted"}
+        rows.append({**mean_row, **split.mean})
         # Errors in different units have no mean.
         mean = draws.nanmean(1, keepdim=True) * (_NAN if main in IN_UNITS else 1.0)
         draws = torch.cat([draws, mean], 1)

@@ -1,11 +1,12 @@
 """What a model of molecules needs to know about its training data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.prediction import differences
 
 PropertyKind = Literal["regression", "binary", "multiclass"]
 
@@ -48,14 +49,14 @@ class MoleculeSchema:
 
     def __post_init__(self) -> None:
         """Check properties and kind."""
-        names, kinds = self.task_names, get_args(PropertyKind)
+        names = self.task_names
         if not names or len(set(names)) != len(names):
             what = "MoleculeSchema: the names of the properties cannot be used"
             got = ", ".join(names) or "none"
             raise mismatch(ValueError, what, "at least one name, all different", got)
-        if self.kind not in kinds:
-            what = "MoleculeSchema: the kind of property is unknown"
-            raise mismatch(ValueError, what, ", ".join(kinds), repr(self.kind))
+        checked_choice(
+            "MoleculeSchema: unknown kind of property", self.kind, get_args(PropertyKind)
+        )
         if self.kind == "multiclass" and self.num_classes < 2:
             what = "MoleculeSchema: too few classes"
             raise mismatch(ValueError, what, "at least 2", self.num_classes)
@@ -97,3 +98,18 @@ class MoleculeSchema:
         values["pair_table"] = PairTable.from_dict(values["pair_table"])
         values["task_names"] = tuple(values["task_names"])
         return cls(**values)
+
+
+def check_same(
+    what: str,
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    hint: str,
+    ignored: Collection[str] = (),
+) -> None:
+    """Raise an error that names all values in which two nested descriptions differ."""
+    found = [part for part in differences(ours, theirs) if part[0] not in ignored]
+    if found:
+        expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
+        got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
+        raise mismatch(ValueError, what, expected, got, hint=hint)

@@ -15,11 +15,15 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import existing, write_atomically
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, murcko_scaffold
+from pyg_dynbatch.molecules.features.rdkit_access import (
+    MoleculeError,
+    canonical_smiles,
+    murcko_scaffold,
+)
+from pyg_dynbatch.molecules.files.store import PackedMolecules
 from pyg_dynbatch.molecules.schema import PropertyKind
-from pyg_dynbatch.molecules.store import PackedMolecules
 
 PARTS = ("train", "val", "test")
 
@@ -93,11 +97,15 @@ class Split:
     @cached_property
     def digest(self) -> str:
         """Sixteen hexadecimal digits, equal for equal parts on every machine."""
-        content: dict[str, Any] = {name: numbers.tolist() for name, numbers in self.parts()}
-        content["num_examples"] = self.num_examples
+        return hashlib.sha256(json.dumps(self._content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def _content(self) -> dict[str, Any]:
+        """The molecules of the parts, as plain values."""
+        content: dict[str, Any] = {"num_examples": self.num_examples}
         if self.molecules is not None:
-            content["molecules"] = _text_of(self.molecules)
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+            content["molecules"] = base64.b64encode(self.molecules.tobytes()).decode()
+        return content | {name: numbers.tolist() for name, numbers in self.parts()}
 
     def for_molecules(self, smiles: Sequence[str], where: object = "") -> "Split":
         """Apply the split to the same molecules in any order, matched by SMILES as given.
@@ -151,13 +159,13 @@ class Split:
         self, stored: np.ndarray, given: np.ndarray, smiles: Sequence[str], where: object
     ) -> ValueError:
         missing, new = _surplus(stored, given), _surplus(given, stored)
-        lost = [f"example {i} ({self._part_of_each[i] or 'in no part'})" for i in missing[:_SHOWN]]
-        added = [f"example {i} ({smiles[i]!r})" for i in new[:_SHOWN]]
+        lost = [f"example {i} ({self._part_of_each[i] or 'in no part'})" for i in missing]
+        added = [f"example {i} ({smiles[i]!r})" for i in new]
         got = f"{len(smiles)} molecules"
-        for name, found, shown in (("missing", missing, lost), ("new", new, added)):
+        for name, found in (("missing", lost), ("new", added)):
             if found:
-                more = ", …" if len(found) > _SHOWN else ""
-                got += f"; {len(found)} {name}: {', '.join(shown)}{more}"
+                more = ", …" * (len(found) > _SHOWN)
+                got += f"; {len(found)} {name}: {', '.join(found[:_SHOWN])}{more}"
         what = "Split: the molecules are not those that were split"
         expected = f"the same {self.num_examples} molecules, in any order"
         hint = "the same file and policy for bad rows; for other molecules, pyg-dynbatch predict"
@@ -179,13 +187,11 @@ class Split:
             True
         """
         facts = self.as_dict()
+        text = json.dumps(facts)
         if Path(path).suffix == ".csv":
-            facts = {key: value for key, value in facts.items() if key not in PARTS}
-            named = enumerate(self._part_of_each.tolist())
-            lines = [f"# {json.dumps(facts)}", "example,part", *(f"{i},{p}" for i, p in named if p)]
-            text = "\n".join(lines) + "\n"
-        else:
-            text = json.dumps(facts)
+            head = {key: value for key, value in facts.items() if key not in PARTS}
+            rows = (f"{i},{part}\n" for i, part in enumerate(self._part_of_each.tolist()) if part)
+            text = f"# {json.dumps(head)}\nexample,part\n{''.join(rows)}"
         return write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
     @classmethod
@@ -221,16 +227,8 @@ class Split:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the split as plain values, which :meth:`from_dict` reads."""
-        facts: dict[str, Any] = {
-            "format": _FORMAT,
-            "method": self.method,
-            "seed": self.seed,
-            "num_examples": self.num_examples,
-            "digest": self.digest,
-        }
-        if self.molecules is not None:
-            facts["molecules"] = _text_of(self.molecules)
-        return facts | {name: rows.tolist() for name, rows in self.parts()}
+        facts = {"format": _FORMAT, "method": self.method, "seed": self.seed, "digest": self.digest}
+        return facts | self._content
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Split":
@@ -256,10 +254,6 @@ class Split:
         sizes = ", ".join(f"{name}={len(numbers)}" for name, numbers in self.parts())
         seed = "" if self.seed is None else f", seed={self.seed}"
         return f"{type(self).__name__}({self.method}{seed}: {sizes}, digest={self.digest})"
-
-
-def _text_of(keys: np.ndarray) -> str:
-    return base64.b64encode(keys.tobytes()).decode()
 
 
 def _surplus(keys: np.ndarray, others: np.ndarray) -> list[int]:
@@ -372,13 +366,12 @@ def kfold_splits(
         raise mismatch(ValueError, what, f"{least} to {num_examples}, the examples", folds)
     splits = []
     for repeat in range(seed, seed + repeats):
-        order = np.random.default_rng(repeat).permutation(num_examples)
-        pieces = np.array_split(order, folds)
+        pieces = np.array_split(np.random.default_rng(repeat).permutation(num_examples), folds)
         for fold in range(folds):
-            after = (fold + 1) % folds if val else None
-            kept = [piece for i, piece in enumerate(pieces) if i not in (fold, after)]
-            middle = order[:0] if after is None else pieces[after]
-            parts = (np.concatenate(kept), middle, pieces[fold])
+            # From the fold after the test fold on: validation, if any, then training.
+            test, after, *others = pieces[fold:] + pieces[:fold]
+            train = np.concatenate(others if val else [after, *others])
+            parts: Any = (train, after if val else [], test)
             splits.append(_split(parts, f"fold {fold + 1} of {folds}", repeat, num_examples))
     return splits
 
@@ -430,11 +423,10 @@ def scaffold_split(
             groups += [some[i] for i in generator.permutation(len(some))]
     parts: list[list[int]] = [[], [], []]
     for group in groups:
-        room_in_train = len(parts[0]) + len(group) <= room[0]
         # In the deterministic split val may also take what train has left.
         taken = len(parts[1]) + (len(parts[0]) if seed is None else 0)
-        room_in_val = taken + len(group) <= room[1]
-        parts[0 if room_in_train else 1 if room_in_val else 2] += group
+        fits = len(parts[0]) + len(group) <= room[0], taken + len(group) <= room[1]
+        parts[fits.index(True) if any(fits) else 2] += group
     method = "scaffold" if seed is None else "scaffold balanced"
     return _split(parts, method, seed, total)
 
@@ -468,9 +460,9 @@ def column_split(
         missing = given is None or given != given  # NaN alone is unequal to itself
         name = "" if missing else str(given).strip().lower()
         name = _NAMES.get(name, name)
-        if name and name not in parts:
-            what, expected = "column_split: a value is not the name of a part", ", ".join(PARTS)
-            raise mismatch(ValueError, what, expected, repr(given), where=f"record {row}")
+        if name not in ("", *PARTS):
+            what = "column_split: a value is not the name of a part"
+            raise mismatch(ValueError, what, ", ".join(PARTS), repr(given), where=f"record {row}")
         if name:
             parts[name].append(example)
     return _split(list(parts.values()), "column", None, len(rows))
@@ -521,12 +513,10 @@ class Duplicates:
     conflicts: tuple[tuple[int, ...], ...]
 
     def __str__(self) -> str:
-        times = sum(map(len, self.groups))
-        count = len(self.groups)
-        return (
-            f"{count} molecule{' occurs' if count == 1 else 's occur'} {times} times; "
-            f"{len(self.conflicts)} of them with different targets"
-        )
+        times, count = sum(map(len, self.groups)), len(self.groups)
+        occur = "molecule occurs" if count == 1 else "molecules occur"
+        conflicts = f"{len(self.conflicts)} of them with different targets"
+        return f"{count} {occur} {times} times; {conflicts}"
 
 
 def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
@@ -670,9 +660,7 @@ def make_split(
         drawn = seed if options.method == "scaffold_balanced" else None
         return scaffold_split(molecules.texts(), fractions, drawn)
     if options.method == "kfold":
-        if not 0 <= options.fold < options.folds:
-            what, expected = "SplitOptions: fold is out of range", f"0 to {options.folds - 1}"
-            raise mismatch(ValueError, what, expected, options.fold)
+        checked_choice("SplitOptions: unknown fold", options.fold, range(options.folds))
         return kfold_splits(count, options.folds, seed)[options.fold]
     if options.method == "column":
         return column_split(column(_given(options, "column")), molecules.rows.tolist())

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.property_model import AveragedProperties, MoleculePropertyModel
+from pyg_dynbatch.molecules.nets.properties import AveragedProperties, MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.training.elastic import sampler_of
@@ -96,7 +96,7 @@ class MoleculeProperty(Task):
             each validation and kept in the checkpoint. It does not change the ranks.
         coverage: If given, predictions have intervals, or sets of classes, that hold the target
             with this probability: :class:`ConformalSets`, fitted after each validation.
-        optimizer: Options of the optimiser.
+        optimizer: Options of the optimizer.
         rate: Options of the learning-rate schedule.
         **network: Options of :class:`~pyg_dynbatch.models.WeaveNet`.
 
@@ -108,7 +108,7 @@ class MoleculeProperty(Task):
         Temperature scaling: Guo et al. (2017), arXiv:1706.04599.
 
     Example:
-        >>> from pyg_dynbatch.molecules.pair_table import PairTable
+        >>> from pyg_dynbatch.molecules.features.pair_table import PairTable
         >>> table = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
         >>> schema = MoleculeSchema({}, 5, table, ("logS",)).as_dict()
         >>> task = MoleculeProperty(schema, hidden=4, atom_out=4, head=[3])
@@ -200,7 +200,7 @@ class MoleculeProperty(Task):
                 self.fit_descriptors(data.descriptors("train"))
 
     def on_train_start(self) -> None:
-        """Check that statistics are not synchronised over a part of the virtual ranks only."""
+        """Check that statistics are not synchronized over a part of the virtual ranks only."""
         super().on_train_start()
         sampler = sampler_of(self.trainer)
         parts = 1 if sampler is None else sampler.batches_per_step

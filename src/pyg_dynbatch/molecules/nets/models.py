@@ -27,7 +27,7 @@ from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 class WeaveNet(nn.Module):
     """Predict properties of molecules with weave modules on atoms and pairs of atoms.
 
-    Weave modules, a linear layer with tanh, a normalisation, a readout per molecule, and a dense
+    Weave modules, a linear layer with tanh, a normalization, a readout per molecule, and a dense
     head with ReLU between its layers.
 
     Args:
@@ -42,14 +42,14 @@ class WeaveNet(nn.Module):
         head: Width of each hidden layer of the head; empty for one linear layer.
         dropout: Dropout probability in the head.
         norm: ``"batch"``, ``"layer"`` or ``None``, within the weave modules.
-        atom_norm: Normalisation of the rows before the readout; the histogram needs ``"batch"``.
-        sync: Whether all batch normalisations use the statistics of all ranks while training; see
+        atom_norm: Normalization of the rows before the readout; the histogram needs ``"batch"``.
+        sync: Whether all batch normalizations use the statistics of all ranks while training; see
             :class:`~pyg_dynbatch.nn.CountedBatchNorm`.
         residual: Whether weave modules add rows to their updates.
         weave_dropout: Dropout probability of the atom rows between weave modules.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
         num_descriptors: Width of ``batch.descriptor``, which is concatenated to the readout after
-            ``net.descriptors`` has standardised it (fit that first, see
+            ``net.descriptors`` has standardized it (fit that first, see
             :meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`).
 
     Shape:
@@ -59,10 +59,10 @@ class WeaveNet(nn.Module):
 
     Raises:
         ValueError: If an option is unknown, a batch does not fit, or there are no batch statistics
-            to synchronise.
+            to synchronize.
 
     Reference:
-        Kearnes et al. (2016), arXiv:1603.00856. Differs: no batch normalisation in the modules by
+        Kearnes et al. (2016), arXiv:1603.00856. Differs: no batch normalization in the modules by
         default, and tanh before the readout as in DeepChem.
 
     Example:
@@ -214,7 +214,7 @@ class WeaveProgram(nn.Module):
         - returns: ``[atom, channels]``
 
     Raises:
-        ValueError: If the modules have batch normalisation, which depends on other calls, or
+        ValueError: If the modules have batch normalization, which depends on other calls, or
             hooks, or override methods.
 
     Reference:
@@ -232,7 +232,7 @@ class WeaveProgram(nn.Module):
         super().__init__()
         convs: list[WeaveConv] = list(stack.convs)  # type: ignore[arg-type]
         if any(conv.norm == "batch" for conv in convs):
-            what = "WeaveProgram: batch normalisation depends on other calls"
+            what = "WeaveProgram: batch normalization depends on other calls"
             raise mismatch(ValueError, what, "norm=None or norm='layer'", "norm='batch'")
         operations = Operations()
         self.code = TensorType((), torch.long, "code")
@@ -272,7 +272,7 @@ class WeaveProgram(nn.Module):
         for module in self.levels:
             if not calls_only(module.conv, **code):
                 what, got = "a module has hooks or overrides methods", type(module.conv).__name__
-                hint = "hooks on its linear layers and normalisations, or the stack itself"
+                hint = "hooks on its linear layers and normalizations, or the stack itself"
                 raise mismatch(ValueError, f"WeaveProgram: {what}", "neither", got, hint=hint)
         schedule = schedule_recordings(programs)
         return self.engine(schedule.to(x.device), {"atom": x})["output"]
@@ -332,7 +332,7 @@ class _WeaveModule(nn.Module):
         return self._updated(pair, self.activated("p", one + other, own))
 
     def activated(self, name: str, *rows: Tensor) -> Tensor:
-        """Apply the linear layer of a function, its normalisation and ReLU."""
+        """Apply the linear layer of a function, its normalization and ReLU."""
         joined = torch.cat(rows, 1) if len(rows) > 1 else rows[0]
         result = getattr(self.conv, f"lin_{name}")(joined)
         if self.conv.norm is not None:

@@ -1,4 +1,4 @@
-"""Draw a molecule whose atoms and atom pairs are coloured by numbers, with a scale."""
+"""Draw a molecule whose atoms and atom pairs are colored by numbers, with a scale."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,23 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import write_atomically
-from pyg_dynbatch.molecules.rdkit_access import INPUT_ATOM, Mol, chem, rdkit_module
+from pyg_dynbatch.molecules.features.rdkit_access import INPUT_ATOM, Mol, chem, rdkit_module
 
 LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)
-"""Ends and middle of the scale: blue and brown, distinct for all kinds of colour vision."""
+"""Ends and middle of the scale: blue and brown, distinct for all kinds of color vision."""
 
 _LEGEND, _LINE = 32, 15
 _STEPS = 40
 _BOND = 2  # RDKit's own line width
 _CAPTION = 60  # characters per line
-_CENTRED = 0  # RDKit's alignment; without one, a string is split like an atom label
-_FORMATS = ("svg", "png")
+_CENTERED = 0  # RDKit's alignment; without one, a string is split like an atom label
 _FAINT = 0.05  # fraction of the scale below which a line would only hide the bond under it
 
 
-def scale_colour(share: float) -> tuple[float, float, float]:
-    """Return the colour of a number on the scale from -1 (blue) over 0 (white) to 1 (brown)."""
+def scale_color(share: float) -> tuple[float, float, float]:
+    """Return the color of a number on the scale from -1 (blue) over 0 (white) to 1 (brown)."""
     channels = zip(LOW, MIDDLE, HIGH, strict=True)
     red, green, blue = (float(np.interp(share, (-1, 0, 1), ends)) for ends in channels)
     return red, green, blue
@@ -41,14 +40,12 @@ def draw_attributions(
     format: Literal["svg", "png"] = "svg",
     size: tuple[int, int] = (420, 340),
 ) -> bytes:
-    """Draw a molecule with a coloured number on each atom, and lines between pairs of atoms.
+    """Draw a molecule with a colored number on each atom, and lines between pairs of atoms.
 
-    The colours go up to ``limit``, by default the largest absolute number.
+    The colors go up to ``limit``, by default the largest absolute number.
     """
     values, pairs = np.asarray(atom_values, dtype=float), dict(pair_values or {})
-    if format not in _FORMATS:
-        what = "draw_attributions: unknown format"
-        raise mismatch(ValueError, what, " or ".join(_FORMATS), format)
+    checked_choice("draw_attributions: unknown format", format, ("svg", "png"))
     if values.shape != (mol.GetNumAtoms(),):
         what = "draw_attributions: the numbers do not fit the atoms"
         expected = f"{mol.GetNumAtoms()} numbers, one per atom"
@@ -64,7 +61,7 @@ def draw_attributions(
     atoms = list(range(drawn.GetNumAtoms()))
     highlights = {
         "highlightAtoms": atoms,
-        "highlightAtomColors": {atom: scale_colour(values[atom] / end) for atom in atoms},
+        "highlightAtomColors": {atom: scale_color(values[atom] / end) for atom in atoms},
         "highlightBonds": [],
         "highlightAtomRadii": dict.fromkeys(atoms, 0.3),
     }
@@ -84,10 +81,12 @@ def draw_attributions(
 def atom_labels(mol: Mol) -> list[tuple[int, str]]:
     """Return for every atom its index in the input (-1 if it was added) and its element."""
     atoms = list(mol.GetAtoms())
-    if not any(atom.HasProp(INPUT_ATOM) for atom in atoms):
-        return [(int(atom.GetIdx()), str(atom.GetSymbol())) for atom in atoms]
-    numbers = [atom.GetIntProp(INPUT_ATOM) if atom.HasProp(INPUT_ATOM) else -1 for atom in atoms]
-    return [(int(n), str(atom.GetSymbol())) for n, atom in zip(numbers, atoms, strict=True)]
+    kept = not any(atom.HasProp(INPUT_ATOM) for atom in atoms)
+
+    def number(atom: Any) -> int:
+        return int(atom.GetIntProp(INPUT_ATOM)) if atom.HasProp(INPUT_ATOM) else -1
+
+    return [(atom.GetIdx() if kept else number(atom), atom.GetSymbol()) for atom in atoms]
 
 
 def write_picture(path: str | Path, content: bytes) -> Path:
@@ -126,7 +125,7 @@ def _draw_pairs(
     for (first, second), value in sorted(pairs.items(), key=lambda item: abs(item[1])):
         share = value / end
         if abs(share) >= _FAINT:
-            drawer.SetColour(scale_colour(share))
+            drawer.SetColour(scale_color(share))
             drawer.SetLineWidth(4 + round(8 * min(1.0, abs(share))))
             drawer.DrawLine(points[first], points[second], rawCoords=True)
     drawer.SetLineWidth(_BOND)
@@ -140,7 +139,7 @@ def _draw_scale(drawer: Any, end: float, lines: Sequence[str], width: int, heigh
     drawer.SetFillPolys(True)
     drawer.SetLineWidth(1)
     for number in range(_STEPS):
-        drawer.SetColour(scale_colour(2 * (number + 0.5) / _STEPS - 1))
+        drawer.SetColour(scale_color(2 * (number + 0.5) / _STEPS - 1))
         start = left + number * step
         drawer.DrawRect(point(start, top), point(start + step, bottom), rawCoords=True)
     drawer.SetFillPolys(False)
@@ -150,6 +149,6 @@ def _draw_scale(drawer: Any, end: float, lines: Sequence[str], width: int, heigh
     drawer.SetFontSize(11)
     middle = (left + right) / 2
     for x, text in ((left, f"{-end:.3g}"), (middle, "0"), (right, f"{end:+.3g}")):
-        drawer.DrawString(text, point(x, height + 23.0), _CENTRED, rawCoords=True)
+        drawer.DrawString(text, point(x, height + 23.0), _CENTERED, rawCoords=True)
     for number, line in enumerate(lines):
-        drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), _CENTRED, True)
+        drawer.DrawString(line, point(middle, height + 38.0 + _LINE * number), _CENTERED, True)

@@ -15,14 +15,14 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from pyg_dynbatch.core.errors import mismatch, mismatch_text
+from pyg_dynbatch.core.errors import checked_choice, mismatch, mismatch_text
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.files import write_atomically
 from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
-from pyg_dynbatch.molecules.features import KINDS
-from pyg_dynbatch.molecules.files import BadMolecule
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.base import KINDS
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.files.read import BadMolecule
 
 FORMAT = "pyg_dynbatch.molecules.4"
 HEADER = "store.json"
@@ -35,13 +35,8 @@ Arrays = Mapping[str, np.ndarray]  # packed molecules, one array per column
 
 # Columns with any number of rows per molecule, and the column that holds where they begin. In
 # a store of molecules of 2 and 3 atoms, atom_start is [0, 2, 5]: rows 2 to 4 are molecule 1.
-_STARTS = {
-    "bits": "atom_start",
-    "counts": "atom_start",
-    "reals": "atom_start",
-    "codes": "pair_start",
-    "text": "text_start",
-}
+_STARTS = dict.fromkeys(("bits", "counts", "reals"), "atom_start")
+_STARTS |= {"codes": "pair_start", "text": "text_start"}
 
 
 class AtomPacking:
@@ -50,14 +45,10 @@ class AtomPacking:
     def __init__(
         self, kinds: Sequence[str], names: Sequence[str], num_tasks: int, num_descriptors: int = 0
     ) -> None:
-        unknown = ", ".join(sorted(set(kinds) - set(KINDS)))
-        if unknown:
-            what = "packed molecules: a kind of atom feature is unknown"
-            raise mismatch(ValueError, what, ", ".join(KINDS), unknown)
-        self.names = tuple(names)
-        self.num_tasks = num_tasks
-        self.num_descriptors = num_descriptors
-        self.width = len(kinds)
+        for kind in kinds:
+            checked_choice("packed molecules: unknown kind of atom feature", kind, KINDS)
+        self.names, self.width = tuple(names), len(kinds)
+        self.num_tasks, self.num_descriptors = num_tasks, num_descriptors
         self._columns = {kind: np.flatnonzero(np.array(kinds) == kind) for kind in KINDS}
 
     def pack(self, molecules: Sequence[MoleculeData]) -> dict[str, np.ndarray]:
@@ -130,10 +121,8 @@ class AtomPacking:
         found = (width, tasks or self.num_tasks, molecule.pair_code.numel(), whole)
         wanted = (self.width, self.num_tasks, pairs_of_atoms(atoms), self.num_descriptors)
         if found != wanted:
-            what = "packed molecules: the fields of a molecule have other sizes"
-            form = (
-                f"{{}} atom features, {{}} targets, {{}} pairs of {atoms} atoms, {{}} descriptors"
-            )
+            form = "{} atom features, {} targets, {} pairs of atoms, {} descriptors"
+            what = f"packed molecules: a molecule of {atoms} atoms has fields of other sizes"
             where = f"row {getattr(molecule, 'row', number)}"
             raise mismatch(ValueError, what, form.format(*wanted), form.format(*found), where=where)
 
@@ -294,11 +283,10 @@ class PackedMolecules(Dataset[MoleculeData]):
                 warnings.warn(text, stacklevel=2)
             source = header, MappedColumns(self.folder, header["columns"])
         elif isinstance(source, PackedMolecules):
-            self.folder = source.folder
-            source = source.header, source.arrays
-        header, arrays = source
-        self.header: dict[str, Any] = header
-        self.arrays: Arrays = arrays
+            self.folder, source = source.folder, (source.header, source.arrays)
+        self.header: dict[str, Any]
+        self.arrays: Arrays
+        self.header, self.arrays = header, _ = source
         self.parts: list[dict[str, Any]] = header["parts"]
         self.transform = transform
         self.featurizer_spec: dict[str, Any] = dict(header["featurizer"])
@@ -408,10 +396,11 @@ def read_header(folder: Path) -> dict[str, Any]:
     """Read the header of a finished store."""
     path = folder / HEADER
     if not path.is_file():
-        what, expected = "packed molecules: the folder is not a finished store", f"a file {HEADER}"
-        raise mismatch(
-            FileNotFoundError, what, expected, where=folder, hint="pyg-dynbatch featurize"
+        what, hint = (
+            "packed molecules: the folder is not a finished store",
+            "pyg-dynbatch featurize",
         )
+        raise mismatch(FileNotFoundError, what, f"a file {HEADER}", where=folder, hint=hint)
     return read_checked(path, "header", FORMAT, BUILD_AGAIN)
 
 

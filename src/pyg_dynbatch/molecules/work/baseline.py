@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from pyg_dynbatch.console import OneLineArguments
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
-from pyg_dynbatch.molecules.descriptors import DESCRIPTORS
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.property_model import TargetScale
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError
+from pyg_dynbatch.molecules.features.descriptors import DESCRIPTORS
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
+from pyg_dynbatch.molecules.nets.properties import TargetScale
 from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.nn.readout import StandardizedInputs
 from pyg_dynbatch.training.command import Run, prepare_process, with_run
 
 METHODS = {
     "forest": "random forest of 500 trees on 2,048 Morgan counts",
-    "linear": "ridge or logistic regression on standardised RDKit descriptors",
+    "linear": "ridge or logistic regression on standardized RDKit descriptors",
 }
 _FEATURES = {"forest": "morgan", "linear": "rdkit"}
-# The regularisation of the linear model, chosen on validation; the first if there are no labels.
+# The regularization of the linear model, chosen on validation; the first if there are no labels.
 _STRENGTHS = (10.0, 0.1, 1.0, 100.0, 1000.0)
 _LEAST = 1e-6  # probability
 

@@ -21,27 +21,22 @@ import torch
 
 import pyg_dynbatch
 from pyg_dynbatch.console import Progress
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import locked_folder
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.files import BadMolecule, RawMolecule, summary_of, write_error_report
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, parse_mol_block
-from pyg_dynbatch.molecules.store import (
-    FORMAT,
-    HEADER,
-    PARTS,
-    Arrays,
-    AtomPacking,
-    ColumnReader,
-    Featurizer,
-    MappedColumns,
-    PackedMolecules,
-    check_featurizer,
-    digest_of,
-    join_packs,
-    read_header,
-    write_store,
+from pyg_dynbatch.molecules.features.rdkit_access import (
+    MoleculeError,
+    canonical_smiles,
+    parse_mol_block,
 )
+from pyg_dynbatch.molecules.files import store
+from pyg_dynbatch.molecules.files.read import (
+    BadMolecule,
+    RawMolecule,
+    summary_of,
+    write_error_report,
+)
+from pyg_dynbatch.molecules.files.store import Arrays, ColumnReader, Featurizer, PackedMolecules
 
 POLICIES = ("raise", "skip", "blank")
 CHUNK = 128  # records that are featurized at a time, and among which batches are formed
@@ -80,9 +75,7 @@ class FeaturizeOptions:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.bad not in POLICIES:
-            what, known = "the policy for bad rows is unknown", ", ".join(map(repr, POLICIES))
-            raise mismatch(ValueError, f"FeaturizeOptions: {what}", known, repr(self.bad))
+        checked_choice("FeaturizeOptions: unknown policy for bad rows", self.bad, POLICIES)
         for name, lowest in (("num_workers", 0), ("block_size", 1)):
             if (given := getattr(self, name)) < lowest:
                 what = f"FeaturizeOptions: {name} is out of range"
@@ -97,7 +90,7 @@ class Featurized(NamedTuple):
 
 
 def _featurize(
-    featurizer: Featurizer, packing: AtomPacking, bad: str, records: Sequence[RawMolecule]
+    featurizer: Featurizer, packing: store.AtomPacking, bad: str, records: Sequence[RawMolecule]
 ) -> Featurized:
     """Featurize some records under a policy for bad rows."""
     molecules: list[MoleculeData] = []
@@ -144,11 +137,10 @@ def featurize_record(
     """
     if record.smiles is None and record.block is not None:
         mol = parse_mol_block(record.block)
-        data, data_smiles = featurizer(mol), canonical_smiles(mol)
+        data, text = featurizer(mol), canonical_smiles(mol)
     else:
-        data, data_smiles = featurizer(record.smiles), (record.smiles or "").strip()
-    data.smiles = data_smiles
-    data.row = record.row
+        data, text = featurizer(record.smiles), (record.smiles or "").strip()
+    data.smiles, data.row = text, record.row
     targets = record.targets if num_tasks is None else record.targets[:num_tasks]
     if targets:
         values = [np.nan if value is None else value for value in targets]
@@ -193,9 +185,9 @@ def featurize_stream(
             yield piece
 
 
-def packing_of(featurizer: Featurizer, num_tasks: int) -> AtomPacking:
+def packing_of(featurizer: Featurizer, num_tasks: int) -> store.AtomPacking:
     """Return the packing of the molecules of a featurizer."""
-    return AtomPacking(
+    return store.AtomPacking(
         featurizer.atom_kinds, featurizer.atom_names, num_tasks, len(featurizer.descriptor_names)
     )
 
@@ -211,7 +203,7 @@ class Workers(AbstractContextManager["Workers"]):
     """Featurizes chunks of records in several processes; results come in order."""
 
     def __init__(
-        self, featurizer: Featurizer, packing: AtomPacking, bad: str, num_workers: int
+        self, featurizer: Featurizer, packing: store.AtomPacking, bad: str, num_workers: int
     ) -> None:
         self._featurize = partial(_featurize, featurizer, packing, bad)
         self._most_waiting = _WAITING * num_workers
@@ -323,13 +315,13 @@ def build_store(
 def valid_store(folder: Path, wanted: Featurizer | None = None) -> PackedMolecules | None:
     """Open a store if it is finished and unchanged; it must not be of a different featurizer."""
     try:
-        header = read_header(folder)
+        header = store.read_header(folder)
     except (FileNotFoundError, ValueError):
         return None
     if wanted is not None:
-        check_featurizer(header, wanted, folder)
+        store.check_featurizer(header, wanted, folder)
     with suppress(FileNotFoundError, ValueError):
-        columns = MappedColumns(folder, header["columns"])
+        columns = store.MappedColumns(folder, header["columns"])
         found = PackedMolecules((header, columns))
         found.check()
         columns.clear()  # closes the files: a large build has thousands
@@ -352,17 +344,14 @@ class StoreBuilder:
         name: str,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.options = options
-        self.name = name
-        self.featurizer = featurizer
-        self.packing = packing_of(featurizer, len(task_names))
+        self.options, self.name = options, name
+        self.featurizer, self.packing = featurizer, packing_of(featurizer, len(task_names))
+        columns = ("atom_names", "atom_kinds", "descriptor_names")
         self._header = {
-            "format": FORMAT,
+            "format": store.FORMAT,
             "featurizer": featurizer.spec,
             "featurizer_digest": featurizer.digest,
-            "atom_names": list(featurizer.atom_names),
-            "atom_kinds": list(featurizer.atom_kinds),
-            "descriptor_names": list(featurizer.descriptor_names),
+            **{name: list(getattr(featurizer, name)) for name in columns},
             "pair_table": featurizer.pair_table.as_dict(),
             "task_names": list(task_names),
             "bad": options.bad,
@@ -371,20 +360,19 @@ class StoreBuilder:
         self.total = self.bad = 0  # records, and bad ones among them
         self._digests: list[str] = []  # of the parts, in order
         self._earlier: PackedMolecules | None = None
-        stores: list[tuple[PackedMolecules | None, Callable[[int, str], np.ndarray]]] = []
-        if self.folder is not None and not options.force:
-            self._earlier = valid_store(self.folder, featurizer)
-            stores = [(valid_store(path), partial(_read, path)) for path in self.folder.glob(PARTS)]
-            if self._earlier is not None:
-                stores.append((self._earlier, self._earlier.part))
         # The valid parts and the readers of their columns, by the digests of the parts.
-        self._parts: dict[str, tuple[dict[str, Any], ColumnReader]] = {
-            part["digest"]: (part, partial(read, number))
-            for store, read in stores
-            if store is not None
-            for number, part in enumerate(store.parts)
-            if part["bad"] == options.bad or not part["errors"]
-        }
+        self._parts: dict[str, tuple[dict[str, Any], ColumnReader]] = {}
+        if self.folder is not None and not options.force:
+            for path in self.folder.glob(store.PARTS):
+                self._reuse(valid_store(path), partial(_read, path))
+            self._earlier = valid_store(self.folder, featurizer)
+            self._reuse(self._earlier, getattr(self._earlier, "part", None))
+
+    def _reuse(self, found: PackedMolecules | None, read: Any) -> None:
+        """Take over the parts of a store, but no bad rows under a different policy."""
+        for number, part in enumerate([] if found is None else found.parts):
+            if part["bad"] == self.options.bad or not part["errors"]:
+                self._parts[part["digest"]] = part, partial(read, number)
 
     def build(self, records: Iterable[RawMolecule]) -> None:
         """Read the records and build all parts that are missing."""
@@ -429,7 +417,7 @@ class StoreBuilder:
     def _save(self, digest: str, results: Sequence[Featurized]) -> None:
         """Save a part that is complete."""
         readers = [result.arrays.__getitem__ for result in results]
-        arrays = join_packs(readers, results[0].arrays)
+        arrays = store.join_packs(readers, results[0].arrays)
         part = {
             "digest": digest,
             "molecules": len(arrays["row"]),
@@ -439,7 +427,7 @@ class StoreBuilder:
         read: ColumnReader = arrays.__getitem__
         if self.folder is not None:
             folder = self.folder / f"part-{digest[:16]}"
-            write_store(folder, [read], arrays, {**self._header, "parts": [part]})
+            store.write_store(folder, [read], arrays, {**self._header, "parts": [part]})
             read = partial(_read, folder, 0)
         self._parts[digest] = part, read
 
@@ -448,12 +436,12 @@ class StoreBuilder:
         found = [self._parts[digest] for digest in self._digests]
         # A part without bad rows may have been made under a different policy.
         parts = [{**part, "bad": self.options.bad} for part, _ in found]
+        self.bad = check_parts(self.name, parts, self.total, may_be_empty)
         empty = self.packing.pack([])
         readers = [read for _, read in found] or [empty.__getitem__]
         header = {**self._header, "parts": parts}
-        self.bad = check_parts(self.name, parts, self.total, may_be_empty)
         if self.folder is None:
-            return PackedMolecules((header, join_packs(readers, empty)))
+            return PackedMolecules((header, store.join_packs(readers, empty)))
         return finish_store(self.folder, readers, empty, header, self._earlier)
 
 
@@ -484,15 +472,19 @@ def finish_store(
     earlier: PackedMolecules | None = None,
 ) -> PackedMolecules:
     """Write a store, unless `earlier` is the same, and the report of its bad rows; clean up."""
-    if earlier is None or earlier.header.get("build") != digest_of(header):
-        write_store(folder, readers, names, header)
+    if earlier is None or earlier.header.get("build") != store.digest_of(header):
+        store.write_store(folder, readers, names, header)
     found = (error for part in header["parts"] for error in part["errors"])
     write_error_report(folder / ERRORS, (BadMolecule(**error) for error in found))
     # Remove the parts, unfinished files, and columns of other builds than the finished one.
-    used = {HEADER, ERRORS, *(file for file, _, _ in read_header(folder)["columns"].values())}
-    for path in folder.glob(PARTS):
+    used = {
+        store.HEADER,
+        ERRORS,
+        *(file for file, _, _ in store.read_header(folder)["columns"].values()),
+    }
+    for path in folder.glob(store.PARTS):
         rmtree(path, ignore_errors=True)
-    for name in (HEADER, ERRORS, *(f"{name}-????????.npy" for name in names)):
+    for name in (store.HEADER, ERRORS, *(f"{name}-????????.npy" for name in names)):
         for path in (*folder.glob(name), *folder.glob(f".{name}.*.tmp")):
             if path.name not in used and path.is_file():
                 # Windows keeps files that a process has mapped; the next build removes them.

@@ -13,16 +13,13 @@ from typing import Any
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.files import Lines, atomic_file, existing, open_lines
 
-FORMATS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".smi": "smi",
-    ".smiles": "smi",
-    ".txt": "smi",
-    ".sdf": "sdf",
-    ".sd": "sdf",
+_SUFFIXES = {
+    "csv": (".csv",),
+    "tsv": (".tsv", ".tab"),
+    "smi": (".smi", ".smiles", ".txt"),
+    "sdf": (".sdf", ".sd"),
 }
+FORMATS = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 MISSING = ("", "nan", "na")
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which networks compute
@@ -133,10 +130,9 @@ def read_molecules(
     if twice := [name for name, count in Counter(targets).items() if count > 1]:
         what = "read_molecules: a target is named twice"
         raise mismatch(ValueError, what, "different columns", ", ".join(twice), where=path)
-    if kind in ("smi", "sdf") and (smiles_column or name_column):
+    if kind in ("smi", "sdf") and (named := smiles_column or name_column):
         what = f"read_molecules: {kind} files have no columns of SMILES or names"
-        got, expected = smiles_column or name_column, "smiles_column and name_column for csv, tsv"
-        raise mismatch(ValueError, what, expected, got, where=path)
+        raise mismatch(ValueError, what, "such columns for csv, tsv", named, where=path)
     if kind == "smi" and targets:
         what, got = "read_molecules: smi files have no labels", ", ".join(targets)
         hint = "a csv file with a line of column names"
@@ -190,13 +186,11 @@ def _label(raw: RawMolecule, name: str, missing: Collection[str]) -> float | Non
 
 
 def _format_of(path: str, given: str | None) -> str:
-    known = sorted(set(FORMATS.values()))
     suffix = Path(path.lower().removesuffix(".gz")).suffix
-    if given in known:
-        return str(given)
-    if given is None and suffix in FORMATS:
-        return FORMATS[suffix]
-    expected = f"{', '.join(known)} ({' '.join(FORMATS)}, also with .gz)"
+    found = FORMATS.get(suffix) if given is None else given
+    if found in _SUFFIXES:
+        return str(found)
+    expected = f"{', '.join(sorted(_SUFFIXES))} ({' '.join(FORMATS)}, also with .gz)"
     what, got = "read_molecules: the format is unknown", path if given is None else repr(given)
     raise mismatch(ValueError, what, expected, got, hint="pass format=…")
 
@@ -223,11 +217,10 @@ def _read_table(
     others_at = {each: header.index(each) for each in header if each not in hidden}
     for row, (start, cells) in enumerate(records):
         if len(cells) != len(header):
-            where = f"{lines.path}:{start}"
             what = f"{lines.name}: the number of cells is not that of the columns"
-            expected = f"{len(header)}: {', '.join(header)}"
-            got, hint = f"{len(cells)}: {', '.join(cells)[:200]}", "quotes around separators"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+            names, got = (f"{len(texts)}: {', '.join(texts)[:200]}" for texts in (header, cells))
+            where, hint = f"{lines.path}:{start}", "quotes around separators"
+            raise mismatch(ValueError, what, names, got, where=where, hint=hint)
         if not wanted(row):
             yield None
             continue
@@ -281,9 +274,8 @@ def _find_smiles(
     twice = [name for name in others if header.count(name) > 1]
     twice += found if len(found) > 1 else []
     if twice and not first_of_repeated:
-        what = "read_molecules: two columns have the same name"
-        expected = "different names for the columns that are used"
-        raise mismatch(ValueError, what, expected, ", ".join(map(repr, twice)), where=where)
+        what, wanted = "read_molecules: two columns have the same name", "one column of each name"
+        raise mismatch(ValueError, what, wanted, ", ".join(map(repr, twice)), where=where)
     return header.index(found[0])
 
 

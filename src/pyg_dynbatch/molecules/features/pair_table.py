@@ -76,9 +76,7 @@ class PairTable:
         if len(self.distance) != num_codes:
             what = "PairTable: the distances do not match the codes"
             raise mismatch(ValueError, what, f"{num_codes} distances", len(self.distance))
-        outside = ((self.distance < DISCONNECTED) | (self.distance > FAR)).nonzero()
-        if len(outside):
-            code = int(outside[0])
+        for code in ((self.distance < DISCONNECTED) | (self.distance > FAR)).nonzero()[:1, 0]:
             what, found = "PairTable: a distance is out of range", int(self.distance[code])
             expected = f"0 self, 1 to 7 bonds, {FAR} farther, {DISCONNECTED} disconnected"
             raise mismatch(ValueError, what, expected, found, where=f"code {code}")
@@ -146,11 +144,8 @@ class PairTable:
             >>> PairTable(torch.zeros(1, 1), ("bonded",), torch.tensor([0])).as_dict()
             {'names': ['bonded'], 'distance': [0], 'features': [[0.0]]}
         """
-        return {
-            "names": list(self.names),
-            "distance": self.distance.tolist(),
-            "features": self.features.tolist(),
-        }
+        tensors = {"distance": self.distance.tolist(), "features": self.features.tolist()}
+        return {"names": list(self.names), **tensors}
 
     @classmethod
     def from_dict(cls, content: Any) -> "PairTable":

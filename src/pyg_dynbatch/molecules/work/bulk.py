@@ -14,18 +14,24 @@ from typing import Any
 import numpy as np
 
 import pyg_dynbatch
-from pyg_dynbatch import files
 from pyg_dynbatch.console import check_outputs
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.files import existing, locked_folder, sha256_of, write_atomically
-from pyg_dynbatch.molecules import build, store
-from pyg_dynbatch.molecules.build import CHUNK, ERRORS, FeaturizeOptions
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import read_molecules
-from pyg_dynbatch.molecules.on_dask import run_on_dask
-from pyg_dynbatch.molecules.on_ray import run_on_ray
-from pyg_dynbatch.molecules.rdkit_access import rdkit_version
-from pyg_dynbatch.molecules.store import HEADER, Featurizer, PackedMolecules
+from pyg_dynbatch.files import (
+    atomic_file,
+    check_sha256,
+    existing,
+    locked_folder,
+    sha256_of,
+    write_atomically,
+)
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
+from pyg_dynbatch.molecules.files import build, store
+from pyg_dynbatch.molecules.files.build import CHUNK, ERRORS, FeaturizeOptions
+from pyg_dynbatch.molecules.files.read import read_molecules
+from pyg_dynbatch.molecules.files.store import HEADER, Featurizer, PackedMolecules
+from pyg_dynbatch.molecules.work.clusters import run_on_dask, run_on_ray
+from pyg_dynbatch.molecules.work.predict import MoleculePredictor, PredictionFiles, predict_file
 
 MANIFEST = "manifest.json"
 PREDICTIONS = "predictions.csv"
@@ -123,6 +129,11 @@ class _Job(ABC):
         """Return a job whose files are found from the working folder of any process."""
         return replace(self, input=Path(self.input).absolute(), folder=Path(self.folder).absolute())
 
+    @property
+    def _forced(self) -> bool:
+        """Whether to do the work again."""
+        return False
+
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Return the part of the identity that not all jobs have."""
@@ -133,11 +144,10 @@ class _Job(ABC):
 
     def _run(self, identity: dict[str, Any], shard: Shard) -> Path:
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
-        forced = isinstance(self, FeaturizeJob) and self.options.force
         for parent in (folder.parent, folder):
             check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
         with locked_folder(folder):
-            manifest = None if forced else _read_manifest(folder)
+            manifest = None if self._forced else _read_manifest(folder)
             if manifest is not None:
                 different = f"{what}: its folder is for different work"
                 _check_same(different, identity, manifest["identity"], folder)
@@ -156,9 +166,8 @@ class _Job(ABC):
             if counts["bad"] == counts["shard"]:
                 text = "it has {shard:,} of {file:,} records, {bad:,} bad".format_map(counts)
                 print(f"{what}: no molecules: {text}; see --block-size", file=sys.stderr)
-            written = (path for path in sorted(folder.iterdir()) if path.is_file())
-            sums = {path.name: sha256_of(path) for path in written if path.name[0] != "."}
-            sums.pop(MANIFEST)
+            written = (path for path in sorted(folder.glob("[!.]*")) if path.name != MANIFEST)
+            sums = {path.name: sha256_of(path) for path in written if path.is_file()}
             write({**facts, "records": counts, "files": sums})
         return folder
 
@@ -192,6 +201,10 @@ class FeaturizeJob(_Job):
     _: KW_ONLY
     featurizer: Featurizer = field(default_factory=MoleculeFeaturizer)
     options: FeaturizeOptions = FeaturizeOptions()
+
+    @property
+    def _forced(self) -> bool:
+        return self.options.force
 
     def _facts(self) -> dict[str, Any]:
         options = {"block_size": self.options.block_size, "bad": self.options.bad}
@@ -276,15 +289,11 @@ class PredictJob(_Job):
         }
 
     @cached_property
-    def _predictor(self) -> Any:
-        from pyg_dynbatch.molecules.predict import MoleculePredictor
-
+    def _predictor(self) -> MoleculePredictor:
         options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
         return MoleculePredictor(self.checkpoints, *options)
 
     def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
-        from pyg_dynbatch.molecules.predict import PredictionFiles, predict_file
-
         prints = None if self.fingerprints is None else str(folder / self.fingerprints)
         table, errors = (str(folder / name) for name in _TABLES)
         written = PredictionFiles(table, prints, identity, errors)
@@ -346,7 +355,8 @@ def featurize(
         >>> featurize(root / "mine.smi", root / "packed", shards=2, options=options).texts()
         ['CO', 'C']
     """
-    return PackedMolecules(_run_all(FeaturizeJob(input, folder, **options), shards, client))
+    job = FeaturizeJob(input, folder, **options)
+    return PackedMolecules(_run_all(job, shards, client))
 
 
 def predict(
@@ -388,25 +398,19 @@ def predict(
 def _run_all(job: _Job, shards: int, client: Any) -> Path:
     """Run all shards of a job, in this process or by a client, and merge them."""
     every = [Shard(number, shards) for number in range(checked_count("shards", shards))]
-    if client is not None:
-        _runner_of(client)(job.absolute(), every, client)
-        return merge(job.folder)
-    run = job.prepare()
-    for shard in every:
-        run(shard)
-    return merge(job.folder)
-
-
-def _runner_of(client: Any) -> Callable[[_Job, Sequence[Shard], Any], None]:
-    """Return the function that runs shards by a client, whose package its owner has imported."""
+    # The owner of a client has imported its package.
     distributed, ray = map(sys.modules.get, ("distributed", "ray"))
-    if distributed is not None and isinstance(client, distributed.Client):
-        return run_on_dask
-    if client is ray:
-        return run_on_ray
-    wanted = "None, a dask.distributed.Client, or the module ray"
-    hint = 'pip install "pyg_dynbatch[dask]" or "pyg_dynbatch[ray]"'
-    raise mismatch(TypeError, "the client is unknown", wanted, repr(client), hint=hint)
+    if client is None:
+        list(map(job.prepare(), every))
+    elif distributed is not None and isinstance(client, distributed.Client):
+        run_on_dask(job.absolute(), every, client)
+    elif client is ray:
+        run_on_ray(job.absolute(), every, client)
+    else:
+        wanted = "None, a dask.distributed.Client, or the module ray"
+        hint = 'pip install "pyg_dynbatch[dask]" or "pyg_dynbatch[ray]"'
+        raise mismatch(TypeError, "the client is unknown", wanted, repr(client), hint=hint)
+    return merge(job.folder)
 
 
 def merge(folder: str | Path) -> Path:
@@ -433,14 +437,15 @@ def merge(folder: str | Path) -> Path:
     folder = Path(folder)
     names = (_FOLDERS.fullmatch(path.name) for path in folder.glob("shard-*"))
     found = Counter(int(name.group(2)) for name in names if name)
-    if len(found) != 1:
+    if not found:
         what, wanted = "merge: the folder has no shards", "folders such as shard-0000-of-0008"
-        got, hint = "", "pyg-dynbatch featurize --shard 0/8"
-        if found:
-            what, wanted = "merge: the folder has shards of different counts", "one count"
-            got = "; ".join(f"{number} of n = {n}" for n, number in sorted(found.items()))
-            hint = "delete the shards of all counts but one"
-        raise mismatch(ValueError, what, wanted, got, where=folder, hint=hint)
+        hint = "pyg-dynbatch featurize --shard 0/8"
+        raise mismatch(ValueError, what, wanted, where=folder, hint=hint)
+    if len(found) > 1:
+        what = "merge: the folder has shards of different counts"
+        got = "; ".join(f"{number} of n = {n}" for n, number in sorted(found.items()))
+        hint = "delete the shards of all counts but one"
+        raise mismatch(ValueError, what, "one count", got, where=folder, hint=hint)
     shards = [Shard(number, *found) for number in range(*found)]
     with locked_folder(folder):
         manifests = _finished(folder, shards)
@@ -469,10 +474,10 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
         path = folder / shard.folder
         what = f"merge: shard {shard} is of different work than shard {shards[0]}"
         _check_same(what, {**first, "shard": str(shard)}, found, path)
+        hint = f"delete {path} and run the shard again"
         for name, sha256 in manifest["files"].items():
-            hint = f"delete {path} and run the shard again"
             existing(path / name, f"a file of shard {shard}")
-            files.check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
+            check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
     return manifests
 
 
@@ -496,9 +501,8 @@ def _join_stores(
 ) -> None:
     stores = [PackedMolecules(path) for path in paths]
     # The n-th block is the part n // len(paths) of its shard.
-    blocks = [
-        (stores[shard], n // len(paths)) for n, (shard, _, _) in enumerate(_blocks(manifests))
-    ]
+    dealt = enumerate(_blocks(manifests))
+    blocks = [(stores[shard], block // len(paths)) for block, (shard, _, _) in dealt]
     parts = [packed.parts[number] for packed, number in blocks]
     build.check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
@@ -518,7 +522,7 @@ def _join_tables(
         if name.endswith(".npy"):
             write_atomically(folder / name, partial(store.write_npy, _rows(tables, manifests)))
             continue
-        with files.atomic_file(folder / name, "wb") as joined:
+        with atomic_file(folder / name, "wb") as joined:
             # The names of the columns, of the first shard.
             ends = [_copy(path, 0, 1, None if i else joined) for i, path in enumerate(tables)]
             for shard, block, count in _blocks(manifests):

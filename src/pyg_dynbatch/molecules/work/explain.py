@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.predict import MoleculePredictor
-from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.molecules.work.predict import MoleculePredictor
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 
-from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, RowTable
-from pyg_dynbatch.molecules.pair_table import DISCONNECTED, FAR, PairTable
-from pyg_dynbatch.molecules.rdkit_access import (
+from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures, RowTable
+from pyg_dynbatch.molecules.features.pair_table import DISCONNECTED, FAR, PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import (
     Mol,
     MoleculeError,
     atoms_of,
@@ -24,10 +24,8 @@ ELEMENTS = ("H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I")
 _ATOMIC_NUMBERS = (1, 6, 7, 8, 9, 15, 16, 17, 35, 53)
 _METAL_COLUMN = len(ELEMENTS)
 # Dummy atoms (0), noble gases and the metalloids B, Si, Ge, As, Sb, Te are not metals either.
-_NO_METALS = frozenset(
-    (0, 1, 2, 5, 6, 7, 8, 9, 10, 14, 15, 16, 17, 18, 32, 33, 34, 35, 36, 51, 52, 53, 54, 85, 86)
-    + (117, 118)
-)
+_NO_METALS = {0, 1, 2, *range(5, 11), *range(14, 19), *range(32, 37), *range(51, 55)}
+_NO_METALS |= {85, 86, 117, 118}
 _LABELS = ("R", "S")
 RING_SIZES = (3, 4, 5, 6, 7, 8)
 # A few symmetric cages take exponential time; this many steps take about a second.
@@ -46,8 +44,8 @@ class KearnesAtoms(AtomFeatures):
                                             them: the same however the SMILES is written
     1       formal charge             count
     1       partial charge            real  Gasteiger; 0 where RDKit has no parameters
-    6       rings of 3 to 8 atoms     count number of symmetrised smallest rings with the atom
-    3       sp, sp2, sp3              bit   hybridisation; sp2d, sp3d, sp3d2, s: none of the bits
+    6       rings of 3 to 8 atoms     count number of symmetrized smallest rings with the atom
+    3       sp, sp2, sp3              bit   hybridization; sp2d, sp3d, sp3d2, s: none of the bits
     2       donor, acceptor           bit   the definitions of ``BaseFeatures.fdef``
     1       aromatic                  bit
     1       partial charge missing    bit   not in the paper: metals, hypervalent P, …
@@ -131,20 +129,16 @@ class KearnesAtoms(AtomFeatures):
 
 
 def cip_labels(mol: Mol) -> list[tuple[int, str]]:
-    """Label stereo centres by the rules of Cahn, Ingold and Prelog; r and s become R and S."""
-    # RDKit's own tags (clockwise or not) depend on the order of the neighbours; labels do not.
-    labelled = chem().Mol(mol)
+    """Label stereo centers by the rules of Cahn, Ingold and Prelog; r and s become R and S."""
+    # RDKit's own tags (clockwise or not) depend on the order of the neighbors; labels do not.
+    labelled, labeler = chem().Mol(mol), rdkit_module("Chem.rdCIPLabeler")
     try:
-        rdkit_module("Chem.rdCIPLabeler").AssignCIPLabels(
-            labelled, maxRecursiveIterations=_MOST_LABEL_STEPS
-        )
+        labeler.AssignCIPLabels(labelled, maxRecursiveIterations=_MOST_LABEL_STEPS)
     except RuntimeError as error:
-        raise MoleculeError(
-            f"its stereo labels are not found within {_MOST_LABEL_STEPS:,} steps; "
-            "chirality=False omits them"
-        ) from error
-    centres = [atom for atom in atoms_of(labelled) if atom.HasProp("_CIPCode")]
-    return [(atom.GetIdx(), atom.GetProp("_CIPCode").upper()) for atom in centres]
+        reason = f"its stereo labels are not found within {_MOST_LABEL_STEPS:,} steps"
+        raise MoleculeError(f"{reason}; chirality=False omits them") from error
+    centers = [atom for atom in atoms_of(labelled) if atom.HasProp("_CIPCode")]
+    return [(atom.GetIdx(), atom.GetProp("_CIPCode").upper()) for atom in centers]
 
 
 @cache
@@ -191,7 +185,7 @@ class KearnesPairs(PairFeatures):
             aromatic                       bond have none of the bits
     7       within 1, …, 7 bonds      bit  shortest path, as a thermometer: 3 bonds apart is
                                            within 3, 4, … 7
-    1       same ring                 bit  some symmetrised smallest ring holds both
+    1       same ring                 bit  some symmetrized smallest ring holds both
     ======= ========================= ==== ==================================================
 
     The pair of an atom with itself is all zeros, as are pairs of different fragments and pairs
@@ -211,20 +205,14 @@ class KearnesPairs(PairFeatures):
     """
 
     def __init__(self) -> None:
-        bonds = range(len(BONDS) + 1)  # the last is any other bond
-        kinds: list[tuple[int | None, int, bool]]
-        kinds = [(None, distance, ring) for distance, ring in NO_BOND]
-        kinds += [(bond, 1, ring) for bond in bonds for ring in (False, True)]
+        kinds: list[tuple[str, int, bool]] = [("", distance, ring) for distance, ring in NO_BOND]
+        kinds += [(bond, 1, ring) for bond in (*BONDS, "other") for ring in (False, True)]
+        near = range(1, LONGEST + 1)
         rows = [
-            [
-                *(bond == k for k in range(len(BONDS))),
-                *(0 < distance <= k for k in range(1, LONGEST + 1)),
-                ring,
-            ]
+            [*(bond == name for name in BONDS), *(0 < distance <= k for k in near), ring]
             for bond, distance, ring in kinds
         ]
-        names = [bond.lower() for bond in BONDS]
-        names += [*(f"within_{k}" for k in range(1, LONGEST + 1)), "same_ring"]
+        names = [*(bond.lower() for bond in BONDS), *(f"within_{k}" for k in near), "same_ring"]
         distances = torch.tensor([distance for _, distance, _ in kinds])
         features = torch.tensor(rows, dtype=torch.float32)
         super().__init__(PairTable(features, tuple(names), distances))
@@ -257,12 +245,11 @@ class DoubleBondStereo(PairFeatures):
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
         """Return a symmetric matrix: 1 for an E bond, 2 for a Z bond, else 0."""
         codes = np.zeros((mol.GetNumAtoms(),) * 2, dtype=np.uint8)
-        stereo = chem().BondStereo
+        known = columns_of("BondStereo", ("STEREOE", "STEREOZ"))
         for bond in bonds_of(mol):
-            kind = bond.GetStereo()
-            if kind == stereo.STEREOE or kind == stereo.STEREOZ:
+            if (kind := known.get(bond.GetStereo())) is not None:
                 first, second = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
-                codes[first, second] = codes[second, first] = 1 + (kind == stereo.STEREOZ)
+                codes[first, second] = codes[second, first] = 1 + kind
         return codes
 
 

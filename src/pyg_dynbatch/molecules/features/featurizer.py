@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -12,19 +12,24 @@ import torch
 from jaxtyping import Float32, Int, UInt8
 
 import pyg_dynbatch
-from pyg_dynbatch.core.errors import mismatch, mismatch_text
+from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch, mismatch_text
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.deepchem import DeepChemAtoms, DeepChemPairs
-from pyg_dynbatch.molecules.descriptors import (
+from pyg_dynbatch.molecules.features.base import (
+    AtomFeatures,
+    PairFeatures,
+    part_from_spec,
+    part_to_spec,
+)
+from pyg_dynbatch.molecules.features.deepchem import DeepChemAtoms, DeepChemPairs
+from pyg_dynbatch.molecules.features.descriptors import (
     AS_GIVEN,
     DESCRIPTORS,
     MoleculeDescriptors,
     finite_or_nan,
 )
-from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, part_from_spec, part_to_spec
-from pyg_dynbatch.molecules.kearnes import KearnesAtoms, KearnesPairs
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import (
+from pyg_dynbatch.molecules.features.kearnes import KearnesAtoms, KearnesPairs
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import (
     Mol,
     MoleculeError,
     canonical_smiles,
@@ -64,8 +69,12 @@ def _checked_rows(rows: Any, part: AtomFeatures, mol: Mol) -> Float32[np.ndarray
 def _descriptors_named(given: str | MoleculeDescriptors) -> MoleculeDescriptors:
     if not isinstance(given, str):
         return given
-    _check_choice("descriptors", given, list(DESCRIPTORS))
-    return DESCRIPTORS[given]()
+    return DESCRIPTORS[checked_choice(f"{_UNKNOWN} descriptors", given, DESCRIPTORS)]()
+
+
+def _names_of(part: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = part.table.names if isinstance(part, PairFeatures) else part.names
+    return names
 
 
 def _checked_row(row: Any, part: MoleculeDescriptors) -> Float32[np.ndarray, " descriptor"]:
@@ -107,14 +116,10 @@ def _cached(atoms: int) -> Int[np.ndarray, " pair"]:
     return np.ravel_multi_index(np.triu_indices(atoms), (atoms, atoms))
 
 
-def _check_choice(name: str, given: object, choices: Sequence[str]) -> None:
-    if given not in choices:
-        what = f"MoleculeFeaturizer: {name} is unknown"
-        raise mismatch(ValueError, what, ", ".join(map(repr, choices)), repr(given))
-
-
 # Changed by every release that changes any of the features, so that stores are rebuilt.
 _FORMAT = "MoleculeFeaturizer 2"
+_UNKNOWN = "MoleculeFeaturizer: unknown"
+_SETS = ("kearnes", "deepchem")
 # Features of this package, whose results need not be checked.
 _OWN = (KearnesAtoms, DeepChemAtoms, KearnesPairs, DeepChemPairs)
 
@@ -131,7 +136,7 @@ class MoleculeFeaturizer:
             heaviest, then the first by canonical SMILES.
         standardize: Steps after the choice of fragments: ``"neutral"`` (charges that protons can
             balance are removed), ``"tautomer"`` (RDKit's canonical tautomer, without the stereo of
-            the centres and double bonds that may move).
+            the centers and double bonds that may move).
         chirality: Whether sets given by name describe stereo; None for as published (Kearnes does).
         max_atoms: Larger molecules raise an error: the number of pairs grows quadratically.
         extra_atoms: Further atom features, appended as columns.
@@ -166,12 +171,10 @@ class MoleculeFeaturizer:
         extra_pairs: Sequence[PairFeatures] = (),
         descriptors: str | MoleculeDescriptors | Sequence[str | MoleculeDescriptors] | None = None,
     ) -> None:
-        _check_choice("fragments", fragments, ("all", "largest"))
+        checked_choice(f"{_UNKNOWN} fragments", fragments, ("all", "largest"))
         for step in standardize:
-            _check_choice("standardize", step, ("neutral", "tautomer"))
-        if max_atoms < 1:
-            what = "MoleculeFeaturizer: max_atoms is too small"
-            raise mismatch(ValueError, what, "at least 1", max_atoms)
+            checked_choice(f"{_UNKNOWN} standardize", step, ("neutral", "tautomer"))
+        checked_count("MoleculeFeaturizer: max_atoms", max_atoms)
         if chirality is not None and not (isinstance(atoms, str) or isinstance(pairs, str)):
             what = "MoleculeFeaturizer: chirality has no effect on your own features"
             expected = 'None, or a set given by name: "kearnes", "deepchem"'
@@ -184,34 +187,27 @@ class MoleculeFeaturizer:
         self._options: dict[str, Any] = {"fragments": fragments, "standardize": [*standardize]}
         self._options |= {"explicit_hydrogens": explicit_hydrogens, "max_atoms": max_atoms}
         if isinstance(atoms, str):
-            _check_choice("atoms", atoms, ("kearnes", "deepchem"))
-            if atoms == "kearnes":
-                atoms = KearnesAtoms(chirality=chirality is not False)
-            else:
-                atoms = DeepChemAtoms(hydrogens=not explicit_hydrogens, chirality=bool(chirality))
+            kearnes = checked_choice(f"{_UNKNOWN} atoms", atoms, _SETS) == "kearnes"
+            own = KearnesAtoms(chirality is not False)
+            atoms = own if kearnes else DeepChemAtoms(not explicit_hydrogens, bool(chirality))
         if isinstance(pairs, str):
-            _check_choice("pairs", pairs, ("kearnes", "deepchem"))
-            pairs = KearnesPairs() if pairs == "kearnes" else DeepChemPairs(bool(chirality))
-        if descriptors is None or isinstance(descriptors, str | MoleculeDescriptors):
-            descriptors = [] if descriptors is None else [descriptors]
+            kearnes = checked_choice(f"{_UNKNOWN} pairs", pairs, _SETS) == "kearnes"
+            pairs = KearnesPairs() if kearnes else DeepChemPairs(bool(chirality))
+        if isinstance(descriptors, str | MoleculeDescriptors):
+            descriptors = [descriptors]
         self._atoms = (atoms, *extra_atoms)
         self._pairs = (pairs, *extra_pairs)
-        self._descriptors = tuple(map(_descriptors_named, descriptors))
+        self._descriptors = tuple(map(_descriptors_named, descriptors or ()))
         self.atom_names: tuple[str, ...] = sum((part.names for part in self._atoms), ())
         self.atom_kinds: tuple[str, ...] = sum((part.kinds for part in self._atoms), ())
-        self.descriptor_names: tuple[str, ...]
-        self.descriptor_names = sum((part.names for part in self._descriptors), ())
-        for kind, names in (
-            ("atom features", self.atom_names),
-            ("descriptors", self.descriptor_names),
-        ):
-            if len(set(names)) < len(names):
+        whole: tuple[str, ...] = sum((part.names for part in self._descriptors), ())
+        self.descriptor_names = whole
+        for kind, names in (("atom features", self.atom_names), ("descriptors", whole)):
+            if twice := [name for name in names if names.count(name) > 1]:
                 what = f"MoleculeFeaturizer: two {kind} have the same name"
-                repeated = next(name for name in names if names.count(name) > 1)
-                raise mismatch(ValueError, what, "different names", repeated)
-        self.pair_table: PairTable = pairs.table
-        for extra in extra_pairs:
-            self.pair_table = self.pair_table.times(extra.table)
+                raise mismatch(ValueError, what, "different names", twice[0])
+        tables = (part.table for part in self._pairs)
+        self.pair_table: PairTable = reduce(PairTable.times, tables)
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describe one molecule."""
@@ -235,7 +231,7 @@ class MoleculeFeaturizer:
         )
 
     def prepare(self, molecule: str | Mol) -> Mol:
-        """Return the molecule whose atoms are the rows: parsed, standardised, hydrogens added.
+        """Return the molecule whose atoms are the rows: parsed, standardized, hydrogens added.
 
         Args:
             molecule: SMILES, or an ``rdkit.Chem.Mol``, which is not changed.
@@ -316,19 +312,10 @@ class MoleculeFeaturizer:
     @property
     def spec(self) -> dict[str, Any]:
         """The plain values from which :meth:`from_spec` rebuilds the featurizer."""
-        parts: dict[str, Any] = {
-            "atoms": [part_to_spec(part) for part in self._atoms],
-            "pairs": [part_to_spec(part) for part in self._pairs],
-        }
-        if self._descriptors:
-            parts["descriptors"] = [part_to_spec(part) for part in self._descriptors]
-        return {
-            "format": _FORMAT,
-            **parts,
-            "options": dict(self._options),
-            "rdkit": rdkit_version(),
-            "pyg_dynbatch": pyg_dynbatch.__version__,
-        }
+        groups = {"atoms": self._atoms, "pairs": self._pairs, "descriptors": self._descriptors}
+        parts = {name: list(map(part_to_spec, group)) for name, group in groups.items() if group}
+        versions = {"rdkit": rdkit_version(), "pyg_dynbatch": pyg_dynbatch.__version__}
+        return {"format": _FORMAT, **parts, "options": dict(self._options), **versions}
 
     @property
     def digest(self) -> str:
@@ -357,24 +344,18 @@ class MoleculeFeaturizer:
             got = spec.get("format") if isinstance(spec, Mapping) else type(spec).__name__
             raise mismatch(ValueError, what, expected, got)
         if spec["rdkit"] != rdkit_version():
-            text = mismatch_text(
-                "MoleculeFeaturizer: a different version of RDKit made the features",
-                f"RDKit {spec['rdkit']}, as when the spec was saved",
-                f"RDKit {rdkit_version()}",
-                hint="that version if the numbers must be exactly equal",
-            )
+            what = "MoleculeFeaturizer: a different version of RDKit made the features"
+            wanted, got = (f"RDKit {version}" for version in (spec["rdkit"], rdkit_version()))
+            hint = "that version if the numbers must be exactly equal"
+            text = mismatch_text(what, f"{wanted}, as when the spec was saved", got, hint=hint)
             warnings.warn(text, stacklevel=2)
-        atoms = [part_from_spec(part, AtomFeatures) for part in spec["atoms"]]
-        pairs = [part_from_spec(part, PairFeatures) for part in spec["pairs"]]
-        whole = spec.get("descriptors", ())
-        return cls(
-            atoms[0],
-            pairs[0],
-            extra_atoms=atoms[1:],
-            extra_pairs=pairs[1:],
-            descriptors=[part_from_spec(part, MoleculeDescriptors) for part in whole],
-            **spec["options"],
+        bases = {"atoms": AtomFeatures, "pairs": PairFeatures, "descriptors": MoleculeDescriptors}
+        atoms, pairs, whole = (
+            [part_from_spec(part, base) for part in spec.get(name, ())]
+            for name, base in bases.items()
         )
+        extra: Any = {"extra_atoms": atoms[1:], "extra_pairs": pairs[1:], "descriptors": whole}
+        return cls(atoms[0], pairs[0], **extra, **spec["options"])
 
     def describe(self) -> str:
         """Return a table of all features with their columns, kinds and versions.
@@ -391,35 +372,27 @@ class MoleculeFeaturizer:
               0  single  KearnesPairs
             ...
         """
-        atoms = [
-            (name, f"{kind:<5}  {type(part).__name__}")
-            for part in self._atoms
-            for name, kind in zip(part.names, part.kinds, strict=True)
-        ]
-        pairs = [(name, type(part).__name__) for part in self._pairs for name in part.table.names]
-        whole = [(name, type(part).__name__) for part in self._descriptors for name in part.names]
-        codes = f", in {len(self.pair_table)} codes"
-        groups = {
-            f"atom features: {len(atoms)}": atoms,
-            f"pair features: {len(pairs)}{codes}": pairs,
-        }
-        if whole:
-            groups[f"descriptors: {len(whole)}"] = whole
         versions = f"RDKit {rdkit_version()}, pyg_dynbatch {pyg_dynbatch.__version__}"
-        options = ", ".join(f"{name}={value}" for name, value in self._options.items())
-        lines = [f"{type(self).__name__} ({versions})", options]
-        for title, columns in groups.items():
+        lines = [f"{type(self).__name__} ({versions})"]
+        lines.append(", ".join(f"{name}={value}" for name, value in self._options.items()))
+        kinds = iter(self.atom_kinds)
+        for title, parts in (
+            ("atom features: {}", self._atoms),
+            (f"pair features: {{}}, in {len(self.pair_table)} codes", self._pairs),
+            ("descriptors: {}", self._descriptors),
+        ):
+            columns = [(name, type(part).__name__) for part in parts for name in _names_of(part)]
+            if parts is self._atoms:
+                columns = [(name, f"{next(kinds):<5}  {source}") for name, source in columns]
             width = max((len(name) for name, _ in columns), default=0)
-            lines.append(title)
+            lines += [title.format(len(columns))] if parts else []
             lines += [f"{k:>3}  {name:<{width}}  {rest}" for k, (name, rest) in enumerate(columns)]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        atoms = "+".join(type(part).__name__ for part in self._atoms)
-        pairs = "+".join(type(part).__name__ for part in self._pairs)
-        whole = "+".join(type(part).__name__ for part in self._descriptors)
-        if whole:
-            whole = f"{whole}: {len(self.descriptor_names)} descriptors, "
+        groups = (self._atoms, self._pairs, self._descriptors)
+        atoms, pairs, whole = ("+".join(type(part).__name__ for part in group) for group in groups)
+        whole = whole and f"{whole}: {len(self.descriptor_names)} descriptors, "
         return (
             f"{type(self).__name__}({atoms}: {len(self.atom_names)} atom features, "
             f"{pairs}: {len(self.pair_table.names)} pair features in {len(self.pair_table)} codes, "

@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.conformal import ConformalSets
-from pyg_dynbatch.molecules.models import WeaveNet
-from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
-from pyg_dynbatch.prediction import SAME_CONFIGURATION, ExactBuffers, Model, differences
+from pyg_dynbatch.molecules.nets.models import WeaveNet
+from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
+from pyg_dynbatch.prediction import SAME_CONFIGURATION, ExactBuffers, Model
 
 _LARGEST_LOG = math.log(20.0)  # temperatures are between 1/20 and 20
 _HALVINGS = 50
@@ -119,6 +118,103 @@ class AveragedProperties(nn.Module):
         return self.scale.scaled(mean).float()
 
 
+class ConformalSets(ExactBuffers):
+    r"""Intervals and sets that hold the target of a new molecule with a chosen probability.
+
+    The score of a molecule is :math:`|y - \hat y|` for a value, :math:`1 - \hat p_y` for a class.
+    The margin of a property is the :math:`\lceil (n + 1) c \rceil`-th smallest of its :math:`n`
+    scores, for the coverage :math:`c`; a set holds everything whose score is at most the margin. If
+    the molecules are exchangeable with those of the calibration, it holds the target with a
+    probability of at least :math:`c`, on average over all molecules.
+
+    Args:
+        schema: What the predictions mean.
+        coverage: The probability, between 0 and 1.
+
+    Raises:
+        ValueError: If the coverage is not between 0 and 1.
+
+    Reference:
+        Vovk, Gammerman, Shafer (2005), doi:10.1007/b106715; Sadinle, Lei, Wasserman (2019),
+        doi:10.1080/01621459.2017.1395341 (sets of classes).
+    """
+
+    margin: Tensor
+
+    def __init__(self, schema: MoleculeSchema, coverage: float) -> None:
+        super().__init__()
+        if not 0 < coverage < 1:
+            what = "ConformalSets: the coverage is out of range"
+            raise mismatch(ValueError, what, "between 0 and 1, such as 0.9", coverage)
+        self.schema = schema
+        self.coverage = coverage
+        self.register_buffer("margin", torch.full((schema.num_tasks,), math.nan).double())
+
+    @property
+    def fitted(self) -> bool:
+        """Whether the margins are known."""
+        return not bool(self.margin.isnan().any())
+
+    def check(self, targets: Float[Tensor, "molecule task"], names: Sequence[str]) -> None:
+        """Raise an error if a property has too few targets for the coverage."""
+        least = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
+        for name, known in zip(names, (~targets.isnan()).sum(0).tolist(), strict=True):
+            if known < least:
+                what = f"coverage: too few validation targets of {name}"
+                expected = f"at least {least} for a coverage of {self.coverage}"
+                raise mismatch(ValueError, what, expected, known, hint="a larger validation split")
+
+    def fit(
+        self, values: Float[Tensor, "molecule output"], targets: Float[Tensor, "molecule task"]
+    ) -> None:
+        """Compute the margins from predictions and targets, NaN where unknown."""
+        for task, (scores, target) in enumerate(zip(self._scores(values), targets.T, strict=True)):
+            known = ~target.isnan()
+            found = self._of_target(scores, target)[known].sort().values
+            rank = math.ceil((len(found) + 1) * self.coverage - 1e-9)
+            self.margin[task] = found[rank - 1] if rank <= len(found) else math.inf
+
+    def columns(self, values: Float[Tensor, "molecule output"]) -> dict[str, Tensor]:
+        """Name the ends of intervals, or whether each class is in the set, of every molecule."""
+        columns: dict[str, Tensor] = {}
+        names = self.schema.task_names
+        for task, (name, scores) in enumerate(zip(names, self._scores(values), strict=True)):
+            if self.schema.kind == "regression":
+                columns[f"low_{name}"] = values[:, task] - self.margin[task]
+                columns[f"high_{name}"] = values[:, task] + self.margin[task]
+            else:
+                columns[f"set_{name}"] = (scores <= self.margin[task]).long()
+        return columns
+
+    def measured(
+        self, values: Float[Tensor, "molecule output"], targets: Float[Tensor, "molecule task"]
+    ) -> list[dict[str, float]]:
+        """Return the share of targets that are covered, and the mean width or size, by property."""
+        size = "width" if self.schema.kind == "regression" else "set_size"
+        found = []
+        for task, (scores, target) in enumerate(zip(self._scores(values), targets.T, strict=True)):
+            known, margin = ~target.isnan(), float(self.margin[task])  # on any device
+            inside: Bool[Tensor, " known"] = self._of_target(scores, target)[known] <= margin
+            sizes = (scores <= margin).sum(1)[known].double()
+            mean = 2 * margin if self.schema.kind == "regression" else sizes.mean()
+            found.append({"coverage": float(inside.double().mean()), size: float(mean)})
+        return found
+
+    def _scores(self, values: Tensor) -> list[Tensor]:
+        """Return for every property the values, or the scores of all classes."""
+        each = values.unflatten(1, (self.schema.num_tasks, -1)).unbind(1)
+        if self.schema.kind == "regression":
+            return list(each)
+        if self.schema.kind == "binary":
+            return [torch.cat([chance, 1 - chance], 1) for chance in each]
+        return [1 - chance for chance in each]
+
+    def _of_target(self, scores: Tensor, target: Tensor) -> Tensor:
+        if self.schema.kind == "regression":
+            return (scores[:, 0] - target).abs()
+        return scores.gather(1, target.nan_to_num(0).long()[:, None])[:, 0]
+
+
 class MoleculePropertyModel(Model):
     """Predict properties of molecules, in the units of the data or as probabilities.
 
@@ -193,12 +289,8 @@ class MoleculePropertyModel(Model):
         """Raise an error if the training molecules were described in a different way."""
         ours = self.schema.as_dict()
         theirs = hyper_parameters.get("schema", ours)
-        found = [part for part in differences(ours, theirs) if part[0] not in _VERSIONS]
-        if found:
-            what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
-            expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
-            got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-            raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
+        what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
+        check_same(what, ours, theirs, SAME_CONFIGURATION, _VERSIONS)
 
 
 def property_columns(

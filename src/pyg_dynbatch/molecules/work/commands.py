@@ -4,7 +4,7 @@ import argparse
 import csv
 import html
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
@@ -16,22 +16,22 @@ from pyg_dynbatch import __version__
 from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, existing, sha256_of
-from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.data import MoleculeData
-from pyg_dynbatch.molecules.drawing import atom_labels, draw_attributions, write_picture
-from pyg_dynbatch.molecules.explain import Explanation, explain
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import FORMATS, MoleculeRecords, RawMolecule, read_molecules
-from pyg_dynbatch.molecules.predict import (
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, parse_mol_block
+from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions, build_store
+from pyg_dynbatch.molecules.files.read import FORMATS, MoleculeRecords, RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.store import HEADER
+from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
+from pyg_dynbatch.molecules.work.bulk import FeaturizeJob, PredictJob, Shard, merge
+from pyg_dynbatch.molecules.work.drawing import atom_labels, draw_attributions, write_picture
+from pyg_dynbatch.molecules.work.explain import Explanation, explain
+from pyg_dynbatch.molecules.work.predict import (
     MoleculePredictor,
     PredictionFiles,
     named_columns,
     predict_file,
 )
-from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
-from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_mol_block
-from pyg_dynbatch.molecules.store import HEADER
 
 
 def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -79,14 +79,15 @@ def _add_shard(parser: argparse.ArgumentParser) -> None:
     add("--block-size", type=int, default=4_096, metavar="N", help=text)
 
 
-def _check_numbers(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, **lowest: int
-) -> None:
-    """Report an option that is less than its lowest value."""
-    for name, least in lowest.items():
-        if (given := getattr(options, name)) < least:
-            option = f"--{name.replace('_', '-')}"
-            parser.error(f"argument {option}: expected at least {least}, got {given}")
+def _at_least(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers that are not less."""
+
+    def read_int(text: str) -> int:
+        if (number := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {number}")
+        return number
+
+    return read_int
 
 
 def _predict_parser() -> argparse.ArgumentParser:
@@ -103,11 +104,13 @@ def _predict_parser() -> argparse.ArgumentParser:
     text = "CSV file; - for stdout (default); with --shard, a folder"
     add("--output", default="-", metavar="FILE", help=text)
     add("--narrow", action="store_true", help="of the input, keep only row, name and SMILES")
-    add("--dropout", type=int, default=0, metavar="N", help="passes with dropout, for a deviation")
+    zero = _at_least(0)
+    add("--dropout", type=zero, default=0, metavar="N", help="passes with dropout, for a deviation")
     text = "also write fingerprints, .npy or .csv; with --shard, a name in its folder"
     add("--fingerprints", metavar="FILE", help=text)
-    add("--workers", type=int, default=0, metavar="N", help="processes that read molecules")
-    add("--max-pairs", type=int, default=200_000, metavar="N", help="pairs of atoms in a batch")
+    add("--workers", type=zero, default=0, metavar="N", help="processes that read molecules")
+    text = "pairs of atoms in a batch"
+    add("--max-pairs", type=_at_least(1), default=200_000, metavar="N", help=text)
     _add_shard(parser)
     return parser
 
@@ -116,24 +119,19 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     """Run ``predict`` on a stream of molecules; the first checkpoint may be read already."""
     parser = _predict_parser()
     options = parser.parse_args(argv)
-    _check_numbers(parser, options, workers=0, dropout=0, max_pairs=1)
     if options.shard is not None:
         return _predict_shard(parser, options)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
     check_outputs("predict", written, [options.input, options.features, *paths])
-    first: Any = (
-        MoleculePropertyModel.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
-    )
-    given = (options.device, options.dropout, options.max_pairs, options.max_atoms)
-    features = (options.features, options.input)
-    predictor = MoleculePredictor([first, *paths[1:]], *given, *features)
+    first = MoleculePropertyModel.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
+    names = ("device", "dropout", "max_pairs", "max_atoms", "features")
+    given = {name: getattr(options, name) for name in names}
+    predictor = MoleculePredictor([first, *paths[1:]], records=options.input, **given)
     files = PredictionFiles(*written, identity=_identity(options))
     narrow = (options.input, options.narrow, options.workers)
     predict_file(partial(read_input, options), predictor, files, *narrow)
     if files.bad == files.rows:
-        got = f"{files.rows:,} bad records, the first {files.reason}"
-        what = "predict: no record is a molecule"
-        raise mismatch(ValueError, what, "at least one", got, where=options.input)
+        raise _no_molecule("predict", options.input, files.bad, files.reason)
     more = f"; the first bad one is {files.reason}" if files.bad else ""
     good = files.rows - files.bad
     print(f"predicted {good:,} of {files.rows:,} records{more}", file=sys.stderr)
@@ -141,6 +139,12 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
         if path not in (None, "-"):
             print(f"written: {path}", file=sys.stderr)
     return 0
+
+
+def _no_molecule(command: str, where: str, bad: int, reason: str) -> ValueError:
+    got = f"{bad:,} bad records, the first {reason}" if bad else "no records"
+    what = f"{command}: no record is a molecule"
+    return mismatch(ValueError, what, "at least one", got, where=where)
 
 
 def _predict_shard(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -202,15 +206,9 @@ def run_featurize(argv: list[str]) -> int:
     options = _featurize_parser().parse_args(argv)
     written = [Path(options.output, name) for name in ("", HEADER, ERRORS)]
     check_outputs("featurize", written, [options.input])
-    featurizer = MoleculeFeaturizer(
-        options.atoms,
-        options.pairs,
-        explicit_hydrogens=options.explicit_hydrogens,
-        fragments=options.fragments,
-        standardize=options.standardize,
-        max_atoms=options.max_atoms,
-        descriptors=options.descriptors,
-    )
+    names = ("explicit_hydrogens", "fragments", "standardize", "max_atoms", "descriptors")
+    chosen = {name: getattr(options, name) for name in ("atoms", "pairs", *names)}
+    featurizer = MoleculeFeaturizer(**chosen)
     numbers = (options.bad, options.workers, options.block_size)
     given = FeaturizeOptions(*numbers, force=options.force)
     if options.shard is not None:
@@ -218,14 +216,9 @@ def run_featurize(argv: list[str]) -> int:
         job = FeaturizeJob(*paths, reading=reading, featurizer=featurizer, options=given)
         print(f"packed molecules: {job.run(Shard.parse(options.shard))}")
         return 0
-    store = build_store(
-        options.output,
-        read_input(options, options.targets),
-        featurizer,
-        task_names=options.targets,
-        options=given,
-    )
-    folder = Path(options.output)
+    folder, names = Path(options.output), options.targets
+    records = read_input(options, names)
+    store = build_store(folder, records, featurizer, task_names=names, options=given)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     each = size / max(1, len(store))
     print(f"{len(store):,} molecules, {len(store.errors):,} bad rows, {each:,.0f} bytes each")
@@ -270,10 +263,12 @@ def _explain_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="FOLDER", help="where pictures, tables and page go")
     add("--task", metavar="NAME", help="the property (default: the first)")
     add("--label", type=int, default=1, help="the class, of several (default: 1)")
-    add("--method", choices=_METHODS, default="leave_one_out", help="what colours the atoms")
-    add("--pairs", type=int, default=5, metavar="N", help="strongest pairs to draw (default: 5)")
+    add("--method", choices=_METHODS, default="leave_one_out", help="what colors the atoms")
+    text = "strongest pairs to draw (default: 5)"
+    add("--pairs", type=_at_least(0), default=5, metavar="N", help=text)
     add("--picture", choices=("svg", "png"), default="svg", help="kind of the pictures")
-    add("--most", type=int, default=100, metavar="N", help="records to explain (default: 100)")
+    text = "records to explain (default: 100)"
+    add("--most", type=_at_least(1), default=100, metavar="N", help=text)
     return parser
 
 
@@ -284,14 +279,11 @@ _HEAD = Template("""<!doctype html>
 <title>$title</title>
 <style>
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; }
-.molecules { display: grid; gap: 1.2rem;
-             grid-template-columns: repeat(auto-fill, minmax(26rem, 1fr)); }
-.molecule { border: 1px solid #ccc; border-radius: 6px; padding: .8rem; overflow-wrap: anywhere; }
+.molecules { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, 26rem); }
+.molecule { border: 1px solid #ccc; padding: .8rem; overflow-wrap: anywhere; }
 .molecule svg { max-width: 100%; height: auto; }
-h2 { font-size: 1rem; margin: 0 0 .3rem; }
-code, table { font-size: .85rem; }
+h2 { font-size: 1rem; }
 td, th { padding: .1rem .6rem .1rem 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
 .bad { color: #8a3b00; }
 </style>
 </head>
@@ -307,7 +299,6 @@ def run_explain(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if (options.input is None) == (options.smiles is None):
         parser.error("the following arguments are required: --input or --smiles, not both")
-    _check_numbers(parser, options, most=1, pairs=0)
     written = [Path(options.output, name) for name in ("", REPORT, ATOMS, PAIRS)]
     check_outputs("explain", written, [options.input, options.features, *options.checkpoint])
     names = ("device", "max_atoms", "features")
@@ -353,15 +344,12 @@ class _Writer:
             if not isinstance(item[1], MoleculeError):
                 break
         else:
-            what, where = "explain: no record is a molecule", self.options.input or "--smiles"
-            got = "no records"
-            if leading:
-                record, error = leading[0]
-                got = f"{len(leading):,} bad records, the first {record.where}: {error.reason}"
-            raise mismatch(ValueError, what, "at least one", got, where=where)
+            reason = f"{leading[0][0].where}: {leading[0][1].reason}" if leading else ""
+            where = self.options.input or "--smiles"
+            raise _no_molecule("explain", where, len(leading), reason)
         facts = [
             ("checkpoints", ", ".join(map(str, self.options.checkpoint))),
-            ("colour of an atom", _METHODS[self.options.method]),
+            ("color of an atom", _METHODS[self.options.method]),
             ("lines", "gradient times features of the strongest pairs of atoms"),
             ("unit of all numbers", self.unit or "that of the property"),
         ]
@@ -375,9 +363,10 @@ class _Writer:
             self.pairs.writerow(["row", "first", "second", "bonds", "gradient"])
             self.page.write(_HEAD.substitute(title=html.escape(self.task), facts=_table(facts)))
             for record, given in chain(leading, prepared):
-                title, smiles = record.name or f"row {record.row}", record.smiles or ""
-                self.page.write(f'<div class="molecule">\n<h2>{html.escape(title)}</h2>\n')
-                self.page.write(f"<p><code>{html.escape(smiles)}</code></p>\n")
+                title = html.escape(record.name or f"row {record.row}")
+                smiles = html.escape(record.smiles or "")
+                start = f"<h2>{title}</h2>\n<p><code>{smiles}</code></p>"
+                self.page.write(f'<div class="molecule">\n{start}\n')
                 if isinstance(given, MoleculeError):
                     self.bad += 1
                     self.page.write(f'<p class="bad">{html.escape(given.reason)}</p>\n')

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 
-from pyg_dynbatch.molecules.features import AtomFeatures, PairFeatures, RowTable
-from pyg_dynbatch.molecules.kearnes import BONDS, FIRST_BOND, LONGEST, NO_BOND, coded_pairs
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import Mol, atoms_of, bonds_of, chem, columns_of
+from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures, RowTable
+from pyg_dynbatch.molecules.features.kearnes import BONDS, FIRST_BOND, LONGEST, NO_BOND, coded_pairs
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import Mol, atoms_of, bonds_of, chem, columns_of
 
 ELEMENTS = (
     *("C", "N", "O", "S", "F", "Si", "P", "Cl", "Br", "Mg", "Na", "Ca", "Fe", "As", "Al", "I"),
@@ -30,7 +30,7 @@ class DeepChemAtoms(AtomFeatures):
     columns feature                         kind  oddities of DeepChem that are kept
     ======= =============================== ===== ============================================
     44      43 elements, unknown            bit
-    11      number of neighbours 0 to 10    bit   (more raise there; here none of the bits)
+    11      number of neighbors 0 to 10     bit   (more raise there; here none of the bits)
     7       implicit valence 0 to 6         bit   more than 6 counts as 6; an atom written in
                                                   brackets has 0: ``[NH3]`` is not ``N``
     1       formal charge                   count
@@ -49,7 +49,7 @@ class DeepChemAtoms(AtomFeatures):
 
     Args:
         hydrogens: Whether hydrogens are counted; DeepChem does not when they are atoms.
-        chirality: Whether there are columns for stereo centres.
+        chirality: Whether there are columns for stereo centers.
 
     Reference:
         DeepChem, ``deepchem/feat/graph_features.py``, function ``atom_features``.
@@ -65,20 +65,12 @@ class DeepChemAtoms(AtomFeatures):
     def __init__(self, hydrogens: bool = True, chirality: bool = False) -> None:
         self.hydrogens = hydrogens
         self.chirality = chirality
-        names = [
-            *ELEMENTS,
-            "unknown",
-            *(f"degree_{k}" for k in range(_HIGHEST_DEGREE + 1)),
-            *(f"implicit_valence_{k}" for k in range(_HIGHEST_VALENCE + 1)),
-            *("formal_charge", "radical_electrons"),
-            *(name.lower() for name in HYBRIDIZATIONS),
-            "aromatic",
-        ]
-        if hydrogens:
-            names += [f"hydrogens_{k}" for k in range(_MOST_HYDROGENS + 1)]
-        if chirality:
-            names += ["cip_R", "cip_S", "chirality_possible"]
         counts = ("formal_charge", "radical_electrons")
+        names = [*ELEMENTS, "unknown", *(f"degree_{k}" for k in range(_HIGHEST_DEGREE + 1))]
+        names += [f"implicit_valence_{k}" for k in range(_HIGHEST_VALENCE + 1)]
+        names += [*counts, *(name.lower() for name in HYBRIDIZATIONS), "aromatic"]
+        names += [f"hydrogens_{k}" for k in range(_MOST_HYDROGENS + 1)] if hydrogens else []
+        names += ["cip_R", "cip_S", "chirality_possible"] if chirality else []
         kinds = ["count" if name in counts else "bit" for name in names]
         super().__init__(names, kinds, {"hydrogens": hydrogens, "chirality": chirality})
         self._table = RowTable(len(names))
@@ -160,46 +152,34 @@ class DeepChemPairs(PairFeatures):
 
     def __init__(self, chirality: bool = False) -> None:
         self.chirality = chirality
-        stereo = range(len(STEREO) if chirality else 1)
-        one_ring = ((False, False), (False, True), (True, True))
-        no_bond = [0.0] * (len(BONDS) + 2 + (len(STEREO) if chirality else 0))
+        stereo = STEREO if chirality else ()
+        names = [name.lower() for name in (*BONDS, "conjugated", "bond_in_ring", *stereo)]
+        no_bond = [0.0] * len(names)
         rows = [[*no_bond, ring, *_one_hot(distance - 1, LONGEST)] for distance, ring in NO_BOND]
-        for bond, conjugated, kind, (in_ring, same) in product(
-            range(len(BONDS) + 1), (False, True), stereo, one_ring
-        ):
-            stereo_row = _one_hot(kind, len(STEREO)) if chirality else []
-            bond_row = [*_one_hot(bond, len(BONDS)), conjugated, in_ring, *stereo_row]
-            rows.append([*bond_row, same, *_one_hot(0, LONGEST)])
-        names = [*(bond.lower() for bond in BONDS), "conjugated", "bond_in_ring"]
-        names += [name.lower() for name in STEREO] if chirality else []
+        rings = ((False, False), (False, True), (True, True))
+        kinds = product(range(len(BONDS) + 1), (False, True), range(max(1, len(stereo))), rings)
+        for bond, conjugated, kind, (in_ring, same) in kinds:
+            bond_row = [*_one_hot(bond, len(BONDS)), conjugated, in_ring]
+            rows.append([*bond_row, *_one_hot(kind, len(stereo)), same, *_one_hot(0, LONGEST)])
         names += ["same_ring", *(f"distance_{k}" for k in range(1, LONGEST + 1))]
         distance = [distance for distance, _ in NO_BOND] + [1] * (len(rows) - FIRST_BOND)
-        table = PairTable(
-            torch.tensor(rows, dtype=torch.float32), tuple(names), torch.tensor(distance)
-        )
+        features = torch.tensor(rows, dtype=torch.float32)
+        table = PairTable(features, tuple(names), torch.tensor(distance))
         super().__init__(table, {"chirality": chirality})
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
         """Return a symmetric matrix of codes: rows of the table."""
         kinds = columns_of("BondType", BONDS)
+        known = columns_of("BondStereo", STEREO) if self.chirality else {}
         # Type, conjugation, stereo and, of 3, ring: not in one, atoms in one, bond in one. The
         # atoms of a bond in a ring share that ring, so that the common ring adds the last step.
-        width = 3 * (len(STEREO) if self.chirality else 1)
-        all_bonds = bonds_of(mol)
-        bonds = [
-            (
-                b.GetBeginAtomIdx(),
-                b.GetEndAtomIdx(),
-                FIRST_BOND
-                + width * (2 * kinds.get(b.GetBondType(), 4) + b.GetIsConjugated())
-                + b.IsInRing(),
-            )
-            for b in all_bonds
-        ]
-        if self.chirality:
-            known = columns_of("BondStereo", STEREO)
-            stereo = [known.get(bond.GetStereo(), 3) for bond in all_bonds]
-            bonds = [(i, j, code + 3 * k) for (i, j, code), k in zip(bonds, stereo, strict=True)]
+        width = 3 * max(1, len(known))
+        bonds = []
+        for bond in bonds_of(mol):
+            kind = 2 * kinds.get(bond.GetBondType(), 4) + bond.GetIsConjugated()
+            code = FIRST_BOND + width * kind + bond.IsInRing()
+            code += 3 * known.get(bond.GetStereo(), 3) if known else 0
+            bonds.append((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), code))
         return coded_pairs(mol, bonds)
 
 

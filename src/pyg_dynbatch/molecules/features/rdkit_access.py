@@ -118,7 +118,7 @@ def parse_smiles(smiles: object) -> Mol:
             Anything else, such as the NaN of an empty cell, is a missing SMILES.
 
     Returns:
-        The sanitised molecule, its atoms in the order of the text. If hydrogens written as atoms
+        The sanitized molecule, its atoms in the order of the text. If hydrogens written as atoms
         became counts, atoms have the property ``input_atom``, their index in the text.
 
     Raises:
@@ -127,12 +127,12 @@ def parse_smiles(smiles: object) -> Mol:
     Example:
         >>> parse_smiles("CCO ").GetNumAtoms()
         3
-        >>> parse_smiles("CC(C)(C)(C)C")
+        >>> parse_smiles("C=F")
         Traceback (most recent call last):
         ...
-        pyg_dynbatch.molecules.rdkit_access.MoleculeError: molecule: 'CC(C)(C)(C)C' cannot be used.
+        pyg_dynbatch.molecules.features.rdkit_access.MoleculeError: molecule: 'C=F' cannot be used.
           expected: a molecule that RDKit accepts, within the limits of the featurizer
-          got:      Explicit valence for atom # 1 C, 5, is greater than permitted
+          got:      Explicit valence for atom # 1 F, 2, is greater than permitted
           where:    atom 1, counted from 0
     """
     if not isinstance(smiles, str):
@@ -244,7 +244,7 @@ def parse_mol_block(block: str) -> Mol:
 
 
 def sanitized_copy(mol: Mol) -> Mol:
-    """Copy a molecule; make sure that the copy is sanitised, with all its rings and stereo."""
+    """Copy a molecule; make sure that the copy is sanitized, with all its rings and stereo."""
     copied = chem().Mol(mol)
     if copied.NeedsUpdatePropertyCache():
         with rdkit_module("rdBase").BlockLogs():
@@ -279,10 +279,10 @@ def largest_fragment(mol: Mol) -> Mol:
 
 
 def standardized(mol: Mol, steps: Collection[str]) -> Mol:
-    """Neutralise a molecule, then choose its canonical tautomer; atoms keep their order.
+    """Neutralize a molecule, then choose its canonical tautomer; atoms keep their order.
 
     Args:
-        mol: A sanitised ``rdkit.Chem.Mol``, which is not changed.
+        mol: A sanitized ``rdkit.Chem.Mol``, which is not changed.
         steps: ``"neutral"``, ``"tautomer"`` or both.
 
     Raises:
@@ -302,8 +302,8 @@ def standardized(mol: Mol, steps: Collection[str]) -> Mol:
                 mol = rules.TautomerEnumerator().Canonicalize(mol)
         except (ValueError, RuntimeError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise MoleculeError(f"it cannot be standardised: {lines[0]}") from error
-    chem().GetSymmSSSR(mol)  # the rings of a new molecule are not the symmetrised set
+            raise MoleculeError(f"it cannot be standardized: {lines[0]}") from error
+    chem().GetSymmSSSR(mol)  # the rings of a new molecule are not the symmetrized set
     return mol
 
 

@@ -12,15 +12,15 @@ from jaxtyping import Float32
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import existing, sha256_of
-from pyg_dynbatch.molecules.features import FeaturePart
-from pyg_dynbatch.molecules.files import read_molecules
-from pyg_dynbatch.molecules.rdkit_access import (
+from pyg_dynbatch.molecules.features.base import FeaturePart
+from pyg_dynbatch.molecules.features.rdkit_access import (
     Mol,
     MoleculeError,
     canonical_smiles,
     parse_mol_block,
     rdkit_module,
 )
+from pyg_dynbatch.molecules.files.read import read_molecules
 
 AS_GIVEN = "as_given"
 """Property of molecules: the SMILES they were read from."""
@@ -65,9 +65,9 @@ class MoleculeDescriptors(FeaturePart, ABC):
         super().__init__(options, names=list(names))
         self.names = tuple(names)
         if not self.names or len(set(self.names)) != len(self.names):
-            repeated = [name for name in self.names if self.names.count(name) > 1]
+            repeated = [f"{name!r} twice" for name in self.names if self.names.count(name) > 1]
             what = f"{type(self).__name__}: the names of the descriptors cannot be used"
-            got = f"{repeated[0]!r} twice" if repeated else "none"
+            got = (repeated or ["none"])[0]
             raise mismatch(ValueError, what, "at least one name, all different", got)
 
     @abstractmethod
@@ -75,7 +75,7 @@ class MoleculeDescriptors(FeaturePart, ABC):
         """Return one number per name, NaN where it is undefined.
 
         Args:
-            mol: A sanitised ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
+            mol: A sanitized ``rdkit.Chem.Mol``, a copy made for this call; may have no atoms.
         """
 
 
@@ -140,7 +140,7 @@ class MorganCounts(MoleculeDescriptors):
     """How often each environment of an atom occurs, folded to a number of columns by a hash.
 
     Args:
-        radius: Bonds from the centre to the edge of the largest environments; 2 is ECFP4.
+        radius: Bonds from the center to the edge of the largest environments; 2 is ECFP4.
         size: Number of columns.
         chirality: Whether stereo isomers differ.
 
@@ -203,11 +203,8 @@ class FeatureFile(MoleculeDescriptors):
         hashes = [sha256_of(existing(path, "a file")) for path in (file, records) if path]
         read = partial(read_molecules, records or file, smiles_column=smiles_column)
         if (records is None) == file.endswith(".npy"):
-            what, expected = (
-                "FeatureFile: records do not fit",
-                "records for an .npy file, else none",
-            )
-            raise mismatch(ValueError, what, expected, repr(records), where=file)
+            what, wanted = "FeatureFile: records do not fit", "records for an .npy file, else none"
+            raise mismatch(ValueError, what, wanted, repr(records), where=file)
         if records is None:
             names = list(next(read()).extra)
             listed = list(read(target_columns=names))

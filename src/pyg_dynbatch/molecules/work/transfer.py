@@ -9,9 +9,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.molecules.schema import MoleculeSchema, check_same
 from pyg_dynbatch.molecules.task import MoleculeProperty
-from pyg_dynbatch.prediction import differences, naming_file, read_checkpoint
+from pyg_dynbatch.prediction import naming_file, read_checkpoint
 
 _PARTS = ("weave", "lin_atom", "norm_atom", "readouts")
 _ENCODER = ("model.network.pair_table", *(f"model.network.{part}." for part in _PARTS))
@@ -42,7 +42,7 @@ class Pretrained(Callback):
         self.continued = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Freeze the weights, before the optimiser is made."""
+        """Freeze the weights, before the optimizer is made."""
         if stage != "fit":
             return
         self.continued = False
@@ -63,7 +63,7 @@ class Pretrained(Callback):
                 self._load(pl_module)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep the statistics of frozen normalisations."""
+        """Keep the statistics of frozen normalizations."""
         for part in self._encoder(pl_module) if self.freeze else ():
             part.eval()
 
@@ -74,15 +74,16 @@ class Pretrained(Callback):
         contents = read_checkpoint(self.checkpoint)
         theirs = MoleculeSchema.from_dict(contents.get("hyper_parameters", {}).get("schema"))
         what, hint = "Pretrained: the encoder does not fit", "the options of the checkpoint"
-        ours = _described(task.model.schema)
-        if found := list(differences(ours, _described(theirs))):
-            expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
-            got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+        check_same(what, _described(task.model.schema), _described(theirs), hint)
         own = task.state_dict()
-        weights = {n: each for n, each in contents["state_dict"].items() if n.startswith(_ENCODER)}
-        for name in sorted({n for n in own if n.startswith(_ENCODER)} | set(weights)):
-            shapes = [list(each[name].shape) if name in each else "none" for each in (own, weights)]
+        weights, ours = (
+            {name: each for name, each in state.items() if name.startswith(_ENCODER)}
+            for state in (contents["state_dict"], own)
+        )
+        for name in sorted({*ours, *weights}):
+            shapes = [
+                list(each[name].shape) if name in each else "none" for each in (ours, weights)
+            ]
             if shapes[0] != shapes[1]:
                 where = name.removeprefix("model.")
                 raise mismatch(ValueError, what, *shapes, where=where, hint=hint)

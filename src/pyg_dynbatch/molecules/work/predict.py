@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain, islice
@@ -21,14 +21,22 @@ from torch import Tensor, nn
 from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, part_of
-from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
-from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
-from pyg_dynbatch.molecules.descriptors import FeatureFile
-from pyg_dynbatch.molecules.features import part_to_spec
-from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.files import BadMolecule, MoleculeRecords, RawMolecule, write_errors
-from pyg_dynbatch.molecules.property_model import MoleculePropertyModel, property_columns
+from pyg_dynbatch.molecules.features.base import part_to_spec
+from pyg_dynbatch.molecules.features.descriptors import FeatureFile
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.files.build import CHUNK, featurize_stream, packing_of
+from pyg_dynbatch.molecules.files.read import (
+    BadMolecule,
+    MoleculeRecords,
+    RawMolecule,
+    write_errors,
+)
+from pyg_dynbatch.molecules.nets.properties import (
+    ConformalSets,
+    MoleculePropertyModel,
+    property_columns,
+)
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.prediction import (
     cell,
@@ -38,6 +46,8 @@ from pyg_dynbatch.prediction import (
     read_checkpoint,
 )
 from pyg_dynbatch.samplers import pack_in_order
+
+_FEATURE_FILE = f":{FeatureFile.__qualname__}"
 
 
 class Predicted(NamedTuple):
@@ -108,14 +118,12 @@ class MoleculePredictor:
             what, got = "MoleculePredictor: the model has no dropout to switch on", "dropout 0"
             hint = "several checkpoints, whose predictions differ"
             raise mismatch(ValueError, what, "a model with dropout above 0", got, hint=hint)
-        self.dropout = dropout
-        self.max_pairs = max_pairs
-        self.max_atoms = max_atoms
+        self.dropout, self.max_pairs, self.max_atoms = dropout, max_pairs, max_atoms
         self.features = features, records
-        schema = self.schema
         # Of one model without dropout: the errors of an average are different.
-        self.sets = self.models[0].sets if len(self.models) == 1 and not dropout else None
-        self.sets = None if self.sets is None else deepcopy(self.sets).cpu()
+        sets = None if len(self.models) > 1 or dropout else self.models[0].sets
+        self.sets: ConformalSets | None = deepcopy(sets).cpu() if sets is not None else None
+        schema = self.schema
         self.collater = MoleculeCollater(schema.pair_table, schema.pairs, schema.self_pairs)
 
     @property
@@ -129,28 +137,15 @@ class MoleculePredictor:
             spec["options"] = {**spec["options"], "max_atoms": self.max_atoms}
         file, records = self.features
         if file is not None:
-            parts = spec["descriptors"] = [*spec.get("descriptors", ())]
-            suffix = f":{FeatureFile.__qualname__}"
-            places = [k for k, part in enumerate(parts) if part["class"].endswith(suffix)]
+            parts = [*spec.get("descriptors", ())]
+            places = [k for k, part in enumerate(parts) if part["class"].endswith(_FEATURE_FILE)]
             if not places:
                 what = "MoleculePredictor: the model was not trained with a FeatureFile"
                 raise mismatch(ValueError, what, "no file of features", file)
             for place in places:
-                parts[place] = self._from_file(parts[place], file, records)
+                parts[place] = _from_file(parts[place], file, records)
+            spec["descriptors"] = parts
         return MoleculeFeaturizer.from_spec(spec)
-
-    def _from_file(self, part: dict[str, Any], file: str, records: str | None) -> dict[str, Any]:
-        """Replace the file of features in the spec of descriptors."""
-        column = part["options"]["smiles_column"]
-        new = FeatureFile(file, records if file.endswith(".npy") else None, column)
-        if list(new.names) != part["names"]:
-            what = "MoleculePredictor: the file of features has other columns than in training"
-            expected, got = (
-                f"{len(names)} columns, {', '.join(names[:9])}"
-                for names in (part["names"], new.names)
-            )
-            raise mismatch(ValueError, what, expected, got, where=file)
-        return part_to_spec(new)
 
     def predict(self, molecules: Sequence[MoleculeData], fingerprints: bool = False) -> Predicted:
         """Predict molecules in order; ``fingerprints`` are those of the first checkpoint."""
@@ -202,6 +197,19 @@ class MoleculePredictor:
         finally:
             for layer in layers:
                 layer.eval()
+
+
+def _from_file(part: dict[str, Any], file: str, records: str | None) -> dict[str, Any]:
+    """Replace the file of features in the spec of descriptors."""
+    column = part["options"]["smiles_column"]
+    new = FeatureFile(file, records if file.endswith(".npy") else None, column)
+    if list(new.names) != part["names"]:
+        what = "MoleculePredictor: the file of features has other columns than in training"
+        wanted, got = (
+            f"{len(names)} columns, {', '.join(names[:9])}" for names in (part["names"], new.names)
+        )
+        raise mismatch(ValueError, what, wanted, got, where=file)
+    return part_to_spec(new)
 
 
 def _dropout_layers(model: MoleculePropertyModel) -> list[nn.Module]:
@@ -384,30 +392,32 @@ class PredictionFiles:
         if fingerprints is not None and Path(fingerprints).suffix not in (".npy", ".csv"):
             what = "fingerprints: unknown kind of file"
             raise mismatch(ValueError, what, ".npy or .csv", fingerprints)
-        self.table, self.fingerprints, self.errors = table, fingerprints, errors
-        self.identity = identity
+        self.fingerprints, self.identity = fingerprints, identity
         self.rows, self.bad, self.reason = 0, 0, ""  # the reason of the first bad row
         self.note = Path(f"{part_of(table)}.json")
         self._is_text = str(fingerprints).endswith(".csv")
+        self._paths = (table, fingerprints, errors)
         self._sizes: Sequence[int | None] = [None if identity is None else 0] * 3
-        paths = table, fingerprints, errors
-        parts = [part_of(path) for path in paths if path is not None]
-        if identity is None or not all(path.is_file() for path in (self.note, *parts)):
-            return
+        parts = [part_of(path) for path in self._paths if path is not None]
+        if identity is not None and all(path.is_file() for path in (self.note, *parts)):
+            self._continue(identity, parts)
+
+    def _continue(self, identity: Mapping[str, Any], parts: Sequence[Path]) -> None:
+        """Take over the counts of a run that was killed."""
         noted = json.loads(self.note.read_text(encoding="utf-8"))
         hint = f"delete {' and '.join(map(str, [*parts, self.note]))} to start again"
         other = [key for key in identity if noted["identity"].get(key) != identity[key]]
         if other:
             what = "predict: cannot continue a different run"
-            got, expected = f"a different {', '.join(other)}", "that of the unfinished output"
-            raise mismatch(ValueError, what, expected, got, where=parts[0], hint=hint)
+            got, wanted = f"a different {', '.join(other)}", "that of the unfinished output"
+            raise mismatch(ValueError, what, wanted, got, where=parts[0], hint=hint)
         (self.rows, self.bad, self.reason), self._sizes = noted["counts"], noted["sizes"]
-        given = [size for size, path in zip(noted["sizes"], paths, strict=True) if path is not None]
-        for part, size in zip(parts, given, strict=True):
-            if (found := part.stat().st_size) < size:
+        used = [size for size, path in zip(self._sizes, self._paths, strict=True) if path]
+        for part, size in zip(parts, used, strict=True):
+            if (found := part.stat().st_size) < (size or 0):
                 what = "predict: the unfinished output has been shortened"
-                expected, got = f"at least {size:,} bytes", f"{found:,} bytes"
-                raise mismatch(ValueError, what, expected, got, where=part, hint=hint)
+                wanted, got = f"at least {size:,} bytes", f"{found:,} bytes"
+                raise mismatch(ValueError, what, wanted, got, where=part, hint=hint)
 
     def write(self, rows: Iterable[StreamRow], columns: Columns, width: int = 0) -> None:
         """Write rows after those that are in the files; ``width`` is that of a fingerprint."""
@@ -417,26 +427,20 @@ class PredictionFiles:
                 if not self.rows:
                     # It is about files that are overwritten now.
                     self.note.unlink(missing_ok=True)
-            size, print_size, error_size = self._sizes
-            opened = atomic_file(self.table, resume_at=size, newline="", encoding="utf-8")
-            file = stack.enter_context(nullcontext(sys.stdout) if self.table == "-" else opened)
+            is_stream = self._paths[0] == "-"
+            files: list[Any] = [
+                None if path is None else stack.enter_context(_opened(path, mode, size))
+                for path, mode, size in zip(self._paths, ("w", "wb", "w"), self._sizes, strict=True)
+            ]
+            file, prints, errors = files
             writer = csv.writer(file, lineterminator="\n")
-            prints = None
-            if self.fingerprints is not None:
-                opened = atomic_file(self.fingerprints, "wb", resume_at=print_size)
-                prints = stack.enter_context(opened)
-            errors = None
-            if self.errors is not None:
-                text = {"newline": "", "encoding": "utf-8"}
-                opened = atomic_file(self.errors, resume_at=error_size, **text)
-                errors = stack.enter_context(opened)
             if not self.rows:
                 writer.writerow([*columns.shown, *columns.own, *columns.predicted])
                 self._write_header(prints, width)
                 if errors is not None:
                     write_errors(errors)
             # A bar among the rows would spoil them.
-            visible = self.table != "-" or not sys.stdout.isatty()
+            visible = not is_stream or not sys.stdout.isatty()
             progress = stack.enter_context(Progress("predicting", "records", shown=visible))
             for row in rows:
                 writer.writerow(columns.cells(row))
@@ -450,7 +454,7 @@ class PredictionFiles:
                     if errors is not None:
                         write_errors(errors, [row.error], header=False)
                 if self.rows % CHUNK == 0:
-                    self._write_note(file, prints, errors)
+                    self._write_note(files)
             file.flush()
             if prints is not None and not self._is_text:
                 prints.seek(0)
@@ -469,14 +473,12 @@ class PredictionFiles:
             return np.ascontiguousarray(found, dtype="<f4").tobytes()
         return f"{row},{','.join(found.astype(str)).replace('nan', '')}\n".encode()
 
-    def _write_note(self, *files: Any) -> None:
+    def _write_note(self, files: Sequence[Any]) -> None:
         if self.identity is None:
             return
-        sizes = [0] * len(files)
-        for number, file in enumerate(files):
-            if file is not None:
-                file.flush()
-                sizes[number] = os.fstat(file.fileno()).st_size
+        for file in filter(None, files):
+            file.flush()
+        sizes = [0 if file is None else os.fstat(file.fileno()).st_size for file in files]
         counts = (self.rows, self.bad, self.reason)
         content = {"identity": self.identity, "counts": counts, "sizes": sizes}
         new = self.note.with_suffix(".new")
@@ -489,3 +491,10 @@ class PredictionFiles:
         if kind is None or issubclass(kind, Exception) and kind is not BlockingIOError:
             self.note.unlink(missing_ok=True)
             self.note.with_suffix(".new").unlink(missing_ok=True)
+
+
+def _opened(path: str, mode: str, size: int | None) -> AbstractContextManager[Any]:
+    if path == "-":
+        return nullcontext(sys.stdout)
+    text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+    return atomic_file(path, mode, resume_at=size, **text)

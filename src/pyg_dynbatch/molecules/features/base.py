@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Integer
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.pair_table import PairTable
-from pyg_dynbatch.molecules.rdkit_access import Mol
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.molecules.features.pair_table import PairTable
+from pyg_dynbatch.molecules.features.rdkit_access import Mol
 
 KINDS = ("bit", "count", "real")
 
@@ -73,16 +73,15 @@ class AtomFeatures(FeaturePart, ABC):
             what = f"{type(self).__name__}: names and kinds do not match"
             got = f"{len(set(self.names))} different names, {len(self.kinds)} kinds"
             raise mismatch(ValueError, what, "different names and one kind for each", got)
-        if unknown := sorted(set(self.kinds) - set(KINDS)):
-            what = f"{type(self).__name__}: a kind of feature is unknown"
-            raise mismatch(ValueError, what, ", ".join(KINDS), ", ".join(unknown))
+        for kind in self.kinds:
+            checked_choice(f"{type(self).__name__}: unknown kind of feature", kind, KINDS)
 
     @abstractmethod
     def rows(self, mol: Mol) -> Float[np.ndarray, "atom feature"]:
         """Return one row of finite numbers per atom, in order.
 
         Args:
-            mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
+            mol: A sanitized ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
         """
 
 
@@ -124,7 +123,7 @@ class PairFeatures(FeaturePart, ABC):
         """Return a symmetric matrix of rows of the table; its diagonal is replaced by 0.
 
         Args:
-            mol: A sanitised ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
+            mol: A sanitized ``rdkit.Chem.Mol``, the featurizer's own copy; may have no atoms.
         """
 
 
@@ -152,10 +151,10 @@ def part_from_spec(spec: Mapping[str, Any], base: type) -> Any:
 def _first_difference(ours: Any, theirs: Any) -> str:
     if not (isinstance(ours, list) and isinstance(theirs, list)):
         return str(ours)
-    for column, value in enumerate(ours):
-        if column >= len(theirs) or theirs[column] != value:
-            return f"{len(ours)} columns, {value!r} in column {column}"
-    return f"{len(ours)} columns"
+    found = (
+        f", {value!r} in column {k}" for k, value in enumerate(ours) if theirs[k:][:1] != [value]
+    )
+    return f"{len(ours)} columns{next(found, '')}"
 
 
 def _find_class(path: str, base: type) -> type:

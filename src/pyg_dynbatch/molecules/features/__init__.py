@@ -1,0 +1,1 @@
+"""Features of atoms, pairs and whole molecules, computed with RDKit."""

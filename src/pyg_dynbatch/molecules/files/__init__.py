@@ -1,0 +1,1 @@
+"""Read, featurize and store files of molecules."""
