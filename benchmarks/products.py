@@ -9,8 +9,8 @@ from torch import Tensor
 
 from benchmarks import bench
 from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.nn.fused_gates import BLOCK
-from pyg_dynbatch.nn.products import RowProduct
+from pyg_dynbatch.kernels.plan import BLOCK
+from pyg_dynbatch.kernels.products import RowProduct
 
 
 class Product(NamedTuple):

@@ -15,8 +15,8 @@ from benchmarks.trees import CLASSES, Shape
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.kernels.linear import linear as nn_linear
 from pyg_dynbatch.nn.cell import run_levels
-from pyg_dynbatch.nn.linear import linear as nn_linear
 from pyg_dynbatch.nn.recursive import level_row
 from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
 from pyg_dynbatch.trees.collate import Collater

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pyg_dynbatch.cli import main
-from pyg_dynbatch.core.files import locked_folder
+from pyg_dynbatch.files import locked_folder
 from pyg_dynbatch.training.experiments import read_space
 from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv

@@ -15,8 +15,8 @@ import yaml
 from pyg_dynbatch.datasets import PackedMolecules
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
-from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import molecule_csv, trained
+from tests.test_files import files_of_at_most
 
 pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 

@@ -4,13 +4,13 @@ from torch.utils.data import DistributedSampler, SequentialSampler, get_worker_i
 from torch_geometric.data import Data
 
 from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.data import from_parents
 from pyg_dynbatch.loader import Collater, DataLoader, NodeBudgetBatchSampler, node_counts
+from tests.trees.helpers import chain_tree
 
 
 def trees(count: int = 12) -> list:
     """Chains of 1, 2, 3, … nodes; ``target`` is the number of the example."""
-    return [from_parents(range(-1, n), target=torch.tensor([n])) for n in range(count)]
+    return [chain_tree(n + 1, target=torch.tensor([n])) for n in range(count)]
 
 
 def numbers(batches) -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
-        DependencyGraph, Engine, LearnedPolicy, Levels, Operation, Operations, Program, Ragged,
+        DependencyGraph, Engine, LearnedPolicy, Levels, Operation, Operations, Recording, Ragged,
         RaggedRows, Signature, Steps, TensorType, Value, agenda_policy, depth_policy,
         keep_freed_memory, run_one_by_one, schedule_recordings, schedule_structure,
     )
@@ -25,7 +25,7 @@ _NAMESPACES = (
 )
 
 __all__ = [
-    "DependencyGraph", "Engine", "LearnedPolicy", "Levels", "Operation", "Operations", "Program",
+    "DependencyGraph", "Engine", "LearnedPolicy", "Levels", "Operation", "Operations", "Recording",
     "Ragged", "RaggedRows", "Signature", "Steps", "TensorType", "Value", "__version__",
     "agenda_policy", "depth_policy", "keep_freed_memory", "load", "run_one_by_one",
     "schedule_recordings", "schedule_structure",

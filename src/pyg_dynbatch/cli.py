@@ -23,7 +23,7 @@ _COMMANDS = {
     "featurize": "describe the molecules of a file once, in packed files",
     "merge": "join the shards of featurize --shard or predict --shard",
     "explain": "attribute predictions to atoms and their pairs, with pictures, or to JSON paths",
-    "inspect": "show the schedule of a data set or of a file of trees, with a picture",
+    "inspect": "show the schedule of a data set or of a file of trees; --native: the C in use",
 }
 
 _HELP = """\
@@ -145,6 +145,11 @@ def _dispatch(argv: list[str]) -> int:
         expected = f"expected one of {', '.join(_COMMANDS)}"
         raise ValueError(f"unknown command {command!r}: {expected}{hint}")
     # Imported here, so that the help appears without loading torch and Lightning.
+    if command == "inspect" and options == ["--native"]:
+        from pyg_dynbatch.core.native import describe_native
+
+        print(describe_native())
+        return 0
     if command == "inspect":
         from pyg_dynbatch.trees.inspection import run_inspect
 
@@ -178,7 +183,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def _run_on_file(command: str, options: list[str]) -> int:
     """Predict or explain a file of what the first checkpoint was trained on."""
-    from pyg_dynbatch.core.command_line import OneLineArguments
+    from pyg_dynbatch.console import OneLineArguments
     from pyg_dynbatch.prediction import read_checkpoint
 
     known = OneLineArguments(f"pyg-dynbatch {command}", add_help=False)

@@ -14,21 +14,17 @@ from pyg_dynbatch.molecules.files import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.kearnes import DoubleBondStereo, KearnesAtoms, KearnesPairs
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_smiles
-from pyg_dynbatch.trees.convert import (
-    from_edge_index, from_nested, from_networkx, from_nltk, from_parents, to_nested, to_networkx,
-    to_nltk, to_parents,
-)
+from pyg_dynbatch.trees.convert import from_nested, from_networkx, to_nested, to_networkx
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.text import BracketedTree, forest_to_data, parse_bracketed, to_bracketed
-from pyg_dynbatch.trees.vectors import read_word_vectors, sentence_vectors
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.words import Vocabulary, read_word_vectors, sentence_vectors
 
 __all__ = [
     "AtomFeatures", "BracketedTree", "DeepChemAtoms", "DeepChemPairs", "DoubleBondStereo",
     "DynTreeData", "FeatureFile", "KearnesAtoms", "KearnesPairs", "MoleculeData",
     "MoleculeDescriptors", "MoleculeError", "MoleculeFeaturizer", "MorganCounts", "PairFeatures",
     "PairTable", "RDKitDescriptors", "RawMolecule", "Vocabulary", "allow_batches",
-    "forest_to_data", "from_edge_index", "from_nested", "from_networkx", "from_nltk",
-    "from_parents", "parse_bracketed", "parse_smiles", "read_molecules", "read_word_vectors",
-    "sentence_vectors", "to_bracketed", "to_nested", "to_networkx", "to_nltk", "to_parents",
+    "forest_to_data", "from_nested", "from_networkx", "parse_bracketed", "parse_smiles",
+    "read_molecules", "read_word_vectors", "sentence_vectors", "to_bracketed", "to_nested",
+    "to_networkx",
 ]

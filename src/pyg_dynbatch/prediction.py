@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, check_checksums, existing
+from pyg_dynbatch.files import atomic_file, check_checksums, existing
 
 SAME_CONFIGURATION = "use the configuration the checkpoint was made with"
 _PREFIX = "model."  # of the weights of a model in the checkpoint of its task

@@ -10,7 +10,7 @@ from benchmarks.products import BareProducts, PackedProducts, classifier_product
 from benchmarks.table1 import cell_products
 from benchmarks.trees import Shape, schedule_of, sentiment_like_trees
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.nn.products import RowProduct
+from pyg_dynbatch.kernels.products import RowProduct
 
 CPU = torch.device("cpu")
 

@@ -76,13 +76,6 @@ def test_switched_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not runs and not list(folder.iterdir())
 
 
-def test_a_folder_that_others_can_write_to(folder: Path) -> None:
-    folder.chmod(0o777)
-    runs: list[str] = []
-    assert fastest("race", ways(runs)) == "first"
-    assert not runs and not list(folder.iterdir())
-
-
 def test_a_folder_that_cannot_be_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

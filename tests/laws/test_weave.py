@@ -209,7 +209,7 @@ def test_the_same_input_twice_is_the_same_to_the_bit() -> None:
 @given(mols=molecules(6, 3))
 def test_sums_over_pairs_and_their_backward_passes_are_adjoint(mols: Molecules) -> None:
     pairs, atoms = pairs_of(mols), sum(mols.sizes)
-    shapes = {"pair_sum": (pairs.num_pairs, 3), "neighbour_sum": (atoms, 3)}
+    shapes = {"pair_sum": (pairs.num_pairs, 3), "neighbor_sum": (atoms, 3)}
     shapes |= {"order_gather": (atoms, 4), "code_rows": (pairs.num_codes, 3)}
     for name, shape in shapes.items():
         a = torch.randn(shape, dtype=torch.double, requires_grad=True)
@@ -217,8 +217,8 @@ def test_sums_over_pairs_and_their_backward_passes_are_adjoint(mols: Molecules) 
         b = torch.randn_like(result)
         (adjoint,) = torch.autograd.grad(result, a, b)
         close((result * b).sum(), (a * adjoint).sum())
-        if name == "neighbour_sum":
-            close(adjoint, pair_sums.neighbour_sum(b, pairs))
+        if name == "neighbor_sum":
+            close(adjoint, pair_sums.neighbor_sum(b, pairs))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
@@ -227,7 +227,7 @@ def test_sums_over_pairs_and_their_backward_passes_are_adjoint(mols: Molecules) 
     "change", [name for name in CHANGES if name not in (*OVERRIDES, "global hook")]
 )
 def test_changed_modules_are_called(change: str) -> None:
-    """Hooks and other weights of the linear maps and normalisations, while training."""
+    """Hooks and other weights of the linear maps and normalizations, while training."""
     mols = Molecules([3, 1], [0, 1, 2, 3, 1, 0, 4])
     stack, (x, table) = stack_of("layer", True, 3), inputs_of(mols)
     for module in [m for m in stack.modules() if isinstance(m, nn.Linear | nn.LayerNorm)]:

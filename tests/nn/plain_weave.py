@@ -54,8 +54,8 @@ def molecules(draw: st.DrawFn, max_atoms: int = 7, max_molecules: int = 4) -> Mo
     return Molecules(sizes, code, kept)
 
 
-def normalised(rows: Tensor, conv: torch.nn.Module, name: str) -> Tensor:
-    """Batch or layer normalisation of rows that are all written out."""
+def normalized(rows: Tensor, conv: torch.nn.Module, name: str) -> Tensor:
+    """Batch or layer normalization of rows that are all written out."""
     if conv.norm is None or not rows.numel():
         return rows
     norm = conv.norms[name]
@@ -78,7 +78,7 @@ def plain_weave(
     def f(name: str, *arguments: Tensor) -> Tensor:
         linear = getattr(conv, f"lin_{name}")
         rows = torch.cat(arguments, 1) @ linear.weight.t() + linear.bias
-        return torch.clamp(normalised(rows, conv, name), min=0)
+        return torch.clamp(normalized(rows, conv, name), min=0)
 
     first = torch.tensor([i for i, _, _ in ordered], dtype=torch.long)
     second = torch.tensor([j for _, j, _ in ordered], dtype=torch.long)

@@ -1,5 +1,6 @@
 """DAGNN against a recursion written from the equations of its paper, and its laws."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import DAGNN, DAGNNCell, RecursiveLayer
 from pyg_dynbatch.nn.recursive import level_row
-from tests.nn.recursion import refused
-from tests.strategies import Dag, batches, chain, dags, diamond, few, single_node, wide
+from tests.nn.recursion import refuses
+from tests.strategies import Dag, batches, chain, dags, diamond, few, wide
 
 IN, HIDDEN = 3, 4
 
@@ -137,22 +138,6 @@ def test_a_batch_equals_its_graphs_one_by_one(graphs: list[Dag]) -> None:
     same(derived[:-1], together)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    model, dag = model_of(), diamond()
-    names, values = zip(*model.named_parameters(), strict=True)
-
-    def run(x: Tensor, *parameters: Tensor) -> Tensor:
-        for name, parameter in zip(names, parameters, strict=True):
-            owner, _, last = name.rpartition(".")
-            module = model.get_submodule(owner)
-            del module._parameters[last]
-            module._parameters[last] = parameter
-        return model.embed(x, dag.edge_index)
-
-    arguments = [inputs_of(dag).requires_grad_(), *values]
-    assert torch.autograd.gradcheck(run, arguments, fast_mode=True)
-
-
 def test_equal_predecessors_leave_a_gru_over_the_chain() -> None:
     layer = RecursiveLayer(DAGNNCell(IN, HIDDEN)).double()
     gru = torch.nn.GRU(IN, HIDDEN).double()
@@ -203,17 +188,6 @@ def test_attention_is_stable_for_large_and_many_scores() -> None:
     same(layer(x, dag.edge_index)[:1], wanted)
 
 
-def test_low_precision_is_close() -> None:
-    dag = wide(40)
-    model, x = model_of().float(), inputs_of(dag).float()
-    wanted = model(x, dag.edge_index)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = model(x, dag.edge_index)
-    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
-    found.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
 def test_half_precision_is_added_up_in_single_precision() -> None:
     torch.manual_seed(0)
     cell, size = DAGNNCell(IN, HIDDEN).bfloat16(), 2000
@@ -239,13 +213,7 @@ def test_half_precision_is_added_up_in_single_precision() -> None:
             assert (one.float() - other).abs().max() < 0.05 * other.abs().max()
 
 
-def test_without_edges() -> None:
-    dag, model = single_node(), model_of()
-    x = inputs_of(dag)
-    assert model(x, dag.edge_index).shape == (1, model.out_channels) == (1, 2 * (IN + 2 * HIDDEN))
-    same(model(x, dag.edge_index), node_by_node(model, dag, x)[0][None])
-
-
+@pytest.mark.long
 def test_learns_the_longest_path_in_both_directions() -> None:
     torch.manual_seed(0)
     data = []
@@ -268,26 +236,25 @@ def test_learns_the_longest_path_in_both_directions() -> None:
     assert losses[-1] < 0.02 * losses[0]
 
 
-def test_a_new_draw_changes_every_parameter() -> None:
-    model = model_of()
-    before = [parameter.clone() for parameter in model.parameters()]
-    model.reset_parameters()
-    pairs = zip(before, model.parameters(), strict=True)
-    assert all(not torch.equal(old, new) for old, new in pairs)
+MODEL, X, EDGES = DAGNN(IN, HIDDEN, 2), torch.randn(4, IN, requires_grad=True), diamond().edge_index
+DOWN = schedule_structure(EDGES, 4, direction="top_down")
+SOME = schedule_structure(EDGES, 4, has_input=torch.tensor([True, True, False, True]))
 
 
-def test_bad_input_is_refused() -> None:
-    model, dag = model_of(), diamond()
-    x, edges = inputs_of(dag), dag.edge_index
-    refused(ValueError, lambda: model(x, torch.tensor([[0, 1], [1, 0]])), "cycle")
-    refused(TypeError, lambda: model(x[:, :2], edges), "floating [row, 3]")
-    down = schedule_structure(edges, 4, direction="top_down")
-    refused(ValueError, lambda: model(x, edges, schedule=down), "bottom_up", "top_down")
-    some = torch.tensor([True, True, False, True])
-    partial = schedule_structure(edges, 4, has_input=some)
-    refused(ValueError, lambda: model(x, edges, schedule=partial), "4 inputs", "3", "has_input")
-    refused(ValueError, lambda: DAGNN(IN, HIDDEN, 0), "num_layers")
-    loss = model(x.requires_grad_(), edges).sum()
-    twice = {"create_graph": True}
-    refused(RuntimeError, lambda: torch.autograd.grad(loss, x, **twice), "second derivatives")
-    refused(ValueError, lambda: DAGNN(IN, 0), "out_channels")
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: MODEL(X, torch.tensor([[0, 1], [1, 0]])), "ValueError … cycle"),
+        (lambda: MODEL(X[:, :2], EDGES), "TypeError … floating [row, 3]"),
+        (lambda: MODEL(X, EDGES, schedule=DOWN), "ValueError … bottom_up … top_down"),
+        (lambda: MODEL(X, EDGES, schedule=SOME), "ValueError … 4 inputs … got:      3 … has_input"),
+        (lambda: DAGNN(IN, HIDDEN, 0), "ValueError … num_layers"),
+        (lambda: DAGNN(IN, 0), "ValueError … out_channels"),
+        (
+            lambda: torch.autograd.grad(MODEL(X, EDGES).sum(), X, create_graph=True),
+            "RuntimeError … second derivatives",
+        ),
+    ],
+)
+def test_refuses(call: Callable[[], object], words: str) -> None:
+    refuses(call, words)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.nn.cell import run_levels
-from tests.nn.fused import run_fused
+from tests.kernels.fused import run_fused
 from tests.nn.recursion import (
     IN,
     KINDS,
@@ -23,9 +23,8 @@ from tests.nn.recursion import (
     make,
     placed,
     recurse,
-    whole,
 )
-from tests.strategies import SHAPES, balanced, chain, diamond, few, star
+from tests.strategies import chain, few
 
 FEW = few(12)
 
@@ -91,22 +90,6 @@ def of_weight(states: Sequence[Tensor], weight: Tensor) -> Sequence[Tensor]:
     return torch.autograd.grad(
         total, weight, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", ("nary-4", "child-sum", "gru-3"))
-def test_special_shapes(kind: str, shape: str) -> None:
-    dag = star(4) if shape == "star" else SHAPES[shape]()
-    check_against_recursion(kind, whole(dag, make(kind).arity))
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_the_same_child_in_two_places(kind: str) -> None:
-    arity = make(kind).arity
-    twice = Placed(((), (0, 0)), (True, True)) if arity is None else None
-    empty = (None,) * (arity or 0)
-    structure = twice or Placed((empty, (0, 0, *empty[2:])), (True, True))
-    check_against_recursion(kind, structure)
 
 
 def test_gru_of_one_place_on_a_chain_is_torch_gru() -> None:
@@ -194,41 +177,3 @@ def test_recurrent_dropout_is_drawn_while_training_only(kind: str) -> None:
     kept = state != 0
     assert 0.47 < kept.double().mean() < 0.53
     torch.testing.assert_close(state[kept], (2 * whole_state).expand_as(state)[kept])
-
-
-@pytest.mark.parametrize("direction", ("bottom_up", "top_down"))
-@pytest.mark.parametrize("kind", SMALL)
-def test_gradcheck(kind: str, direction: str) -> None:
-    layer = make(kind, direction=direction)
-    dag = diamond() if direction == "bottom_up" else balanced(1)
-    structure = whole(dag, layer.arity)
-    schedule = structure.schedule(layer)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def run(x: Tensor, *values: Tensor) -> Tensor:
-        given = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(layer, given, (x,), {"schedule": schedule})
-
-    x = features(structure.num_nodes).requires_grad_()
-    assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("kind", "nodes"), (("nary-1", 2500), pytest.param("child-sum", 10_000, marks=pytest.mark.long))
-)
-def test_deep_chain(kind: str, nodes: int) -> None:
-    layer, deep = make(kind), chain(nodes)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.mul_(0.5)
-    x = features(deep.num_nodes).requires_grad_()
-    h = layer(x, deep.edge_index)
-    with torch.no_grad():
-        equation = KINDS[kind][1]
-        state = equation(layer, x[0], [None] if layer.arity else [], torch.ones(OUT).double())
-        for row in x[1:]:
-            state = equation(layer, row, [state], torch.ones(OUT).double())
-    torch.testing.assert_close(h[-1], state[0])
-    h.sum().backward()
-    assert x.grad.isfinite().all()
-    assert (x.grad != 0).any(1).all()

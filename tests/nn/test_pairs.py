@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from itertools import combinations_with_replacement
 
 import pytest
@@ -150,22 +151,39 @@ def test_pairs_without_codes_say_so() -> None:
             getattr(Pairs.all_pairs([2]), name)
 
 
-def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"(?s)negative number of atoms.*got: *-1.*example 1"):
-        Pairs.all_pairs([2, -1])
-    with pytest.raises(ValueError, match=r"(?s)sizes are not a flat list.*shape \[1, 1\]"):
-        Pairs.all_pairs(torch.ones(1, 1, dtype=torch.long))
-    with pytest.raises(ValueError, match=r"(?s)codes does not fit.*3 codes.*got: *2 codes"):
-        Pairs.from_codes(torch.tensor([0, 1]), [2])
-    with pytest.raises(ValueError, match=r"(?s)not in the table.*0 to 2.*got: *7.*example 2"):
-        Pairs.from_codes(torch.tensor([0, 0, 7, 0]), [1, 0, 2], num_codes=3)
-    with pytest.raises(ValueError, match=r"(?s)not in the table.*got: *2 in kept"):
-        Pairs.from_codes(torch.tensor([0]), [1], kept=torch.ones(2, dtype=torch.bool), num_codes=3)
-    with pytest.raises(ValueError, match=r"(?s)out of range.*atoms 0 and 3.*column 1"):
-        Pairs.from_pair_index(torch.tensor([[0, 0], [1, 3]]), 3)
-    with pytest.raises(ValueError, match=r"(?s)joins two molecules.*atoms 1 and 2.*column 0"):
-        Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 2])
-    with pytest.raises(ValueError, match=r"(?s)do not match num_atoms.*sizes of 3 atoms"):
-        Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 1])
-    with pytest.raises(ValueError, match="wrong length of the plan"):
-        Pairs(torch.zeros(3, dtype=torch.int32), 1, 1, 1, 1)
+def of(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Pairs.all_pairs([2, -1]), "negative number of atoms.*got: *-1.*example 1"),
+        (lambda: Pairs.all_pairs(of(1)[None]), r"sizes are not a flat list.*shape \[1, 1\]"),
+        (lambda: Pairs.from_codes(of(0, 1), [2]), "codes does not fit.*3 codes.*got: *2 codes"),
+        (
+            lambda: Pairs.from_codes(of(0, 0, 7, 0), [1, 0, 2], num_codes=3),
+            "not in the table.*0 to 2.*got: *7.*example 2",
+        ),
+        (
+            lambda: Pairs.from_codes(of(0), [1], kept=of(1, 1).bool(), num_codes=3),
+            "not in the table.*got: *2 in kept",
+        ),
+        (
+            lambda: Pairs.from_pair_index(torch.tensor([[0, 0], [1, 3]]), 3),
+            "out of range.*atoms 0 and 3.*column 1",
+        ),
+        (
+            lambda: Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 2]),
+            "joins two molecules.*atoms 1 and 2.*column 0",
+        ),
+        (
+            lambda: Pairs.from_pair_index(torch.tensor([[1], [2]]), 4, [2, 1]),
+            "do not match num_atoms.*sizes of 3 atoms",
+        ),
+        (lambda: Pairs(of(0, 0, 0).int(), 1, 1, 1, 1), "wrong length of the plan"),
+    ],
+)
+def test_refuses(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        call()

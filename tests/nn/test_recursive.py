@@ -1,6 +1,5 @@
 """How the recursive layers behave as torch and PyG modules, and what they refuse."""
 
-import copy
 import io
 import pickle
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from pyg_dynbatch.nn import (
     TreeRNNCell,
 )
 from pyg_dynbatch.nn import cell as levels
-from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, whole
+from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, refuses, whole
 from tests.strategies import balanced, chain, diamond
 
 TREE = balanced(2)
@@ -41,19 +40,6 @@ NO_EDGES = torch.empty(2, 0, dtype=torch.long)
 
 def grads(layer: nn.Module) -> list[Tensor]:
     return [p.grad.clone() for p in layer.parameters() if p.grad is not None]
-
-
-@pytest.mark.parametrize("nodes", (3, 0))
-@pytest.mark.parametrize("kind", SMALL)
-def test_every_parameter_gets_a_gradient_without_edges(kind: str, nodes: int) -> None:
-    layer = make(kind)
-    h = layer(features(nodes).requires_grad_(), NO_EDGES)
-    assert h.shape == (nodes, OUT)
-    h.sum().backward()
-    for name, parameter in layer.named_parameters():
-        assert parameter.grad is not None
-        if name.startswith("cell.weight_h") or not nodes:
-            assert (parameter.grad == 0).all()
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -91,73 +77,6 @@ def test_backward_twice_in_part_and_with_checkpointing(kind: str) -> None:
     assert (of_x != 0).any(1).all()
 
 
-@pytest.mark.parametrize("kind", SMALL)
-def test_frozen_parameters_let_the_gradient_through(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes).requires_grad_()
-    (wanted,) = torch.autograd.grad(layer(x, TREE.edge_index).sum(), x)
-    layer.requires_grad_(False)
-    (found,) = torch.autograd.grad(layer(x, TREE.edge_index).sum(), x)
-    torch.testing.assert_close(found, wanted)
-    assert not layer(x.detach(), TREE.edge_index).requires_grad
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_autocast_leaves_double_precision_alone(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes)
-    exact = layer(x, TREE.edge_index)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(x, TREE.edge_index), exact)
-    layer, x = layer.float(), x.float()
-    wanted = layer(x, TREE.edge_index)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = layer(x, TREE.edge_index)
-        alone = layer(x[:2], NO_EDGES)
-    torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.05)
-    (found.sum() + alone.sum()).backward()
-    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads(layer))
-    assert len(grads(layer)) == len(list(layer.parameters()))
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_low_precision(kind: str) -> None:
-    layer, x = make(kind).bfloat16(), features(TREE.num_nodes).bfloat16()
-    h = layer(x, TREE.edge_index)
-    assert h.dtype == torch.bfloat16
-    wanted = make(kind)(features(TREE.num_nodes), TREE.edge_index)
-    torch.testing.assert_close(h.double(), wanted, rtol=0.1, atol=0.1)
-    h.sum().backward()
-    assert all(g.isfinite().all() for g in grads(layer))
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_copies_and_pickles(kind: str) -> None:
-    layer, x = make(kind), features(TREE.num_nodes)
-    wanted = layer(x, TREE.edge_index)
-    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(twin(x, TREE.edge_index), wanted)
-    fresh = make(kind)
-    fresh.reset_parameters()
-    fresh.load_state_dict(layer.state_dict())
-    assert torch.equal(fresh(x, TREE.edge_index), wanted)
-
-
-def test_hooks_see_the_layer() -> None:
-    layer, x = make("nary-2"), features(TREE.num_nodes).requires_grad_()
-    seen: list[str] = []
-    layer.register_forward_pre_hook(lambda *_: seen.append("before"))
-    layer.register_forward_hook(lambda *_: seen.append("after"))
-    layer.register_full_backward_hook(lambda *_: seen.append("backward"))
-    layer(x, TREE.edge_index).sum().backward()
-    assert seen == ["before", "after", "backward"]
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_anomaly_detection_finds_nothing(kind: str) -> None:
-    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
-        layer = make(kind)
-        layer(features(TREE.num_nodes), TREE.edge_index).sum().backward()
-
-
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", ("nary-2", "child-sum"))
 def test_inside_a_compiled_model(kind: str) -> None:
@@ -192,19 +111,6 @@ def test_cell_takes_single_rows(make_cell: type[RecursiveCell]) -> None:
     for n in range(5):
         found = cell(*tree_map(lambda part, n=n: part[n], rows))
         torch.testing.assert_close(found, tree_map(lambda part, n=n: part[n], expected))
-
-
-@pytest.mark.parametrize("kind", SMALL)
-def test_reset_parameters(kind: str) -> None:
-    layer = make(kind)
-    before = {name: value.clone() for name, value in layer.state_dict().items()}
-    torch.manual_seed(5)
-    layer.reset_parameters()
-    first = {name: value.clone() for name, value in layer.state_dict().items()}
-    assert all(not torch.equal(before[name], value) for name, value in first.items())
-    torch.manual_seed(5)
-    layer.reset_parameters()
-    assert all(torch.equal(first[name], value) for name, value in layer.state_dict().items())
 
 
 def test_where_biases_start() -> None:
@@ -331,67 +237,68 @@ def test_a_cell_of_your_own() -> None:
 
 # Errors and their texts.
 
-
-def test_refuses_options() -> None:
-    parts = "NaryTreeLSTM: unknown direction", "'bottom_up' or 'top_down'", "got:      'up'"
-    refused(ValueError, lambda: NaryTreeLSTM(2, 2, direction="up"), *parts)
-    refused(ValueError, lambda: TreeGRU(0, 2), "in_channels is too small")
-    refused(ValueError, lambda: ChildSumTreeLSTM(2, 0), "out_channels is too small")
-    refused(ValueError, lambda: NaryTreeLSTM(2, 2, 0), "arity is too small")
-    makers: list[Any] = [NaryTreeLSTM, TreeGRU, TreeRNN, lambda *sizes: Collater(arity=sizes[2])]
-    for each in makers:
-        wrong = "arity is not a whole number", "got:      '2'"
-        refused(TypeError, lambda each=each: each(2, 2, "2"), *wrong)
-    half: Any = 2.5
-    refused(TypeError, lambda: ChildSumTreeLSTM(half, 2), "in_channels is not a whole")
-    text: Any = "2"
-    wrong = "invalid arity"
-    refused(ValueError, lambda: schedule_structure(TREE.edge_index, 7, arity=text), wrong)
-    for make_one in (NaryTreeLSTM, ChildSumTreeLSTM, TreeGRU):
-        parts = "recurrent_dropout is not a probability", "0 <= p < 1"
-        refused(ValueError, lambda m=make_one: m(2, 2, recurrent_dropout=1.0), *parts)
+X, EDGES = features(TREE.num_nodes).float(), TREE.edge_index
+RAGGED, FIXED = (schedule_structure(EDGES, TREE.num_nodes, arity=arity) for arity in (None, 2))
+DOWN = schedule_structure(EDGES, TREE.num_nodes, arity=2, direction="top_down")
+FIVE_EDGES = schedule_structure(chain(7).edge_index[:, :5], TREE.num_nodes, arity=2)
+FOUR_CHILDREN = torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]])
+SHARED = torch.tensor([[0, 0], [1, 2]])
+ONE_SLOT = {"edge_index": SHARED, "child_slot": torch.tensor([0, 0]), "direction": "top_down"}
+HALF: Any = 2.5
+TEXT: Any = "2"
 
 
-def test_refuses_input_rows() -> None:
-    layer = NaryTreeLSTM(IN, OUT)
-    wanted = "NaryTreeLSTM: invalid input rows", "expected: a dense tensor, floating [row, 3]"
-    wide, integers = torch.zeros(3, IN + 1), torch.zeros(3, IN, dtype=torch.long)
-    refused(TypeError, lambda: layer(wide, NO_EDGES), *wanted, "got:      float32 tensor [3, 4]")
-    refused(TypeError, lambda: layer(integers, NO_EDGES), "got:      int64 tensor [3, 3]")
-    schedule = schedule_structure(TREE.edge_index, TREE.num_nodes, arity=2)
-    parts = "wrong number of input rows", "7 (all nodes)", "got:      3"
-    refused(ValueError, lambda: layer(torch.zeros(3, IN), schedule=schedule), *parts)
+def layer(*given: Any, direction: str = "bottom_up", **options: Any) -> Tensor:
+    return NaryTreeLSTM(IN, OUT, direction=direction)(*given, **options)
 
 
-def test_refuses_schedules_of_others() -> None:
-    x, layer, edges = features(TREE.num_nodes).float(), NaryTreeLSTM(IN, OUT), TREE.edge_index
-    ragged, fixed = (schedule_structure(edges, 7, arity=arity) for arity in (None, 2))
-    parts = (
-        "NaryTreeLSTM: the schedule was made for a different layer", "expected: arity 2, bottom_up",
-        "got:      arity None, bottom_up", "DataLoader(..., arity=2, direction='bottom_up')",
-    )  # fmt: skip
-    refused(ValueError, lambda: layer(x, edges, ragged), *parts)
-    down = schedule_structure(edges, 7, arity=2, direction="top_down")
-    refused(ValueError, lambda: layer(x, edges, down), "got:      arity 2, top_down")
-    other = schedule_structure(chain(7).edge_index[:, :5], 7, arity=2)
-    parts = "belongs to a different graph", "its 5 edges", "got:      int64 tensor [2, 6]"
-    refused(ValueError, lambda: layer(x, edges, other), *parts)
-    sparse = edges.to_sparse()
-    refused(ValueError, lambda: layer(x, sparse, ragged), "made for a different layer")
-    refused(TypeError, lambda: layer(x, sparse, fixed), "dense edges")
-
-
-def test_refuses_edges() -> None:
-    x, layer = features(3).float(), NaryTreeLSTM(IN, OUT)
-    refused(TypeError, lambda: layer(x), "neither a schedule nor dense edges")
-    refused(ValueError, lambda: layer(x, torch.tensor([[0, 1], [1, 0]])), "has a cycle")
-    refused(ValueError, lambda: layer(x, torch.tensor([[0], [5]])), "a node that does not exist")
-    three = torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]])
-    refused(ValueError, lambda: layer(features(5).float(), three), "a child beyond the arity")
-    shared, slot = torch.tensor([[0, 0], [1, 2]]), torch.tensor([0, 0])
-    down = NaryTreeLSTM(IN, OUT, direction="top_down")
-    wrong = "two arguments in one slot"
-    refused(ValueError, lambda: down(x, shared, child_slot=slot), wrong)
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: layer(X, direction="up"), "ValueError: NaryTreeLSTM: unknown direction … 'up'"),
+        (lambda: layer(X, direction="up"), "expected: 'bottom_up' or 'top_down'"),
+        (lambda: TreeGRU(0, 2), "ValueError … in_channels is too small"),
+        (lambda: ChildSumTreeLSTM(2, 0), "ValueError … out_channels is too small"),
+        (lambda: NaryTreeLSTM(2, 2, 0), "ValueError … arity is too small"),
+        (lambda: NaryTreeLSTM(2, 2, TEXT), "TypeError … arity is not a whole number … '2'"),
+        (lambda: TreeGRU(2, 2, TEXT), "TypeError … arity is not a whole number"),
+        (lambda: TreeRNN(2, 2, TEXT), "TypeError … arity is not a whole number"),
+        (lambda: Collater(arity=TEXT), "TypeError … arity is not a whole number"),
+        (lambda: ChildSumTreeLSTM(HALF, 2), "TypeError … in_channels is not a whole"),
+        (lambda: schedule_structure(EDGES, 7, arity=TEXT), "ValueError … invalid arity"),
+        (
+            lambda: NaryTreeLSTM(2, 2, recurrent_dropout=1.0),
+            "ValueError … probability … 0 <= p < 1",
+        ),
+        (lambda: ChildSumTreeLSTM(2, 2, recurrent_dropout=1.0), "ValueError … not a probability"),
+        (lambda: TreeGRU(2, 2, recurrent_dropout=1.0), "ValueError … not a probability"),
+        (lambda: layer(X[:, :2], EDGES), "TypeError: NaryTreeLSTM: invalid input rows … [row, 3]"),
+        (
+            lambda: layer(X[:, :2], EDGES),
+            "expected: a dense tensor, floating … float32 tensor [7, 2]",
+        ),
+        (lambda: layer(X.long(), EDGES), "TypeError … got:      int64 tensor [7, 3]"),
+        (
+            lambda: layer(X[:3], schedule=FIXED),
+            "ValueError … input rows … 7 (all nodes) … got:      3",
+        ),
+        (lambda: layer(X, EDGES, RAGGED), "ValueError: NaryTreeLSTM: … made for a different layer"),
+        (lambda: layer(X, EDGES, RAGGED), "expected: arity 2, bottom_up … arity None, bottom_up"),
+        (lambda: layer(X, EDGES, RAGGED), "DataLoader(..., arity=2, direction='bottom_up')"),
+        (lambda: layer(X, EDGES, DOWN), "ValueError … got:      arity 2, top_down"),
+        (lambda: layer(X, EDGES, FIVE_EDGES), "ValueError … to a different graph … its 5 edges"),
+        (lambda: layer(X, EDGES, FIVE_EDGES), "got:      int64 tensor [2, 6]"),
+        (lambda: layer(X, EDGES.to_sparse(), RAGGED), "ValueError … made for a different layer"),
+        (lambda: layer(X, EDGES.to_sparse(), FIXED), "TypeError … dense edges"),
+        (lambda: layer(X), "TypeError … neither a schedule nor dense edges"),
+        (lambda: layer(X, torch.tensor([[0, 1], [1, 0]])), "ValueError … has a cycle"),
+        (lambda: layer(X[:3], torch.tensor([[0], [5]])), "ValueError … a node that does not exist"),
+        (lambda: layer(X[:5], FOUR_CHILDREN), "ValueError … a child beyond the arity"),
+        (lambda: layer(X[:3], **ONE_SLOT), "ValueError … two arguments in one slot"),
+    ],
+)
+def test_refuses(call: Callable[[], object], words: str) -> None:
+    refuses(call, words)
 
 
 def saved(batch: Any) -> Any:

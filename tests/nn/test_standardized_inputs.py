@@ -1,4 +1,4 @@
-"""Standardised inputs: finite whatever comes, and what the definition says where it can say it."""
+"""Standardized inputs: finite whatever comes, and what the definition says where it can say it."""
 
 import numpy as np
 import pytest

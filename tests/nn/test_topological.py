@@ -1,7 +1,5 @@
 """Any layer of PyG in topological order, against calls of that layer node by node."""
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +14,8 @@ from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn import TopologicalConv
-from tests.nn.recursion import refused
-from tests.strategies import SHAPES, Dag, chain, dags, diamond, few, structures
+from tests.nn.recursion import refuses
+from tests.strategies import SHAPES, Dag, dags, diamond, few, structures
 
 W = 4
 FEW = few(6)
@@ -109,23 +107,10 @@ def test_level_by_level_is_node_by_node(name: str, direction: str, dag: Dag) -> 
     check(name, dag, direction)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ("GCNConv", "SAGEConv pairs", "GATConv heads"))
-def test_special_shapes(name: str, shape: str) -> None:
-    check(name, SHAPES[shape](), "bottom_up")
-
-
 @FEW
 @given(dag=dags(10, 3, repeats=True))
 def test_repeated_edges(dag: Dag) -> None:
     check("GraphConv", dag, "bottom_up")
-
-
-def test_information_travels_all_the_way() -> None:
-    layer = TopologicalConv(pyg.SAGEConv(W, W))
-    x = torch.randn(30, W, requires_grad=True)
-    layer(x, chain(30).edge_index)[-1].sum().backward()
-    assert (x.grad[0] != 0).any()
 
 
 @FEW
@@ -177,45 +162,8 @@ def test_order_of_the_edges_at_a_node() -> None:
     assert seen == [[], [0, 1, 2]]
 
 
-@pytest.mark.parametrize("name", CONVS)
-def test_every_parameter_gets_a_gradient(name: str) -> None:
-    make, kinds = CONVS[name]
-    layer = TopologicalConv(make()).double()
-    rows = {key: draw(0) for key, draw in kinds.items()}
-    no_edges = torch.empty(2, 0, dtype=torch.long)
-    h = layer(torch.randn(2, W, dtype=torch.float64), no_edges, **rows)
-    h.sum().backward()
-    assert [key for key, p in layer.named_parameters() if p.grad is None] == []
-    nothing = layer(torch.randn(0, W, dtype=torch.float64), no_edges, **rows)
-    assert nothing.shape == (0, h.size(1))
-
-
-def test_deep_chain() -> None:
-    layer = TopologicalConv(pyg.SAGEConv(2, 2))
-    x = torch.randn(1000, 2, requires_grad=True)
-    layer(x, chain(1000).edge_index).sum().backward()
-    assert x.grad.isfinite().all()
-
-
-def test_as_a_module() -> None:
-    dag, layer = diamond(), TopologicalConv(pyg.GCNConv(W, W))
-    x = torch.randn(4, W)
-    wanted = layer(x, dag.edge_index)
-    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(twin(x, dag.edge_index), wanted)
-    with torch.inference_mode():
-        assert torch.equal(layer(x, dag.edge_index), wanted)
-    with torch.autocast("cpu", torch.bfloat16):
-        low = layer(x, dag.edge_index)
-    torch.testing.assert_close(low.float(), wanted, rtol=0.05, atol=0.05)
-    low.sum().backward()
-    double = copy.deepcopy(layer).double()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(double(x.double(), dag.edge_index), double(x.double(), dag.edge_index))
-        assert double(x.double(), dag.edge_index).dtype == torch.float64
-    layer.reset_parameters()
-    assert not torch.equal(layer(x, dag.edge_index), wanted)
-    assert repr(layer) == "TopologicalConv(GCNConv(4, 4))"
+def test_repr() -> None:
+    assert repr(TopologicalConv(pyg.GCNConv(W, W))) == "TopologicalConv(GCNConv(4, 4))"
     down = TopologicalConv(pyg.GCNConv(W, W), "top_down")
     assert repr(down) == "TopologicalConv(GCNConv(4, 4), direction='top_down')"
 
@@ -302,61 +250,52 @@ class Pair(nn.Module):
         return x, edge_index
 
 
+X, EDGES = torch.randn(4, W), diamond().edge_index
+FIXED, RAGGED = (schedule_structure(EDGES, 4, arity=arity) for arity in (2, None))
+
+
+def wrap(conv: nn.Module) -> TopologicalConv:
+    return TopologicalConv(conv)
+
+
+def on_diamond(conv: nn.Module) -> Tensor:
+    return TopologicalConv(conv)(X, EDGES)
+
+
+def attention(*given: Any, **options: Any) -> Tensor:
+    return TopologicalConv(pyg.GATConv(W, W, edge_dim=3))(*given, **options)
+
+
 @pytest.mark.parametrize(
-    ("make", "parts"),
-    (
+    ("call", "words"),
+    [
+        (lambda: wrap(pyg.GCNConv(W, W, flow="target_to_source")), "GCNConv … against the edges"),
+        (lambda: wrap(pyg.GCNConv(W, W, flow="target_to_source")), "direction='top_down'"),
         (
-            lambda: pyg.GCNConv(W, W, flow="target_to_source"),
-            ("GCNConv passes messages against the edges", "direction='top_down'"),
+            lambda: wrap(pyg.GCNConv(W, W, cached=True)),
+            "the graph of its first call … cached=False",
         ),
         (
-            lambda: pyg.GCNConv(W, W, cached=True),
-            ("caches the graph of its first call", "cached=False"),
+            lambda: wrap(pyg.GATConv((W, W), W)),
+            "self-loops, but takes pairs … add_self_loops=False",
         ),
+        (lambda: wrap(pyg.SAGEConv((-1, -1), W)), "not state the width … in_channels=(-1, -1)"),
         (
-            lambda: pyg.GATConv((W, W), W),
-            ("adds self-loops, but takes pairs", "add_self_loops=False"),
+            lambda: on_diamond(pyg.GCNConv(W, 6)),
+            "changes the width … 4 channels … 6 … (out_channels, in",
         ),
-        (
-            lambda: pyg.SAGEConv((-1, -1), W),
-            ("does not state the width of its sources", "in_channels=(-1, -1)"),
-        ),
-        (
-            lambda: pyg.GCNConv(W, 6),
-            (
-                "GCNConv changes the width",
-                "expected: 4 channels",
-                "got:      6",
-                "(out_channels, in",
-            ),
-        ),
-        (lambda: pyg.SAGEConv((3, W), 5), ("expected: 3 channels",)),
-    ),
+        (lambda: on_diamond(pyg.SAGEConv((3, W), 5)), "ValueError … expected: 3 channels"),
+        (lambda: on_diamond(Pair()), "TypeError … not return one row per node … tuple"),
+        (lambda: TopologicalConv(Pair(), "up"), "ValueError … unknown direction"),
+        (lambda: attention(X, EDGES, X[:3]), "TypeError … argument 2 does not have one row per"),
+        (lambda: attention(X, EDGES, X[:3]), "a tensor [4, ...] … got:      [3, 4]"),
+        (lambda: attention(X, EDGES, edge_attr=X[0, 0]), "TypeError … argument edge_attr"),
+        (lambda: attention(X), "TypeError … neither a schedule nor dense edges"),
+        (lambda: attention(X, torch.tensor([[0], [0]])), "ValueError … has a cycle"),
+        (lambda: attention(X, EDGES, schedule=FIXED), "ValueError … arity None, bottom_up"),
+        (lambda: attention(X[:3], schedule=RAGGED), "ValueError … wrong number of input rows"),
+        (lambda: attention(X, EDGES[:, :3], schedule=RAGGED), "ValueError … a different graph"),
+    ],
 )
-def test_refuses_layers(make: Callable[[], nn.Module], parts: tuple[str, ...]) -> None:
-    x, edges = torch.randn(4, W), diamond().edge_index
-    refused(ValueError, lambda: TopologicalConv(make())(x, edges), *parts)
-
-
-def test_refuses_results_and_directions() -> None:
-    x, edges = torch.randn(4, W), diamond().edge_index
-    parts = "Pair does not return one row per node", "got:      tuple"
-    refused(TypeError, lambda: TopologicalConv(Pair())(x, edges), *parts)
-    refused(ValueError, lambda: TopologicalConv(Pair(), "up"), "unknown direction")
-
-
-def test_refuses_arguments() -> None:
-    dag, layer = diamond(), TopologicalConv(pyg.GATConv(W, W, edge_dim=3))
-    x, edges = torch.randn(4, W), dag.edge_index
-    parts = "argument 2 does not have one row per edge", "a tensor [4, ...]", "got:      [3, 3]"
-    refused(TypeError, lambda: layer(x, edges, torch.randn(3, 3)), *parts)
-    number = torch.tensor(1.0)
-    refused(TypeError, lambda: layer(x, edges, edge_attr=number), "argument edge_attr")
-    refused(TypeError, lambda: layer(x), "neither a schedule nor dense edges")
-    refused(ValueError, lambda: layer(x, torch.tensor([[0], [0]])), "has a cycle")
-    fixed, ragged = (schedule_structure(edges, 4, arity=arity) for arity in (2, None))
-    wrong = "expected: arity None, bottom_up"
-    refused(ValueError, lambda: layer(x, edges, schedule=fixed), wrong)
-    refused(ValueError, lambda: layer(x[:3], schedule=ragged), "wrong number of input rows")
-    other = "belongs to a different graph"
-    refused(ValueError, lambda: layer(x, edges[:, :3], schedule=ragged), other)
+def test_refuses(call: Callable[[], object], words: str) -> None:
+    refuses(call, words)

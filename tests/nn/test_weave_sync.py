@@ -1,4 +1,4 @@
-"""Synchronised batch statistics: ranks with unequal shares compute what one rank does with all."""
+"""Synchronized batch statistics: ranks with unequal shares compute what one rank does with all."""
 
 import copy
 import functools
@@ -150,10 +150,10 @@ def test_one_exchange_per_norm_and_pass_and_none_in_evaluation() -> None:
 
 def test_without_a_process_group_nothing_changes() -> None:
     given = torch.randn(5, 3)
-    alone, synchronised = CountedBatchNorm(3), CountedBatchNorm(3, sync=True)
-    assert torch.equal(alone(given), synchronised(given))
-    assert torch.equal(alone.running_var, synchronised.running_var)
-    assert "sync=True" in repr(synchronised) and "sync" not in repr(alone)
+    alone, synchronized = CountedBatchNorm(3), CountedBatchNorm(3, sync=True)
+    assert torch.equal(alone(given), synchronized(given))
+    assert torch.equal(alone.running_var, synchronized.running_var)
+    assert "sync=True" in repr(synchronized) and "sync" not in repr(alone)
 
 
 def test_variances_of_large_rows_are_accurate_in_single_precision() -> None:

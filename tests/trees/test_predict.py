@@ -1,7 +1,6 @@
 """Predicting trees in memory, from checkpoints alone."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +36,7 @@ def test_text_and_nested_lists_are_the_same_trees(predictor: TreePredictor) -> N
         (None, "from_nested"),
     ],
 )
-def test_what_is_not_a_tree_of_words_is_refused(
-    predictor: TreePredictor, tree: Any, said: str
-) -> None:
+def test_what_is_not_a_tree_of_words_is_refused(predictor, tree, said):
     with pytest.raises(ValueError, match=said):
         predictor.read(tree)
 

@@ -1,4 +1,4 @@
-"""Build small pieces of C with the compiler of the machine, load them, and keep freed memory."""
+"""Load the C extension, race ways to compute, and keep freed memory."""
 
 import ctypes
 import hashlib
@@ -6,12 +6,7 @@ import logging
 import multiprocessing
 import os
 import platform
-import re
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -21,66 +16,84 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.core.files import locked_folder, write_atomically
-
-FOLDER = "PYG_DYNBATCH_CACHE"
-"""Environment variable: the folder of compiled libraries."""
-
 NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
-"""The environment variable that switches compiled C off where it is 0."""
+"""The environment variable that switches the C extension off where it is 0."""
 
-_FLAGS = (
-    "-O3", "-march=native", "-fopenmp", "-fPIC", "-std=c11",
-    # Not -ffast-math, which would change rounding for the whole process.
-    "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-ffp-contract=fast",
-)  # fmt: skip
-
-_ROUNDS = 20
-"""Runs of each way in a race."""
-
-_CLEARLY = 0.9
-"""Times of the first way below which another wins, as a busy machine must not decide."""
-
+# The figure: "without the extension" in benchmarks/RESULTS.md.
 _MISSING = (
-    "pyg_dynbatch runs without its C extension (%s): fused Tree-LSTMs on CPUs take about 1.9 times"
-    " as long. To build it, install a C compiler (GCC or Clang) and reinstall pyg_dynbatch."
+    "pyg_dynbatch runs without its C extension (%s): fused Tree-LSTMs on CPUs take 1.5 to 1.9"
+    " times as long. To build it, install a C compiler (GCC or Clang) and reinstall pyg_dynbatch."
 )
 
 _log = logging.getLogger(__name__)
 
 
 @cache
-def _loaded_extension() -> Any:
-    """Import the extension; warn in one line, once, where that fails."""
+def loaded_extension() -> Any:
+    """Import the extension even if it is switched off; warn in one line, once, if that fails."""
     try:
         # OpenMP's symbols are found in the runtime that torch has loaded.
-        return import_module("pyg_dynbatch._native")
+        native = import_module("pyg_dynbatch._native")
+        sources = Path(__file__).parents[1] / "native"
+        if sources.is_dir() and _digest_of(sources) != native.SOURCES:
+            raise ImportError("it was built from other sources")
     except ImportError as error:
         if multiprocessing.parent_process() is None:  # workers stay silent
             _log.warning(_MISSING, error)
         return None
+    return native
+
+
+def _digest_of(folder: Path) -> str:
+    """Return the checksum of C sources, as setup.py computes it."""
+    content = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def extension() -> Any:
     """Return the extension module ``pyg_dynbatch._native``; None if missing or switched off."""
-    return None if os.environ.get(NATIVE_SWITCH) == "0" else _loaded_extension()
+    return None if os.environ.get(NATIVE_SWITCH) == "0" else loaded_extension()
 
 
-def native_library(source: Path) -> ctypes.CDLL | None:
-    """Compile a C file unless its library exists, and load it; None if that fails."""
-    given = os.environ.get("CC") or "cc"
-    try:
-        command = shlex.split(given)
-        compiler = shutil.which(command[0]) if command else None
-        if compiler is None:
-            _log.info("%s: no C compiler found (cc, or $CC)", source.name)
-            return None
-        return _loaded(source, [compiler, *command[1:]])
-    # ValueError: CC cannot be parsed.
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-        _log.warning("%s: could not be built or loaded with %s: %s", source.name, given, reason)
-        return None
+def describe_native() -> str:
+    """Describe the native code in use: the extension, its variant, threads and OpenMP."""
+    native, switch = loaded_extension(), os.environ.get(NATIVE_SWITCH)
+    if native is None:
+        return "extension  none: plain torch and NumPy compute the same results more slowly"
+    variant = "none: this platform has no kernels in C"
+    if hasattr(native, "variants"):
+        variant = f"{native.variant()} (this processor runs {', '.join(native.variants())})"
+    lines = {
+        "extension": f"{native.__file__}" + (f", off: {NATIVE_SWITCH}=0" if switch == "0" else ""),
+        "variant": variant,
+        "threads": f"{torch.get_num_threads() if native.OPENMP else 1}",
+        "OpenMP": ", ".join(_openmp_libraries()) if native.OPENMP else "not used",
+    }
+    return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+
+
+def _openmp_libraries() -> list[str]:
+    """List the OpenMP runtimes that this process has loaded."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return ["that of torch"]
+    paths = {line.split()[-1] for line in maps.read_text().splitlines() if ".so" in line}
+    return sorted(
+        each for each in paths if Path(each).name.startswith(("libgomp", "libiomp", "libomp"))
+    )
+
+
+FOLDER = "PYG_DYNBATCH_CACHE"
+"""Environment variable: the folder of the winners of races."""
+
+RACE = "PYG_DYNBATCH_RACE"
+"""Environment variable: 0 disables races, and the first way is taken."""
+
+_ROUNDS = 20
+"""Runs of each way in a race."""
+
+_CLEARLY = 0.9
+"""Another way wins only if it takes under this part of the first way's time."""
 
 
 def _cache_folder() -> Path:
@@ -93,57 +106,6 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _loaded(source: Path, compiler: list[str]) -> ctypes.CDLL:
-    folder, name = _cache_folder(), f"{source.stem}-{_key(source, compiler)}"
-    for kept in sorted(folder.glob(f"{name}-*.so")) if _is_trusted(folder) else ():
-        # The name ends with the checksum of the content.
-        if _is_trusted(kept) and kept.stem == f"{name}-{_digest(kept.read_bytes())}":
-            return ctypes.CDLL(str(kept.resolve()))
-        _log.warning("%s: changed since it was built, or writable by others; built again", kept)
-        kept.unlink(missing_ok=True)
-    # No other user can write to a temporary folder, and it is removed if the build is killed.
-    with tempfile.TemporaryDirectory(prefix="pyg_dynbatch-") as room:
-        built = _build(compiler, source, Path(room))
-        if not _is_trusted(folder):
-            text = "%s: built for this process alone, as other users own or can write to %s"
-            _log.warning(f"{text} (chmod go-w, or another {FOLDER})", source.name, folder)
-            return ctypes.CDLL(str(built))
-        content = built.read_bytes()
-
-        def write(path: Path) -> None:
-            path.write_bytes(content)
-            path.chmod(0o755)
-
-        kept = write_atomically(folder / f"{name}-{_digest(content)}.so", write)
-    return ctypes.CDLL(str(kept.resolve()))
-
-
-def _is_trusted(path: Path) -> bool:
-    """Return whether only this user and root can write to a file or folder."""
-    if not hasattr(os, "geteuid"):
-        return True
-    found = path.stat()
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def _key(source: Path, compiler: list[str]) -> str:
-    # Home folders are shared between machines, whose processors differ in their instructions.
-    found = Path(compiler[0]).stat()
-    made_by = (*compiler, found.st_size, found.st_mtime_ns, _processor())
-    return _digest(repr([*_texts(source), *_FLAGS, *made_by]).encode())
-
-
-def _texts(source: Path) -> list[str]:
-    """Return the text of a file and of those it includes from its folder."""
-    text = source.read_text()
-    included = re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
-    return [text, *(part for name in included for part in _texts(source.with_name(name)))]
-
-
 def _processor() -> str:
     described = Path("/proc/cpuinfo")
     if not described.exists():
@@ -153,22 +115,6 @@ def _processor() -> str:
     return repr(sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _build(compiler: list[str], source: Path, folder: Path) -> Path:
-    # Linked without OpenMP, to use the runtime that torch has loaded: two thread pools would
-    # compete for the cores.
-    compiled, linked = folder / "built.o", folder / "built.so"
-    for command in (
-        [*compiler, *_FLAGS, "-c", str(source), "-o", str(compiled)],
-        [*compiler, "-shared", str(compiled), "-o", str(linked)],
-    ):
-        subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
-    return linked
-
-
-RACE = "PYG_DYNBATCH_RACE"
-"""Environment variable: 0 disables races, and the first way is taken."""
-
-
 def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
     """Return the first way, or the one that is clearly faster, by a race.
 
@@ -176,15 +122,16 @@ def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
     kept in a file, so that later processes compute the same numbers. Where nothing can be kept,
     the first way is taken, as a choice that changed between runs would change them.
     """
+    from pyg_dynbatch.files import locked_folder, write_atomically
+
     first = next(iter(ways))
     if os.environ.get(RACE) == "0":
         return first
     try:
         folder = _cache_folder()
-        if not _is_trusted(folder):
-            return first
         made_for = f"{_processor()} {torch.__version__} {torch.get_num_threads()}"
-        path = folder / f"fastest-{name}-{_digest(made_for.encode())}.txt"
+        digest = hashlib.sha256(made_for.encode()).hexdigest()[:16]
+        path = folder / f"fastest-{name}-{digest}.txt"
         if not path.exists():
             # Of several processes one races, which also leaves the cores to it.
             with locked_folder(folder, wait=True):

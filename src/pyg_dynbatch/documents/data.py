@@ -14,7 +14,7 @@ from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.blocks.schema import LARGEST, category_of
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import open_lines
+from pyg_dynbatch.files import open_lines
 from pyg_dynbatch.loading import empty_batch
 
 # Levels of nesting that the parser of Python can be trusted with: it calls itself in C.

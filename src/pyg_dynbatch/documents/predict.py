@@ -17,7 +17,7 @@ from pyg_dynbatch import prediction
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown, block_of
 from pyg_dynbatch.blocks.schema import DocumentSchema
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.documents.data import collate, name_of_class, read_documents, traced
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.command_line import OneLineArguments
+from pyg_dynbatch.console import OneLineArguments
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from pyg_dynbatch.molecules.descriptors import DESCRIPTORS

@@ -13,9 +13,9 @@ from string import Template
 from typing import Any
 
 from pyg_dynbatch import __version__
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, existing, sha256_of
+from pyg_dynbatch.files import atomic_file, existing, sha256_of
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.data import MoleculeData

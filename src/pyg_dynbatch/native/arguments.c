@@ -25,6 +25,20 @@ int64_t read_argument(PyObject *given)
     return found;
 }
 
+int read_arguments(PyObject *const *args, Py_ssize_t count, int wanted, int64_t *into)
+{
+    if (count != wanted) {
+        PyErr_Format(PyExc_TypeError, "expected %d arguments, got %zd", wanted, count);
+        return -1;
+    }
+    for (int each = 0; each < wanted; each++) {
+        into[each] = read_argument(args[each]);
+        if (into[each] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
 int read_fields(const struct field *fields, int count, PyObject *const *args, Py_ssize_t positional,
                 PyObject *names, void *into)
 {

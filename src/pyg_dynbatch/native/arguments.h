@@ -25,6 +25,9 @@ struct field {
 /* The number or address that an argument stands for; -1 with an exception set if it is neither. */
 int64_t read_argument(PyObject *given);
 
+/* Reads exactly `wanted` positional arguments; returns -1 with an exception set if that fails. */
+int read_arguments(PyObject *const *args, Py_ssize_t count, int wanted, int64_t *into);
+
 /* Fills a struct of `count` fields from keyword arguments; fields that are not given become 0.
    Returns -1 with an exception set for positional arguments and unknown names. Fastest if keywords
    are in the order of the fields. */

@@ -5,12 +5,35 @@
 
 #include "arguments.h"
 
-extern PyMethodDef levels_functions[];
+extern PyMethodDef levels_functions[], recordings_functions[];
+#ifndef NO_KERNELS
+extern PyMethodDef tree_lstm_functions[];
+void choose_best_kernels(void);
+#endif
 
-static PyMethodDef *const tables[] = {levels_functions};
+static PyMethodDef *const tables[] = {
+    levels_functions, recordings_functions,
+#ifndef NO_KERNELS
+    tree_lstm_functions,
+#endif
+};
+
+/* As PARALLEL_FOR of kernels.c. */
+#if defined(_OPENMP) && (!defined(__clang__) || defined(__APPLE__))
+#define USES_OPENMP 1
+#else
+#define USES_OPENMP 0
+#endif
 
 static int fill(PyObject *module)
 {
+#ifndef NO_KERNELS
+    choose_best_kernels();
+#endif
+    /* So that a checkout notices an extension that was built from other sources. */
+    if (PyModule_AddStringConstant(module, "SOURCES", SOURCES) ||
+        PyModule_AddIntConstant(module, "OPENMP", USES_OPENMP))
+        return -1;
     for (int each = 0; each < COUNT(tables); each++)
         if (PyModule_AddFunctions(module, tables[each]))
             return -1;

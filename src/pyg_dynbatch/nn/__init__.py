@@ -1,8 +1,8 @@
 """Rows in, rows out: cells and layers for trees and graphs, and weave for pairs of atoms."""
 
+from pyg_dynbatch.kernels.linear import Linear, linear
 from pyg_dynbatch.nn.cell import RecursiveCell
 from pyg_dynbatch.nn.dagnn import DAGNN, DAGNNCell
-from pyg_dynbatch.nn.linear import Linear, linear
 from pyg_dynbatch.nn.pair_sums import pair_sum
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs

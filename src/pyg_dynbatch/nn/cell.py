@@ -270,11 +270,8 @@ def run_levels(
     states in node order or level order, or the rows ``chosen`` of the level order. ``weight`` are
     factors of the states of children, see :func:`child_weights`.
     """
-    arity, sizes, (num_leaves, *counts) = (
-        cell.arity,
-        schedule.level_sizes,
-        schedule.level_inputs or (0,),
-    )
+    arity, sizes = cell.arity, schedule.level_sizes
+    num_leaves, *counts = schedule.level_inputs or (0,)
     leaf, compute, own = cell.leaf, cell.step, inputs[num_leaves:]
     if calls_only(cell, forward=RecursiveCell.forward):
         none, own = cell.no_input(inputs), cell.project(own)

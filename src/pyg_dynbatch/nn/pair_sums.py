@@ -63,7 +63,7 @@ def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "
     )
 
 
-def neighbour_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
+def neighbor_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
     """Sum, for each atom, the rows of all atoms that it is paired with; its own adjoint."""
     matrix = CSR(pairs.other, pairs.ptr)
     return _Multiply.apply(rows.contiguous(), matrix, matrix)

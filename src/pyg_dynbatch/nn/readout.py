@@ -1,4 +1,4 @@
-"""Gaussian histograms of atoms, and standardised descriptors of whole molecules."""
+"""Gaussian histograms of atoms, and standardized descriptors of whole molecules."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class GaussianHistogramAggregation(Aggregation):
 
     These are Gaussian densities over their sum, but finite for any x: far outside, x belongs to the
     outermost bin. The bins divide a unit normal distribution into nearly equal parts, so inputs
-    should be normalised. Memberships, eleven times as large as the inputs, are computed block by
+    should be normalized. Memberships, eleven times as large as the inputs, are computed block by
     block, forward and backward.
 
     Args:
@@ -150,7 +150,7 @@ _LEAST_VARIATION = 1e-6
 
 
 class StandardizedInputs(nn.Module):
-    r"""Standardise every column, clip outliers, and replace unknown numbers by 0.
+    r"""Standardize every column, clip outliers, and replace unknown numbers by 0.
 
     .. math::
         z = \mathrm{clip}\left(\frac{x - \mu}{\sigma}, -3, 3\right), \qquad
@@ -198,7 +198,7 @@ class StandardizedInputs(nn.Module):
         self.deviation.copy_(torch.where(varies, deviation, torch.zeros_like(deviation)))
 
     def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row input"]:
-        """Standardise."""
+        """Standardize."""
         varies = self.deviation > 0
         # Unknown numbers become the mean, and deviations of 0 become 1, so that no NaN arises: it
         # would spread through gradients even if it is not selected.

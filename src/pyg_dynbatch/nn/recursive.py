@@ -16,7 +16,7 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.nn.cell import RecursiveCell, States, run_at_once, run_levels, spread_rows
+from pyg_dynbatch.nn.cell import RecursiveCell, run_at_once, run_levels, spread_rows
 from pyg_dynbatch.nn.tree_cells import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
@@ -103,18 +103,12 @@ def checked_schedule(
         return derive_levels(owner, fields, x.size(0), arity, direction).to(x.device)
     slots = () if child_slot is None else (child_slot,)
     if edge_index is not None and not schedule.belongs_to(edge_index, *slots):
-        same_number = edge_index.shape == (2, schedule.num_edges)
-        got = (
-            "as many edges with other values or slots"
-            if same_number
-            else describe_value(edge_index)
-        )
-        what, wanted = (
-            "the schedule belongs to a different graph",
-            f"its {schedule.num_edges} edges",
-        )
+        got = "as many edges with other values or slots"
+        if edge_index.shape != (2, schedule.num_edges):
+            got = describe_value(edge_index)
+        what = f"{owner}: the schedule belongs to a different graph"
         hint = "build the schedule after the last change of the graph"
-        raise mismatch(ValueError, f"{owner}: {what}", wanted, got, hint=hint)
+        raise mismatch(ValueError, what, f"its {schedule.num_edges} edges", got, hint=hint)
     return schedule
 
 
@@ -210,8 +204,8 @@ class RecursiveLayer(MessagePassing):
         if self.explain and schedule.num_edges:
             weight = child_weights(schedule, edge_index, self._checked_edge_mask(schedule))
         else:
-            in_levels, parts = bool(level_order) or chosen is not None, 2 if return_state else 1
-            states = self._run_schedule(schedule, inputs, leaf_inverse, in_levels, parts)
+            in_levels = bool(level_order) or chosen is not None
+            states = run_at_once(self.cell, schedule, inputs, leaf_inverse, in_levels)
         if states is None:
             inputs = spread_rows(inputs, leaf_inverse, schedule)
             states = run_levels(
@@ -220,17 +214,6 @@ class RecursiveLayer(MessagePassing):
         elif chosen is not None:
             states = tuple(part.index_select(0, chosen) for part in states)
         return states if return_state else states[0]
-
-    def _run_schedule(
-        self,
-        schedule: Levels,
-        x: Tensor,
-        leaf_inverse: Tensor | None,
-        level_order: bool,
-        parts: int,
-    ) -> States | None:
-        """Compute at least the first parts of all states at once; None to run level by level."""
-        return run_at_once(self.cell, schedule, x, leaf_inverse, level_order)
 
     def _checked_edge_mask(self, schedule: Levels) -> Tensor:
         """Return the mask that an explainer has put into this module, one number per edge."""

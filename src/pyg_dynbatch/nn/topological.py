@@ -32,9 +32,9 @@ class TopologicalConv(nn.Module):
 
     - nodes without incoming edges are run without edges, so self terms, self-loops and biases
       apply; a layer that fails without edges (LSTM aggregation) fails on the first level;
-    - sources have no incoming edges, so ``GCNConv`` normalises by the degree of the target and by
+    - sources have no incoming edges, so ``GCNConv`` normalizes by the degree of the target and by
       1 for the source, self-loops apart;
-    - statistics across nodes, such as those of batch normalisation, are computed per level,
+    - statistics across nodes, such as those of batch normalization, are computed per level,
       source copies included.
 
     The layer must return rows of the width that it takes, as updated rows are sources of later

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from pyg_dynbatch.core.errors import checked_count
 from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.kernels.tree_lstm import tree_lstm
 from pyg_dynbatch.nn.cell import RecursiveCell, States, spread_rows
-from pyg_dynbatch.nn.fused_tree_lstm import fused_tree_lstm
 
 
 def _glorot_joint(weights: list[Tensor], fan_out: int) -> None:
@@ -66,7 +66,7 @@ class _TreeLSTMCell(RecursiveCell):
             precision = torch.get_autocast_dtype(device)
         weights = self.weight_input, self.weight_hidden, self.bias
         options = {"leaf_inverse": leaf_inverse, "level_order": level_order, "precision": precision}
-        return fused_tree_lstm(schedule, inputs, weights, dropout_mask=mask, **options)
+        return tree_lstm(schedule, inputs, weights, dropout_mask=mask, **options)
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):

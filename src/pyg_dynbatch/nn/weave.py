@@ -1,4 +1,4 @@
-"""Weave convolution, factored to minimise work per pair, its normalisation, and stacks of it."""
+"""Weave convolution, factored to minimize work per pair, its normalization, and stacks of it."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -17,7 +17,7 @@ from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.nn.pair_sums import (
     code_rows,
     in_single,
-    neighbour_sum,
+    neighbor_sum,
     order_gather,
     order_relu,
     pair_sum,
@@ -31,7 +31,7 @@ HIDDEN = ("aa", "pa", "ap", "pp")
 
 
 class CountedBatchNorm(nn.Module):
-    r"""Batch normalisation over rows that may count several times.
+    r"""Batch normalization over rows that may count several times.
 
     .. math::
         y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
@@ -46,7 +46,7 @@ class CountedBatchNorm(nn.Module):
         eps: Added to the variance.
         momentum: Weight of the newest mini-batch in the running statistics.
         sync: Whether training uses the statistics of the rows of all ranks of the default process
-            group, as ``SyncBatchNorm`` does. All ranks must call their normalisations in the same
+            group, as ``SyncBatchNorm`` does. All ranks must call their normalizations in the same
             order; a rank may have no rows.
 
     Shape:
@@ -74,12 +74,12 @@ class CountedBatchNorm(nn.Module):
 
     @staticmethod
     def synchronise(module: nn.Module) -> None:
-        """Set ``sync`` of all such normalisations in a module; raise an error if it has none."""
+        """Set ``sync`` of all such normalizations in a module; raise an error if it has none."""
         norms = [part for part in module.modules() if isinstance(part, CountedBatchNorm)]
         if not norms:
             what = f"{type(module).__name__}: there are no batch statistics to synchronise"
             hint = "norm='batch' or atom_norm='batch', or train without sync and sync_batchnorm"
-            raise mismatch(ValueError, what, "batch normalisation", "none", hint=hint)
+            raise mismatch(ValueError, what, "batch normalization", "none", hint=hint)
         for norm in norms:
             norm.sync = True
 
@@ -96,7 +96,7 @@ class CountedBatchNorm(nn.Module):
         counts: Float[Tensor, " row"] | None = None,
         total: int | None = None,
     ) -> Float[Tensor, "row width"]:
-        """Normalise rows.
+        """Normalize rows.
 
         Args:
             rows: The rows.
@@ -116,9 +116,9 @@ class CountedBatchNorm(nn.Module):
                 total = int(counts.sum(dtype=torch.float64))
             share = counts.to(rows.dtype) / max(total, 1)
             given = rows, share, self.weight, self.bias, self.eps, total if parallel else None
-            normalised, mean, var, *total_of_ranks = _Normalise.apply(*given)
+            normalized, mean, var, *total_of_ranks = _Normalize.apply(*given)
         self._observe(mean, var, *(total_of_ranks or [total]))
-        return normalised.to(result_dtype)
+        return normalized.to(result_dtype)
 
     def scale_and_shift(self, moments: Moments | None) -> tuple[Tensor, Tensor]:
         """Compute every column's factor and summand; moments update the running statistics."""
@@ -148,7 +148,7 @@ class CountedBatchNorm(nn.Module):
             buffer.lerp_(seen.to(buffer.dtype), self.momentum)
 
     def extra_repr(self) -> str:
-        """Show the width and whether ranks are synchronised."""
+        """Show the width and whether ranks are synchronized."""
         return f"{self.width}, sync=True" if self.sync else str(self.width)
 
 
@@ -181,11 +181,11 @@ class _OverRanks(Function):
     def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Any) -> Any:
         both = torch.stack([grad_mean, grad_var])
         distributed.all_reduce(both)
-        centred, share = ctx.saved_tensors
-        return share * (both[0] + 2 * centred * both[1]), share * both[1], None
+        centered, share = ctx.saved_tensors
+        return share * (both[0] + 2 * centered * both[1]), share * both[1], None
 
 
-class _Normalise(Function):
+class _Normalize(Function):
     """Save one intermediate result; autograd alone would save four."""
 
     @staticmethod
@@ -200,19 +200,19 @@ class _Normalise(Function):
     ) -> tuple[Tensor, ...]:
         """Return also mean and variance; given ``total``, those of all ranks and their number."""
         mean = share @ rows
-        centred = rows - mean
-        var = share @ centred.square()
+        centered = rows - mean
+        var = share @ centered.square()
         moments = [mean, var]
         ctx.parallel = total is not None
         if total is not None:
             *moments, part = _over_ranks(mean, var, total)
-            centred += mean - moments[0]
+            centered += mean - moments[0]
             share = share * part
         scale = torch.rsqrt(moments[1] + eps)
-        centred *= scale
-        ctx.save_for_backward(centred, share, scale * weight)
+        centered *= scale
+        ctx.save_for_backward(centered, share, scale * weight)
         ctx.mark_non_differentiable(*moments)
-        return torch.addcmul(bias, centred, weight), *moments
+        return torch.addcmul(bias, centered, weight), *moments
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
@@ -220,15 +220,15 @@ class _Normalise(Function):
             what = "CountedBatchNorm: second derivatives are not available while training"
             wanted, hint = "backward() without create_graph", "model.eval(), or norm='layer'"
             raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
-        normalised, share, scale = ctx.saved_tensors
+        normalized, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)
-        grad_weight = (gradient * normalised).sum(0)
+        grad_weight = (gradient * normalized).sum(0)
         sums: Any = grad_bias, grad_weight
         if ctx.parallel:
             sums = torch.stack(sums)
             distributed.all_reduce(sums)
         # g - c / n (sum of g + y times sum of g y), then the scale
-        grad_rows = torch.addcmul(sums[0], normalised, sums[1])
+        grad_rows = torch.addcmul(sums[0], normalized, sums[1])
         grad_rows *= -share[:, None]
         grad_rows += gradient
         grad_rows *= scale
@@ -237,14 +237,14 @@ class _Normalise(Function):
 
 def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     """Compute mean and variance of u_i + v_j over all ordered pairs from atoms alone."""
-    # With u and v centred, d_i pairs at atom i and n ordered pairs, the variance is
+    # With u and v centered, d_i pairs at atom i and n ordered pairs, the variance is
     # (sum_i d_i (u_i^2 + v_i^2) + 2 sum_i u_i sum_{j paired with i} v_j) / n.
     with torch.autocast(parts.device.type, enabled=False):
         parts = in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
         mean = share @ parts
         u, v = (parts - mean).chunk(2, 1)
-        cross = (u * neighbour_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)
+        cross = (u * neighbor_sum(v, pairs)).sum(0) / max(pairs.num_entries, 1)
         var = share @ (u.square() + v.square()) + 2 * cross
     return mean[: u.size(1)] + mean[u.size(1) :], var.clamp(min=0), pairs.num_entries
 
@@ -256,7 +256,7 @@ class WeaveConv(nn.Module):
         a_i' &= f_A\big(f_{AA}(a_i), \textstyle\sum_j f_{PA}(p_{ij})\big) \\
         p_{ij}' &= f_P\big(f_{AP}(a_i, a_j) + f_{AP}(a_j, a_i), f_{PP}(p_{ij})\big)
 
-    Each of the six functions is a linear map, an optional normalisation, and a ReLU; arguments
+    Each of the six functions is a linear map, an optional normalization, and a ReLU; arguments
     are concatenated. The sum runs over all pairs of atom i, its self pair once if ``pairs`` has it.
 
     Nothing is approximated, but little is computed per pair: the linear map of :math:`f_{AP}` is
@@ -270,7 +270,7 @@ class WeaveConv(nn.Module):
         pair_out: Width of an updated pair row; ``None`` to update atoms only.
         hidden: Width of the inner functions, or one for each of ``"aa"``, ``"pa"``, ``"ap"``,
             ``"pp"``.
-        norm: ``"batch"``, ``"layer"`` or ``None``. Batch normalisation is over atoms and over
+        norm: ``"batch"``, ``"layer"`` or ``None``. Batch normalization is over atoms and over
             ordered pairs, a pair of two atoms counting twice.
         residual: Whether rows are added to their updates if both have the same width.
         dropout: Probability of dropping an entry of an updated atom row while training.
@@ -359,7 +359,7 @@ class WeaveConv(nn.Module):
     def split(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Apply the linear map of f_AP: ``[atom, 2 * width]``, one part per position in a pair.
 
-        Batch normalisation needs all pairs of the mini-batch. The rows themselves, if hooks or
+        Batch normalization needs all pairs of the mini-batch. The rows themselves, if hooks or
         an override require that the modules of f_AP are called with the rows of pairs.
         """
         if self._calls_between():
@@ -370,7 +370,7 @@ class WeaveConv(nn.Module):
         if self.norm != "batch":
             return parts
         norm: CountedBatchNorm = self.norms["ap"]  # type: ignore[assignment]
-        # Normalising a sum of two is scaling both and shifting one.
+        # Normalizing a sum of two is scaling both and shifting one.
         scale, shift = norm.scale_and_shift(order_moments(parts, pairs) if norm.training else None)
         shift = torch.cat([torch.zeros_like(shift), shift])
         return torch.addcmul(shift, parts, torch.cat([scale, scale]))
@@ -448,7 +448,7 @@ class WeaveConv(nn.Module):
     def _activated(
         self, name: str, rows: Tensor, pairs: Pairs | None = None, coded: bool = False
     ) -> Tensor:
-        """Normalise rows of atoms, pairs or codes, and apply ReLU."""
+        """Normalize rows of atoms, pairs or codes, and apply ReLU."""
         if self.norm == "batch":
             counts = total = None
             if pairs is not None:
@@ -504,7 +504,7 @@ class WeaveStack(nn.Module):
     The last module updates atoms only. With ``pair_block`` each module sums over blocks of pairs,
     and both passes recompute the rows of a block from the atoms: memory is proportional to the
     atoms and the block instead of the pairs, and results are the same up to rounding. Training with
-    batch normalisation, which needs all pairs at once, ignores ``pair_block``; so do modules with
+    batch normalization, which needs all pairs at once, ignores ``pair_block``; so do modules with
     hooks or a different ``forward``, which are called as a whole.
 
     Args:

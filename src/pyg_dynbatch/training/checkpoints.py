@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.core.files import atomic_file
+from pyg_dynbatch.files import atomic_file
 from pyg_dynbatch.prediction import differences, read_checkpoint, read_table
 
 

@@ -22,10 +22,10 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.core.native import keep_freed_memory
+from pyg_dynbatch.files import existing
 from pyg_dynbatch.prediction import naming_file, read_checkpoint
 from pyg_dynbatch.training.checkpoints import (
     CONFIG,

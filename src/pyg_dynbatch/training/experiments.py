@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, locked_folder, sha256_of
+from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.prediction import read_table, write_table
 from pyg_dynbatch.training.checkpoints import best_checkpoint
 from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from pyg_dynbatch import prediction
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, Progress, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.trees.collate import Collater, DataLoader
 from pyg_dynbatch.trees.convert import from_nested
@@ -21,7 +20,7 @@ from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
 from pyg_dynbatch.trees.text import parse_bracketed
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.words import Vocabulary
 
 
 class TreeModel(prediction.Model):

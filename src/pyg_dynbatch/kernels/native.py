@@ -1,0 +1,243 @@
+"""Tree-LSTMs in C, float32 on CPUs: gates of blocks, and whole schedules in one call each way."""
+
+import ctypes
+import logging
+import sys
+from array import array
+from collections.abc import Sequence
+from ctypes import byref, c_int64, c_void_p
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from pyg_dynbatch.core.native import extension, fastest, loaded_extension
+from pyg_dynbatch.kernels.blocks import Kernel
+from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates
+from pyg_dynbatch.kernels.plan import BLOCK, Block, Plan
+from pyg_dynbatch.kernels.products import RowProduct, ones, packs
+
+_log = logging.getLogger(__name__)
+
+# From this many rows on, products of aligned copies are faster by more than copying takes.
+_WORTH_COPYING = 16
+
+_STAYS_IN_CACHE = 2**18
+"""Largest number of weights that the second-level cache holds beside a block of rows."""
+
+
+def is_native(like: Tensor) -> bool:
+    """Whether C computes on tensors like this one."""
+    # Tensors of a tracer have no values that C could read, and a dispatch mode would miss what C
+    # computes.
+    plain = type(like) in (Tensor, Parameter) and not is_in_torch_dispatch_mode()
+    in_single = plain and like.device.type == "cpu" and like.dtype == torch.float32
+    return in_single and hasattr(extension(), "tree_lstm_nodes")  # not on Windows
+
+
+def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:
+    """Choose whether C runs a whole schedule in one call."""
+    if plan.precision is not None or not plan.schedule.single_parent or multiply_address() is None:
+        return False
+    if not all(map(is_native, weights)):
+        return False
+    # Our kernels that win at 128 rows win at any number of rows if the matrix stays in the cache.
+    kept = weights[1].numel() < _STAYS_IN_CACHE and narrow_rows() == BLOCK
+    return kept or not packs(weights[1], plan.inner)
+
+
+class NativeGates(TorchGates):
+    """Compute the gates of blocks in C."""
+
+    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
+        super().__init__(plan, rows, inner=inner)
+        self.native, self.threads = loaded_extension(), torch.get_num_threads()
+        self.dropout_mask = _mask(self.dropout_mask, self.activated)
+        arity = -1 if plan.ragged else plan.arity
+        self.nodes: bytes = self.native.tree_lstm_nodes(
+            width=self.width, arity=arity if inner else 0, hidden=self.hidden, memory=self.memory,
+            activated=self.activated, dropout_mask=self.dropout_mask, index=plan.children,
+            starts=plan.child_start if plan.ragged else None, all_hidden=self.all_hidden,
+            cells=self.all_memory, gathered=self.gathered, sums=self.sums,
+        )  # fmt: skip
+
+    def gather(self, block: Block) -> None:
+        """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
+        self.native.tree_lstm_gather(self.nodes, *block[:4], self.threads)
+
+    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+        """Activate products to gates in place, and write the states of a block."""
+        written = gates.rows, gates.forget, own, block.filled
+        self.native.tree_lstm_forward(self.nodes, *block[:4], *written, self.threads)
+
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
+        """Write the gradients of products, and for inner nodes those of the children's c."""
+        read = self.nodes, _incoming(given), *block[:4], gates.rows, gates.forget
+        written = grads.rows, grads.forget, grads.child_memory
+        self.native.tree_lstm_backward(*read, *written, self.threads)
+
+    def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
+        """Sum the gradients of equal leaves, always in the same order."""
+        width, cell = given.hidden.size(1), cell.contiguous()
+        hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
+        self.native.tree_lstm_sum_equal(
+            _incoming(given), cell, cell.size(0), width, hidden, memory, self.threads
+        )
+        return StateGradients(hidden, memory)
+
+
+def _incoming(given: StateGradients) -> bytes:
+    """The gradients of states, as C reads them; they must be kept alive."""
+    of_h, of_c = given.outside
+    found: bytes = loaded_extension().tree_lstm_incoming(
+        hidden=given.hidden, memory=given.memory, place=given.place,
+        outside_hidden=of_h, outside_hidden_row=0 if of_h is None else of_h.stride(0),
+        outside_memory=of_c, outside_memory_row=0 if of_c is None else of_c.stride(0),
+    )  # fmt: skip
+    return found
+
+
+def _mask(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if mask is None else mask.to(like.dtype).contiguous()
+
+
+class NativeKernel(Kernel):
+    """Run a whole schedule in one call of C each way."""
+
+    def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Rows:
+        """Compute all nodes; in inference, the gates are those of the last block alone."""
+        weight_input, weight_hidden, bias = map(_plain, weights)
+        rows = Rows.of(plan, bias, bias.size(0) // 4)
+        rows = rows._replace(aligned_weight=_aligned(weight_hidden, plan.inner))
+        own, filled, features = None, inputs[plan.leaf_inputs :], inputs.size(1)
+        if count := filled.size(0):
+            own = RowProduct(weight_input, rows=count)(filled, 0, count)
+        longest = max(_stride(weight_hidden.size(1)), _stride(features))
+        loaded_extension().tree_lstm_forward_run(
+            **_fields(plan, rows, weight_hidden), keeps=plan.keeps, hidden=rows.hidden,
+            rows=inputs, weight_input=weight_input, bias=bias, own=own,
+            all_bias=bias.new_empty(rows.gates.size(1)), features=features,
+            leaf_hidden=rows.leaf_hidden, leaf_memory=rows.leaf_memory,
+            aligned_input=_aligned(weight_input, plan.leaf_inputs),
+            aligned_rows=bias.new_empty(BLOCK, longest),
+        )  # fmt: skip
+        return rows
+
+    def backward(
+        self, plan: Plan, rows: Rows, weight_hidden: Tensor, given: StateGradients
+    ) -> tuple[Gates, Tensor]:
+        """Go from the roots to the leaves; return gradients before activation."""
+        forget, like = rows.forget, rows.memory
+        most = min(max(plan.schedule.level_sizes[1:], default=0), BLOCK)
+        grads = Gates(
+            torch.empty_like(rows.gates), None if forget is None else torch.empty_like(forget)
+        )
+        leaf_grads = torch.empty_like(rows.leaf_gates)
+        to_hidden, to_memory = given.buffers(0, plan.slots)
+        to_sums = like.new_empty(most, like.size(1)) if plan.ragged else None
+        of_cells = None
+        if plan.leaf_inverse is not None:
+            hidden, memory = (like.new_zeros(plan.leaf_cells, like.size(1)) for _ in range(2))
+            of_cells = _incoming(StateGradients(hidden, memory))
+        loaded_extension().tree_lstm_backward_run(
+            **_fields(plan, rows, _plain(weight_hidden)), keeps=True, given=_incoming(given),
+            of_cells=of_cells, leaf_grads=leaf_grads, grads=grads.rows, to_forget=grads.forget,
+            to_hidden=to_hidden, to_memory=to_memory, to_sums=to_sums,
+        )  # fmt: skip
+        return grads, leaf_grads
+
+
+def _fields(plan: Plan, rows: Rows, weight_hidden: Tensor) -> dict[str, Any]:
+    """The fields of ``struct run`` that both ways read."""
+    schedule = plan.schedule
+    return {
+        "width": rows.memory.size(1), "arity": -1 if plan.ragged else plan.arity,
+        "leaves": plan.leaves, "levels": len(schedule.level_sizes), "inner": plan.inner,
+        "slots": plan.slots, "cells": plan.leaf_cells, "inputs": plan.leaf_inputs,
+        "narrow": narrow_rows(), "threads": torch.get_num_threads(),
+        "multiply": multiply_address(), "sizes": array("q", schedule.level_sizes),
+        "filled": array("q", schedule.level_inputs), "index": plan.children,
+        "starts": plan.child_start if plan.ragged else None,
+        "leaf_of": None if plan.leaf_inverse is None else plan.cell_of_leaf.contiguous(),
+        "weight_hidden": weight_hidden, "dropout_mask": _mask(plan.dropout_mask, rows.memory),
+        "memory": rows.memory, "activated": rows.activated, "leaf_activated": rows.leaf_activated,
+        "gathered": rows.gathered, "sums": rows.sums, "aligned_hidden": rows.aligned_weight,
+        "leaf_gates": rows.leaf_gates, "gates": rows.gates, "forget": rows.forget,
+    }  # fmt: skip
+
+
+def _aligned(weight: Tensor, rows: int) -> Tensor | None:
+    """Room for a copy of a matrix whose rows begin cache lines; itself if they do."""
+    if rows < _WORTH_COPYING:
+        return None
+    if weight.size(1) == _stride(weight.size(1)) and weight.data_ptr() % 64 == 0:
+        return weight
+    return weight.new_empty(weight.size(0), _stride(weight.size(1)))
+
+
+def _stride(inner: int) -> int:
+    return (inner + 15) // 16 * 16
+
+
+def _plain(rows: Tensor) -> Tensor:
+    # A tensor that is negated only when it is read is not negated in memory.
+    return rows.resolve_neg().contiguous()
+
+
+@cache
+def narrow_rows() -> int:
+    """Race our products against the BLAS of torch; return up to how many rows ours win."""
+    native: Any = loaded_extension()
+    inner, columns, narrow = 300, 750, 7
+    with torch.inference_mode():
+        weight, rows = ones(columns, inner), ones(BLOCK, inner)
+        fields: dict[str, Any] = {"weight_hidden": weight, "bias": ones(columns), "rows": rows}
+        fields |= {"aligned_hidden": ones(columns, _stride(inner)), "threads": 1}
+        fields |= {"aligned_rows": ones(BLOCK, _stride(inner)), "multiply": multiply_address()}
+        fields["all_bias"] = ones(BLOCK, columns)
+        ours, blas = (native.tree_lstm_run(narrow=most, **fields) for most in (BLOCK, 0))
+    for count in (8, 32, BLOCK):
+        ways = {
+            name: partial(native.tree_lstm_multiply, run, count, inner, columns)
+            for name, run in (("own", ours), ("blas", blas))
+        }
+        if fastest(f"{count}-rows-{native.variant()}-{native.SOURCES}", ways) != "own":
+            break
+        narrow = count
+    return narrow
+
+
+@cache
+def multiply_address() -> int | None:
+    """Find ``sgemm`` in the libraries that torch has loaded."""
+    if sys.byteorder != "little":
+        # The low half of a number would not come first.
+        return None
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("*torch_cpu.*")):
+        try:
+            function = ctypes.CDLL(str(path)).sgemm_
+        except (OSError, AttributeError) as error:
+            _log.info("no sgemm_ in %s: %s", path.name, error)
+            continue
+        if _multiplies(function):
+            return ctypes.cast(function, c_void_p).value
+        _log.info("sgemm_ of %s does not multiply as expected", path.name)
+    return None
+
+
+def _multiplies(function: object) -> bool:
+    """Whether a function is called as C will call it: numbers of 64 bits, no lengths of strings."""
+    # Independent of the default dtype and device.
+    plain: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    left, right = torch.arange(6, **plain).view(2, 3), torch.arange(12, **plain).view(4, 3)
+    found = torch.ones(2, 4, **plain)
+    sizes = [byref(c_int64(size)) for size in (4, 2, 3)]
+    three, four = (byref(c_int64(size)) for size in (3, 4))
+    one = byref(ctypes.c_float(1))
+    weight, given, out = (c_void_p(part.data_ptr()) for part in (right, left, found))
+    function(b"T", b"N", *sizes, one, weight, three, given, three, one, out, four)  # type: ignore[operator]
+    return torch.equal(found, left @ right.t() + 1)

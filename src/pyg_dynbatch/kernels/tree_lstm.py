@@ -1,0 +1,192 @@
+"""Run N-ary and child-sum Tree-LSTMs over a whole schedule in one autograd function.
+
+The forward pass computes the leaves, and then the inner nodes level by level, from products with
+weights (u, i, o and the forget gates f) to states (h and c). The backward pass goes from the roots
+to the leaves; gradients of weights are products over all nodes at once.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.row_buffer import check_backward
+from pyg_dynbatch.kernels.blocks import BlockKernel, Kernel, operand_of
+from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates, sum_segments
+from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, is_native, runs_at_once
+from pyg_dynbatch.kernels.plan import Plan
+from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
+
+
+def tree_lstm(
+    schedule: Levels, inputs: Tensor, weights: Sequence[Tensor], **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
+
+    ``inputs`` are as for ``RecursiveCell.run_schedule``, ``weights`` the cell's ``weight_input``,
+    ``weight_hidden`` and ``bias``, and ``options`` those of :meth:`Plan.of`.
+    """
+    keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (inputs, *weights))
+    plan = Plan.of(schedule, inputs, keeps=keeps, **options)
+    _check_weights(plan, inputs, weights)
+    inputs = inputs.contiguous()
+    kernel = choose_kernel(plan, inputs, weights)
+    if keeps:
+        found: tuple[Tensor, Tensor] = _TreeLSTM.apply(plan, kernel, inputs, *weights)
+        return found
+    return _forward(plan, kernel, inputs, weights)[0]
+
+
+def _check_weights(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> None:
+    """Check what kernels read by address: ``functional_call`` can replace any weight."""
+    width, slots = weights[2].size(0) // 4, 1 if plan.ragged else plan.arity
+    shapes = (4 * width, inputs.size(1)), ((3 + slots) * width, slots * width), (4 * width,)
+    for weight, shape in zip(weights, shapes, strict=True):
+        same = plan.precision is not None or weight.dtype == inputs.dtype
+        if weight.shape != shape or not same or weight.device != inputs.device:
+            wanted = (
+                f"{inputs.dtype}{list(shape)} on {inputs.device}, as the inputs and other weights"
+            )
+            what, got = "Tree-LSTM: a weight does not fit", describe_value(weight)
+            raise mismatch(ValueError, what, wanted, f"{got} on {weight.device}")
+
+
+def _forward(
+    plan: Plan, kernel: Kernel, inputs: Tensor, weights: Sequence[Tensor]
+) -> tuple[tuple[Tensor, Tensor], Rows]:
+    """Return h and c in the requested order, and all rows of the run."""
+    with torch.autocast(inputs.device.type, enabled=False):
+        rows = kernel.forward(plan, inputs, weights)
+    return (plan.in_order(rows.hidden), plan.in_order(rows.memory)), rows
+
+
+class _TreeLSTM(Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, kernel: Kernel, inputs: Tensor, *weights: Tensor) -> Any:
+        states, rows = _forward(plan, kernel, inputs, weights)
+        ctx.plan, ctx.kernel = plan, kernel
+        ctx.save_for_backward(inputs, *weights[:2], *rows.kept)
+        ctx.set_materialize_grads(False)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, grad_h: Tensor | None, grad_c: Tensor | None) -> Any:
+        check_backward((grad_h, grad_c))
+        plan: Plan = ctx.plan
+        # Hooks on saved tensors may have changed the layout.
+        saved: list[Any] = [
+            each if each is None else each.contiguous() for each in ctx.saved_tensors
+        ]
+        (inputs, weight_input, weight_hidden), rows = saved[:3], Rows(*saved[3:])
+        with torch.autocast(inputs.device.type, enabled=False):
+            given = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
+            grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, given)
+            needed = ctx.needs_input_grad[2:]
+            grad_inputs = torch.empty_like(inputs) if needed[0] else None
+            grad_weight, grad_bias = _input_gradients(
+                plan, grads, of_leaves, inputs, weight_input, grad_inputs
+            )
+            grad_hidden = None
+            if needed[2]:
+                operand = operand_of(plan, rows)
+                grad_hidden = weight_gradient(grads.rows, operand, plan.precision)
+                if grads.forget is not None:
+                    of_forget = weight_gradient(grads.forget, rows.gathered, plan.precision)
+                    grad_hidden = torch.cat([grad_hidden, of_forget])
+            return None, None, grad_inputs, grad_weight, grad_hidden, grad_bias
+
+
+def _input_gradients(
+    plan: Plan,
+    grads: Gates,
+    of_leaves: Tensor,
+    inputs: Tensor,
+    weight: Tensor,
+    grad_inputs: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of the inputs' weight and the bias, and write those of the inputs."""
+    own, read = slice(0, of_leaves.size(1)), slice(0, plan.leaf_inputs)
+    width, grad_weight = own.stop // 3, torch.empty_like(weight)
+    # Leaves have no forget gates.
+    grad_weight[own.stop :] = 0
+    weight_gradient(of_leaves[read], inputs[read], plan.precision, grad_weight[own])
+    if grad_inputs is not None:
+        _write_input_gradients(plan, of_leaves, weight[own], grad_inputs[read])
+    if inputs.size(0) > plan.leaf_inputs:
+        of_inner = _input_product_gradients(plan, grads, width)
+        if grad_inputs is not None:
+            _write_input_gradients(plan, of_inner, weight, grad_inputs[plan.leaf_inputs :])
+        grad_weight += weight_gradient(of_inner, inputs[plan.leaf_inputs :], plan.precision)
+    if grads.forget is None:
+        grad_bias = _fold_forget(sum_rows(grads.rows)[None], width)[0]
+    else:
+        grad_bias = torch.cat([sum_rows(grads.rows), sum_rows(grads.forget)])
+    grad_bias[own] += sum_rows(of_leaves)
+    return grad_weight, grad_bias
+
+
+def _write_input_gradients(plan: Plan, grads: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write ``grads @ weight``, block by block."""
+    product = RowProduct(weight.t(), precision=plan.precision, rows=out.size(0))
+    for first in range(0, out.size(0), plan.block):
+        size = min(plan.block, out.size(0) - first)
+        product.into(out[first : first + size], grads, first, size)
+
+
+def _input_product_gradients(plan: Plan, grads: Gates, width: int) -> Tensor:
+    """The gradients of ``W x`` of the inner nodes with an input: all children share that of f."""
+    rows = grads.rows
+    if grads.forget is not None:
+        rows = torch.cat([rows, sum_segments(grads.forget, plan.numbers, plan.child_start)], 1)
+    if any(block.filled != block.size for block in plan.blocks):
+        parts = [rows[b.first : b.first + b.filled] for b in plan.blocks if b.filled]
+        rows = torch.cat(parts) if parts else rows[:0]
+    return rows if grads.forget is not None else _fold_forget(rows, width)
+
+
+def _fold_forget(grads: Tensor, width: int) -> Tensor:
+    """Sum the forget gates of all children of a node, which share ``W x + b``."""
+    folded = grads[:, : 4 * width].clone()
+    for first in range(4 * width, grads.size(1), width):
+        folded[:, 3 * width :] += grads[:, first : first + width]
+    return folded
+
+
+# The choice of kernels.
+
+SWITCH = "PYG_DYNBATCH_TRITON"
+"""The environment variable that switches Triton off where it is 0."""
+
+_IN_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def choose_kernel(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Kernel:
+    """Choose what runs a schedule, once per call."""
+    gates = choose_gates(inputs)
+    if gates is NativeGates and runs_at_once(plan, weights):
+        return NativeKernel()
+    return BlockKernel(gates)
+
+
+def choose_gates(like: Tensor) -> type[TorchGates]:
+    """Choose what computes the gates of states like this one."""
+    if like.is_cuda and like.dtype in _IN_SINGLE and os.environ.get(SWITCH) != "0":
+        return _triton_gates() or TorchGates
+    return NativeGates if is_native(like) else TorchGates
+
+
+@cache
+def _triton_gates() -> type[TorchGates] | None:
+    if find_spec("triton") is None:
+        return None
+    # Importing Triton takes a while, and most machines without a GPU do not have it.
+    from pyg_dynbatch.kernels.triton_gates import TritonGates
+
+    return TritonGates

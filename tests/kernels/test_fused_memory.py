@@ -1,0 +1,68 @@
+"""Fused Tree-LSTMs save no more numbers for the backward pass than they need."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.kernels.native import NativeGates
+from pyg_dynbatch.kernels.tree_lstm import choose_gates
+from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
+
+WIDTH = 6
+
+
+def complete(levels: int) -> tuple[Tensor, int]:
+    """Edges of a complete binary tree, and its number of nodes."""
+    nodes = 2**levels - 1
+    child = torch.arange(1, nodes)
+    return torch.stack([child, (child - 1) // 2]), nodes
+
+
+def kept(layer: RecursiveLayer, schedule: Levels, x: Tensor) -> int:
+    """Count the numbers that autograd saves in a forward pass, except parameters and inputs."""
+    found: dict[int, int] = {}
+
+    def pack(saved: Tensor) -> Tensor:
+        found[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes() // 4
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        layer(x, schedule=schedule, level_order=True)
+    for mine in (x, *layer.parameters()):
+        found.pop(mine.untyped_storage().data_ptr(), None)
+    return sum(found.values())
+
+
+def case(layer: RecursiveLayer) -> tuple[Levels, Tensor, int, int]:
+    edges, nodes = complete(7)
+    leaves = 64
+    has_input = torch.arange(nodes) >= nodes - leaves
+    schedule = schedule_structure(edges, nodes, arity=layer.arity, has_input=has_input)
+    return schedule, torch.randn(leaves, 3), leaves, nodes - leaves
+
+
+@pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
+def test_with_gradients(make: type[RecursiveLayer]) -> None:
+    layer = make(3, WIDTH)
+    schedule, x, leaves, inner = case(layer)
+    if layer.arity == 2:
+        # c, tanh(c) and three gates of a leaf; and of an inner node five gates and two children.
+        wanted = WIDTH * (5 * leaves + (2 + 5 + 2) * inner)
+    else:
+        # Of an inner node three gates and the sum; of each child h and the forget gate.
+        wanted = WIDTH * (5 * leaves + (2 + 3 + 1) * inner + 2 * (leaves + inner - 1))
+    # And a row of zeros for missing children before c and tanh(c); and if C runs all levels, a copy
+    # of the weight of h in rows of 16.
+    copied = 16 * layer.cell.weight_hidden.size(0) if choose_gates(x) is NativeGates else 0
+    assert kept(layer, schedule, x) == wanted + 2 * WIDTH + copied
+
+
+@pytest.mark.parametrize("make", (NaryTreeLSTM, ChildSumTreeLSTM))
+def test_nothing_without_gradients(make: type[RecursiveLayer]) -> None:
+    layer = make(3, WIDTH)
+    schedule, x, _, _ = case(layer)
+    recorded = layer(x, schedule=schedule)
+    with torch.no_grad():
+        assert kept(layer, schedule, x) == 0
+        assert torch.equal(layer(x, schedule=schedule), recorded)

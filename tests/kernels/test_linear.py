@@ -1,0 +1,234 @@
+"""Linear computes what torch.nn.Linear does, in an engine and elsewhere."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from pyg_dynbatch.autobatch import autobatch
+from pyg_dynbatch.core import Engine, Operations, Recording, TensorType
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.scheduling import schedule_recordings
+from pyg_dynbatch.nn import Linear, linear
+from pyg_dynbatch.testing import assert_batching_agrees, assert_gradients_agree
+from tests.core.helpers import message
+from tests.strategies import chain
+
+VECTOR = TensorType((3,))
+
+
+class Mix(nn.Module):
+    """Uses one weight twice per call, and a part of another."""
+
+    def __init__(self, make: Callable[..., nn.Linear], product: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.both, self.wide, self.product = make(3, 3), make(3, 6, bias=False), product
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        part = self.product(right, self.wide.weight[:3])
+        return torch.tanh(self.both(left) - self.both(self.wide(right)[:, :3]) + part)
+
+
+class Case:
+    """The same programs and parameters with Linear and with torch.nn.Linear."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        torch.manual_seed(0)
+        plain = Mix(nn.Linear, nn.functional.linear).to(dtype)
+        self.ours = Mix(Linear, linear).to(dtype)
+        self.ours.load_state_dict(plain.state_dict())
+        self.modules = [self.ours, plain]
+        self.programs = [self.program(turns) for turns in (1, 4)]
+        self.engines = []
+        for module in self.modules:
+            operations = Operations()
+            operations.add(module, [VECTOR, VECTOR], [VECTOR], name="mix")
+            self.engines.append(Engine(operations).to(dtype))
+        self.x = torch.randn(5, 3, dtype=dtype, requires_grad=True)
+
+    def program(self, turns: int) -> Recording:
+        operations, program = Operations(), Recording()
+        mix = operations.add(self.modules[0], [VECTOR, VECTOR], [VECTOR], name="mix")
+        state = program.input(VECTOR, 0)
+        for row in range(turns):
+            state = program.call(mix, state, program.input(VECTOR, row if turns > 1 else 0))
+        program.output(state)
+        return program
+
+    def run(self, engine: Engine) -> Tensor:
+        found: Tensor = engine(schedule_recordings(self.programs), {VECTOR: self.x})["output"]
+        return found
+
+    def both(self, compute: Callable[[Engine, list[Tensor]], Any]) -> list[Any]:
+        return [compute(e, [self.x, *e.parameters()]) for e in self.engines]
+
+
+def test_batched_is_one_by_one() -> None:
+    case = Case()
+    assert_batching_agrees(case.engines[0], case.programs, {VECTOR: case.x})
+    assert_gradients_agree(case.engines[0], case.programs, {VECTOR: case.x})
+
+
+def test_gradients_of_some_leaves_then_of_others_of_a_retained_graph() -> None:
+    def gradients(engine: Engine, leaves: list[Tensor]) -> list[Any]:
+        # The weight also takes part outside the run.
+        loss = case.run(engine).square().sum() + leaves[1].sum()
+        chosen = ([0], [1], [0, 2], [3, 1], [0, 1, 2, 3], [1])
+        return [
+            torch.autograd.grad(loss, [leaves[n] for n in each], retain_graph=True)
+            for each in chosen
+        ]
+
+    case = Case()
+    torch.testing.assert_close(*case.both(gradients), rtol=1e-12, atol=1e-12)
+
+
+def test_two_runs_in_one_loss_accumulate() -> None:
+    def gradients(engine: Engine, leaves: list[Tensor]) -> list[Any]:
+        for leaf in leaves:
+            leaf.grad = None
+        for _ in range(2):
+            (case.run(engine).sum() + 2 * case.run(engine).square().sum()).backward()
+        return [leaf.grad for leaf in leaves]
+
+    case = Case()
+    torch.testing.assert_close(*case.both(gradients), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Any) -> None:
+    case = Case()
+    with mode():
+        found = [case.run(engine) for engine in case.engines]
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_autocast() -> None:
+    def both(engine: Engine, leaves: list[Tensor]) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = case.run(engine)
+        return [found, *torch.autograd.grad(found.sum(), leaves)]
+
+    case = Case(torch.float32)
+    torch.testing.assert_close(*case.both(both), rtol=0, atol=0)
+
+
+def test_frozen_weights() -> None:
+    case = Case()
+    for module in case.modules:
+        module.both.weight.requires_grad_(False)
+
+    def gradients(engine: Engine, leaves: list[Tensor]) -> Any:
+        return torch.autograd.grad(case.run(engine).sum(), [a for a in leaves if a.requires_grad])
+
+    torch.testing.assert_close(*case.both(gradients), rtol=1e-12, atol=1e-12)
+
+
+class Node(nn.Module):
+    def __init__(self, make: Callable[..., nn.Linear]) -> None:
+        super().__init__()
+        self.mix = make(512, 256)
+
+    def forward(self, x: Tensor, child: Tensor) -> Tensor:
+        return torch.tanh(self.mix(torch.cat([x, child], 1)))
+
+
+def test_steps_of_many_rows() -> None:
+    """Packed weights, with a last block that is no height of oneDNN's kernels."""
+    torch.manual_seed(0)
+    cells = Node(Linear), Node(nn.Linear)
+    cells[1].load_state_dict(cells[0].state_dict())
+    # Chains of 1, 2 and 3 nodes: 701, 700 and 300 rows per step.
+    one, edges, first = [1] + [2] * 400 + [3] * 300, [], 0
+    for length in one:
+        edges.append(chain(length).edge_index + first)
+        first += length
+    x = torch.randn(first, 256, requires_grad=True)
+    found: list[list[Tensor]] = []
+    packed: list[bool] = []
+    for cell in cells:
+        schedule = schedule_structure(torch.cat(edges, 1), first, arity=1)
+        engine = Engine.of_cell(cell, TensorType((256,)), arity=1)
+        rows = engine(schedule, {"input": x})["node"]
+        gradients = torch.autograd.grad(rows.square().sum(), [x, *cell.parameters()])
+        with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as profiled:
+            inferred = engine(schedule, {"input": x})["node"]
+        found.append([rows.detach(), inferred, *gradients])
+        packed.append("mkldnn::_linear_pointwise" in {e.key for e in profiled.key_averages()})
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
+    assert packed == [torch.backends.mkldnn.is_available(), False]
+
+
+def test_second_derivatives_are_refused_in_a_run_only() -> None:
+    case = Case()
+    loss = case.run(case.engines[0]).square().sum()
+    text = message(RuntimeError, torch.autograd.grad, loss, case.x, create_graph=True)
+    assert "second derivatives" in text
+    layer = Linear(3, 2).double()
+    assert torch.autograd.gradgradcheck(layer, case.x)
+
+
+def test_a_failed_run_leaves_nothing_behind() -> None:
+    def fail(x: Tensor) -> Tensor:
+        raise ValueError("not today")
+
+    operations, program = Operations(), Recording()
+    program.output(program.call(operations.add(fail, [VECTOR], [VECTOR]), program.input(VECTOR, 0)))
+    with pytest.raises(ValueError, match="not today"):
+        Engine(operations)(schedule_recordings([program]), {VECTOR: torch.ones(1, 3)})
+    x = torch.ones(1, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(Linear(3, 2).double(), x)
+
+
+class Recursive(nn.Module):
+    def __init__(self, make: Callable[..., nn.Linear]) -> None:
+        super().__init__()
+        self.mix, self.leaf = make(6, 3), make(3, 3)
+
+    def forward(self, tree: Any) -> Tensor:
+        if isinstance(tree, tuple):
+            return torch.tanh(self.mix(torch.cat([self(part) for part in tree])))
+        return torch.sigmoid(self.leaf(torch.full((3,), float(tree))))
+
+
+def test_autobatch() -> None:
+    trees = [1, (1, 2), ((1, 2), (3, (4, 5)))]
+    torch.manual_seed(0)
+    ours, plain = Recursive(Linear), Recursive(nn.Linear)
+    plain.load_state_dict(ours.state_dict())
+    batched = torch.stack(list(autobatch(ours)(trees)))
+    one_by_one = torch.stack([plain(tree) for tree in trees])
+    torch.testing.assert_close(batched, one_by_one)
+    pairs = ((batched, ours), (one_by_one, plain))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(rows.sum(), list(m.parameters())) for rows, m in pairs)
+    )
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    class Checked(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *rows: Tensor) -> Any:
+            return checkpoint(self.inner, *rows, use_reentrant=reentrant)
+
+    case = Case()
+    operations = Operations()
+    operations.add(Checked(case.ours), [VECTOR, VECTOR], [VECTOR], name="mix")
+    case.engines[0] = Engine(operations).double()
+
+    def gradients(engine: Engine, leaves: list[Tensor]) -> list[Any]:
+        for leaf in leaves:
+            leaf.grad = None
+        case.run(engine).sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    torch.testing.assert_close(*case.both(gradients), rtol=1e-12, atol=1e-12)
