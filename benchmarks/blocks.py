@@ -239,7 +239,7 @@ def _batches(options: Namespace, both: Sentiment, trees: Any, size: int) -> Iter
     for numbers in draw(len(trees), size, options.batches, options.seed):
         members = [trees[k] for k in numbers]
         examples = [nested_tree(tree) for tree in members]
-        schedule = both.compiler.collate(examples).schedule
+        schedule = both.compiler.collate(examples)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "examples"
             td.TracedExamples(both.compiler.tracer, examples, file)
@@ -279,7 +279,7 @@ class Policies:
         traced = [tracer(example) for example in drawn]
         # The policy learns from different examples than those that are timed.
         self.traced, others = traced[:examples], traced[examples:]
-        learned = LearnedPolicy().fit([[tracer.program(one) for one in others]])
+        learned = LearnedPolicy().fit([[one for one in others]])
         policies: dict[str, str | Policy] = {name: name for name in POLICIES}
         policies["learned"] = learned
         self.collaters = {name: td.Collater(tracer, policy) for name, policy in policies.items()}
@@ -311,7 +311,7 @@ def _policies(
     rounds = bench.interleave(contenders, repeats=options.repeats, device=device)
     common = {"case": name, "batch": size, "unit": "examples", "width": options.width}
     for policy in POLICIES:
-        stats = model.collaters[policy](model.traced).schedule.stats()
+        stats = model.collaters[policy](model.traced).stats()
         own = common | {field: getattr(stats, field) for field in STATS}
         base = None if policy == POLICIES[0] else POLICIES[0]
         yield from bench.phase_records(own, policy, rounds, POLICY_PHASES, base)

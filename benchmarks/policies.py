@@ -17,18 +17,18 @@ import torch
 
 from benchmarks import bench
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Ragged, Signature
-from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.recording import Recording, Value
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.types import TensorType
 
 ROW = TensorType((1,))
 BOUND = "lower bound"
 
 
-def chain(generator: random.Random, length: int) -> Program:
+def chain(generator: random.Random, length: int) -> Recording:
     """Record a recurrent tagger: a cell along the sentence and a label per word."""
-    program, state = Program(), None
+    program, state = Recording(), None
     cell, label = Signature("cell", (ROW, ROW), (ROW,)), Signature("label", (ROW,), (ROW,))
     for word in range(length):
         x = program.input(ROW, word)
@@ -37,9 +37,9 @@ def chain(generator: random.Random, length: int) -> Program:
     return program
 
 
-def tree(generator: random.Random, length: int, types: int = 1) -> Program:
+def tree(generator: random.Random, length: int, types: int = 1) -> Recording:
     """Record a recursive network in which each node has one of ``types`` operations."""
-    program, word = Program(), Signature("word", (ROW,), (ROW,))
+    program, word = Recording(), Signature("word", (ROW,), (ROW,))
     joins = [Signature(f"join_{number}", (ROW, ROW), (ROW,)) for number in range(types)]
     phrases: list[Value] = [program.call(word, program.input(ROW, k)) for k in range(length)]
     while len(phrases) > 1:
@@ -50,7 +50,7 @@ def tree(generator: random.Random, length: int, types: int = 1) -> Program:
     return program
 
 
-def lattice(generator: random.Random, length: int) -> Program:
+def lattice(generator: random.Random, length: int) -> Recording:
     """Record a lattice network: a cell per character, and a cell per word that spans several.
 
     On average, every second character begins a word of two to four characters. The character after
@@ -59,7 +59,7 @@ def lattice(generator: random.Random, length: int) -> Program:
     Reference:
         Zhang, Yang (2018), arXiv:1805.02023 (the shape only).
     """
-    program = Program()
+    program = Recording()
     character = Signature("character", (ROW, ROW, Ragged(ROW)), (ROW,))
     word = Signature("word", (ROW, ROW), (ROW,))
     ending: dict[int, list[Value]] = {}
@@ -74,10 +74,10 @@ def lattice(generator: random.Random, length: int) -> Program:
     return program
 
 
-def turns(generator: random.Random, length: int) -> Program:
+def turns(generator: random.Random, length: int) -> Recording:
     """Record a chain of two cells that mostly alternate."""
     cells = [Signature(f"cell_{number}", (ROW,), (ROW,)) for number in range(2)]
-    program, kind = Program(), generator.randrange(2)
+    program, kind = Recording(), generator.randrange(2)
     state: Any = program.input(ROW, 0)
     for _ in range(length):
         state = program.call(cells[kind], state)
@@ -86,7 +86,7 @@ def turns(generator: random.Random, length: int) -> Program:
     return program
 
 
-SHAPES: dict[str, Callable[[random.Random, int], Program]] = {
+SHAPES: dict[str, Callable[[random.Random, int], Recording]] = {
     "chain": chain,
     "tree": tree,
     "lattice": lattice,
@@ -106,7 +106,7 @@ def add_options(parser: bench.Options) -> None:
 
 def draw_batches(
     shape: str, batch: int, batches: int, generator: random.Random
-) -> list[list[Program]]:
+) -> list[list[Recording]]:
     """Draw mini-batches of examples of 5 to 40 words."""
     return [
         [SHAPES[shape](generator, generator.randint(5, 40)) for _ in range(batch)]
@@ -150,7 +150,7 @@ def _measure(options: Namespace, common: bench.Record) -> Iterator[bench.Record]
             yield bench.make_record(own, name, "schedule", seconds, ratio, BOUND)
 
 
-def _schedule(batches: Sequence[Sequence[Program]], policy: Any, lap: bench.Stopwatch) -> None:
+def _schedule(batches: Sequence[Sequence[Recording]], policy: Any, lap: bench.Stopwatch) -> None:
     for batch in batches:
         schedule_recordings(batch, policy)
     lap("schedule")

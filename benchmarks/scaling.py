@@ -18,8 +18,8 @@ from benchmarks import bench
 from benchmarks.trees import FOREST_SHAPES, Forest
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
-from pyg_dynbatch.core.program import Program
+from pyg_dynbatch.core.recording import Recording
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
@@ -57,7 +57,7 @@ class Ways:
         shape = (forest.nodes, layer.in_channels)
         self.x = torch.randn(shape, generator=generator).to(device).requires_grad_()
         self.grad = torch.randn(forest.nodes, layer.out_channels, generator=generator).to(device)
-        self.programs: list[Program] = []
+        self.programs: list[Recording] = []
 
     def schedule(self, mode: str) -> Any:
         """Derive the schedule; that of the engine from programs recorded beforehand."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks import bench
 from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
 from benchmarks.products import BareProducts, Product, work
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer

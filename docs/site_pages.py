@@ -30,6 +30,7 @@ from torch import nn
 
 import pyg_dynbatch
 from pyg_dynbatch.blocks import Layer
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.visualize import SEQUENCE, counted, draw_schedule, new_figure, save_figure
 
@@ -187,20 +188,24 @@ def example_page(path: Path, runs: bool) -> str:
 
 def run_example(path: Path) -> str:
     """Run an example, draw its largest schedule or keep its first picture; return the output."""
-    largest: list[Steps] = []
+    largest: list[Steps | Levels] = []
     pictures: list[tuple[str, str | bytes]] = []
-    created, out = Steps.__init__, io.StringIO()
+    out = io.StringIO()
 
-    def create(schedule: Steps, *args: Any, **kwargs: Any) -> None:
-        created(schedule, *args, **kwargs)
-        if not largest or schedule.index.numel() > largest[0].index.numel():
-            largest[:] = [schedule]
+    def noting(created: Any) -> Any:
+        def create(schedule: Any, *args: Any, **kwargs: Any) -> None:
+            created(schedule, *args, **kwargs)
+            if not largest or schedule.index.numel() > largest[0].index.numel():
+                largest[:] = [schedule]
+
+        return create
 
     def keep(to: Path, picture: str | bytes) -> None:
         pictures.append((Path(to).suffix, picture))
 
     with (
-        mock.patch.object(Steps, "__init__", create),
+        mock.patch.object(Steps, "__init__", noting(Steps.__init__)),
+        mock.patch.object(Levels, "__init__", noting(Levels.__init__)),
         mock.patch("pyg_dynbatch.molecules.drawing.write_picture", keep),
         mock.patch.object(sys, "argv", [str(path)]),
         TemporaryDirectory() as folder,
@@ -219,7 +224,7 @@ def run_example(path: Path) -> str:
     return out.getvalue()
 
 
-def draw_example(schedule: Steps, path: Path) -> None:
+def draw_example(schedule: Steps | Levels, path: Path) -> None:
     """Draw a schedule, with a colour for each frequent operation and one for all others."""
     stats = schedule.stats()
     rows: Counter[str] = Counter()

@@ -67,7 +67,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
     for policy in ("depth", "agenda"):
-        steps = td.Collater(model.tracer, policy)(traced[1200:]).schedule.steps
+        steps = td.Collater(model.tracer, policy)(traced[1200:]).steps
         print(f"300 expressions run as {len(steps)} batched calls by {policy}")
     with torch.no_grad():
         found = model(traced[1200:]).output[1].argmax(1)

@@ -62,7 +62,7 @@ def main() -> None:
     model = td.Compiler.create(language_model(16, 48, len(LANGUAGES)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     batch = model.collate(train)
-    print(f"{len(train)} sentences and words, {len(batch.schedule.steps)} batched calls")
+    print(f"{len(train)} sentences and words, {len(batch.steps)} batched calls")
     for _ in range(50):
         loss = model(batch).output[0].mean()
         optimizer.zero_grad()

@@ -9,7 +9,7 @@ from torch import nn
 
 from pyg_dynbatch import DataLoader, DynTreeData, Engine, TensorType, testing
 from pyg_dynbatch.core import RaggedRows
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 

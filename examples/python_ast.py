@@ -9,8 +9,8 @@ import random
 import torch
 from torch import nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, TensorType, Value
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core import Engine, Operations, Recording, TensorType, Value
+from pyg_dynbatch.core.scheduling import schedule_recordings
 
 STATE, DIGIT, CLASSES = TensorType((32,)), TensorType((), torch.int64), TensorType((3,))
 
@@ -36,9 +36,9 @@ arities = {ast.USub: 1, ast.Add: 2, ast.Sub: 2, ast.Mult: 2}
 operators = {k: add(Combine(n), [STATE] * n, [STATE], name=k.__name__) for k, n in arities.items()}
 
 
-def record(source: str) -> Program:
+def record(source: str) -> Recording:
     """Record the calls of one expression; nothing is computed yet."""
-    program = Program()
+    program = Recording()
 
     def value(node: ast.expr) -> Value:
         if isinstance(node, ast.Constant):

@@ -59,6 +59,9 @@ MAX_INHERITANCE = 3
 
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
+    "core/definitions.py:merge": "the fields of the struct in C",
+    "core/definitions.py:order": "the fields of the struct in C",
+    "core/definitions.py:place": "the fields of the struct in C",
     "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
     "molecules/featurizer.py:MoleculeFeaturizer.__init__": "every argument is a key of the configs",
@@ -73,13 +76,12 @@ NO_EXAMPLE = {
     "autobatch.AutoBatch": "autobatch, whose example has one, makes it",
     "autobatch.Emitted": "emit, whose example has some, makes it",
     "autobatch.Explanation": "AutoBatch.explain, whose example has one, makes it",
-    "autobatch.Trace": "made by AutoBatch.trace only",
-    "autobatch.TracedBatch": "made by AutoBatch.collate only",
+    "autobatch.Schedule": "made by AutoBatch.collate only",
     "blocks.ResultType": "an interface; every type is an example",
     "core.DependencyGraph": "the policies show it",
     "core.RaggedRows": "made by the engine, handed to modules",
     "core.ScheduleStats": "made by Steps.stats only",
-    "core.Value": "made by the calls of a Program, whose example has some",
+    "core.Value": "made by the calls of a Recording, whose example has some",
     "nn.RecursiveCell": "an interface; every cell is an example",
     "tasks.MoleculeDataModule": "an interface; every data module is an example",
     "training.SplitDataModule": "an interface; every data module is an example",

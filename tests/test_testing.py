@@ -8,7 +8,15 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from pyg_dynbatch import testing
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, Signature, TensorType
+from pyg_dynbatch.core import (
+    Engine,
+    Operations,
+    Ragged,
+    RaggedRows,
+    Recording,
+    Signature,
+    TensorType,
+)
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import Collater
@@ -19,12 +27,12 @@ LAWS = [testing.assert_batching_agrees, testing.assert_gradients_agree]
 LAWS.append(testing.assert_order_is_free)
 
 
-def engine_of(module: Any) -> tuple[Engine, list[Program]]:
+def engine_of(module: Any) -> tuple[Engine, list[Recording]]:
     """Return an engine with one operation, and two programs that call it on different rows."""
     operations, programs = Operations(), []
     signature = operations.add(module, [VECTOR], [VECTOR], name="odd")
     for number in (1.0, 2.0):
-        program = Program()
+        program = Recording()
         program.output(program.call(signature, program.input(VECTOR, 0)))
         program.output(program.call(signature, program.constant(VECTOR, [number, 0.0, 1.0])))
         programs.append(program)
@@ -99,7 +107,7 @@ def test_inputs_of_several_types_are_split_by_example() -> None:
         lambda p, v: p[0] * p[1][:, None] + v, [pair, VECTOR], [VECTOR], name="s"
     )
     for words in ([0, 1], [], [2]):
-        program = Program()
+        program = Recording()
         for row in range(len(words)):
             embedded = program.call(embed, program.input(word, row))
             program.output(program.call(scale, program.input(pair, 0), embedded))
@@ -116,7 +124,7 @@ def test_programs_of_structures() -> None:
     structure.has_input = torch.tensor([True, False, True])
     program = testing.program_of_structure(node, structure)
     assert program.num_calls == 3
-    assert program.num_inputs[program.row_types.index(node.inputs[0])] == 3
+    assert program.num_inputs[node.inputs[0]] == 3
     ragged = Signature("node", (VECTOR, Ragged(VECTOR)), (VECTOR,))
     assert testing.program_of_structure(ragged, TREE).depth == 2
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
-        Engine, Levels, Operation, Operations, Program, Ragged, Signature, Steps, TensorType,
+        Engine, Levels, Operation, Operations, Recording, Ragged, Signature, Steps, TensorType,
         schedule_recordings, schedule_structure,
     )
     from pyg_dynbatch.samplers import NodeBudgetBatchSampler
@@ -27,7 +27,7 @@ _NAMESPACES = (
 
 __all__ = [
     "Collater", "DataLoader", "DynTreeData", "Engine", "Levels", "NodeBudgetBatchSampler",
-    "Operation", "Operations", "Program", "Ragged", "Signature", "Steps", "TensorType",
+    "Operation", "Operations", "Recording", "Ragged", "Signature", "Steps", "TensorType",
     "__version__", "schedule_recordings", "schedule_structure",
 ]
 

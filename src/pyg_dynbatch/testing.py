@@ -18,10 +18,10 @@ from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.recording import Recording, Value
 from pyg_dynbatch.core.reference import run_one_by_one
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.structure import depth_of, slots_of
 from pyg_dynbatch.core.types import RowType, TensorType, parts_of
 
@@ -82,7 +82,7 @@ def _assert_agree(what: str, results: Mapping[str, Any], tolerance: float) -> No
         assert_same(f"{what}: {way} = {first}", wanted, found, tolerance)
 
 
-def _ways(engine: Engine, programs: Sequence[Program]) -> dict[str, Run]:
+def _ways(engine: Engine, programs: Sequence[Recording]) -> dict[str, Run]:
     """Return all ways to run programs, the reference first."""
     ways: dict[str, Run] = {"one by one": partial(run_one_by_one, engine, programs)}
     for policy in ("depth", "agenda"):
@@ -91,7 +91,7 @@ def _ways(engine: Engine, programs: Sequence[Program]) -> dict[str, Run]:
     return ways
 
 
-def program_of_structure(signature: Signature, structure: Data) -> Program:
+def program_of_structure(signature: Signature, structure: Data) -> Recording:
     """Record a tree, forest or acyclic graph as a program, node by node.
 
     Args:
@@ -117,7 +117,7 @@ def program_of_structure(signature: Signature, structure: Data) -> Program:
     edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
     for slot, child, parent in sorted(edges):
         children[parent].append((slot, child))
-    program = Program()
+    program = Recording()
 
     @cache
     def zeros(wanted: RowType | Ragged) -> Value:
@@ -152,7 +152,7 @@ def _with_defaults(structure: Data) -> Data:
 
 def assert_batching_agrees(
     engine: Engine,
-    programs: Sequence[Program],
+    programs: Sequence[Recording],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -169,8 +169,8 @@ def assert_batching_agrees(
         AssertionError: If some output differs.
 
     Example:
-        >>> from pyg_dynbatch.core import Operations, Program, TensorType
-        >>> vector, operations, program = TensorType((3,)), Operations(), Program()
+        >>> from pyg_dynbatch.core import Operations, Recording, TensorType
+        >>> vector, operations, program = TensorType((3,)), Operations(), Recording()
         >>> squash = operations.add(nn.Linear(3, 3), [vector], [vector], name="squash")
         >>> first = program.call(squash, program.constant(vector, [1.0, 2.0, 3.0]))
         >>> program.output(program.call(squash, first))
@@ -184,7 +184,7 @@ def assert_batching_agrees(
 
 def assert_gradients_agree(
     engine: Engine,
-    programs: Sequence[Program],
+    programs: Sequence[Recording],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -198,8 +198,8 @@ def assert_gradients_agree(
         AssertionError: If some gradient differs.
 
     Example:
-        >>> from pyg_dynbatch.core import Operations, Program, TensorType
-        >>> word, operations, program = TensorType((3,), tag="word"), Operations(), Program()
+        >>> from pyg_dynbatch.core import Operations, Recording, TensorType
+        >>> word, operations, program = TensorType((3,), tag="word"), Operations(), Recording()
         >>> add = operations.add(nn.Bilinear(3, 3, 3), [word, word], [word], name="add")
         >>> program.output(program.call(add, program.input(word, 0), program.input(word, 1)))
         >>> assert_gradients_agree(Engine(operations), [program] * 2, {"word": torch.ones(4, 3)})
@@ -212,7 +212,7 @@ def assert_gradients_agree(
 
 def assert_order_is_free(
     engine: Engine,
-    programs: Sequence[Program],
+    programs: Sequence[Recording],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -226,8 +226,8 @@ def assert_order_is_free(
         AssertionError: If some output differs.
 
     Example:
-        >>> from pyg_dynbatch.core import Operations, Program, TensorType
-        >>> scalar, operations, programs = TensorType(()), Operations(), [Program(), Program()]
+        >>> from pyg_dynbatch.core import Operations, Recording, TensorType
+        >>> scalar, operations, programs = TensorType(()), Operations(), [Recording(), Recording()]
         >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
         >>> for number, program in enumerate(programs):
         ...     program.output(program.call(double, program.constant(scalar, number)))
@@ -236,7 +236,7 @@ def assert_order_is_free(
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     examples = list(zip(programs, _inputs_by_example(programs, inputs), strict=True))
 
-    def run(batch: Sequence[tuple[Program, Inputs]]) -> dict[str, Any]:
+    def run(batch: Sequence[tuple[Recording, Inputs]]) -> dict[str, Any]:
         given = {key: joined([share[key] for _, share in batch]) for key in inputs}
         return engine(schedule_recordings([program for program, _ in batch]), given)
 
@@ -248,13 +248,15 @@ def assert_order_is_free(
         assert_same(f"results do not depend on {law}", wanted, found, tolerance)
 
 
-def _inputs_by_example(programs: Sequence[Program], inputs: Inputs) -> list[dict[Any, Any]]:
+def _inputs_by_example(programs: Sequence[Recording], inputs: Inputs) -> list[dict[Any, Any]]:
     """Split the input rows of a batch into those of its examples."""
     used = dict.fromkeys(inputs, 0)
     shares = []
     for program in programs:
-        types = [t if t in inputs else parts_of(t)[0].tag for t in program.row_types]
-        counts = dict(zip(types, program.num_inputs, strict=True))
+        counts = {
+            row_type if row_type in inputs else parts_of(row_type)[0].tag: rows
+            for row_type, rows in program.num_inputs.items()
+        }
         share = {}
         for key, rows in inputs.items():
             first, used[key] = used[key], used[key] + counts.get(key, 0)

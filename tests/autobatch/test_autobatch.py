@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.autobatch import Trace, autobatch, emit, open, recurse  # noqa: A004
+from pyg_dynbatch.autobatch import autobatch, emit, open, recurse  # noqa: A004
+from pyg_dynbatch.core.recording import Recording
 from tests.autobatch.models import Cell, ShiftReduce, TreeLSTM, sentences, trees
 
 
@@ -224,7 +225,7 @@ def test_traces_take_the_place_of_examples() -> None:
         trace if n % 2 else example
         for n, (trace, example) in enumerate(zip(traces, trees(), strict=True))
     ]
-    kept: list[Trace] = pickle.loads(pickle.dumps(mixed))
+    kept: list[Recording] = pickle.loads(pickle.dumps(mixed))
     torch.testing.assert_close(autobatch(model.plain)(kept), expected)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import policies
 from benchmarks.policies import draw_batches
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 
 
 def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,8 @@ import torch
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import compile_block
-from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations, run_one_by_one
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.testing import assert_same, gradients_of, prepared
 
 TOLERANCE = 1e-10
@@ -22,25 +21,22 @@ def three_ways(block: td.Block, examples: Sequence[Any], passes: Any = td.PASSES
     operations = Operations()
     tracer = compile_block(block, operations, passes)
     engine = prepared(Engine(operations))
-    traced = [tracer(example) for example in examples]
-    programs = [tracer.program(one) for one in traced]
+    recordings = [tracer(example) for example in examples]
 
     def reference(_: Any) -> dict[str, Any]:
-        return run_one_by_one(engine, programs)
+        return run_one_by_one(engine, recordings)
 
     def mixed(_: Any) -> dict[str, Any]:
-        merged, _ = merge_traced(tracer.source, traced)
-        return engine(schedule_recordings([merged], merge_equal="merge_equal" in passes))
+        return engine(schedule_recordings(recordings, merge_equal="merge_equal" in passes))
 
     wanted = reference({})
     for policy in ("depth", "agenda"):
-        found = engine(schedule_recordings(programs, policy))
+        found = engine(schedule_recordings(recordings, policy))
         assert_same(f"scheduled ({policy}) = call by call", wanted, found, TOLERANCE)
     assert_same("mixed = call by call", wanted, mixed({}), TOLERANCE)
-    for one, program in zip(traced, programs, strict=True):
-        alone = run_one_by_one(engine, [program])
-        merged, _ = merge_traced(tracer.source, [one])
-        found = engine(schedule_recordings([merged]))
+    for recording in recordings:
+        alone = run_one_by_one(engine, [recording])
+        found = engine(schedule_recordings([recording]))
         assert_same("alone = call by call", alone, found, TOLERANCE)
     gradients = gradients_of(engine, {}, reference)
     assert_same("gradients", gradients, gradients_of(engine, {}, mixed), TOLERANCE)

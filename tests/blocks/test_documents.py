@@ -125,7 +125,7 @@ def test_unknown_parts_can_be_refused() -> None:
     assert '$.a[1]["c d"]' in text and "unknown key" in text and "example 1" in text
 
 
-def test_numbers_are_standardised_and_categories_know_others() -> None:
+def test_numbers_are_standardized_and_categories_know_others() -> None:
     samples = [{"x": float(10**9 + n) + 0.5, "k": n % 2} for n in range(8)]
     node = inferred(samples).schema.nodes["$.x"].kinds["number"]
     assert node == pytest.approx({"mean": 10**9 + 4.0, "deviation": math.sqrt(63 / 12)})

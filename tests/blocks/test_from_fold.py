@@ -131,7 +131,7 @@ def test_every_public_name_is_listed() -> None:
 
 def test_options_of_plans_and_parts_of_the_loom_are_listed() -> None:
     text = PAGE.read_text("utf-8")
-    for part in ("Engine", "Program", "TensorType", "Operations", "schedule_structure"):
+    for part in ("Engine", "Recording", "TensorType", "Operations", "schedule_structure"):
         assert part in pyg_dynbatch.__all__ and (f"`{part}" in text or f".{part}`" in text)
     cells = [row[0] for row in rows("Left out on purpose") if len(row) == 2]
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(OPTIONS.split())

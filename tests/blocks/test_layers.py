@@ -45,7 +45,7 @@ def test_fc_initial_weights() -> None:
     assert other.weights.abs().max() <= 0.02 and torch.equal(other.bias, torch.zeros(100))
 
 
-def test_fc_weight_norm_and_normalisation() -> None:
+def test_fc_weight_norm_and_normalization() -> None:
     layer = td.FC(2, activation=None, weight_norm=True)
     three_ways(td.Vector(3) >> layer, [[1, 2, 3], [0, 1, 0]])
     assert layer.scales.tolist() == [1.0, 1.0]
@@ -80,28 +80,13 @@ def test_fc_dropout() -> None:
     layer = td.FC(50, activation=None, initializer=nn.init.ones_, output_keep_prob=0.5)
     model = td.Compiler.create(td.Vector(1) >> layer)
     batch = model.collate([[1.0]] * 3)
-    assert batch.schedule.steps[0].size == 3, "equal calls draw different numbers"
+    assert batch.steps[0].size == 3, "equal calls draw different numbers"
     assert set(model(batch).output.unique().tolist()) == {0.0, 2.0}
     model.eval()
     assert set(model(batch).output.unique().tolist()) == {1.0}
     entrance = td.FC(1, activation=None, initializer=nn.init.ones_, input_keep_prob=0.5)
     found = td.Compiler.create(td.Vector(64) >> entrance)([[1.0] * 64]).output
     assert 0 < found < 128
-    for bad in (0, 1.5, "half"):
-        assert "is not a probability" in message(ValueError, td.FC, 1, input_keep_prob=bad)
-
-
-def test_fc_errors() -> None:
-    for block in (td.Scalar(), td.Tensor([2, 2]), td.Vector(2, "int64")):
-        text = message(TypeError, lambda b=block: b >> td.FC(2))
-        assert "FC: a wrong input type" in text and "a float32 vector" in text
-    shared = td.FC(2, name="shared")
-    td.Vector(3) >> shared
-    text = message(TypeError, lambda: td.Vector(4) >> shared)
-    assert "the input type differs" in text and "float32[3]" in text
-    assert "a wrong kind of input" in message(TypeError, td.FC(2).set_input_type, td.PyObjectType())
-    text = message(RuntimeError, lambda: td.FC(2).weights)
-    assert "FC: the weights do not exist yet" in text and "call the layer first" in text
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
@@ -120,26 +105,6 @@ def test_embedding_options() -> None:
     assert td.Embedding(3, 2, nn.init.ones_).weights.unique().tolist() == [1.0]
     strict = td.Scalar("int64") >> td.Embedding(3, 2, mod_inputs=False)
     assert strict.eval(2).shape == (2,)
-    assert "different shape" in message(ValueError, td.Embedding, 3, 2, torch.ones(2, 2))
-    for block in (td.Scalar(), td.Vector(1, "int64")):
-        text = message(TypeError, lambda b=block: b >> td.Embedding(3, 2))
-        assert "an integer scalar" in text
-
-
-@pytest.mark.parametrize("wrong", [7, -1])
-def test_an_index_out_of_range_is_named(wrong: int) -> None:
-    layer = td.Embedding(5, 1, mod_inputs=False)
-    one = td.Compiler.create(td.Map(td.Scalar("int64") >> layer) >> td.Sum())
-    text = message(IndexError, one.tracer, [0, 4, wrong], 2)
-    assert "the index of a vector is out of range" in text
-    assert "where:    example 2, block Root.Map.Function" in text
-    assert "expected: from 0 to 4" in text and f"got:      {wrong}" in text
-    shifted = td.Scalar("int64") >> td.Function(lambda x: x + 1) >> layer
-    text = message(IndexError, td.Compiler.create(shifted), [0, wrong - 1])
-    assert (
-        "Embedding: the index of a vector is out of range" in text and f"got:      {wrong}" in text
-    )
-    assert "expected: from 0 to 4" in text and "operation 'embedding', step 1" in text
 
 
 def test_only_an_index_that_is_read_must_be_in_range() -> None:
@@ -158,10 +123,10 @@ def test_a_shared_layer_batches_together() -> None:
     layer = td.FC(3, name="shared")
     block = {"a": td.Vector(3) >> layer, "b": td.Vector(3) >> td.Function(torch.neg) >> layer}
     model = td.Compiler.create(block)
-    stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).schedule.stats()
+    stats = model.collate([{"a": [1, 2, 3], "b": [4, 5, 6]}] * 2).stats()
     assert set(stats.operations) == {"neg", "shared"} and len(list(model.parameters())) == 2
     both = td.AllOf(*(td.Scalar() >> td.Function(torch.tanh) for _ in range(2)))
-    assert td.Compiler.create(both).collate([1.0, 2.0]).schedule.stats().steps == 1
+    assert td.Compiler.create(both).collate([1.0, 2.0]).stats().steps == 1
 
 
 def test_operations_are_named_after_what_is_called() -> None:
@@ -177,7 +142,6 @@ def test_scoped_layer() -> None:
     plain = td.ScopedLayer(torch.neg)
     assert plain.state_size is None and plain.output_size is None and plain.state_type is None
     builds(td.Scalar() >> plain, [(1, -1.0)])
-    assert "layer_fn cannot be called" in message(TypeError, td.ScopedLayer, 3)
 
 
 @pytest.mark.parametrize("drop_path", [False, True])
@@ -213,7 +177,6 @@ def test_fractal_net_nests_to_its_depth(depth: int) -> None:
     net = td.FractalNet(3, depth, lambda name: Add(3, 3, name))
     wanted = fractal(depth, fractal(depth, fractal(depth, 0.0)))
     assert (td.Vector(3) >> net).eval([0, 0, 0], tolist=True) == [wanted] * 3
-    assert "below 0" in message(ValueError, td.FractalNet, 1, -1, Add)
 
 
 def test_layers_lift() -> None:
@@ -233,24 +196,13 @@ def test_called_directly() -> None:
         layer(torch.ones(4, 3).double())
     assert layer.input_type == td.TensorType((3,))
     assert layer.double()(torch.ones(4, 3).double()).dtype is torch.float64
-    for other in (torch.ones(4, 2), torch.ones(4, 3, dtype=torch.int64), torch.ones(4, 3, 3)):
-        assert "FC: the input type differs" in message(TypeError, layer, other)
-    assert "than batched tensors" in message(TypeError, layer, [1.0, 2.0, 3.0])
-    words = td.Embedding(5, 2)
-    assert words(torch.tensor([1, 2])).shape == (2, 2)
-    for other in (torch.tensor([1.5]), torch.tensor([[1, 2]])):
-        text = message(TypeError, words, other)
-        assert "Embedding: the input type differs" in text and "int64[]" in text
-    assert "_process" in message(NotImplementedError, td.Layer(), torch.ones(1))
+    assert td.Embedding(5, 2)(torch.tensor([1, 2])).shape == (2, 2)
 
 
 def test_names() -> None:
     assert td.create_variable_scope("scope") == "scope"
     assert td.create_variable_scope("scope") == "scope_1"
-    assert "no name" in message(ValueError, td.create_variable_scope, "")
-    assert "no name" in message(TypeError, td.create_variable_scope, 3)
     assert td.FC(2, name="mine").name == "mine"
-    assert "the name is not a string" in message(TypeError, td.FC, 2, name=3)
 
 
 def test_copies() -> None:

@@ -105,12 +105,12 @@ def test_eval_of_a_split_layer(kind: str) -> None:
 def test_broadcast_items_are_multiplied_once() -> None:
     for make in (attention, with_wires):
         model = td.Compiler.create(make(nn.Linear(5, 3)))
-        stats = model.collate(QUERIES[:1]).schedule.stats()
+        stats = model.collate(QUERIES[:1]).stats()
         rows = dict(zip(stats.operations, stats.widths, strict=True))
         assert sorted(rows.values()) == [1, 1, 3, 3], rows
         assert "concat" not in rows
     thrice = td.Compiler.create(read_thrice(nn.Linear(5, 3)))
-    stats = thrice.collate(QUERIES[:1]).schedule.stats()
+    stats = thrice.collate(QUERIES[:1]).stats()
     parts = [n for name, n in zip(stats.operations, stats.widths, strict=True) if "part" in name]
     assert sorted(parts) == [1, 1, 3, 3], (
         "both layers are split, though the concatenation is computed, too"
@@ -118,19 +118,19 @@ def test_broadcast_items_are_multiplied_once() -> None:
     assert "neg" in stats.operations
     atoms = td.Compiler.create(pairs(nn.Linear(4, 3)))
     many = [[[i, 1] for i in range(8)]]
-    widths = sorted(atoms.collate(many).schedule.stats().widths)
+    widths = sorted(atoms.collate(many).stats().widths)
     assert widths.count(64) == 1 and widths.count(8) >= 2, "8 products per side instead of 64"
 
 
 def test_nothing_is_split_without_need() -> None:
     both = (td.Vector(2), td.Vector(3)) >> td.Concat() >> nn.Linear(5, 3)
     model = td.Compiler.create(both)
-    assert model.collate([([1, 2], [1, 2, 3])]).schedule.stats().steps == 2
+    assert model.collate([([1, 2], [1, 2, 3])]).stats().steps == 2
     joined = td.Map(td.Vector(2)) >> td.Reduce(td.Concat() >> td.FC(2, torch.tanh))
-    stats = td.Compiler.create(joined).collate([[[1, 2], [3, 4], [5, 6]]]).schedule.stats()
+    stats = td.Compiler.create(joined).collate([[[1, 2], [3, 4], [5, 6]]]).stats()
     assert sorted(set(stats.operations)) == ["concat", "fc"], "nothing is broadcast in a reduction"
     dropping = attention(td.FC(3, input_keep_prob=0.5))
-    names = td.Compiler.create(dropping).collate(QUERIES).schedule.stats().operations
+    names = td.Compiler.create(dropping).collate(QUERIES).stats().operations
     assert "concat" in names
 
 
@@ -168,6 +168,6 @@ def test_equal_leaves_are_computed_once() -> None:
     leaves = td.Map(td.OneHot(3) >> nn.Linear(3, 2)) >> td.Sum()
     on, off = (td.Compiler.create(leaves, passes=p) for p in (("merge_equal",), ()))
     examples = [[0, 1, 0, 0], [1, 1, 2]]
-    assert on.collate(examples).schedule.steps[0].size == 3
-    assert off.collate(examples).schedule.steps[0].size == 7
+    assert on.collate(examples).steps[0].size == 3
+    assert off.collate(examples).steps[0].size == 7
     torch.testing.assert_close(on(examples).output, off(examples).output)

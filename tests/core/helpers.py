@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Signature, TensorType
+from pyg_dynbatch.core import Engine, Operations, Recording, Signature, TensorType
 
 SCALAR = TensorType(())
 VECTOR = TensorType((3,))
@@ -56,14 +56,14 @@ class Vectors:
         self.engine = Engine(operations)
 
 
-def constants(program: Program, count: int) -> list[Any]:
+def constants(program: Recording, count: int) -> list[Any]:
     """Different constant vectors."""
     return [program.constant(VECTOR, [float(n), 0.5, -0.25 * n]) for n in range(count)]
 
 
-def chain_program(signature: Signature, length: int) -> Program:
+def chain_program(signature: Signature, length: int) -> Recording:
     """One call after another, each on the result of the one before and a constant."""
-    program = Program()
+    program = Recording()
     state, other = constants(program, 2)
     for _ in range(length):
         state = program.call(signature, state, other)
@@ -71,9 +71,9 @@ def chain_program(signature: Signature, length: int) -> Program:
     return program
 
 
-def tree_program(signature: Signature, shape: Any) -> Program:
+def tree_program(signature: Signature, shape: Any) -> Recording:
     """A binary tree written as nested pairs; a leaf is a number."""
-    program = Program()
+    program = Recording()
 
     def build(part: Any) -> Any:
         if isinstance(part, tuple):

@@ -11,16 +11,16 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from pyg_dynbatch.core import (
     Engine,
     Operations,
-    Program,
     Ragged,
     RaggedRows,
+    Recording,
     Signature,
     TensorType,
     run_one_by_one,
 )
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import any_type
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import describe
 from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, chain_program, message, tree_program
@@ -60,7 +60,7 @@ def test_tuple_states_of_several_dtypes(dag: Dag) -> None:
 
 def test_matrices_as_rows() -> None:
     matrix = TensorType((2, 3, 4))
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     twice = operations.add(lambda x: 2 * x, [matrix], [matrix], name="twice")
     once = program.call(twice, program.input(matrix, 1))
     program.output(program.call(twice, once))
@@ -73,7 +73,7 @@ def test_matrices_as_rows() -> None:
 
 def test_complex_rows_carry_gradients() -> None:
     number = TensorType((), torch.complex128)
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     square = operations.add(lambda x: x * x, [number], [number], name="square")
     program.output(program.call(square, program.call(square, program.input(number, 0))))
     schedule, engine = schedule_recordings([program]), Engine(operations)
@@ -82,7 +82,7 @@ def test_complex_rows_carry_gradients() -> None:
 
 
 def test_float_and_integer_results_of_one_operation() -> None:
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     largest = operations.add(
         lambda x: tuple(x.max(1)), [VECTOR], [SCALAR, TensorType((), torch.int64)], name="largest"
     )
@@ -100,7 +100,7 @@ def test_float_and_integer_results_of_one_operation() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
 def test_integers_and_float64_keep_their_dtype(dtype: torch.dtype) -> None:
     exact = TensorType((), dtype)
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     add = operations.add(torch.add, [exact, exact], [exact], name="add")
     state = program.constant(exact, 1)
     for _ in range(40):
@@ -112,7 +112,7 @@ def test_integers_and_float64_keep_their_dtype(dtype: torch.dtype) -> None:
 
 
 def test_a_value_is_read_at_any_later_level() -> None:
-    vectors, program = Vectors(), Program()
+    vectors, program = Vectors(), Recording()
     first = program.call(vectors.squash, program.constant(VECTOR, [1.0, 2.0, 3.0]))
     state = first
     for _ in range(10):
@@ -124,7 +124,7 @@ def test_a_value_is_read_at_any_later_level() -> None:
 
 
 def test_outputs_may_be_changed() -> None:
-    vectors, program = Vectors(), Program()
+    vectors, program = Vectors(), Recording()
     state = program.call(vectors.squash, program.input(VECTOR, 0))
     program.output(state, "state")
     program.output(program.call(vectors.score, state), "score")
@@ -143,7 +143,7 @@ def test_outputs_may_be_changed() -> None:
 
 def test_outputs_keep_no_buffer_alive() -> None:
     vectors = Vectors()
-    program = Program()
+    program = Recording()
     for number in range(100):
         value = program.call(vectors.squash, program.input(VECTOR, number))
     program.output(value)
@@ -196,7 +196,7 @@ def test_hooks_fire_once_a_step() -> None:
     module = vectors.engine.operations["mix"].module
     module.register_forward_hook(lambda m, args, out: forward.append(len(out)))
     module.register_full_backward_hook(lambda m, into, out: backward.append(len(out[0])))
-    program = Program()
+    program = Recording()
     first, second = (program.input(VECTOR, row) for row in range(2))
     state = program.call(vectors.mix, first, second)
     program.output(program.call(vectors.mix, program.call(vectors.mix, second, state), state))
@@ -213,7 +213,7 @@ def test_an_engine_without_operations() -> None:
 
 
 def test_operations_that_do_not_fit_the_schedule() -> None:
-    vectors, program = Vectors(), Program()
+    vectors, program = Vectors(), Recording()
     schedule = schedule_recordings([chain_program(vectors.mix, 2)])
     text = message(LookupError, Engine(Operations()), schedule)
     assert "Engine: no operation is called 'mix'" in text
@@ -263,7 +263,7 @@ def test_ragged_sum() -> None:
 
 def test_a_ragged_argument_of_tuples() -> None:
     pair = (SCALAR, TensorType((2,)))
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
 
     def total(x: RaggedRows) -> tuple[Tensor, Tensor]:
         first, second = x.rows
@@ -408,7 +408,7 @@ PAIR = (VECTOR, SCALAR)
 
 
 def reading(row_type: Any, rows: int = 2) -> Steps:
-    program = Program()
+    program = Recording()
     for row in range(rows):
         program.output(program.input(row_type, row))
     return schedule_recordings([program])
@@ -458,7 +458,7 @@ def test_floating_inputs_of_any_precision(dtype: torch.dtype) -> None:
 
 
 def returning(module: Any, *outputs: Any) -> str:
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     signature = operations.add(module, [VECTOR], outputs or [VECTOR], name="odd")
     program.call(signature, program.constant(VECTOR, [0.0] * 3))
     program.call(signature, program.constant(VECTOR, [1.0] * 3))
@@ -500,7 +500,7 @@ def test_too_few_results(module: Any) -> None:
     ],
 )
 def test_an_in_place_change_of_an_argument_raises(module: Any, row_type: Any) -> None:
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     result = SCALAR if row_type is PAIR else VECTOR
     signature = operations.add(module, [row_type], [result], name="odd")
     zeros = [0.0] * 3
@@ -511,7 +511,7 @@ def test_an_in_place_change_of_an_argument_raises(module: Any, row_type: Any) ->
 
 
 def test_an_in_place_change_of_other_tensors_is_fine() -> None:
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(inplace=True))
     signature = operations.add(module, [VECTOR], [VECTOR], name="fine")
     program.output(program.call(signature, program.constant(VECTOR, [0.0] * 3)))

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, Signature, TensorType
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core import Engine, Operations, Ragged, Recording, Signature, TensorType
 from pyg_dynbatch.core.reference import run_one_by_one
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, tree_program
 
 
@@ -21,8 +21,8 @@ class Words:
         self.start = operations.add(Start(), [], [VECTOR], name="start")
         self.engine = Engine(operations)
 
-    def program(self, words: list[int], *path: str) -> Program:
-        program = Program()
+    def program(self, words: list[int], *path: str) -> Recording:
+        program = Recording()
         for word in words:
             value = program.call(self.embed, program.constant(WORD, word))
             for name in path:
@@ -40,12 +40,12 @@ class Start(nn.Module):
         return 1 * self.row
 
 
-def widths(programs: list[Program]) -> dict[str, int]:
+def widths(programs: list[Recording]) -> dict[str, int]:
     stats = schedule_recordings(programs).stats()
     return dict(zip(stats.operations, stats.widths, strict=True))
 
 
-def assert_agree(engine: Engine, programs: list[Program]) -> None:
+def assert_agree(engine: Engine, programs: list[Recording]) -> None:
     found = engine(schedule_recordings(programs))["output"]
     assert found.allclose(run_one_by_one(engine, programs)["output"], atol=1e-6)
 
@@ -63,7 +63,7 @@ def test_equal_calls_on_equal_constants_are_made_once() -> None:
     st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[st.integers(0, 3)] * n), min_size=1))
 )
 def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
-    called, program = Signature("called", (WORD,) * len(rows[0]), (WORD,)), Program()
+    called, program = Signature("called", (WORD,) * len(rows[0]), (WORD,)), Recording()
     for row in rows:
         program.output(program.call(called, *(program.constant(WORD, n) for n in row)))
     schedule = schedule_recordings([program])
@@ -91,7 +91,7 @@ def test_random_operations_are_not_merged() -> None:
 
 
 def test_calls_on_inputs_are_not_merged() -> None:
-    words, program = Words(), Program()
+    words, program = Words(), Recording()
     for row in (0, 0, 1):
         program.output(program.call(words.squash, program.input(VECTOR, row)))
     assert widths([program]) == {"squash": 3}
@@ -109,12 +109,12 @@ def test_argument_order_and_equal_examples() -> None:
     vectors = Vectors()
     assert widths([tree_program(vectors.mix, shape) for shape in ((1, 2), (2, 1))])["mix"] == 2
     programs = [tree_program(vectors.mix, ((1, 2), (3, 4)))] * 3
-    assert schedule_recordings(programs).stats().widths == (2, 3)
+    assert schedule_recordings(programs).stats().widths == (2, 1)
     assert_agree(vectors.engine, programs)
 
 
 def test_an_operation_without_arguments_is_made_once() -> None:
-    words, program = Words(), Program()
+    words, program = Words(), Recording()
     for _ in range(3):
         program.output(program.call(words.squash, program.call(words.start)))
     assert widths([program, program]) == {"start": 1, "squash": 1}
@@ -125,7 +125,7 @@ def test_an_operation_without_arguments_is_made_once() -> None:
 
 
 def test_constants_of_two_types_are_not_confused() -> None:
-    program = Program()
+    program = Recording()
     program.output(program.constant(SCALAR, 0.0), "float")
     program.output(program.constant(WORD, 0), "word")
     program.output(program.constant((SCALAR, WORD), (0.0, 0)), "pair")
@@ -143,7 +143,7 @@ def test_programs_of_different_languages() -> None:
     mix = operations.add(
         vectors.engine.operations["mix"].module, [VECTOR] * 2, [VECTOR], name="mix"
     )
-    numbers, empty = Program(), Program()
+    numbers, empty = Recording(), Recording()
     numbers.output(numbers.call(double, numbers.constant(SCALAR, 3.0)), "number")
     programs = [empty, tree_program(mix, (1, 2)), numbers, empty, tree_program(mix, (1, 3))]
     schedule = schedule_recordings(programs)
@@ -158,7 +158,7 @@ def test_programs_of_different_languages() -> None:
 def test_outputs_of_varying_count() -> None:
     vectors, programs = Vectors(), []
     for count in (2, 0, 3):
-        program = Program()
+        program = Recording()
         for number in range(count):
             program.output(program.constant(VECTOR, [float(number + 10 * count)] * 3))
         programs.append(program)
@@ -168,7 +168,7 @@ def test_outputs_of_varying_count() -> None:
 
 
 def test_one_value_marked_twice() -> None:
-    program = Program()
+    program = Recording()
     value = program.constant(SCALAR, 7.0)
     program.output(value)
     program.output(value)
@@ -179,7 +179,7 @@ def test_one_value_marked_twice() -> None:
 
 
 def test_only_empty_programs() -> None:
-    schedule = schedule_recordings([Program(), Program()])
+    schedule = schedule_recordings([Recording(), Recording()])
     assert schedule.num_examples == 2
     assert Engine(Operations())(schedule) == {}
 
@@ -187,7 +187,7 @@ def test_only_empty_programs() -> None:
 def test_inputs_of_all_examples_stand_one_after_another() -> None:
     programs = []
     for rows, declared in (([1, 0], 2), ([], 3), ([0], 1)):
-        program = Program()
+        program = Recording()
         for row in rows:
             program.output(program.input(SCALAR, row))
         program.declare_inputs(SCALAR, declared)
@@ -199,7 +199,7 @@ def test_inputs_of_all_examples_stand_one_after_another() -> None:
 def test_ragged_arguments_of_a_type_without_values() -> None:
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(VECTOR)], [VECTOR], name="total")
-    program = Program()
+    program = Recording()
     program.output(program.call(total, []))
     found = Engine(operations)(schedule_recordings([program, program]))["output"]
     assert found.tolist() == [[0.0] * 3] * 2
@@ -216,7 +216,7 @@ def test_ragged_rows_keep_the_order_of_the_call() -> None:
 
     pair = TensorType((2,))
     digits = operations.add(read, [Ragged(SCALAR)], [pair], name="digits")
-    program = Program()
+    program = Recording()
     values = [program.constant(SCALAR, float(n)) for n in range(5)]
     for order in ([3, 1, 1], [], [4, 0, 2, 3]):
         program.output(program.call(digits, [values[n] for n in order]))
@@ -227,7 +227,7 @@ def test_ragged_rows_keep_the_order_of_the_call() -> None:
 def test_constants_without_entries_are_all_equal():
     empty, operations = TensorType((0,)), Operations()
     total = operations.add(lambda rows: rows.sum(1), [empty], [TensorType(())], name="total")
-    program = Program()
+    program = Recording()
     for _ in range(3):
         program.output(program.call(total, program.constant(empty, [])))
     schedule = schedule_recordings([program, program])

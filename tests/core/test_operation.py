@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import Engine, Operation, Operations, Program, Ragged, Signature, TensorType
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core import (
+    Engine,
+    Operation,
+    Operations,
+    Ragged,
+    Recording,
+    Signature,
+    TensorType,
+)
 from pyg_dynbatch.core.operation import any_type, draws_random_numbers, is_open, row_type_of
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.nn import NaryTreeLSTMCell
 from tests.core.helpers import SCALAR, VECTOR, as_users_run_it, message
 
@@ -122,7 +130,7 @@ def test_random_leaves_of_a_cell_are_not_merged() -> None:
     cell = NaryTreeLSTMCell(2, 8, 2, recurrent_dropout=0.5)
     operations, state, vector = Operations(), cell.state_type, TensorType((2,))
     node = operations.add(cell, [vector, state, state], [state], name="node")
-    program = Program()
+    program = Recording()
     zeros = program.constant(state, (torch.zeros(8), torch.zeros(8)))
     for _ in range(2):
         program.output(program.call(node, program.constant(vector, [1.0, 2.0]), zeros, zeros))

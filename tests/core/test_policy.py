@@ -13,12 +13,12 @@ from pyg_dynbatch.core import (
     Engine,
     LearnedPolicy,
     Operations,
-    Program,
+    Recording,
     agenda_policy,
     depth_policy,
 )
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.policy import POLICIES, order_calls, policy_of
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, message, tree_program
 
 
@@ -111,9 +111,9 @@ def test_a_function_that_mixes_kinds() -> None:
     assert "call 3 in one step with a call of a different kind" in text
 
 
-def typed_tree(vectors: Vectors, length: int) -> Program:
+def typed_tree(vectors: Vectors, length: int) -> Recording:
     """Alternate mix and squash, with a score at every node."""
-    program = Program()
+    program = Recording()
     state, other = constants(program, 2)
     for _ in range(length):
         state = program.call(vectors.mix, state, other)
@@ -140,7 +140,7 @@ def test_an_embedding_runs_in_one_step_and_first(policy: str) -> None:
     mix = operations.add(
         vectors.engine.operations["mix"].module, [VECTOR] * 2, [VECTOR], name="mix"
     )
-    program = Program()
+    program = Recording()
     state = program.call(embed, program.constant(VECTOR, [1.0, 2.0, 3.0]))
     for number in range(5):  # a chain: one new leaf a level
         leaf = program.call(embed, program.constant(VECTOR, [number, 1.0, 1.0]))
@@ -152,9 +152,9 @@ def test_an_embedding_runs_in_one_step_and_first(policy: str) -> None:
     assert Engine(operations)(schedule_recordings([program], policy))["output"].shape == (1, 3)
 
 
-def two_kind_program(vectors: Vectors, kinds: str) -> Program:
+def two_kind_program(vectors: Vectors, kinds: str) -> Recording:
     """A chain of mixes (m) and squashes (s), read from the left."""
-    program = Program()
+    program = Recording()
     state, other = constants(program, 2)
     for letter in kinds:
         if letter == "m":
@@ -165,7 +165,7 @@ def two_kind_program(vectors: Vectors, kinds: str) -> Program:
     return program
 
 
-def steps(programs: list[Program], policy: Any) -> int:
+def steps(programs: list[Recording], policy: Any) -> int:
     return len(schedule_recordings(programs, policy).steps)
 
 
@@ -194,7 +194,7 @@ VECTORS = Vectors()
 WORDS = st.lists(st.text("ms", min_size=1, max_size=8), min_size=1, max_size=4)
 
 
-def programs_of(words: list[str]) -> list[Program]:
+def programs_of(words: list[str]) -> list[Recording]:
     return [two_kind_program(VECTORS, word) for word in words]
 
 

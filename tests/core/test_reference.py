@@ -1,6 +1,6 @@
 import torch
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, TensorType, run_one_by_one
+from pyg_dynbatch.core import Engine, Operations, Ragged, Recording, TensorType, run_one_by_one
 from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, tree_program
 
 
@@ -9,7 +9,7 @@ def test_rows_come_example_by_example() -> None:
     double = operations.add(lambda x: 2 * x, [SCALAR], [SCALAR], name="double")
     programs = []
     for numbers in ([1.0], [], [2.0, 3.0]):
-        program = Program()
+        program = Recording()
         for number in numbers:
             program.output(program.call(double, program.constant(SCALAR, number)))
         programs.append(program)
@@ -19,7 +19,7 @@ def test_rows_come_example_by_example() -> None:
 def test_inputs_by_type_and_by_tag() -> None:
     word = TensorType((2,), tag="word")
     pair = (TensorType((), tag="pair"), SCALAR)
-    program = Program()
+    program = Recording()
     program.output(program.input(word, 1), "word")
     program.output(program.input(pair, 0), "pair")
     engine, rows = Engine(Operations()), torch.arange(8.0).view(4, 2)
@@ -32,7 +32,7 @@ def test_inputs_by_type_and_by_tag() -> None:
 def test_no_program_and_empty_programs() -> None:
     engine = Engine(Operations())
     assert run_one_by_one(engine, []) == {}
-    assert run_one_by_one(engine, [Program(), Program()]) == {}
+    assert run_one_by_one(engine, [Recording(), Recording()]) == {}
 
 
 def test_every_call_is_a_batch_of_one() -> None:
@@ -46,7 +46,7 @@ def test_empty_ragged_arguments_of_open_dtype() -> None:
     row_type = TensorType((2,), None)
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(row_type)], [row_type], name="total")
-    program = Program()
+    program = Recording()
     program.output(program.call(total, []))
     assert run_one_by_one(Engine(operations), [program])["output"].tolist() == [[0.0, 0.0]]
 
@@ -54,7 +54,7 @@ def test_empty_ragged_arguments_of_open_dtype() -> None:
 def test_second_derivatives_are_right() -> None:
     vectors = Vectors()
     vectors.engine.double()
-    program = Program()
+    program = Recording()
     row = program.input(VECTOR, 0)
     program.output(program.call(vectors.mix, row, program.call(vectors.squash, row)))
 

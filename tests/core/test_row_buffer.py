@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pyg_dynbatch.core import Engine, Operations, Program, run_one_by_one
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core import Engine, Operations, Recording, run_one_by_one
 from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Write, exchange, new_token
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors
 
 
-def program(vectors: Vectors) -> Program:
+def program(vectors: Vectors) -> Recording:
     """A small graph with shared parts, inputs read at two levels, and several outputs."""
-    program = Program()
+    program = Recording()
     a, b, c = (program.input(VECTOR, row) for row in range(3))
     left = program.call(vectors.mix, a, b)
     right = program.call(vectors.mix, b, c)
@@ -246,7 +246,7 @@ def test_a_tensor_hook_may_change_the_gradient() -> None:
 
 def test_an_operation_may_return_its_gradient_unchanged() -> None:
     """The gradient of a sum is the slice of the gradient buffer itself."""
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     add = operations.add(torch.add, [VECTOR, VECTOR], [VECTOR], name="add")
     a, b, c, d = (program.input(VECTOR, row) for row in range(4))
     top = program.call(add, program.call(add, d, b), program.call(add, a, c))

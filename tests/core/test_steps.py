@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.core import Program, Signature, TensorType
+from pyg_dynbatch.core import Recording, Signature, TensorType
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, message, tree_program
 from tests.strategies import Dag, batches, chain, structures
@@ -77,9 +77,9 @@ def test_what_makes_schedules_differ() -> None:
     changed = schedule.clone()
     changed.index[0] += 1
     assert changed != schedule
-    program = Program()
+    program = Recording()
     program.output(program.input(VECTOR, 0))
-    other = Program()
+    other = Recording()
     other.output(other.constant(VECTOR, [0.0] * 3))
     assert schedule_recordings([program]) != schedule_recordings([other])
     with pytest.raises(TypeError):
@@ -176,8 +176,8 @@ def test_edge_order_lists_the_edges_as_their_children_are_read(dag: Dag) -> None
 
 def test_programs_that_cannot_be_scheduled() -> None:
     text = message(ValueError, schedule_recordings, [])
-    assert "the list of programs is empty" in text and "at least one program" in text
-    programs, wide = [tree_program(VECTORS.mix, (1, 2)), Program()], TensorType((4,))
+    assert "the list of recordings is empty" in text and "at least one recording" in text
+    programs, wide = [tree_program(VECTORS.mix, (1, 2)), Recording()], TensorType((4,))
     assert "unknown policy" in message(ValueError, schedule_recordings, programs, "widest")
     programs[1].output(programs[1].constant(wide, [0] * 4))
     text = message(TypeError, schedule_recordings, programs)
@@ -225,7 +225,7 @@ def test_folds_copies_by_hand() -> None:
 
 
 def test_folds_steps_are_every_operation_at_every_depth() -> None:
-    program = Program()
+    program = Recording()
     (state,) = constants(program, 1)
     state = program.call(VECTORS.squash, state)
     state = program.call(VECTORS.mix, state, state)
@@ -238,7 +238,7 @@ def test_folds_steps_are_every_operation_at_every_depth() -> None:
 
 def test_lower_bound_is_a_sum_over_operations() -> None:
     # One example is a chain of mixes, the other one of squashes: 3 + 4 steps, path of 4.
-    squashes = Program()
+    squashes = Recording()
     (state,) = constants(squashes, 1)
     for _ in range(4):
         state = squashes.call(VECTORS.squash, state)
@@ -256,10 +256,10 @@ def test_a_structure_by_hand() -> None:
 
 
 def test_no_calls() -> None:
-    stats = schedule_recordings([Program(), Program()]).stats()
+    stats = schedule_recordings([Recording(), Recording()]).stats()
     assert (stats.examples, stats.steps, stats.rows, stats.fold_copies) == (2, 0, 0, 0)
     assert (stats.critical_path, stats.lower_bound, stats.fold_steps) == (0, 0, 0)
-    program = Program()
+    program = Recording()
     program.output(program.input(VECTOR, 3))
     stats = schedule_recordings([program]).stats()
     assert (stats.steps, stats.critical_path) == (0, 0)

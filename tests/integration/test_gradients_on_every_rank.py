@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import Engine
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from tests.core.helpers import VECTOR, Vectors, chain_program
 from tests.core.test_merge import Words

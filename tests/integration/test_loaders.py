@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyg_dynbatch.core.steps import Steps
+from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.data import from_parents
 from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
 from tests.training.helpers import bare_trainer
@@ -36,7 +36,7 @@ class Recorder(pl.LightningModule):
         self.seen: list = []
 
     def record(self, stage: str, batch, batch_idx: int) -> None:
-        assert isinstance(batch.schedule, Steps)
+        assert isinstance(batch.schedule, Levels)
         assert batch.schedule.arity == 3
         assert batch.schedule.num_nodes == batch.num_nodes
         self.seen.append([stage, self.current_epoch, batch_idx, batch.target.tolist()])

@@ -5,8 +5,8 @@ import random
 import torch
 from torch import nn
 
-from pyg_dynbatch import Engine, Operations, Program, TensorType
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch import Engine, Operations, Recording, TensorType
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.example_files import defined_in
 
 
@@ -26,7 +26,7 @@ def test_the_page_equals_the_engine() -> None:
         calls[name] = operations.add(modules[name], [state, state], [state], name=name)
     recorded = []
     for program in programs:
-        ours, values = Program(), []
+        ours, values = Recording(), []
         for call in program:
             read = [values[argument] for argument in call.arguments]
             values.append(

@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from pyg_dynbatch.autobatch import autobatch
-from pyg_dynbatch.core import Engine, Operations, Program, TensorType
+from pyg_dynbatch.core import Engine, Operations, Recording, TensorType
 from pyg_dynbatch.core.levels import schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.nn import Linear, linear
 from pyg_dynbatch.testing import assert_batching_agrees, assert_gradients_agree
 from tests.core.helpers import message
@@ -50,8 +50,8 @@ class Case:
             self.engines.append(Engine(operations).to(dtype))
         self.x = torch.randn(5, 3, dtype=dtype, requires_grad=True)
 
-    def program(self, turns: int) -> Program:
-        operations, program = Operations(), Program()
+    def program(self, turns: int) -> Recording:
+        operations, program = Operations(), Recording()
         mix = operations.add(self.modules[0], [VECTOR, VECTOR], [VECTOR], name="mix")
         state = program.input(VECTOR, 0)
         for row in range(turns):
@@ -177,7 +177,7 @@ def test_a_failed_run_leaves_nothing_behind() -> None:
     def fail(x: Tensor) -> Tensor:
         raise ValueError("not today")
 
-    operations, program = Operations(), Program()
+    operations, program = Operations(), Recording()
     program.output(program.call(operations.add(fail, [VECTOR], [VECTOR]), program.input(VECTOR, 0)))
     with pytest.raises(ValueError, match="not today"):
         Engine(operations)(schedule_recordings([program]), {VECTOR: torch.ones(1, 3)})

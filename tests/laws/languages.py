@@ -1,6 +1,6 @@
 """Random programs in a small typed language, and a plain recursion that evaluates them.
 
-A program is drawn as a list of plain calls. :func:`recorded` converts it to a ``Program``;
+A program is drawn as a list of plain calls. :func:`recorded` converts it to a ``Recording``;
 :func:`meaning` evaluates it call by call on single rows, without any code of the core.
 """
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import Engine, Operations, Program, Ragged, RaggedRows, TensorType
+from pyg_dynbatch.core import Engine, Operations, Ragged, RaggedRows, Recording, TensorType
 
 VECTOR = TensorType((3,), tag="vector")
 SCALAR = TensorType(())
@@ -193,9 +193,9 @@ def leaf(name: str, seed: int) -> Any:
     return torch.randn(TYPES[name].shape, generator=generator)
 
 
-def recorded(language: Language, sketch: Sketch) -> Program:
+def recorded(language: Language, sketch: Sketch) -> Recording:
     """Record a sketch as a program."""
-    program, values = Program(), []
+    program, values = Recording(), []
     for kind, name, number in sketch.leaves:
         if kind == "input":
             values.append(program.input(VECTOR, number))

@@ -137,7 +137,7 @@ def test_only_the_model_that_traced_them_takes_traces(tmp_path: Path) -> None:
                 with pytest.raises(ValueError, match="of a different model"):
                     different(traced)
         with pytest.raises(ValueError, match="of a different model"):
-            td.Compiler.create(td.Scalar()).tracer.program(kept[0])
+            td.Compiler.create(td.Scalar()).collate([kept[0]])
 
 
 CALLS = 0

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.blocks.compiler import compile_block
-from pyg_dynbatch.blocks.tracing import merge_traced
 from pyg_dynbatch.core import Engine, Operations
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.blocks.harness import three_ways
 
 # Not a strategy: the checks of annotations draw random numbers, which strategies must not.
@@ -185,8 +184,8 @@ def test_the_rewrites_change_nothing(data: st.DataObject) -> None:
     for passes in ((), td.PASSES):
         operations = Operations()
         tracer = compile_block(block, operations, passes)
-        merged, _ = merge_traced(tracer.source, [tracer(example) for example in examples])
-        schedule = schedule_recordings([merged], merge_equal="merge_equal" in passes)
+        merged = [tracer(example) for example in examples]
+        schedule = schedule_recordings(merged, merge_equal="merge_equal" in passes)
         found.append(Engine(operations).double()(schedule))
     assert found[0].keys() == found[1].keys()
     for name, rows in found[0].items():

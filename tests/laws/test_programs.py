@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core import run_one_by_one
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.testing import (
     assert_batching_agrees,
     assert_gradients_agree,

@@ -3,9 +3,9 @@
 from pyg_dynbatch.autobatch.explain import Explanation
 from pyg_dynbatch.autobatch.model import AutoBatch, Emitted, autobatch, emit, open, recurse
 from pyg_dynbatch.autobatch.ragged import attend, rows, total
-from pyg_dynbatch.autobatch.tracing import Trace, TracedBatch
+from pyg_dynbatch.autobatch.tracing import Schedule
 
 __all__ = [
-    "AutoBatch", "Emitted", "Explanation", "Trace", "TracedBatch", "attend", "autobatch", "emit",
+    "AutoBatch", "Emitted", "Explanation", "Schedule", "attend", "autobatch", "emit",
     "open", "recurse", "rows", "total",
 ]  # fmt: skip

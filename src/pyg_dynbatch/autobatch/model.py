@@ -26,18 +26,18 @@ from pyg_dynbatch.autobatch.state import holds_values
 from pyg_dynbatch.autobatch.tracing import (
     Ahead,
     Column,
-    Trace,
-    TracedBatch,
+    Schedule,
+    recording_of,
     replay,
     run_batch,
     schedule_batch,
     structured,
-    trace_of,
     wanted_values,
 )
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.recording import Recording
 
 # A model that makes new signatures all the time, such as x * y.item(), starts again from here on.
 _MOST_SITES, _MOST_MODES = 4096, 16
@@ -110,7 +110,7 @@ class AutoBatch(nn.Module):
             ValueError: If there are no examples, or their results differ in structure.
             TypeError: If a value is used as a tensor in a way that cannot be recorded.
         """
-        if batch and isinstance(examples, TracedBatch):
+        if batch and isinstance(examples, Schedule):
             return self._scheduled(examples)
         given = _checked(examples, untraced=not batch)
         return self._batched(given)[0] if batch else self._one_by_one(given)
@@ -139,7 +139,7 @@ class AutoBatch(nn.Module):
     def _columns(self, session: Session, examples: list[Any]) -> tuple[list[Column], Any]:
         return _collect(session, run_examples(session, partial(self._record, session), examples))
 
-    def collate(self, examples: Iterable[Any]) -> TracedBatch:
+    def collate(self, examples: Iterable[Any]) -> Schedule:
         """Record and schedule a mini-batch without running it; a ``collate_fn`` for loaders.
 
         Args:
@@ -162,12 +162,12 @@ class AutoBatch(nn.Module):
             return schedule_batch(session, columns, structure, emitted, len(examples))
 
     def _record(self, session: Session, example: Any) -> Any:
-        if type(example) is Trace:
+        if type(example) is Recording:
             return replay(session, example)
         with nullcontext() if session.can_run else Ahead(session):
             return self.plain(example)
 
-    def trace(self, example: Any) -> Trace:
+    def trace(self, example: Any) -> Recording:
         """Record the calls of one example without running them.
 
         Args:
@@ -185,7 +185,7 @@ class AutoBatch(nn.Module):
         (example,), session = _checked([example], untraced=True), self._begin()
         session.can_run = False
         with _recording(session, self.plain):
-            return trace_of(session, self._record(session, example))
+            return recording_of(session, self._record(session, example))
 
     def explain(self, examples: Iterable[Any]) -> Explanation:
         """Run a batch and return how: steps, rows, flushes, and what did not batch and why.
@@ -202,7 +202,7 @@ class AutoBatch(nn.Module):
         examples = _checked(examples)
         return explain(self._batched(examples)[1], len(examples))
 
-    def _scheduled(self, batch: TracedBatch) -> Any:
+    def _scheduled(self, batch: Schedule) -> Any:
         session = self._begin()
         return self._finish(*run_batch(session.table, batch, session.device))
 
@@ -453,7 +453,7 @@ def _checked(examples: Any, untraced: bool = False) -> list[Any]:
         hint = "call the plain module there: its calls are batched with the others"
         facts = (what, "a plain module", "autobatch(...)")
         raise mismatch(RuntimeError, *facts, where=session.where(), hint=hint)
-    if isinstance(examples, TracedBatch):
+    if isinstance(examples, Schedule):
         raise _batched_only()
     if isinstance(examples, str | Mapping) or not isinstance(examples, Iterable):
         what, got = "autobatch: not a list of examples", describe_value(examples)
@@ -461,14 +461,14 @@ def _checked(examples: Any, untraced: bool = False) -> list[Any]:
     if not (examples := list(examples)):
         what = "autobatch: the list of examples is empty"
         raise mismatch(ValueError, what, "at least one example", 0)
-    if untraced and Trace in map(type, examples):
+    if untraced and Recording in map(type, examples):
         raise _batched_only()
     return examples
 
 
 def _batched_only() -> TypeError:
     what = "autobatch: recorded examples can only be run batched"
-    return mismatch(TypeError, what, "the examples themselves", "a Trace or TracedBatch")
+    return mismatch(TypeError, what, "the examples themselves", "a Recording or Schedule")
 
 
 # Of each class of modules: how many sessions record its calls, and its own __call__.

@@ -7,7 +7,7 @@ level per step of the engine.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,100 +17,13 @@ from pyg_dynbatch.autobatch.sequences import SameLength, SequenceRun
 from pyg_dynbatch.autobatch.signatures import CellCall, Site, Table
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.core.program import INPUT, RESULT, Program, number_arguments
-from pyg_dynbatch.core.steps import Steps
+from pyg_dynbatch.core.scheduling import Constants, Plan, Values
+from pyg_dynbatch.core.steps import BufferSpec, Steps
 from pyg_dynbatch.core.structure import TopologicalOrder, concatenated_ranges
 from pyg_dynbatch.core.types import TensorType
-
-
-class Values:
-    """Where the values of a session are: the row type and the row of each, and rows per type."""
-
-    def __init__(self) -> None:
-        self.kind, self.row = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        self.num_rows: list[int] = []
-
-    def extend(self, kind: np.ndarray) -> None:
-        """Add values that have not been computed."""
-        self.kind = np.concatenate([self.kind, kind])
-        self.row = np.concatenate([self.row, np.full_like(kind, -1)])
-
-    def has_row(self, number: int) -> bool:
-        """Return whether a value has been computed."""
-        return number < self.row.size and bool(self.row[number] >= 0)
-
-
-class Records(NamedTuple):
-    """Calls that have been recorded, as arrays with an entry per call."""
-
-    site: np.ndarray
-    width: np.ndarray  # number of results
-    first: np.ndarray  # value of the first result
-    lengths: np.ndarray  # number of values that are read
-    read: np.ndarray  # these values, call by call
-
-    @classmethod
-    def decode(
-        cls, code: Sequence[int], starts: Sequence[int], base: int, table: Table
-    ) -> "Records":
-        """Decode what a session records; ``base`` is the first value."""
-        flat, start = np.array(code, dtype=np.int64), np.array(starts, dtype=np.int64)
-        site = flat[start]
-        width = table.arrays()["width"][site]
-        is_read = np.ones(flat.size, dtype=bool)
-        is_read[start] = False
-        lengths = np.diff(start, append=flat.size) - 1
-        return cls(site, width, base + np.cumsum(width) - width, lengths, flat[is_read])
-
-    def kinds(self, table: Table) -> np.ndarray:
-        """Return the row type of each value."""
-        slot = concatenated_ranges(np.zeros_like(self.width), self.width)
-        return table.arrays()["kind"][np.repeat(self.site, self.width), slot]
-
-    def owners(self, num_values: int) -> np.ndarray:
-        """Return the call of each value of the session, or -1."""
-        owner = np.full(num_values, -1)
-        values = concatenated_ranges(self.first, self.width)
-        owner[values] = np.repeat(np.arange(self.site.size), self.width)
-        return owner
-
-    def take(self, chosen: np.ndarray) -> "Records":
-        """Return the calls of a mask."""
-        read = self.read[np.repeat(chosen, self.lengths)]
-        site, width, first, lengths = (column[chosen] for column in self[:4])
-        return Records(site, width, first, lengths, read)
-
-    def split(
-        self, values: Sequence[int], table: Table, known: Values
-    ) -> tuple["Records", "Records"]:
-        """Split off the calls on which values depend, and all rows from outside."""
-        owner, first_read = self.owners(known.row.size), np.cumsum(self.lengths) - self.lengths
-        chosen = table.arrays()["signature"][self.site] < 0
-        latest = np.unique(owner[np.array(values, dtype=np.int64)])
-        latest = latest[latest >= 0]
-        while latest.size:
-            chosen[latest] = True
-            reads = concatenated_ranges(first_read[latest], self.lengths[latest])
-            found = owner[self.read[reads]]
-            latest = np.unique(found[(found >= 0) & ~chosen[found]])
-        # Calls that can run now join calls of the same kind.
-        blocked = np.zeros(chosen.size, dtype=bool)
-        made = owner[self.read]
-        waits = (made >= 0) & (table.arrays()["signature"][self.site[made]] >= 0)
-        blocked[np.repeat(np.arange(chosen.size), self.lengths)[waits]] = True
-        chosen |= ~blocked & np.isin(self.site, self.site[chosen])
-        return self.take(chosen), self.take(~chosen)
-
-    def join(self, later: "Records") -> "Records":
-        """Append calls."""
-        return Records(*map(np.concatenate, zip(self, later, strict=True)))
-
-
-NO_RECORDS = Records(*[np.zeros(0, dtype=np.int64)] * 5)
 
 
 @dataclass(eq=False)
@@ -173,33 +86,65 @@ def run_plan(
 
 
 class Planner:
-    """Plan a number of calls.
+    """Plan recorded calls.
 
     Args:
         table: The sites.
-        records: The calls.
-        values: Where values are; those of the calls get rows.
-        outside: Sites of the rows from outside.
+        code: All that was recorded.
+        begins: Where the records begin that have not been run.
+        values: What is known of values; those of the calls get rows.
+        rows: Number of rows of each row type, which becomes larger by those of results.
     """
 
     def __init__(
-        self, table: Table, records: Records, values: Values, outside: Sequence[Site]
+        self, table: Table, code: np.ndarray, begins: np.ndarray, values: Values, rows: np.ndarray
     ) -> None:
-        self.table, self.values, self.outside = table, values, outside
-        self.tables = table.arrays()
-        self.site, self.width, self.first, lengths, self.read = records
-        self.owner = records.owners(values.row.size)
-        self.reader = np.repeat(np.arange(self.site.size), lengths)
-        self.first_read = np.cumsum(lengths) - lengths
+        self.table, self.code, self.values, self.rows = table, code, values, rows
+        self.sites = table.recorded
+        plan = Plan(self.sites, code, begins, values)
+        # Numbers that were met before are one value already.
+        plan.merge(Constants.none(self.sites), merge_equal=False)
+        self.begin, calls = plan.begin[: plan.calls], plan.calls
+        self.site = code[self.begin]
+        self.first_read, self.read = plan.first_read, plan.read[: plan.first_read[calls]]
+        self.reader = np.repeat(np.arange(calls), np.diff(self.first_read[: calls + 1]))
+        self.maker = self.makers_of(self.read)  # of each read
 
-    def parts(self, policy: str | Policy, wanted: Sequence[int] | None) -> list[Part]:
-        """Schedule all records; the rows of their values are known afterwards.
+    def makers_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the calls that make values; -1 for values that have rows."""
+        call = self.values.call[numbers]
+        return np.where(self.values.row[numbers] >= 0, -1, call)
 
-        Of a cell's states, those that no other call reads get rows only if they are ``wanted``;
-        ``None`` for all.
+    def needed(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return which calls values depend on, and which can run with those."""
+        chosen, of_call = np.zeros(self.begin.size, dtype=bool), self.first_read
+        latest = np.unique(self.makers_of(np.array(numbers, dtype=np.int64)))
+        latest = latest[latest >= 0]
+        while latest.size:
+            chosen[latest] = True
+            reads = concatenated_ranges(of_call[latest], of_call[latest + 1] - of_call[latest])
+            found = self.maker[reads]
+            latest = np.unique(found[(found >= 0) & ~chosen[found]])
+        # Calls that can run now join calls of the same kind.
+        blocked = np.zeros(chosen.size, dtype=bool)
+        blocked[self.reader[self.maker >= 0]] = True
+        return chosen | (~blocked & np.isin(self.site, self.site[chosen]))
+
+    def parts(
+        self, policy: str | Policy, needed: Sequence[int] | None, wanted: Sequence[int] | None
+    ) -> tuple[list[Part], np.ndarray]:
+        """Schedule calls; the rows of their values are known afterwards.
+
+        Returns the parts, and where the calls begin that can wait: those on which no ``needed``
+        value depends; by default none. Of a cell's states, those that no other call reads get rows
+        only if they are ``wanted``; ``None`` for all.
         """
         cells = [site for site in self.table.sites if site.cell or site.layer]
-        runs, phase = self._cell_runs(cells)
+        waits = np.zeros(self.begin.size, dtype=bool)
+        if needed is not None:
+            waits = ~self.needed(needed)
+        runs, phase = self._cell_runs(cells, waits)
+        phase[waits] = -1
         parts: list[Part] = []
         for number in range(len(runs) + 1):
             chosen = np.flatnonzero(phase == number)
@@ -207,81 +152,37 @@ class Planner:
                 parts.append(self._schedule(chosen, policy))
             if number < len(runs):
                 parts.append(self._run_of(runs[number], wanted))
-        return parts
+        return parts, self.begin[waits]
 
     # Calls that the engine runs.
 
     def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Steps:
-        program, values = self._program(chosen)
-        # Numbers that were met before are one value already.
-        schedule = schedule_recordings([program], policy, merge_equal=False)
-        flat, row = schedule.index.numpy(), self.values.row
-        for name, output in schedule.outputs.items():
-            rows = flat[output.rows.offset : output.rows.offset + output.rows.length]
-            row[values[program.outputs[name]]] = rows
-        self.values.num_rows = [store.rows for store in schedule.buffers]
-        return schedule
-
-    def _program(self, chosen: np.ndarray) -> tuple[Program, np.ndarray]:
-        """Return the program of some records, and the value of each of its values."""
-        # `old` values, made by others, are inputs and come first; `new` ones are made here; `local`
-        # is the number of a record among the chosen ones.
-        tables, types, known = self.tables, self.table.row_types, self.values
-        local = np.full(self.site.size, -1)
-        local[chosen] = np.arange(chosen.size)
-        site, width = self.site[chosen], self.width[chosen]
-        signature = tables["signature"][site]
-        is_call = signature >= 0
-        call_number = np.cumsum(is_call) - 1
-        kept = local[self.reader] >= 0
-        read, reader = self.read[kept], self.reader[kept]
-        position = np.flatnonzero(kept) - self.first_read[reader]
-        owner = np.repeat(np.arange(chosen.size), width)
-        slot = concatenated_ranges(np.zeros_like(width), width)
-        new = self.first[chosen][owner] + slot
-        made_here = np.zeros(known.kind.size, dtype=bool)
-        made_here[new] = True
-        old = np.unique(read[~made_here[read]])
-        values = np.concatenate([old, new])
-        number = np.zeros(known.kind.size, dtype=np.int64)
-        number[values] = np.arange(values.size)
-
-        kind, place = known.kind[new], np.where(is_call, call_number, 0)[owner]
-        num_inputs = [*known.num_rows, *[0] * (len(types) - len(known.num_rows))]
-        first = np.cumsum(width) - width
-        for source in self.outside:
-            rows, of_type = np.flatnonzero(site == source.number), source.kinds[0]
-            place[first[rows]] = num_inputs[of_type] + np.arange(rows.size)
-            num_inputs[of_type] += rows.size
-        outputs = {str(n): np.flatnonzero(kind == n) + old.size for n in np.unique(kind)}
-        zeros = np.zeros(old.size, dtype=np.int64)
-        calls = tables["fixed"][site], tables["ragged"][site]
-        program = Program(
-            tuple(site.signature for site in self.table.sites if site.signature is not None),
-            tuple(types), num_inputs, [0] * len(types), [[] for _ in types],
-            value_type=known.kind[values],
-            value_kind=np.concatenate([zeros + INPUT, np.where(is_call, RESULT, INPUT)[owner]]),
-            value_index=np.concatenate([known.row[old], place]),
-            value_slot=np.concatenate([zeros, slot]),
-            call_signature=signature[is_call],
-            read_value=number[read],
-            read_call=call_number[local[reader]],
-            read_argument=number_arguments(position, *(c[local[reader]] for c in calls)),
-            outputs=outputs,
-            output_example={name: 0 * marked for name, marked in outputs.items()},
-        )  # fmt: skip
-        return program, values
+        plan = Plan(self.sites, self.code, self.begin[chosen], self.values)
+        plan.merge(Constants.none(self.sites), merge_equal=False)
+        before = self.rows.tolist()
+        steps, index = plan.schedule(policy, self.rows)
+        columns = zip(self.sites.row_types, before, self.rows.tolist(), strict=True)
+        return Steps(
+            signatures=self.sites.signatures,
+            buffers=tuple(BufferSpec(kind, 0, inputs, rows) for kind, inputs, rows in columns),
+            steps=steps,
+            index=torch.from_numpy(index),
+            constants=(None,) * len(before),
+            outputs={},
+            num_examples=1,
+        )
 
     # Calls that cells run.
 
-    def _cell_runs(self, sites: Sequence[Site]) -> tuple[list["_Forest"], np.ndarray]:
-        """Find the calls that cells run, in order; also the phase of each record: n after run n."""
+    def _cell_runs(
+        self, sites: Sequence[Site], waits: np.ndarray
+    ) -> tuple[list["_Forest"], np.ndarray]:
+        """Find the calls that cells run, in order; also the phase of each call: n after run n."""
         phase, forests = np.zeros(self.site.size, dtype=np.int64), list["_Forest"]()
         if not sites:
             return forests, phase
-        made = self.owner[self.read]
-        inner = made >= 0
-        graph = TopologicalOrder(made[inner], self.reader[inner], self.site.size)
+        inner = self.maker >= 0
+        graph = TopologicalOrder(self.maker[inner], self.reader[inner], self.site.size)
         by_cell: dict[Any, list[Site]] = {}
         for site in sites:
             by_cell.setdefault(site.layer or site.spec.target, []).append(site)  # type: ignore[union-attr]
@@ -289,12 +190,12 @@ class Planner:
             cell: Any = self.table.modules[mine[0].spec.target]  # type: ignore[union-attr]
             if mine[0].layer:
                 plain = calls_only(cell, forward=type(cell).forward)
-                forest = self._sequences(mine) if plain else None
+                forest = self._sequences(mine, waits) if plain else None
             else:
-                forest = self._forest(mine) if cell.is_recordable else None
+                forest = self._forest(mine, waits) if cell.is_recordable else None
             if forest is None:
                 continue
-            inputs = self.owner[forest.inputs[forest.inputs >= 0]]
+            inputs = self.makers_of(forest.inputs[forest.inputs >= 0])
             if not _reached(graph, forest, forests)[inputs[inputs >= 0]].any():
                 forests.append(forest)
         reached = [_reached(graph, forest, forests) for forest in forests]
@@ -307,43 +208,46 @@ class Planner:
             phase[forest.records] = -1
         return [forests[each] for each in order], phase
 
-    def _forest(self, sites: Sequence[Site]) -> "_Forest | None":
+    def _forest(self, sites: Sequence[Site], waits: np.ndarray) -> "_Forest | None":
         """Return the calls of a cell as a forest, unless some child is not a call of the cell."""
         of_cell = np.zeros(len(self.table.sites), dtype=bool)
         of_cell[[site.number for site in sites]] = True
-        mine = of_cell[self.site]
+        mine = of_cell[self.site] & ~waits
         records, node = np.flatnonzero(mine), np.cumsum(mine) - 1
         inputs, edges = np.full(records.size, -1), []
         for site in sites:
             form: CellCall = site.cell  # type: ignore[assignment]
-            calls = np.flatnonzero(self.site == site.number)
+            calls = np.flatnonzero((self.site == site.number) & mine)
             width, parts = len(site.spec.inputs), len(site.kinds)  # type: ignore[union-attr]
             read = self.read[self.first_read[calls, None] + np.arange(width)]
             if form.has_input:
                 inputs[node[calls]], read = read[:, 0], read[:, 1:]
             states = read.reshape(calls.size, len(form.slots), parts)
-            made = self.owner[states[:, :, 0]]
-            whole = self.first[made][:, :, None] + np.arange(parts) == states
+            made = self.makers_of(states[:, :, 0])
+            whole = self.begin[made][:, :, None] + np.arange(parts) == states
             if not ((made >= 0).all() and mine[made].all() and whole.all()):
                 return None
             slots = np.tile(np.array(form.slots, dtype=np.int64), calls.size)
             parents = node[calls].repeat(len(form.slots))
             edges.append(np.stack([node[made].reshape(-1), parents, slots]))
         joined = np.concatenate(edges, 1)
-        called = [site for site in sites if (self.site == site.number).any()]
+        called = [site for site in sites if (self.site[mine] == site.number).any()]
         types = {site.kinds for site in called}  # under autocast they may differ
         if not joined.size or len(types) > 1:
             return None
-        if np.unique(self.values.kind[inputs[inputs >= 0]]).size > 1:
+        if np.unique(self._types_of(inputs[inputs >= 0])).size > 1:
             return None
         return _Forest(called[0], records, inputs, joined)
 
-    def _sequences(self, sites: Sequence[Site]) -> "_Forest | None":
+    def _types_of(self, numbers: np.ndarray) -> np.ndarray:
+        return self.values.types_of(numbers, self.sites, self.code)
+
+    def _sequences(self, sites: Sequence[Site], waits: np.ndarray) -> "_Forest | None":
         """Return the calls of a recurrent layer, unless all sequences have one length."""
-        called = [site for site in sites if (self.site == site.number).any()]
+        called = [site for site in sites if (self.site[~waits] == site.number).any()]
         if len(called) < 2:
             return None
-        records = np.flatnonzero(np.isin(self.site, [site.number for site in called]))
+        records = np.flatnonzero(np.isin(self.site, [site.number for site in called]) & ~waits)
         read = self.read[np.isin(self.reader, records)]
         return _Forest(called[0], records, read, np.empty((3, 0), dtype=np.int64), called)
 
@@ -357,16 +261,16 @@ class Planner:
             return shape[1 if layer.batch_first and len(shape) == 3 else 0]
 
         for site in sorted(forest.layer_sites, key=length, reverse=True):
-            calls = np.flatnonzero(self.site == site.number)
+            calls = forest.records[self.site[forest.records] == site.number]
             width = len(site.spec.inputs)  # type: ignore[union-attr]
             read = self.read[self.first_read[calls, None] + np.arange(width)].T
-            reads = [(int(values.kind[r[0]]), torch.from_numpy(values.row[r])) for r in read]
+            types = self._types_of(read[:, 0]).tolist()
+            rows = map(torch.from_numpy, values.row[read].astype(np.int64))
             for part, kind in enumerate(site.kinds):
-                first = values.num_rows[kind]
-                values.row[self.first[calls] + part] = first + np.arange(calls.size)
-                values.num_rows[kind] += calls.size
+                values.row[self.begin[calls] + part] = self.rows[kind] + np.arange(calls.size)
+                self.rows[kind] += calls.size
             name = site.signature.name  # type: ignore[union-attr]
-            runs.append(SameLength(name, tuple(reads), site.kinds))
+            runs.append(SameLength(name, tuple(zip(types, rows, strict=True)), site.kinds))
         return SequenceRun(forest.site.spec.target, tuple(runs))  # type: ignore[union-attr]
 
     def _run_of(self, forest: "_Forest", wanted: Sequence[int] | None) -> Part:
@@ -384,10 +288,10 @@ class Planner:
             has_input=torch.from_numpy(forest.inputs >= 0),
         )
         read = forest.inputs[schedule.input_node.numpy()]
-        inputs = torch.from_numpy(values.row[read])
+        inputs = torch.from_numpy(values.row[read].astype(np.int64))
         in_levels = np.empty(forest.records.size, dtype=np.int64)
         in_levels[schedule.row.numpy() - 1] = forest.records
-        used = np.ones(values.row.size, dtype=bool)
+        used = np.ones(self.code.size, dtype=bool)
         if wanted is not None:
             inside = np.zeros(self.site.size, dtype=bool)
             inside[forest.records] = True
@@ -396,15 +300,14 @@ class Planner:
             used[np.array(wanted, dtype=np.int64)] = True
         kept = []
         for part, kind in enumerate(site.kinds):
-            numbers = self.first[in_levels] + part
+            numbers = self.begin[in_levels] + part
             picked = np.flatnonzero(used[numbers])
             if picked.size:
-                first = values.num_rows[kind]
-                values.row[numbers[picked]] = first + np.arange(picked.size)
-                values.num_rows[kind] += picked.size
+                values.row[numbers[picked]] = self.rows[kind] + np.arange(picked.size)
+                self.rows[kind] += picked.size
                 every = picked.size == numbers.size
                 kept.append((part, kind, torch.from_numpy(picked[:0] if every else picked)))
-        input_kind = int(values.kind[read[0]]) if read.size else None
+        input_kind = int(self._types_of(read[:1])[0]) if read.size else None
         return CellRun(path, schedule, inputs, input_kind, tuple(kept))
 
 

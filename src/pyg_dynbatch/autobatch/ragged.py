@@ -176,6 +176,9 @@ def _record(
         spec = Spec((target, no_grad, *inputs), target, (), inputs, no_grad)
         site = session.table.by_key[key] = session.table.site_of(spec, session.device, _where())
     reads = [value._number for value in fixed]
-    together = zip(*(values for values, _ in ragged), strict=True)
-    reads += [value._number for values in together for value in values]
-    return session.record(site, reads)
+    code = [*reads]
+    for values, _ in ragged:
+        numbers = [value._number for value in values]
+        reads += numbers
+        code += [len(numbers), *numbers]
+    return session.record(site, reads, code)

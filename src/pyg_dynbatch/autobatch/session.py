@@ -18,13 +18,14 @@ from torch.nn.utils.rnn import PackedSequence
 from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
-from pyg_dynbatch.autobatch.plan import NO_RECORDS, Part, Planner, Records, Values, run_plan
+from pyg_dynbatch.autobatch.plan import Part, Planner, run_plan
 from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.scheduling import Values, begins_of
 from pyg_dynbatch.core.steps import Step
 from pyg_dynbatch.core.types import TensorType
 
@@ -70,8 +71,10 @@ class _Run(Run):
             where = [name, site.where.rpartition(", ")[2]]  # its line
             if (row := self._failing(step)) is not None:
                 kind, first = step.results[0]
-                made = np.flatnonzero((values.kind == kind) & (values.row == first + row))
-                where[1:1] = [f"example {self.session.example_of(int(made[0]))}"]
+                session = self.session
+                made = np.flatnonzero(values.row[: session.base] == first + row)
+                types = values.types_of(made, session.table.recorded, session.past)
+                where[1:1] = [f"example {session.example_of(int(made[types == kind][0]))}"]
             error.add_note(NOTE + ", ".join(where))
             raise
 
@@ -93,9 +96,7 @@ class _Run(Run):
 class Session:
     """One call of a model: what its examples have recorded, and the rows computed so far.
 
-    A record is the number of a site, followed by the values that it reads; values are numbered in
-    the order they are made. ``x = cell(a, b); y = cell(x, b)`` with values 0 and 1 for ``a`` and
-    ``b`` and site 7 for ``cell`` is ``7 0 1  7 2 1``.
+    Calls are recorded as :mod:`pyg_dynbatch.core.recording` says, in one code for all examples.
     """
 
     def __init__(
@@ -112,9 +113,8 @@ class Session:
         self.failed = False  # in a flush: rows are missing
         self.example: int | None = None
         self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
-        self.code: list[int] = []
-        self.starts: list[int] = []  # of each record
-        self.count = 0  # values made
+        self.code: list[int] = []  # since the last flush
+        self.past, self.base = np.zeros(0, dtype=np.int32), 0  # code before, and its length
         self.needs_grad = bytearray()  # of each value, whether gradients flow back from it
         self.outside: dict[Site, list[Any]] = {}
         # Rows from outside that were met before, by identity, and numbers by their value;
@@ -123,8 +123,9 @@ class Session:
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
-        self.base, self.values = 0, Values()  # first value of these records; all before them
-        self.pending = NO_RECORDS  # earlier ones that have not been run
+        self.values, self.pending = Values(), self.past  # where calls begin that have not been run
+        self.rows = np.zeros(0, dtype=np.int64)  # of each row type, as of the last flush
+        self.next_row: dict[int, int] = {}  # of rows from outside since then
         self.run: Run = _Run(self)
         self.flushes = 0
         self.parts: list[Part] = []  # what was run
@@ -148,7 +149,7 @@ class Session:
     def turn(self, example: int) -> None:
         """Go on with an example."""
         self.example = example
-        self.turns.append((self.count, example))
+        self.turns.append((self.base + len(self.code), example))
 
     def example_of(self, value: int) -> int | None:
         """Return the example that made a value."""
@@ -200,19 +201,20 @@ class Session:
                 self.table.watch.call(site.parts, self.where)
         return NotImplemented if site is OPEN else self.record(site, reads)
 
-    def record(self, site: Site, reads: Sequence[int]) -> Any:
-        """Append one record and return its results."""
+    def record(self, site: Site, reads: Sequence[int], code: Sequence[int] | None = None) -> Any:
+        """Append one record and return its results; ``code`` if it is more than what is read."""
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             raise self._switched()
-        self.starts.append(len(self.code))
+        first, kinds, build = self.base + len(self.code), site.kinds, site.build
         self.code.append(site.number)
-        self.code += reads
-        first, kinds, build = self.count, site.kinds, site.build
-        self.count = first + len(kinds)
+        self.code += reads if code is None else code
         needs = site.gradient
         if needs is None:  # as its arguments
             needs = any(map(self.needs_grad.__getitem__, reads))
-        self.needs_grad += (b"\1" if needs and self.grad else b"\0") * len(kinds)
+        if (short := first + len(kinds) - self.base - len(self.code)) > 0:
+            self.code += [-1] * short
+        size = self.base + len(self.code) - first
+        self.needs_grad += (b"\1" if needs and self.grad else b"\0") * size
         if build is None:
             return Lazy(self, first, kinds[0])
         if len(kinds) == 2:
@@ -337,8 +339,7 @@ class Session:
         site = self.table.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
         rows = self.outside.setdefault(site, [])
         rows.append(kept if number is None else number)
-        row = self.record(site, ())
-        self.needs_grad[-1] = tensor.requires_grad
+        row = self._outside_value(site, tensor)
         if numbers is not None and number is not None:
             numbers[number] = row
         else:  # the tensor is kept, so that its identity is not given to a different one
@@ -375,9 +376,22 @@ class Session:
         site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
         if len(rows):
             self.outside.setdefault(site, []).append(Block(self._kept(rows)))
-        made = [self.record(site, ()) for _ in range(len(rows))]
-        self.needs_grad[self.count - len(made) :] = bytes([rows.requires_grad]) * len(made)
-        return made
+        return [self._outside_value(site, rows) for _ in range(len(rows))]
+
+    def reserve(self, kind: int, rows: int) -> int:
+        """Return the next row of a row type for rows from outside, and reserve a number of them."""
+        row = self.next_row.get(kind)
+        if row is None:
+            row = int(self.rows[kind]) if kind < self.rows.size else 0
+        if rows:
+            self.next_row[kind] = row + rows
+        return row
+
+    def _outside_value(self, site: Site, tensor: Tensor) -> Lazy:
+        """Record the next row from outside."""
+        value: Lazy = self.record(site, (), (self.reserve(site.kinds[0], 1),))
+        self.needs_grad[value._number] = tensor.requires_grad
+        return value
 
     def _unrecorded(self, target: Any, argument: Any) -> Any:
         """Leave a module open that takes a Python object; raise for a function."""
@@ -444,7 +458,7 @@ class Session:
                 examples may come to be batched with; by default no call waits.
             wanted: Values that are read later; all by default.
         """
-        if not self.starts and not self.pending.site.size:
+        if not self.code and not self.pending.size:
             return
         self.check_state()
         # What fails from here on belongs to all examples.
@@ -480,7 +494,9 @@ class Session:
         """Raise an error if the model has changed since its calls were recorded."""
 
         def read() -> set[str]:
-            recorded = {self.code[start] for start in self.starts} | {*self.pending.site.tolist()}
+            code = np.array(self.code, dtype=np.int32)
+            begins = begins_of(self.table.recorded, code)
+            recorded = {*code[begins].tolist(), *self.past[self.pending].tolist()}
             specs = [self.table.sites[number].spec for number in recorded]
             names = {spec.target for spec in specs if spec and isinstance(spec.target, str)}
             keys = (part for spec in specs if spec for part in spec.key)
@@ -492,16 +508,22 @@ class Session:
         self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
     ) -> list[Part]:
         """Schedule what was recorded, as for :meth:`flush`."""
-        records = Records.decode(self.code, self.starts, self.base, self.table)
-        self.values.extend(records.kinds(self.table))
-        self.code, self.starts, self.base = [], [], self.count
-        records = self.pending.join(records)
-        if needed is None:
-            self.pending = NO_RECORDS
-        else:
-            records, self.pending = records.split(needed, self.table, self.values)
-        planner = Planner(self.table, records, self.values, list(self.outside))
-        return planner.parts(self.policy, wanted)
+        sites, size = self.table.recorded, self.base + len(self.code)
+        if size > self.past.size:
+            self.past = np.resize(self.past, max(size, 2 * self.past.size))
+        self.past[self.base : size] = self.code
+        code = self.past[:size]
+        begins = np.concatenate([self.pending, begins_of(sites, code, self.base)])
+        self.code, self.base = [], size
+        self.values.grow(size)
+        known, self.rows = self.rows, np.zeros(len(sites.row_types), dtype=np.int64)
+        self.rows[: known.size] = known
+        for kind, rows in self.next_row.items():
+            self.rows[kind] = rows
+        self.next_row.clear()
+        planner = Planner(self.table, code, begins, self.values, self.rows)
+        parts, self.pending = planner.parts(self.policy, needed, wanted)
+        return parts
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:
         """Stack the rows from outside that were recorded since the last flush."""
@@ -534,7 +556,7 @@ class Session:
         if torch.is_inference_mode_enabled() is not self.inference:
             raise self._switched("inference mode")
         if value._number not in self.content:
-            if not self.values.has_row(value._number):
+            if value._number >= self.base or self.values.row[value._number] < 0:
                 if not self.can_run:
                     what = "autobatch: an example that is recorded ahead reads a value"
                     wanted = "calls that do not depend on values"
@@ -573,4 +595,4 @@ class Session:
         self.run = Run(self.table.engine)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
-        return torch.from_numpy(self.values.row[np.asarray(numbers, np.int64)]).to(self.device)
+        return torch.from_numpy(self.values.rows_of(np.asarray(numbers, np.int64))).to(self.device)

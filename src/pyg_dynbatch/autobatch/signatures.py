@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -22,10 +21,12 @@ from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW, fast_form
 from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
 from pyg_dynbatch.autobatch.state import Fingerprint, Part, Watch
+from pyg_dynbatch.core import recording
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
+from pyg_dynbatch.core.recording import CALL, INPUT, Sites
 from pyg_dynbatch.core.shadow import draw_rows, drawn_like, shadow, undisturbed
 from pyg_dynbatch.core.types import TensorType
 
@@ -113,7 +114,7 @@ class Table:
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.watch = Watch(self.modules)
-        self._arrays: dict[str, np.ndarray] = {}
+        self._recorded = Sites()
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the parameters and buffers of a session, and the model as it is."""
@@ -214,26 +215,18 @@ class Table:
         given = Candidate(_Call(spec, module, self.tensors), copy(), copy, module)
         return examine(given, spec.inputs, device, name, where)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Tabulate the sites, for decoding."""
-        if not self._arrays or self._arrays["width"].size != len(self.sites):
-            calls = [site.signature for site in self.sites]
-            inputs = [() if call is None else call.inputs for call in calls]
-            ragged = [sum(isinstance(i, Ragged) for i in wanted) for wanted in inputs]
-            number = np.cumsum([call is not None for call in calls]) - 1
-            columns = {
-                "signature": np.where([call is None for call in calls], -1, number),
-                "width": [len(site.kinds) for site in self.sites],
-                "fixed": [len(i) - r for i, r in zip(inputs, ragged, strict=True)],
-                "ragged": ragged,
-            }
-            self._arrays = {name: np.array(c, dtype=np.int64) for name, c in columns.items()}
-            most = max((len(site.kinds) for site in self.sites), default=0)
-            kinds = np.zeros((len(self.sites), most), np.int64)
-            for row, site in enumerate(self.sites):
-                kinds[row, : len(site.kinds)] = site.kinds
-            self._arrays["kind"] = kinds
-        return self._arrays
+    @property
+    def recorded(self) -> Sites:
+        """The table of sites of recordings."""
+        if len(self._recorded) != len(self.sites):
+            made = list(self._recorded)
+            for site in self.sites[len(made) :]:
+                results = tuple(self.row_types[kind] for kind in site.kinds)
+                made.append(
+                    recording.Site(CALL if site.signature else INPUT, results, site.signature)
+                )
+            self._recorded = Sites(made)
+        return self._recorded
 
 
 _DETACHING = {torch.detach, Tensor.detach}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from pyg_dynbatch.autobatch.state import Fingerprint, holds_values
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.recording import Recording, Sites
+from pyg_dynbatch.core.scheduling import begins_of, move
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import TensorType
 
@@ -79,41 +81,21 @@ def _placed(leaves: Sequence[Any], numbered: Any) -> Any:
     return tree_map(leaves.__getitem__, structured(numbered, numbered=True))
 
 
-@dataclass(frozen=True)
-class _Value:
-    """Marks a value in the result of an example."""
+class _Value(NamedTuple):
+    """A value in the result of an example."""
 
     number: int
+    row_type: TensorType
 
 
-@dataclass(eq=False, repr=False)
-class Trace:
-    """The calls of one example, made by :meth:`AutoBatch.trace`; a model takes it as an example.
+class _Result(NamedTuple):
+    """What a recording of an example holds beside its calls."""
 
-    Args:
-        code: Records, one after another: the number of a site, then the values it reads.
-        starts: Where each record begins.
-        count: Number of values.
-        sites: Signature of each site; a row type for rows from outside.
-        outside: Rows from outside, by row type.
-        leaves: Leaves of the result; values by their number.
-        structure: The result, with the number of each leaf in its place.
-        emitted: Name and value of what the example emitted.
-        model: The model that it was recorded with.
-    """
-
-    code: np.ndarray
-    starts: np.ndarray
-    count: int
-    sites: tuple[Spec | TensorType, ...]
-    outside: dict[TensorType, Tensor]
-    leaves: list[Any]
-    structure: Any
-    emitted: list[tuple[str, int]]
-    model: Fingerprint
-
-    def __repr__(self) -> str:
-        return f"Trace({self.starts.size} calls, {len(self.sites)} signatures)"
+    sites: tuple[Spec | TensorType, ...]  # signature of each site; a row type for rows from outside
+    outside: dict[TensorType, Tensor]  # rows from outside
+    leaves: list[Any]  # of the result
+    structure: Any  # the result, with the number of each leaf in its place
+    emitted: list[tuple[str, _Value]]
 
 
 # Functions that read only the shape, dtype or device of an argument, and its position.
@@ -155,29 +137,34 @@ class Ahead(TorchFunctionMode):
         return result
 
 
-def trace_of(session: Session, result: Any) -> Trace:
+def recording_of(session: Session, result: Any) -> Recording:
     """Freeze what a session has recorded."""
+    table = session.table
 
     def marked(leaf: Any) -> Any:
-        if isinstance(leaf, Lazy):
-            return _Value(leaf._number)
-        return _Value(session.outside_row(leaf)._number) if isinstance(leaf, Tensor) else leaf
+        if isinstance(leaf, Tensor) and not isinstance(leaf, Lazy):
+            leaf = session.outside_row(leaf)
+        is_value = isinstance(leaf, Lazy)
+        return _Value(leaf._number, table.row_types[leaf._kind]) if is_value else leaf
 
     session.check_state()
     leaves, structure = tree_flatten(structured(result))
     leaves = list(map(marked, leaves))
-    emitted = [(n, marked(v).number) for n, (found, _) in session.emitted.items() for v in found]
-    code, starts = np.array(session.code, np.int32), np.array(session.starts, np.int32)
-    used, code[starts] = np.unique(code[starts], return_inverse=True)
-    table = session.table
-    sites = tuple(
-        table.row_types[site.kinds[0]] if site.spec is None else site.spec
-        for site in map(table.sites.__getitem__, used.tolist())
-    )
+    emitted = [(n, marked(v)) for n, (found, _) in session.emitted.items() for v in found]
+    code = np.array(session.code, np.int32)
+    begins = begins_of(table.recorded, code)
+    used, code[begins] = np.unique(code[begins], return_inverse=True)
+    sites = [table.sites[number] for number in used.tolist()]
+    specs = tuple(table.row_types[s.kinds[0]] if s.spec is None else s.spec for s in sites)
     outside = _plain(session)
     numbered = tree_unflatten(range(len(leaves)), structure)
-    made = code, starts, session.count, sites, outside, leaves, numbered, emitted
-    return Trace(*made, table.fingerprint)
+    return Recording(
+        Sites(table.recorded[number] for number in used.tolist()),
+        code,
+        num_inputs={row_type: len(rows) for row_type, rows in outside.items()},
+        model=table.fingerprint,
+        result=_Result(specs, outside, leaves, numbered, emitted),
+    )
 
 
 def _plain(session: Session) -> dict[TensorType, Tensor]:
@@ -192,29 +179,38 @@ def _plain(session: Session) -> dict[TensorType, Tensor]:
     return outside
 
 
-def replay(session: Session, trace: Trace) -> Any:
+def replay(session: Session, recording: Recording) -> Any:
     """Append a recorded example to a session and return its result."""
-    table = session.table
-    table.fingerprint.check(trace.model, session.where())
-    local = np.array([_site_number(session, site) for site in trace.sites], dtype=np.int64)
-    code = trace.code.astype(np.int64) + session.count
-    code[trace.starts] = local[trace.code[trace.starts]]
-    session.starts += (trace.starts + len(session.code)).tolist()
+    table, own = session.table, recording.result
+    if not isinstance(own, _Result):
+        what, wanted = (
+            "autobatch: not a recording of this model",
+            "the result of model.trace(example)",
+        )
+        raise mismatch(ValueError, what, wanted, repr(recording), where=session.where())
+    table.fingerprint.check(recording.model, session.where())
+    numbers = np.array([_site_number(session, site) for site in own.sites], dtype=np.int32)
+    sites, code, first = recording.sites, recording.code.copy(), session.base + len(session.code)
+    begins = begins_of(sites, code)
+    types: Any = sites.row_types
+    kinds = [table.outside_of(row_type).kinds[0] for row_type in types]
+    inputs = np.array([[session.reserve(kind, 0) for kind in kinds]], dtype=np.int64)
+    move(sites, code, [code.size], first, [0], inputs)
+    code[begins] = numbers[code[begins]]
     session.code += code.tolist()
-    first, session.count = session.count, session.count + trace.count
-    session.needs_grad += bytes(trace.count)  # nothing asks for that of results
-    for row_type, rows in trace.outside.items():
+    session.needs_grad += bytes(code.size)  # nothing asks for that of results
+    for row_type, rows in own.outside.items():
         source = table.outside_of(row_type)
+        session.reserve(source.kinds[0], len(rows))
         session.outside.setdefault(source, []).append(Block(rows.to(session.device)))
-    kinds = _kinds(trace, [table.sites[number].kinds for number in local.tolist()])
 
-    def value(number: int) -> Lazy:
-        return Lazy(session, first + number, kinds[number])
+    def value(marked: _Value) -> Lazy:
+        return Lazy(session, first + marked.number, table.outside_of(marked.row_type).kinds[0])
 
-    for name, number in trace.emitted:
-        session.emit(name, value(number))
-    leaves = [value(leaf.number) if isinstance(leaf, _Value) else leaf for leaf in trace.leaves]
-    return _placed(leaves, trace.structure)
+    for name, marked in own.emitted:
+        session.emit(name, value(marked))
+    leaves = [value(leaf) if isinstance(leaf, _Value) else leaf for leaf in own.leaves]
+    return _placed(leaves, own.structure)
 
 
 Rows = tuple[int, Tensor]
@@ -222,7 +218,7 @@ Rows = tuple[int, Tensor]
 
 
 @dataclass(eq=False, repr=False)
-class TracedBatch(MovablePlan):
+class Schedule(MovablePlan):
     """A scheduled mini-batch, made by :meth:`AutoBatch.collate`; a model takes it as its examples.
 
     Args:
@@ -249,14 +245,14 @@ class TracedBatch(MovablePlan):
         return self.num_examples
 
     def __repr__(self) -> str:
-        return f"TracedBatch({self.num_examples} examples, {len(self.parts)} parts)"
+        return f"Schedule({self.num_examples} examples, {len(self.parts)} parts)"
 
     def _tensors(self) -> tuple[Tensor, ...]:
         rows = [c[1] for c in self.columns if isinstance(c, tuple)]
         rows += [part for (_, index), example in self.emitted.values() for part in (index, example)]
         return *(t for part in self.parts for t in part._tensors()), *self.outside.values(), *rows
 
-    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "TracedBatch":
+    def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Schedule":
         def moved(rows: Rows) -> Rows:
             return rows[0], fn(rows[1])
 
@@ -281,16 +277,17 @@ def wanted_values(
 def schedule_batch(
     session: Session, columns: Sequence[Column], structure: Any,
     emitted: Mapping[str, tuple[Column, list[int]]], num_examples: int,
-) -> TracedBatch:  # fmt: skip
+) -> Schedule:  # fmt: skip
     """Schedule what a session has recorded."""
     session.check_state()
     parts = session.plan(wanted=wanted_values(columns, emitted))
-    outside, row = _plain(session), session.values.row
+    outside = _plain(session)
 
     def rows_of(column: Any) -> Rows:
-        return column[0], torch.from_numpy(row[column[1]])
+        rows = session.values.rows_of(np.array(column[1], dtype=np.int64))
+        return column[0], torch.from_numpy(rows)
 
-    return TracedBatch(
+    return Schedule(
         parts,
         tuple(site.spec for site in session.table.sites if site.spec is not None),
         outside,
@@ -302,7 +299,7 @@ def schedule_batch(
     )
 
 
-def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[Any, dict[str, Any]]:
+def run_batch(table: Table, batch: Schedule, device: torch.device) -> tuple[Any, dict[str, Any]]:
     """Run a scheduled mini-batch; return its result, and what it emitted."""
     table.fingerprint.check(batch.model)
     batch = batch.to(device)
@@ -318,21 +315,6 @@ def run_batch(table: Table, batch: TracedBatch, device: torch.device) -> tuple[A
     leaves = [next(found)[0] if isinstance(c, tuple) else c for c in batch.columns]
     emitted = {name: (next(found)[0], example) for name, (_, example) in batch.emitted.items()}
     return _placed(leaves, batch.structure), emitted
-
-
-def _kinds(trace: Trace, kinds_of_site: list[tuple[int, ...]]) -> dict[int, int]:
-    """Row type of the values that leave the example."""
-    wanted = {leaf.number for leaf in trace.leaves if isinstance(leaf, _Value)}
-    wanted |= {number for _, number in trace.emitted}
-    widths = np.array([len(kinds) for kinds in kinds_of_site], dtype=np.int64)
-    site = trace.code[trace.starts]
-    last = np.cumsum(widths[site])
-    found = {}
-    for number in wanted:
-        record = int(np.searchsorted(last, number, side="right"))
-        kinds = kinds_of_site[site[record]]
-        found[number] = kinds[number - (int(last[record]) - len(kinds))]
-    return found
 
 
 def _site_number(session: Session, site: Spec | TensorType) -> int:

@@ -6,21 +6,18 @@ from pyg_dynbatch.blocks.block import Block, Identity, Pipe, convert_to_block
 from pyg_dynbatch.blocks.cache import TracedExamples
 from pyg_dynbatch.blocks.compiler import Compiler
 from pyg_dynbatch.blocks.composition import Composition
-from pyg_dynbatch.blocks.control import Metric, OneOf, Optional, Void
+from pyg_dynbatch.blocks.control import (
+    AllOf,
+    ForwardDeclaration,
+    Metric,
+    OneOf,
+    Optional,
+    Record,
+    Void,
+)
 from pyg_dynbatch.blocks.documents import from_examples
 from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
-from pyg_dynbatch.blocks.indexing import (
-    Broadcast,
-    GetItem,
-    Length,
-    NGrams,
-    Nth,
-    Slice,
-    Zip,
-    ZipWith,
-)
-from pyg_dynbatch.blocks.iterators import EdibleIterator, epochs, group_by_batches
 from pyg_dynbatch.blocks.layers import (
     FC,
     Embedding,
@@ -30,9 +27,27 @@ from pyg_dynbatch.blocks.layers import (
     TensorToTensorLayer,
     create_variable_scope,
 )
-from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
+from pyg_dynbatch.blocks.porting import EdibleIterator, epochs, group_by_batches
+from pyg_dynbatch.blocks.porting import replacement_of as _replacement_of
 from pyg_dynbatch.blocks.rewrites import PASSES
-from pyg_dynbatch.blocks.sequences import RNN, Fold, Map, Max, Mean, Min, Reduce, Sum
+from pyg_dynbatch.blocks.sequences import (
+    RNN,
+    Broadcast,
+    Fold,
+    GetItem,
+    Length,
+    Map,
+    Max,
+    Mean,
+    Min,
+    NGrams,
+    Nth,
+    Reduce,
+    Slice,
+    Sum,
+    Zip,
+    ZipWith,
+)
 from pyg_dynbatch.blocks.tensors import (
     Concat,
     FromTensor,
@@ -45,7 +60,7 @@ from pyg_dynbatch.blocks.tensors import (
     Vector,
     Zeros,
 )
-from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Traced, TracedBatch, Tracer
+from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Tracer
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     IOBase,
@@ -58,7 +73,6 @@ from pyg_dynbatch.blocks.types import (
     canonicalize_type,
     convert_to_type,
 )
-from pyg_dynbatch.blocks.unsupported import replacement_of as _replacement_of
 
 __all__ = [
     # Types.
@@ -74,7 +88,7 @@ __all__ = [
     "Embedding", "FC", "FractalNet", "Layer", "ScopedLayer", "TensorToTensorLayer",
     "create_variable_scope",
     # Running and drawing.
-    "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES", "Traced", "TracedBatch",
+    "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES",
     "TracedExamples", "Tracer", "drawing_of", "epochs", "group_by_batches", "schedule_text",
 ]  # fmt: skip
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any, NamedTuple, NoReturn
 
-from pyg_dynbatch.blocks.types import IOBase, PerThread, ResultType
-from pyg_dynbatch.blocks.unsupported import replacement_of
+from pyg_dynbatch.blocks.porting import replacement_of
+from pyg_dynbatch.blocks.types import IOBase, PerThread, PyObjectType, ResultType, VoidType
 from pyg_dynbatch.core.errors import mismatch
 
 
@@ -74,8 +74,8 @@ class Block(IOBase):
     # Lets ``array >> block`` call ``block.__rrshift__``.
     __array_ufunc__ = None
     __iter__ = None
-    # Whether it is omitted from paths: pipes.
-    _transparent = False
+    # Whether the output is a host object if the input is one.
+    _keeps_objects = False
     # Keys of the children in paths and drawings.
     _child_keys: Sequence[str] = ()
 
@@ -117,30 +117,22 @@ class Block(IOBase):
 
     def walk(self) -> Iterator["Block"]:
         """Iterate over the block and all blocks inside, parents before children."""
-        left = [self]
-        while left:
-            block = left.pop()
-            yield block
-            left += reversed(block._children)
+        yield self
+        for child in self._children:
+            yield from child.walk()
 
     def _path(self) -> str:
-        parts: list[str] = []
-        block = self
-        while block._parent is not None:
-            parts.append(block._parent._step_to(block))
-            block = block._parent
-        top = block._declaration._label() if block._declaration is not None else "Root"
-        return top + "".join(reversed(parts))
+        if self._parent is not None:
+            return self._parent._path() + self._parent._step_to(self)
+        return self._declaration._label() if self._declaration is not None else "Root"
 
     def _step_to(self, child: "Block") -> str:
         """Part of the path from here to a child."""
-        if child._transparent:
-            return self._key_of(child)
-        if key := self._key_of(child):
-            return f"{key}.{child._label()}"
-        same = [c for c in self._children if c._label() == child._label()]
-        number = f"#{same.index(child) + 1}" if len(same) > 1 else ""
-        return f".{child._label()}{number}"
+        key, label = self._key_of(child), child._label()
+        if isinstance(child, _Pipe):  # pipes are left out
+            return key
+        same = [] if key else [c for c in self._children if c._label() == label]
+        return f"{key}.{label}" + (f"#{same.index(child) + 1}" if len(same) > 1 else "")
 
     def _key_of(self, child: "Block") -> str:
         """Key of a child in a path, such as ``['pair']``; empty if it has none."""
@@ -152,8 +144,7 @@ class Block(IOBase):
 
     # Combining.
 
-    def __bool__(self) -> bool:
-        _fail_as_truth_value(self)
+    __bool__ = _fail_as_truth_value
 
     # These three are also methods of layers.
 
@@ -185,6 +176,16 @@ class Block(IOBase):
 
     # Defined by subclasses.
 
+    def _infer(self) -> None:
+        """Derive types from those that are known; by default, the output type from the input."""
+        if (kind := self.input_type) is not None:
+            is_kept = self._keeps_objects and isinstance(kind, PyObjectType)
+            self.set_output_type(kind if is_kept else self._output_for(kind))
+
+    def _output_for(self, kind: ResultType) -> ResultType | None:
+        """Return the type of the output for an input, if it is known by now."""
+        return None
+
     def _expect_output(self, wanted: ResultType) -> None:
         """Use the type that the reader of the output expects."""
         self.set_output_type(wanted)
@@ -199,7 +200,7 @@ class Block(IOBase):
     def _known(self, side: str) -> Any:
         """Return the input or output type, which must be known by now."""
         if self._types[side] is None:
-            expected = f"a type from its neighbours, or block.set_{side}_type(...)"
+            expected = f"a type from its neighbors, or block.set_{side}_type(...)"
             self._fail(f"the {side} type cannot be inferred", expected, "no type")
         return self._types[side]
 
@@ -237,8 +238,7 @@ class Block(IOBase):
             >>> td.Map(td.Scalar()).max_depth([1, 2])
             0
         """
-        depth: int = runners["max_depth"](self, inp)
-        return depth
+        return int(runners["max_depth"](self, inp))
 
 
 @singledispatch
@@ -272,6 +272,22 @@ def convert_to_block(block_like: Any) -> Block:
     return block_like if isinstance(block_like, Block) else conversion(block_like)
 
 
+def equate(first: tuple[IOBase, str], *others: tuple[IOBase, str]) -> ResultType | None:
+    """Propagate a type among inputs and outputs, such as ``(block, "input")``, that are equal."""
+    owner, own = first
+    for part, side in others:
+        owner._set_type(own, part._types[side])
+    for part, side in others:
+        part._set_type(side, owner._types[own])
+    return owner._types[own]
+
+
+def share(owner: Block, side: str, blocks: Sequence[Block]) -> ResultType | None:
+    """Propagate a type between an owner and blocks that share its input, if any, or its output."""
+    sharing = [block for block in blocks if side == "output" or block.input_type != VoidType()]
+    return equate((owner, side), *((block, side) for block in sharing))
+
+
 class Identity(Block):
     """Return the input.
 
@@ -282,8 +298,7 @@ class Identity(Block):
     """
 
     def _infer(self) -> None:
-        self.set_output_type(self.input_type)
-        self.set_input_type(self.output_type)
+        equate((self, "output"), (self, "input"))
 
     def _emit(self, code: Any, value: Any) -> Any:
         return value
@@ -291,8 +306,6 @@ class Identity(Block):
 
 class _Pipe(Block):
     """Apply at least two blocks one after another; see :func:`Pipe`."""
-
-    _transparent = True
 
     def __init__(self, *blocks: Block, name: Any = None) -> None:
         super().__init__(blocks, name=name)
@@ -306,21 +319,17 @@ class _Pipe(Block):
         return self._children
 
     def _readers_of(self, child: Block) -> list[Block | None]:
-        number = self._children.index(child) + 1
-        return [self._children[number] if number < len(self._children) else None]
+        return [[*self._children, None][self._children.index(child) + 1]]
 
     def _infer(self) -> None:
-        first, last = self._children[0], self._children[-1]
-        first.set_input_type(self.input_type)
+        equate((self._children[0], "input"), (self, "input"))
         for one, other in zip(self._children, self._children[1:], strict=False):
-            # Most neighbours agree already, and this runs often in long pipes.
+            # Most neighbors agree already, and this runs often in long pipes.
             if one.output_type is not other.input_type:
                 if one.output_type is None and other.input_type is not None:
                     one._expect_output(other.input_type)
                 other.set_input_type(one.output_type)
-        last.set_output_type(self.output_type)
-        self.set_input_type(first.input_type)
-        self.set_output_type(last.output_type)
+        equate((self._children[-1], "output"), (self, "output"))
 
     def _emit(self, code: Any, value: Any) -> Any:
         for child in self._children:
@@ -347,18 +356,18 @@ def Pipe(*blocks: Any, name: Any = None) -> Block:  # noqa: N802 - named like th
     kept = [block for block in found if type(block) is not Identity] or found[:1]
     if not kept:
         return Identity(name=name)
-    # The type of an identity is that of its neighbours.
-    set_neighbour: Callable[[Any], Block] = kept[0].set_input_type
+    # An identity has the type of its neighbors.
+    set_neighbor: Callable[[Any], Block] = kept[0].set_input_type
     for block in found:
         if block in kept:
-            set_neighbour = block.set_output_type
+            set_neighbor = block.set_output_type
         else:
-            set_neighbour(block.input_type)
+            set_neighbor(block.input_type)
     if len(kept) == 1 and name is None:
         return kept[0]
     parts: list[Block] = []
     for block in kept:
-        can_merge = isinstance(block, _Pipe) and block._name is None and block._parent is None
+        can_merge = isinstance(block, _Pipe) and block.name is None and block._parent is None
         parts += block._release_children() if can_merge else [block]  # type: ignore[attr-defined]
     pipe = _Pipe(*parts, name=name)
     for block in kept:

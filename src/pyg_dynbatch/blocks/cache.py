@@ -37,9 +37,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.tracing import Traced, Tracer, traced_in
+from pyg_dynbatch.blocks.code import CompiledSource
+from pyg_dynbatch.blocks.tracing import Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
 from pyg_dynbatch.core.files import atomic_file
+from pyg_dynbatch.core.recording import Recording
 
 
 class TracedExamples:
@@ -79,7 +81,7 @@ class TracedExamples:
         # Before tracing, in which a function may change what it reads.
         model = tracer.source.fingerprint
         key = None if path is None else (model, stable_text(tracer.source.names), len(examples))
-        found = None if key is None else _read(Path(path), key)  # type: ignore[arg-type]
+        found = None if key is None else _read(Path(path), key, tracer.source)  # type: ignore[arg-type]
         if found is None:
             traced = map(tracer, examples, count())
             found = list(traced_in(pool, examples, 64, ordered=True) if pool else traced)
@@ -90,7 +92,7 @@ class TracedExamples:
     def __len__(self) -> int:
         return len(self._traced)
 
-    def __getitem__(self, number: int) -> Traced:
+    def __getitem__(self, number: int) -> Recording:
         """Return one traced example."""
         return self._traced[number]
 
@@ -98,7 +100,7 @@ class TracedExamples:
 _MAGIC = b"pyg_dynbatch traced examples, sha256 "
 
 
-def _read(file: Path, key: tuple[str, str, int]) -> list[Traced] | None:
+def _read(file: Path, key: tuple[str, str, int], source: CompiledSource) -> list[Recording] | None:
     if not file.exists():
         return None
     raw = memoryview(file.read_bytes())
@@ -122,31 +124,41 @@ def _read(file: Path, key: tuple[str, str, int]) -> list[Traced] | None:
         {name: rows for name, rows in zip(names, parts, strict=True) if len(rows)}
         for parts in zip(*columns, strict=True)
     ]
-    return [_traced(one, metrics, labels.get(n, {}), key[0]) for n, one in enumerate(fields)]
+    return [_recording(one, metrics, labels.get(n, {}), source) for n, one in enumerate(fields)]
 
 
-def _traced(
-    fields: dict[Any, np.ndarray], metrics: list[str], labels: dict[str, Any], model: str
-) -> Traced:
+def _recording(
+    fields: dict[Any, np.ndarray],
+    metrics: list[str],
+    labels: dict[str, Any],
+    source: CompiledSource,
+) -> Recording:
     """Create an example from arrays that are named by field, by call site or by output."""
-    code, starts = fields.pop("code"), fields.pop("starts")
-    data = {name: rows for name, rows in fields.items() if isinstance(name, int)}
+    code, inputs = fields.pop("code"), fields.pop("inputs", np.zeros(0, np.int64)).tolist()
+    data: Any = {name: [(rows,)] for name, rows in fields.items() if isinstance(name, int)}
+    num_inputs = {kind: n for kind, n in zip(source.table.row_types, inputs, strict=False) if n}
     outputs = {name: rows for name, rows in fields.items() if isinstance(name, str)}
     without = {name: [None] * len(outputs.get(f"metric:{name}", ())) for name in metrics}
-    return Traced(code, starts, data, outputs, without | labels, model)
+    more: Any = {"model": source.fingerprint, "result": without | labels}
+    return Recording(source.table, code, data, num_inputs, outputs, **more)
 
 
-def _write(file: Path, key: tuple[str, str, int], traced: list[Traced]) -> None:
+def _fields(recording: Recording) -> dict[Any, np.ndarray]:
+    data = {site: recording.constants_of(site)[0] for site in recording.data}
+    inputs = [recording.num_inputs.get(row_type, 0) for row_type in recording.sites.row_types]
+    more = {"inputs": np.array(inputs)} if recording.num_inputs else {}
+    return {"code": recording.code, **more, **data, **recording.outputs}
+
+
+def _write(file: Path, key: tuple[str, str, int], traced: list[Recording]) -> None:
     """Write arrays and plain values atomically."""
-    fields: list[dict[Any, np.ndarray]] = [
-        {"code": one.code, "starts": one.starts, **one.data, **one.outputs} for one in traced
-    ]
+    fields = list(map(_fields, traced))
     names = list(dict.fromkeys(name for one in fields for name in one))
     arrays: dict[str, Any] = {}
     for n, name in enumerate(names):
         arrays[f"rows{n}"] = np.concatenate([one[name] for one in fields if name in one])
         arrays[f"counts{n}"] = np.array([len(one.get(name, ())) for one in fields])
-    metrics = list(traced[0].labels) if traced else []
+    metrics = list(traced[0].result) if traced else []
     labels = {n: found for n, one in enumerate(traced) if (found := _plain_labels(one, n))}
     body = BytesIO()
     np.savez(body, text=np.array(repr((key, names, metrics, labels))), **arrays)
@@ -155,9 +167,11 @@ def _write(file: Path, key: tuple[str, str, int], traced: list[Traced]) -> None:
         stream.write(body.getbuffer())
 
 
-def _plain_labels(traced: Traced, number: int) -> dict[str, list[Any]]:
+def _plain_labels(recording: Recording, number: int) -> dict[str, list[Any]]:
     """The labels of each metric that has any; raise an error if they are not plain values."""
-    given = {n: own for n, own in traced.labels.items() if any(label is not None for label in own)}
+    given = {
+        n: own for n, own in recording.result.items() if any(label is not None for label in own)
+    }
     for name, labels in given.items():
         try:
             is_plain = literal_eval(repr(labels)) == labels

@@ -36,19 +36,17 @@ object, and ``h0`` a dictionary.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import repeat
 from types import GeneratorType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, RESULT
+from pyg_dynbatch.core.operation import Operations, Ragged, Signature
+from pyg_dynbatch.core.recording import CALL, CONSTANT, INPUT, Site, Sites
 from pyg_dynbatch.core.types import RowType
 
 
@@ -72,13 +70,8 @@ class TraceError(Exception):
 class CallSite(NamedTuple):
     """A position in the written code at which values are created."""
 
-    kind: int  # CONSTANT, INPUT or RESULT of core.program
-    types: tuple[int, ...]  # row type of each value
+    site: Site
     path: str  # of the block, for messages
-    # Of calls, which have the kind RESULT:
-    signature: int = -1
-    fixed: int = 0  # number of fixed arguments
-    ragged: int = 0  # number of ragged arguments
     # Of constants that are looked up: the rows to choose from.
     table: Any = None
     # Of constants that are indices: the number of rows they choose from, and the reader's path.
@@ -87,7 +80,7 @@ class CallSite(NamedTuple):
     @property
     def is_free(self) -> bool:
         """Whether it is a call without arguments, whose result is the same in all examples."""
-        return self.kind == RESULT and not self.fixed + self.ragged
+        return self.site.kind == CALL and not self.site.signature.inputs  # type: ignore[union-attr]
 
 
 @dataclass
@@ -99,34 +92,19 @@ class CompiledSource:
     origin: list[tuple[str, bool]]
     names: dict[str, Any]  # host objects that the source uses
     sites: tuple[CallSite, ...]
-    signatures: tuple[Signature, ...]
-    row_types: tuple[RowType, ...]
     metric_types: dict[str, ResultType]
     result_type: ResultType
     host: str = ""  # digest of the host objects, as they were when the model was compiled
-    # Columns of the sites as arrays, so that merging examples takes few array operations.
-    tables: dict[str, np.ndarray] = field(init=False)
-    # Calls without arguments; their records come first, in this order, in every example.
-    free: tuple[int, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Fill in the tables."""
-        sites = self.sites
-        width = max([1, *(len(site.types) for site in sites)])
-        columns: dict[str, list[Any]] = {
-            name: [getattr(site, name) for site in sites]
-            for name in ("kind", "signature", "fixed", "ragged")
-        }
-        columns["width"] = [len(site.types) for site in sites]
-        columns["type"] = [site.types + (0,) * (width - len(site.types)) for site in sites]
-        self.tables = {name: np.array(found, dtype=np.int32) for name, found in columns.items()}
-        self.tables["type"] = self.tables["type"].reshape(-1, width)
-        self.free = tuple(number for number, site in enumerate(sites) if site.is_free)
+    @cached_property
+    def table(self) -> Sites:
+        """The table of sites of recordings."""
+        return Sites(each.site for each in self.sites)
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of structure and host objects: without parameters, the same in every process."""
-        types = self.signatures, self.row_types, self.metric_types, self.result_type
+        types = self.metric_types, self.result_type
         digest = sha256(f"{self.source}{types}{self.host}".encode())
         for site in self.sites:
             digest.update(f"{site._replace(table=None)}".encode())
@@ -143,8 +121,6 @@ class Model:
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
-        self.signatures: list[Signature] = []
-        self.row_types: list[RowType] = []
         self.sites: list[CallSite] = []
         self.metric_types: dict[str, ResultType] = {}
         # What rewrites write instead of a block, by its id.
@@ -172,12 +148,6 @@ class Model:
         self._dictionaries.append(f"h{len(self._dictionaries)}")
         return self._dictionaries[-1]
 
-    def number_of_type(self, row_type: RowType) -> int:
-        """Number a row type."""
-        if row_type not in self.row_types:
-            self.row_types.append(row_type)
-        return self.row_types.index(row_type)
-
     def signature(
         self,
         module: Callable[..., Any],
@@ -185,8 +155,8 @@ class Model:
         outputs: Sequence[RowType],
         name: str | None = None,
         random: bool | None = None,
-    ) -> int:
-        """Register an operation and number its signature."""
+    ) -> Signature:
+        """Register an operation and return its signature."""
         clean = (name or "").replace(".", "_")
         if not clean or clean in self.operations:
             stem = _name_of(module)
@@ -194,24 +164,17 @@ class Model:
                 clean := f"{stem}_{n}" if (n := self._numbers[stem]) else stem
             ) in self.operations:
                 self._numbers[stem] += 1
-        found = self.operations.add(module, inputs, outputs, name=clean, random=random)
-        number: int = self.unique(("signature", found.name), lambda: len(self.signatures))
-        if number == len(self.signatures):
-            self.signatures.append(found)
-            for wanted in [*outputs, *inputs]:
-                self.number_of_type(row_type_of(wanted))
-        return number
+        return self.operations.add(module, inputs, outputs, name=clean, random=random)
 
-    def site(self, kind: int, types: Sequence[RowType], *fields: Any, **more: Any) -> int:
+    def site(self, site: Site, path: str, table: Any = None) -> int:
         """Add a call site and number it."""
-        numbers = tuple(map(self.number_of_type, types))
-        self.sites.append(CallSite(kind, numbers, *fields, **more))
+        self.sites.append(CallSite(site, path, table))
         return len(self.sites) - 1
 
-    def free_site(self, signature: int, path: str) -> int:
+    def free_site(self, signature: Signature, path: str) -> int:
         """Number the only call site of an operation without arguments."""
-        outputs, key = self.signatures[signature].outputs, ("free", signature)
-        number: int = self.unique(key, lambda: self.site(RESULT, outputs, path, signature))
+        site = Site(CALL, signature.outputs, signature)
+        number: int = self.unique(("free", signature), lambda: self.site(site, path))
         return number
 
     def function_of(self, block: Block) -> str:
@@ -230,11 +193,10 @@ class Model:
             code.write(block._known("input"), partial(code.inline, block))
         free = [number for number, site in enumerate(self.sites) if site.is_free]
         metrics = range(len(self.metric_types))
-        data = [n for n, site in enumerate(self.sites) if site.kind != RESULT]
+        data = [n for n, each in enumerate(self.sites) if each.site.kind != CALL]
         head = [
             "def begin():",
-            f"    C = {free}; P = {list(range(len(free)))}",
-            "    L = C.__len__; E = C.extend; A = C.append; S = P.append",
+            f"    C = {free}; L = C.__len__; E = C.extend; A = C.append",
             *(f"    z{site} = {position}" for position, site in enumerate(free)),
             *(f"    D{site} = []; d{site} = D{site}.append" for site in data),
             *(f"    M{n} = []; m{n} = M{n}.append; N{n} = []; n{n} = N{n}.append" for n in metrics),
@@ -245,12 +207,12 @@ class Model:
             ", ".join(f"{name!r}: {letter}{n}" for n, name in enumerate(self.metric_types))
             for letter in "MN"
         )
-        lists = ["C", "P", *(f"D{site}" for site in data)]
+        lists = ["C", *(f"D{site}" for site in data)]
         tail = [
             "    def cut():",
             "        nonlocal L",
             f"        n = L(); L = lambda: n + len(C); {'; '.join(f'{x}.clear()' for x in lists)}",
-            f"    return C, P, {{{constants}}}, {{{rows}}}, {{{labels}}}, root, cut\n",
+            f"    return C, {{{constants}}}, {{{rows}}}, {{{labels}}}, root, cut\n",
         ]
         lines = [(text, ("Root", False)) for text in head]
         for code in (root, *(code for code, _ in self._functions)):
@@ -261,8 +223,6 @@ class Model:
             [origin for _, origin in lines],
             self._names,
             tuple(self.sites),
-            tuple(self.signatures),
-            tuple(self.row_types),
             self.metric_types,
             result_type,
         )
@@ -383,9 +343,10 @@ class Code:
 
     def record_data(self, kind: int, row_type: RowType, data: str, table: Any = None) -> str:
         """Write lines that record a constant, or the reading of an external row."""
-        site = self.model.site(kind, [row_type], self.path, table=table)
+        site = self.model.site(Site(kind, (row_type,)), self.path, table)
         name = self.fresh("c")
-        self.line(f"{name} = L(); S({name}); A({site}); d{site}({data})")
+        row = f"; A({self.model.name_of(row_of)}({data}))" if kind == INPUT else ""
+        self.line(f"{name} = L(); A({site}){row}; d{site}({data})")
         self._last_data = name, site, len(self.lines)
         return name
 
@@ -398,30 +359,34 @@ class Code:
 
     def record_all_data(self, row_type: RowType, data: Any, path: str) -> str:
         """Write lines that record a constant for each element of a sequence."""
-        site = self.model.site(CONSTANT, [row_type], path)
+        site = self.model.site(Site(CONSTANT, (row_type,)), path)
         rows, found = self.fresh("s", f"[*{self.reading(packed(data))}]"), self.fresh("s")
-        self.line(f"{found} = [*range(L(), L() + len({rows}))]; P.extend({found})")
+        self.line(f"{found} = [*range(L(), L() + len({rows}))]")
         self.line(f"C.extend([{site}] * len({rows})); D{site}.extend({rows})")
         return found
 
-    def record_free(self, signature: int) -> str:
+    def record_free(self, signature: Signature) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
         return f"z{self.model.free_site(signature, self.path)}"
 
     def record_call(
-        self, signature: int, arguments: Sequence[str], rows: str = "", *, once: bool = False
+        self,
+        signature: Signature,
+        arguments: Sequence[str],
+        ragged: Sequence[str] = (),
+        *,
+        once: bool = False,
     ) -> tuple[str, ...]:
-        """Write lines that record one call."""
-        called = self.model.signatures[signature]
-        ragged = sum(isinstance(wanted, Ragged) for wanted in called.inputs)
-        facts = self.path, signature, len(arguments), ragged
-        site = self.model.site(RESULT, called.outputs, *facts)
-        results = [self.fresh() for _ in called.outputs]
+        """Write lines that record one call: of fixed arguments, then of lists of values."""
+        site = self.model.site(Site(CALL, signature.outputs, signature), self.path)
+        results = [self.fresh() for _ in signature.outputs]
         first = results[0]
         # Every result is named by a position in the record, so that must be long enough.
-        padding = ["-1"] * max(0, len(results) - 1 - len(arguments))
-        fields = [str(site), *arguments, *([f"*{rows}"] if rows else []), *padding]
-        record = f"{first} = L(); S({first}); E(({', '.join(fields)},))"
+        least = len(arguments) + len(ragged)
+        padding = ["-1"] * max(0, len(results) - 1 - least)
+        lists = [field for rows in ragged for field in (f"len({rows})", f"*{rows}")]
+        fields = [str(site), *arguments, *lists, *padding]
+        record = f"{first} = L(); E(({', '.join(fields)},))"
         if once:
             known, key = self.model.dictionary(), f"({', '.join(arguments)},)"
             with self.inside(f"if ({first} := {known}.get({key}, -1)) < 0:"):
@@ -454,6 +419,11 @@ def packed_if_object(code: Code, items: tuple[Any, ...], result_type: ResultType
     """Write a tuple as one host object if that is its type."""
     is_object = isinstance(result_type, PyObjectType)
     return code.fresh(expression=packed(items)) if is_object else items
+
+
+def row_of(item: Any) -> Any:
+    """Return the number of an external row, which may come with the number of rows."""
+    return item[0] if isinstance(item, tuple) else item
 
 
 def key_text(code: Code, key: Any) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from typing import Any, TypeVar
@@ -12,18 +13,15 @@ from torch import nn
 from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, opened, runners
 from pyg_dynbatch.blocks.cache import stable_text
 from pyg_dynbatch.blocks.code import Code, Model, TraceError
-from pyg_dynbatch.blocks.control import Void
+from pyg_dynbatch.blocks.control import Record, Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
-from pyg_dynbatch.blocks.indexing import Broadcast
-from pyg_dynbatch.blocks.records import Record
+from pyg_dynbatch.blocks.porting import replacement_of
 from pyg_dynbatch.blocks.rewrites import MERGE_EQUAL, PASSES, SPLIT_LINEAR, split_linear
-from pyg_dynbatch.blocks.sequences import Map
+from pyg_dynbatch.blocks.sequences import Broadcast, Map
 from pyg_dynbatch.blocks.tensors import InputTransform, Tensor
 from pyg_dynbatch.blocks.tracing import (
     BlockResult,
     Collater,
-    Traced,
-    TracedBatch,
     Tracer,
     check_model,
     list_of_examples,
@@ -42,13 +40,14 @@ from pyg_dynbatch.blocks.types import (
     propagate_types,
     repeated,
 )
-from pyg_dynbatch.blocks.unsupported import replacement_of
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
+from pyg_dynbatch.core.recording import Recording
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.shadow import set_mode, shadow
+from pyg_dynbatch.core.steps import Steps
 
 _T = TypeVar("_T")
 
@@ -114,7 +113,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     traced, positions = tracer.trace(inp)
     first = next(operations.parameters(), None)
     engine = Engine(operations).to("cpu" if first is None else first.device)
-    schedule = schedule_recordings([tracer.program(traced)]).to(engine.device)
+    schedule = schedule_recordings([traced]).to(engine.device)
     found = set_mode(shadow(engine), False)(schedule, inputs)
     if tolist:
         found = {name: tensor.tolist() for name, tensor in found.items()}
@@ -123,7 +122,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     flat = [next(rows[name]) if name else value for name, value in terminals]
     result = kind.unflatten(flat, positions)
     metrics: dict[str, list[Any]] = {}
-    for name, labels in traced.labels.items():
+    for name, labels in traced.result.items():
         values = list(found.get(f"metric:{name}", ()))
         is_labelled = any(label is not None for label in labels)
         metrics[name] = list(zip(values, labels, strict=True)) if is_labelled else values
@@ -133,7 +132,7 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
 def _max_depth(block: Block, inp: Any) -> int:
     """Compute the length of the longest chain of calls; see :meth:`Block.max_depth`."""
     tracer = compile_block(block, Operations())
-    return tracer.program(tracer(inp)).depth
+    return tracer(inp).depth
 
 
 runners.update({"eval": _evaluate, "max_depth": _max_depth})
@@ -253,26 +252,26 @@ class Compiler(nn.Module):
             inputs: External rows by tag, see :class:`InputRow`.
         """
         engine = self._made_by("init_loom", self.engine)
-        batch = examples if isinstance(examples, TracedBatch) else self.collate(examples)
-        check_model(self.tracer.source, batch.model, "the mini-batch is")
-        batch = batch.to(engine.device)
-        schedule, found = batch.schedule, engine(batch.schedule, inputs)
+        steps = examples if isinstance(examples, Steps) else self.collate(examples)
+        check_model(self.tracer.source, steps.model, "the mini-batch is")
+        steps = steps.to(engine.device)
+        found = engine(steps, inputs)
         rows = (found[f"output_{number}"] for number in count())
         output = self.root._known("output").unflatten(rows, None)
         metrics, metric_examples = {}, {}
-        for name in batch.labels:
+        for name in steps.result:
             key = f"metric:{name}"
             if key in found:
-                metrics[name], metric_examples[name] = found[key], schedule.example_of(key)
+                metrics[name], metric_examples[name] = found[key], steps.example_of(key)
             else:  # no example has a value
                 kind: Any = self.tracer.source.metric_types[name]
                 (metrics[name],) = engine.no_rows(kind.row_type)
-                metric_examples[name] = torch.zeros(0, dtype=torch.int64, device=schedule.device)
-        return BlockResult(output, metrics, batch.labels, metric_examples)
+                metric_examples[name] = torch.zeros(0, dtype=torch.int64, device=steps.device)
+        return BlockResult(output, metrics, steps.result, metric_examples)
 
     def max_depth(self, inp: Any) -> int:
         """Return the length of the longest chain of calls for an input; nothing is computed."""
-        return self.tracer.program(self.tracer(inp)).depth
+        return self.tracer(inp).depth
 
     def explain(self, example: Any) -> str:
         """List the calls of an example, one per line, each with its block.
@@ -286,7 +285,7 @@ class Compiler(nn.Module):
 
     def draw_schedule(self, examples: Iterable[Any]) -> str:
         """Draw the schedule of a mini-batch: one line per step, as long as the step has rows."""
-        return schedule_text(self.collate(examples).schedule)
+        return schedule_text(self.collate(examples))
 
     # Tracing ahead.
 
@@ -319,7 +318,7 @@ class Compiler(nn.Module):
         metric_labels: bool = False,
         chunk_size: int = 100,
         ordered: bool = False,
-    ) -> Iterator[Traced]:
+    ) -> Iterator[Recording]:
         """Trace examples one by one, in the pool if there is one; the result serves all epochs.
 
         Args:
@@ -331,7 +330,7 @@ class Compiler(nn.Module):
         if not isinstance(examples, Iterable):
             list_of_examples(examples)
         if self.pool is None:
-            found: Iterator[Traced] = map(self.tracer, examples, count())
+            found: Iterator[Recording] = map(self.tracer, examples, count())
         else:
             found = traced_in(self.pool, examples, chunk_size, ordered)
         return found if metric_labels else map(_without_labels, found)
@@ -342,7 +341,7 @@ class Compiler(nn.Module):
         batch_size: int = 100,
         metric_labels: bool = False,
         ordered: bool = False,
-    ) -> Iterator[TracedBatch]:
+    ) -> Iterator[Steps]:
         """Trace examples in mini-batches, for calls of the compiler.
 
         Args:
@@ -373,8 +372,9 @@ class Compiler(nn.Module):
         return repr(self._root)
 
 
-def _without_labels(traced: Traced) -> Traced:
-    return traced._replace(labels={name: [None] * len(v) for name, v in traced.labels.items()})
+def _without_labels(recording: Recording) -> Recording:
+    labels = {name: [None] * len(found) for name, found in recording.result.items()}
+    return replace(recording, result=labels)
 
 
 def _check_root(root: Block, tracer: Tracer) -> None:

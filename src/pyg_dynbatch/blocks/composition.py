@@ -1,13 +1,12 @@
 """Blocks wired into an acyclic graph."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush
 from typing import Any
 
-from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, opened, scopes
+from pyg_dynbatch.blocks.block import Block, Wire, convert_to_block, equate, opened, scopes
 from pyg_dynbatch.blocks.code import Code, packed_if_object
-from pyg_dynbatch.blocks.indexing import emit_item, item_type
+from pyg_dynbatch.blocks.sequences import emit_item, item_type
 from pyg_dynbatch.blocks.types import (
     PyObjectType,
     ResultType,
@@ -21,13 +20,20 @@ from pyg_dynbatch.blocks.types import (
 # A source is a block, a wire, or a tuple of sources.
 
 
+def mapped(source: Any, leaf: Callable[[Any], Any], wire: Callable[..., Any] = Wire) -> Any:
+    """Replace the blocks of a source, and its wires, by the results of functions."""
+    if isinstance(source, Wire):
+        return wire(mapped(source.source, leaf, wire), source.key)
+    if isinstance(source, tuple | list):
+        return tuple(mapped(item, leaf, wire) for item in source)
+    return leaf(source)
+
+
 def blocks_of(source: Any) -> list[Block]:
     """The blocks whose outputs a source consists of."""
-    if isinstance(source, Wire):
-        return blocks_of(source.source)
-    if isinstance(source, tuple):
-        return [block for item in source for block in blocks_of(item)]
-    return [source]
+    found: list[Block] = []
+    mapped(source, found.append)
+    return found
 
 
 def type_of(owner: Block, source: Any) -> ResultType | None:
@@ -83,9 +89,6 @@ class CompositionIO(Block):
         return f"{self.composition._label()}.{self.side}"
 
 
-Connection = tuple[Any, Block]
-
-
 class Composition(Block):
     """Wire blocks into an acyclic graph.
 
@@ -115,12 +118,11 @@ class Composition(Block):
 
     def __init__(self, children: Any = None, name: Any = None, *, wires: Any = ()) -> None:
         super().__init__(children or (), name=name)
-        self._connections: list[Connection] = []
-        # Those with types that are not known yet.
-        self._untyped: list[Connection] = []
-        # The source of each connected block, and the indices of the connections that read it.
+        # The source of each connected block, in the order of the connections, and its readers.
         self._sources: dict[Block, Any] = {}
-        self._readers: dict[Block, list[int]] = {}
+        self._readers: dict[Block, list[Block]] = {}
+        # Connected blocks that have, or whose sources have, a type that is not known yet.
+        self._untyped: list[Block] = []
         #: Read by children.
         self.input = CompositionIO(self, "input")
         #: Reads from children.
@@ -138,15 +140,15 @@ class Composition(Block):
         return sides[source] if isinstance(source, str) else self._children[source]
 
     def _to_indices(self, source: Any) -> Any:
-        if isinstance(source, Wire):
-            return [self._to_indices(source.source), source.key]
-        if isinstance(source, tuple):
-            return tuple(self._to_indices(item) for item in source)
-        return source.side if isinstance(source, CompositionIO) else self._children.index(source)
+        def index(block: Any) -> Any:
+            is_side = isinstance(block, CompositionIO)
+            return block.side if is_side else self._children.index(block)
+
+        return mapped(source, index, lambda *wire: list(wire))
 
     def __repr__(self) -> str:
-        wires = [tuple(map(self._to_indices, pair)) for pair in self._connections]
-        self._arguments = [self._children], {"name": self._name, "wires": wires}
+        wires = [self._to_indices((source, target)) for target, source in self._sources.items()]
+        self._arguments = [self._children], {"name": self.name, "wires": wires}
         return call_text(self)
 
     @contextmanager
@@ -162,45 +164,34 @@ class Composition(Block):
             a: A block, ``block[i]``, ``composition.input``, or a tuple of such.
             b: A block or ``composition.output``.
         """
-        target = convert_to_block(b)
-        if isinstance(target, CompositionIO):
-            self._check_own(target, "output", "the input of a composition is written")
-        source = self._adopted(a)
+        is_read = "the output of a composition is read"
+        source = mapped(a, lambda block: self._own(block, "input", is_read))
+        target = self._own(b, "output", "the input of a composition is written")
         if target in self._sources:
             what = f"the input of {target._label()} is connected already"
             expected = "one connection per input; several sources as a tuple"
             self._fail(what, expected, repr(a), kind=ValueError)
         found = set(blocks_of(source))
-        if not isinstance(target, CompositionIO) and target._parent is not self:
-            self._adopt(target)
         # Only a block with readers can lead to its source; this keeps wiring of long chains fast.
         if (target in self._readers or target in found) and self._leads_to(source, target):
             self._fail("the wires form a cycle", got=f"{a!r} -> {b!r}", kind=ValueError)
         self._sources[target] = source
         for block in found:
-            self._readers.setdefault(block, []).append(len(self._connections))
-        self._connections.append((source, target))
-        self._untyped.append((source, target))
+            self._readers.setdefault(block, []).append(target)
+        self._untyped.append(target)
         propagate_types(self)
 
-    def _check_own(self, side: CompositionIO, wanted: str, what: str) -> None:
-        if side.composition is not self:
-            foreign = f"the {side.side} of a different composition is used"
-            self._fail(foreign, repr(getattr(self, side.side)), repr(side), kind=ValueError)
-        if side.side != wanted:
-            self._fail(what, f"its {wanted}", repr(side), kind=ValueError)
-
-    def _adopted(self, a: Any) -> Any:
-        """Convert a source; its blocks become children."""
-        if isinstance(a, Wire):
-            return Wire(self._adopted(a.source), a.key)
-        if isinstance(a, tuple | list):
-            return tuple(self._adopted(item) for item in a)
-        block = convert_to_block(a)
-        if isinstance(block, CompositionIO):
-            self._check_own(block, "input", "the output of a composition is read")
-        elif block._parent is not self:
-            self._adopt(block)
+    def _own(self, block_like: Any, wanted: str, what: str) -> Block:
+        """Adopt a block, unless it is the input or the output, which must be used as such."""
+        block = convert_to_block(block_like)
+        if not isinstance(block, CompositionIO):
+            if block._parent is not self:
+                self._adopt(block)
+        elif block.composition is not self:
+            foreign = f"the {block.side} of a different composition is used"
+            self._fail(foreign, repr(getattr(self, block.side)), repr(block), kind=ValueError)
+        elif block.side != wanted:
+            self._fail(what, f"its {wanted}", repr(block), kind=ValueError)
         return block
 
     def _leads_to(self, source: Any, target: Block) -> bool:
@@ -216,32 +207,31 @@ class Composition(Block):
         return False
 
     def _readers_of(self, child: Block) -> list[Block | None]:
-        connections = [self._connections[number] for number in self._readers.get(child, ())]
-        return [target if source is child else None for source, target in connections]
+        readers = self._readers.get(child, ())
+        return [reader if self._sources[reader] is child else None for reader in readers]
 
     def _infer(self) -> None:
-        self.input.set_output_type(self.input_type)
-        self.set_input_type(self.input.output_type)
-        self.output.set_input_type(self.output_type)
-        self.set_output_type(self.output.input_type)
+        equate((self.input, "output"), (self, "input"))
+        equate((self.output, "input"), (self, "output"))
         self._untyped = self._pass_types(self._untyped)
 
-    def _pass_types(self, connections: list[Connection]) -> list[Connection]:
-        """Pass types along connections, both ways; return those with unknown types."""
+    def _pass_types(self, targets: Iterable[Block]) -> list[Block]:
+        """Pass types between blocks and their sources; return those with unknown types."""
         left = []
-        for source, target in connections:
+        for target in targets:
+            source = self._sources[target]
             found = type_of(self, source)
             target.set_input_type(found)
             if target.input_type is not None:
                 _expect_output(source, target.input_type)
             if found is None or target.input_type is None:
-                left.append((source, target))
+                left.append(target)
         return left
 
     def _check(self) -> None:
-        self._pass_types(self._connections)
+        self._pass_types(self._sources)
         if self.output not in self._sources and self.output_type != VoidType():
-            expected, got = "composition.output.reads(block)", f"{len(self._connections)} wires"
+            expected, got = "composition.output.reads(block)", f"{len(self._sources)} wires"
             hint = "composition.set_output_type(td.VoidType()) if there is no output on purpose"
             self._fail("the output is not connected", expected, got, hint=hint)
         for child in self._children:
@@ -256,26 +246,24 @@ class Composition(Block):
         for child in self._children:
             if child not in self._sources:
                 values[id(child)] = code.emit(child, "None")
-        for source, target in self._in_order():
-            given = _value_of(self, code, source, values)
+        for target in self._in_order():
+            given = _value_of(self, code, self._sources[target], values)
             is_output = isinstance(target, CompositionIO)
             values[id(target)] = given if is_output else code.emit(target, given)
         return values.get(id(self.output), "None")
 
-    def _in_order(self) -> Iterator[Connection]:
-        """Iterate over the connections as they were made, but each after those it depends on."""
-        missing = [
-            len(set(blocks_of(source)) & self._sources.keys()) for source, _ in self._connections
-        ]
-        ready = [number for number, count in enumerate(missing) if not count]
-        while ready:
-            number = heappop(ready)
-            connection = self._connections[number]
-            yield connection
-            for reader in self._readers.get(connection[1], ()):
-                missing[reader] -= 1
-                if not missing[reader]:
-                    heappush(ready, reader)
+    def _in_order(self) -> Iterator[Block]:
+        """Iterate over targets as they were connected, but each after those it depends on."""
+        done, left = set[Block](), list(reversed(self._sources))
+        while left:
+            target = left.pop()
+            sources = blocks_of(self._sources[target])
+            missing = [block for block in sources if block in self._sources and block not in done]
+            if missing:
+                left += [target, *reversed(missing)]
+            elif target not in done:
+                done.add(target)
+                yield target
 
 
 def _is_nothing(kind: ResultType | None) -> bool:

@@ -1,23 +1,253 @@
-"""Blocks that choose between others, drop values, or return them in addition to the output."""
+"""Blocks that apply others to fields, by choice, or recursively; and metrics."""
 
-from collections import Counter
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block, convert_to_block
-from pyg_dynbatch.blocks.code import Code, packed
-from pyg_dynbatch.blocks.records import pairs_of, set_inputs, share_input
-from pyg_dynbatch.blocks.tensors import InputTransform, Zeros, emit_index
-from pyg_dynbatch.blocks.types import PyObjectType, TensorType, TupleType, VoidType
+from pyg_dynbatch.blocks.block import Block, Wire, conversion, convert_to_block, equate, share
+from pyg_dynbatch.blocks.code import Code, TraceError, key_text, packed, packed_if_object
+from pyg_dynbatch.blocks.tensors import InputTransform, Zeros, emit_index, repeated_in
+from pyg_dynbatch.blocks.types import (
+    IOBase,
+    PyObjectType,
+    ResultType,
+    TensorType,
+    TupleType,
+    VoidType,
+    propagate_types,
+)
+from pyg_dynbatch.core.errors import mismatch
 
 
-def _share_output(owner: Block, blocks: list[Block]) -> None:
-    """Propagate types between an owner's output and blocks whose output it returns."""
-    for block in blocks:
-        owner.set_output_type(block.output_type)
-    for block in blocks:
-        block.set_output_type(owner.output_type)
+def _emit_all(code: Code, owner: Block, value_of: Callable[[int], Any]) -> Any:
+    """Write the children of a block, given the input of each, and the tuple of their outputs."""
+    items = tuple(
+        code.emit(child, "None" if child.input_type == VoidType() else value_of(number))
+        for number, child in enumerate(owner.children)
+    )
+    return packed_if_object(code, items, owner.output_type)
+
+
+def _share_items(owner: Block, side: str) -> None:
+    """Propagate types between a tuple that an owner takes or returns, and its children."""
+    kinds = [child._types[side] for child in owner.children]
+    if None not in kinds and (side == "output" or (kinds and VoidType() not in kinds)):
+        owner._set_type(side, tuple(kinds))
+    wanted = owner._types[side]
+    if isinstance(wanted, PyObjectType):
+        wanted = TupleType(*[wanted] * len(kinds))
+    if isinstance(wanted, TupleType):
+        if len(wanted) != len(kinds):
+            owner._fail(f"wrong number of {side}s", f"{len(wanted)} blocks", len(kinds))
+        for child, kind in zip(owner.children, wanted, strict=True):
+            if side == "output" or child.input_type != VoidType():
+                child._set_type(side, kind)
+
+
+class Record(Block):
+    """Apply a block to each field of an object, and return the tuple of the results.
+
+    Args:
+        named_children: A dict (sorted by key if the keys have an order; it cannot read a tuple),
+            a list of pairs or an ``OrderedDict`` (in their order), or a tuple (keys 0, 1, …). A
+            key can be a slice.
+
+    Raises:
+        RuntimeError: If the input of an unordered record is a tuple.
+        TypeError: If the number of blocks differs from the number of items of a tuple.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Record({"b": td.Scalar(), "a": td.Scalar("int64")}).eval({"a": 1, "b": 2})
+        (tensor(1), tensor(2.))
+    """
+
+    _input_kinds = _output_kinds = (TupleType, PyObjectType)
+
+    def __init__(self, named_children: Any, name: Any = None) -> None:
+        self._keys, children, self._ordered = fields_of("Record", named_children)
+        self._child_keys = list(map(repr, self._keys))
+        super().__init__(children, name=name)
+
+    def __getitem__(self, key: Any) -> Wire:
+        """Return a wire from the field of a key."""
+        return Wire(self, self._keys.index(key) if key in self._keys else key)
+
+    def _infer(self) -> None:
+        if isinstance(self.input_type, TupleType) and not self._ordered:
+            what, expected = "a record without order reads a tuple", "a tuple or list of pairs"
+            self._fail(what, expected, "a dict", kind=RuntimeError)
+        _share_items(self, "input")
+        _share_items(self, "output")
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        if isinstance(self._known("input"), TupleType):
+            return _emit_all(code, self, value.__getitem__)
+
+        def read(number: int) -> str:
+            return code.fresh(expression=f"{value}[{key_text(code, self._keys[number])}]")
+
+        return _emit_all(code, self, read)
+
+
+for _kind in (dict, list, tuple):
+    conversion.register(_kind, Record)
+
+
+def fields_of(who: str, named: Any) -> tuple[list[Any], list[Any], bool]:
+    """Return keys, blocks, and whether their order is the user's."""
+    is_ordered = isinstance(named, OrderedDict | tuple | list)
+    if isinstance(named, tuple):
+        named = list(enumerate(named))
+    pairs = list(named.items()) if isinstance(named, dict) else named
+    if not isinstance(pairs, list) or any(
+        not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs
+    ):
+        what, expected = f"{who}: not a set of blocks", "{key: block}, [(key, block)] or (block, …)"
+        raise mismatch(TypeError, what, expected, repr(named))
+    if not is_ordered:
+        with suppress(TypeError):  # keys of different types cannot be compared
+            pairs = sorted(pairs, key=lambda pair: (str(type(pair[0])), pair[0]))
+    return [key for key, _ in pairs], [block for _, block in pairs], is_ordered
+
+
+class AllOf(Block):
+    """Apply several blocks to one input, and return the tuple of their results.
+
+    Args:
+        *blocks: What :func:`convert_to_block` takes; without blocks, the output is nothing.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.AllOf(td.Scalar(), td.Scalar("int64")).eval(3)
+        (tensor(3.), tensor(3))
+    """
+
+    def __init__(self, *blocks: Any, name: Any = None) -> None:
+        super().__init__(blocks, output_type=None if blocks else VoidType(), name=name)
+
+    def _infer(self) -> None:
+        if self._children:
+            share(self, "input", self._children)
+            _share_items(self, "output")
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return _emit_all(code, self, lambda _: value) if self._children else "None"
+
+
+class ForwardDeclaration(IOBase):
+    """Declare a block that is defined later, so that it can contain itself.
+
+    Args:
+        input_type: Type of its input, if it cannot be inferred.
+        output_type: Type of its output, if it cannot be inferred.
+        memoize: Evaluate each host object once per example, however often it is reached: for
+            acyclic graphs with shared parts, and for a second pass that reads the results of a
+            first. Objects are compared by identity.
+
+    Raises:
+        ValueError: If it is called or resolved after it was resolved; and, when an example is
+            evaluated, if an object contains itself: at once with ``memoize``, otherwise after a
+            thousand nested calls.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> tree = td.ForwardDeclaration(td.PyObjectType(), td.TensorType(()))
+        >>> pair = td.Map(tree()) >> td.Reduce(td.Function(torch.add))
+        >>> tree.resolve_to(td.OneOf(lambda x: type(x) is list, {True: pair, False: td.Scalar()}))
+        >>> tree.target.eval([[1, 2], 3])
+        tensor(6.)
+    """
+
+    def __init__(
+        self,
+        input_type: Any = None,
+        output_type: Any = None,
+        name: Any = None,
+        *,
+        memoize: bool = False,
+    ) -> None:
+        super().__init__(input_type, output_type, name)
+        self.memoize = memoize
+        self.target: Block | None = None
+
+    def __call__(self) -> Block:
+        """Return a reference to the declared block."""
+        self._check_open("called after it was resolved", "all calls before resolve_to")
+        return _Reference(self)
+
+    def _check_open(self, what: str, expected: str) -> None:
+        if self.target is not None:
+            self._fail(what, expected, repr(self.target), kind=ValueError)
+
+    def resolve_to(self, target_block: Any) -> None:
+        """Define the declared block: anything that :func:`convert_to_block` takes."""
+        self._check_open("resolved twice", "one call of resolve_to")
+        self.target = convert_to_block(target_block)
+        self.target._declaration = self
+        self.target._dependents.append(self)
+        self._dependents.append(self.target)
+        propagate_types(self)
+
+    def _infer(self) -> None:
+        if self.target is not None:
+            self.set_io_types(self.target)
+            self.target.set_io_types(self)
+
+
+class _Reference(Block):
+    """The block that a forward declaration will be resolved to."""
+
+    def __init__(self, declaration: ForwardDeclaration) -> None:
+        super().__init__(name=declaration.name)
+        self._of = declaration
+        declaration._dependents.append(self)
+
+    @property
+    def target(self) -> Block | None:
+        """The declared block."""
+        return self._of.target
+
+    def _infer(self) -> None:
+        self.set_io_types(self._of)
+        self._of.set_io_types(self)
+
+    def _check(self) -> None:
+        if self._of.target is None:
+            what = "the forward declaration was never resolved"
+            self._fail(what, "declaration.resolve_to(block)", repr(self._of))
+        if self._of.memoize and self.input_type != PyObjectType():
+            self._fail("memoize works on host objects only", PyObjectType(), self.input_type)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        target: Any = self._of.target
+        if not self._of.memoize:
+            return code.call(target, value)
+        # Maps the identity of an object to its result; to False while that is being evaluated.
+        memo = code.model.unique(("memo", id(self._of)), code.model.dictionary)
+        result = code.new(self._known("output"))
+        found = code.fresh(expression=f"{memo}.get(id({value}))")
+        with code.inside(f"if {found} is None:"):
+            code.line(f"{memo}[id({value})] = False")
+            called = code.call(target, value)
+            # The object is kept, so that no other object gets its identity.
+            code.line(f"{found} = {memo}[id({value})] = ({packed(called)}, {value})")
+        with code.inside(f"elif {found} is False:"):
+            code.line(f"{code.model.name_of(_fail_in_cycle)}({value})")
+        code.assign(result, f"{found}[0]")
+        return result
+
+    def __repr__(self) -> str:
+        return f"{self._of.name or 'declaration'}()"
+
+
+def _fail_in_cycle(value: Any) -> None:
+    what, expected = "an object contains itself", "a tree or an acyclic graph"
+    raise TraceError(ValueError, what, expected, type(value).__name__)
 
 
 class Optional(Block):
@@ -41,10 +271,11 @@ class Optional(Block):
 
     def _infer(self) -> None:
         some, none = self._children
-        set_inputs([some], PyObjectType())
+        if some.input_type != VoidType():
+            some.set_input_type(PyObjectType())
         if none.input_type != PyObjectType():
             none.set_input_type(VoidType())
-        _share_output(self, self._children)
+        share(self, "output", self._children)
 
     def _emit(self, code: Code, value: Any) -> Any:
         result = code.new(self._known("output"))
@@ -68,7 +299,7 @@ class OneOf(Block):
     Raises:
         ValueError: If there are no cases, or two with equal keys (1 and True are equal).
         TypeError: If ``key_fn`` cannot be called, or the cases are of different types.
-        KeyError: When an example's key is that of no case.
+        KeyError: When no case has the key of an example.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -83,33 +314,30 @@ class OneOf(Block):
     def __init__(
         self, key_fn: Any, case_blocks: Any, pre_block: Any = None, name: Any = None
     ) -> None:
-        pairs, _ = pairs_of("OneOf", case_blocks)
-        self._keys = [key for key, _ in pairs]
-        #: The blocks to choose from, in the order of their keys.
-        self.cases = [convert_to_block(block) for _, block in pairs]
+        self._keys, cases, _ = fields_of("OneOf", case_blocks)
         # Modules fail later, as blocks whose output is not a host object.
         is_block = isinstance(key_fn, Block | nn.Module)
-        self._key = convert_to_block(key_fn) if is_block else InputTransform(key_fn, "key_fn")
-        self._pre = None if pre_block is None else convert_to_block(pre_block)
+        key = key_fn if is_block else InputTransform(key_fn, "key_fn")
+        pre = [] if pre_block is None else [pre_block]
         self._child_keys = [*map(repr, self._keys), "key_fn", "pre_block"]
-        more = [] if self._pre is None else [self._pre]
-        super().__init__([*self.cases, self._key, *more], name=name)
-        if not pairs:
+        super().__init__([*cases, key, *pre], name=name)
+        #: The blocks to choose from, in the order of their keys.
+        self.cases = self._children[: len(cases)]
+        self._key, *more = self._children[len(cases) :]
+        self._pre = more[0] if more else None
+        if not cases:
             self._fail("it has no cases", "at least one case", 0, kind=ValueError)
-        counts = Counter(self._keys)
-        if twice := [repr(key) for key in self._keys if counts[key] > 1]:
-            expected, got = "different keys", ", ".join(twice)
-            self._fail("a key occurs twice", expected, got, kind=ValueError)
+        if twice := repeated_in(self._keys):
+            self._fail("a key occurs twice", "different keys", twice, kind=ValueError)
 
     def _infer(self) -> None:
         self._key.set_output_type(PyObjectType())
-        share_input(self, [self._key, *(self.cases if self._pre is None else [self._pre])])
-        if self._pre is not None:
-            set_inputs(self.cases, self._pre.output_type)
-            for case in self.cases:
-                if case.input_type != VoidType():
-                    self._pre.set_output_type(case.input_type)
-        _share_output(self, self.cases)
+        pre = self._pre
+        share(self, "input", [self._key, *(self.cases if pre is None else [pre])])
+        for case in self.cases:
+            if pre is not None and case.input_type != VoidType():
+                equate((case, "input"), (pre, "output"))
+        share(self, "output", self.cases)
 
     def _emit(self, code: Code, value: Any) -> Any:
         index = emit_index(code, self._keys, packed(code.emit(self._key, value)))
@@ -171,11 +399,9 @@ class Metric(Block):
             self._fail("the metric's name is not a string", "a string", repr(metric_name))
         self.metric_name = metric_name
 
-    def _infer(self) -> None:
-        kind = self.input_type
-        if not isinstance(kind, TupleType):
-            return
-        if len(kind) != 2 or not isinstance(kind[0], TensorType) or kind[1] != PyObjectType():
+    def _output_for(self, kind: ResultType) -> Any:
+        pair = list(kind) if isinstance(kind, TupleType) else [kind, PyObjectType()]
+        if len(pair) != 2 or not isinstance(pair[0], TensorType) or pair[1] != PyObjectType():
             what = "neither a tensor nor a pair of a tensor and a label"
             self._fail(what, "a tensor, or (tensor, object)", kind)
 

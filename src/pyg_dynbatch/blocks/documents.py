@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.control import OneOf
+from pyg_dynbatch.blocks.control import AllOf, ForwardDeclaration, OneOf, Record
 from pyg_dynbatch.blocks.functions import Function, Segment
-from pyg_dynbatch.blocks.indexing import Length
 from pyg_dynbatch.blocks.layers import FC, Embedding
-from pyg_dynbatch.blocks.records import AllOf, ForwardDeclaration, Record
 from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_of
-from pyg_dynbatch.blocks.sequences import Map, Max, Mean, Sum, mean_of
+from pyg_dynbatch.blocks.sequences import Length, Map, Max, Mean, Sum, mean_of
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
@@ -27,7 +25,7 @@ Unknown = Literal["ignore", "refuse"]
 _MISSING = ...
 # Deviations from the mean that a number can have: a typing error must not outweigh the rest.
 _FARTHEST = 10.0
-# Deviation of the initial vectors of categories and pieces of text.
+# Deviation of the initial vectors of categories and pieces of text, of which many are rare.
 _SPREAD = 0.1
 _TOTALS = {"mean": Mean, "max": Max, "sum": Sum}
 
@@ -41,14 +39,14 @@ def from_examples(
 ) -> Block:
     """Infer a block from example documents, which maps a document to a vector.
 
-    Numbers are standardised; whole numbers with at most 100 different values, each seen twice on
+    Numbers are standardized; whole numbers with at most 100 different values, each seen twice on
     average, are categories too. Such strings are categories, others bags of words and trigrams.
     Lists are read out by the mean and maximum of their elements. Missing values and null have
     learned vectors. ``print(block.schema)`` shows what was found.
 
     Args:
         samples: JSON values as :func:`json.loads` returns them.
-        width: Length of the vector, and of those of all parts of a document.
+        width: Length of the vector, and of the vectors of all parts of a document.
         overrides: A choice by path, instead of the inferred one: ``"number"``, ``"categories"``,
             ``"text"``; for lists ``"mean"``, ``"max"``, ``"sum"``, or several joined by ``+``;
             ``"ignore"``; in recursive documents ``"like PATH"``, for values that have the form of
@@ -131,9 +129,8 @@ class _Builder:
         """Return a block that distinguishes the kinds of values."""
         # A method per kind, whose parameters are the encoding in the schema.
         cases = {kind: getattr(self, f"_{kind}")(**how) for kind, how in node.kinds.items()}
-        return OneOf(
-            partial(_case_of, frozenset(cases)), {**cases, "": self._null()}, name=node.path
-        )
+        case_of = partial(_case_of, frozenset(cases))
+        return OneOf(case_of, {**cases, "": self._null()}, name=node.path)
 
     def _null(self) -> Block:
         # Zeros are the mean of numbers, and of categories at first.
@@ -151,7 +148,7 @@ class _Builder:
     ) -> Block:
         parts = [] if categories is None else [self._category(categories)]
         if deviation:
-            scaled = InputTransform(partial(_standardised, mean, deviation)) >> Vector(1)
+            scaled = InputTransform(partial(_standardized, mean, deviation)) >> Vector(1)
             parts.append(scaled >> nn.Linear(1, self.width, bias=False))
         return parts[0] if len(parts) == 1 else AllOf(*parts) >> Function(torch.add)
 
@@ -176,8 +173,8 @@ class _Builder:
 
 
 class _MeanOfRows(nn.Embedding):
-    def __init__(self, rows: int, width: int) -> None:
-        super().__init__(rows, width, _weight=_small(torch.empty(rows, width)))
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=_SPREAD)
 
     def forward(self, ragged: Any) -> Tensor:
         return mean_of(ragged._replace(rows=super().forward(ragged.rows)))
@@ -192,7 +189,7 @@ def _values_of(keys: tuple[str, ...], value: Mapping[str, Any]) -> list[Any]:
     return [value.get(key, _MISSING) for key in keys]
 
 
-def _standardised(mean: float, deviation: float, value: Any) -> list[float]:
+def _standardized(mean: float, deviation: float, value: Any) -> list[float]:
     return [min(max((value - mean) / deviation, -_FARTHEST), _FARTHEST)]
 
 
@@ -208,11 +205,6 @@ def _pieces_of(buckets: int, text: str) -> list[int]:
     return [zlib.crc32(piece) % buckets for piece in pieces]
 
 
-def _small(table: Tensor) -> Tensor:
-    """Fill a table of vectors, which rare values must not fill with noise."""
-    return nn.init.normal_(table, std=_SPREAD)
-
-
 def _first_row_zero(table: Tensor) -> Tensor:
-    _small(table)[0] = 0.0
+    nn.init.normal_(table, std=_SPREAD)[0] = 0.0
     return table

@@ -1,14 +1,12 @@
 """Show a block with the types on its wires, its schedule, and the calls of one example."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import CompiledSource
-from pyg_dynbatch.blocks.tracing import Traced, merge_traced
 from pyg_dynbatch.core.operation import Ragged
-from pyg_dynbatch.core.program import RESULT
+from pyg_dynbatch.core.recording import INPUT, Recording, records_of
 from pyg_dynbatch.core.steps import Steps
 
 
@@ -41,49 +39,47 @@ def drawing_of(block: Block) -> str:
     return "\n".join(lines)
 
 
-def explained(source: CompiledSource, traced: Traced) -> list[str]:
-    """List the calls of a traced example; see :meth:`Compiler.explain`."""
-    merged, site = merge_traced(source, [traced])
-    # The values read by each argument of each call: several if it is ragged.
-    values: dict[tuple[int, int], list[str]] = defaultdict(list)
-    reads = zip(merged.read_call, merged.read_argument, merged.read_value, strict=True)
-    for call, argument, value in reads:
-        values[int(call), int(argument)].append(_value_text(merged, int(value)))
-    lines = []
-    for call, number in enumerate(merged.call_signature):
-        signature, texts = source.signatures[number], []
-        for argument, wanted in enumerate(signature.inputs):
-            mine = values[call, argument]
-            texts.append(f"[{', '.join(mine)}]" if isinstance(wanted, Ragged) else mine[0])
-        path = source.sites[site[call]].path
-        lines.append(f"call {call}: {signature.name}({', '.join(texts)})  {path}")
+def explained(source: CompiledSource, recording: Recording) -> list[str]:
+    """List the calls of a recorded example; see :meth:`Compiler.explain`."""
+    text, lines, constants = dict[int, str](), list[str](), Counter[int]()
+    records = list(records_of(recording.sites, recording.code))
+    used = {value for record in records for values in record.arguments for value in values}
+    used.update(*(values.tolist() for values in recording.outputs.values()))
+    for begin, number, arguments, _ in records:
+        kind, results, signature = recording.sites[number]
+        if signature is None:
+            if kind == INPUT:
+                text[begin] = f"row {arguments[0][0]}"
+            else:
+                row = recording.constants_of(number)[0][constants[number]].tolist()
+                constants[number] += 1
+                text[begin] = str(row) if len(str(row)) <= 20 else f"{str(row)[:17]}..."
+            continue
+        if not arguments and begin not in used:
+            continue
+        name = f"call {len(lines)}"
+        for slot in range(len(results)):
+            text[begin + slot] = name + (f".{slot}" if len(results) > 1 else "")
+        texts = [
+            f"[{', '.join(map(text.get, values))}]"  # type: ignore[arg-type]
+            if isinstance(wanted, Ragged) else text[values[0]]
+            for wanted, values in zip(signature.inputs, arguments, strict=True)
+        ]  # fmt: skip
+        lines.append(f"{name}: {signature.name}({', '.join(texts)})  {source.sites[number].path}")
     return lines
-
-
-def _value_text(merged: Any, value: int) -> str:
-    kind, place = int(merged.value_kind[value]), int(merged.value_index[value])
-    if kind == RESULT:
-        slot = int(merged.value_slot[value])
-        several = len(merged.signatures[merged.call_signature[place]].outputs) > 1
-        return f"call {place}" + (f".{slot}" if several else "")
-    (constants,) = merged.constant_rows(int(merged.value_type[value])) or (None,)
-    if constants is None:
-        return f"row {place}"
-    text = str(constants[place].tolist())
-    return text if len(text) <= 20 else f"{text[:17]}..."
 
 
 def schedule_text(schedule: Steps, width: int = 40) -> str:
     """Draw a schedule: one line per step, as long as the step has rows.
 
     Args:
-        schedule: For instance ``compiler.collate(examples).schedule``.
+        schedule: For instance ``compiler.collate(examples)``.
         width: Length of the longest bar.
 
     Example:
         >>> from pyg_dynbatch import blocks as td
         >>> compiler = td.Compiler.create(td.Map(td.Scalar()) >> td.Sum())
-        >>> print(schedule_text(compiler.collate([[1.0, 2.0], [3.0, 4.0]]).schedule))
+        >>> print(schedule_text(compiler.collate([[1.0, 2.0], [3.0, 4.0]])))
         step 0  sum  ████████████████████████████████████████ 2
     """
     names = [schedule.signatures[step.operation].name for step in schedule.steps]

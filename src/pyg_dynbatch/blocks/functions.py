@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, flattened, packed
+from pyg_dynbatch.blocks.layers import type_of_rows
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     IOBase,
@@ -28,8 +29,8 @@ from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, Ne
 from pyg_dynbatch.core.operation import Ragged, row_type_of
 from pyg_dynbatch.core.shadow import (
     draw,
-    draw_rows,
     draws_on_host,
+    make_extreme,
     module_of,
     set_mode,
     shadow,
@@ -74,7 +75,11 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
                 found.append(set_mode(shadow(called), False)(*spread))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
-    return _type_of(block, input_type, *found)
+    problems = list(map(_problem_with, *map(flattened, found)))
+    if any(problems) or not problems:
+        got = next(filter(None, problems), "nothing, where tensors were expected")
+        _fail_to_infer(block, input_type, got)
+    return type_of_rows(found[0])
 
 
 def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
@@ -82,36 +87,29 @@ def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
-def _rows_of_zeros(input_type: ResultType, rows: int, like: Tensor) -> Any:
-    if isinstance(input_type, TupleType):
-        return tuple(_rows_of_zeros(item, rows, like) for item in input_type)
-    if isinstance(input_type, SequenceType):
-        # Two elements for every example.
-        nested = _rows_of_zeros(input_type.element_type, 2 * rows, like)
-        segment_ids = torch.arange(rows, device=like.device).repeat_interleave(2)
-        return RaggedRows(nested, segment_ids, rows)
-    (kind,) = (k for k in input_type.terminal_types() if isinstance(k, TensorType))
-    return torch.zeros((rows, *kind.shape), dtype=kind.torch_dtype, device=like.device)
+def _rows_of_zeros(input_type: ResultType, num_rows: int, like: Tensor) -> Any:
+    """Rows of zeros, with two elements of each sequence for every row."""
+    segment_ids = torch.arange(num_rows, device=like.device).repeat_interleave(2)
+
+    def zeros(kind: Any) -> Any:
+        row: Any = row_type_of(kind)
+        size = 2 * num_rows if isinstance(kind, Ragged) else num_rows
+        rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=like.device)
+        return RaggedRows(rows, segment_ids, num_rows) if isinstance(kind, Ragged) else rows
+
+    return nest_rows(input_type, map(zeros, tensors_in(input_type)))
 
 
-def _type_of(block: Block, input_type: ResultType, two: Any, three: Any) -> ResultType:
-    problem = ""
-    if isinstance(two, tuple | list):
-        if flattened(two):
-            pairs = zip(two, three, strict=True)
-            return TupleType(*(_type_of(block, input_type, *pair) for pair in pairs))
-        problem = "nothing, where tensors were expected"
-    elif not isinstance(two, Tensor):
-        problem = f"{type(two).__name__}, which is not a tensor"
-    elif two.dim() == 0:
-        problem = "a scalar, without a batch axis"
-    elif (two.size(0), three.size(0)) != (2, 3):
-        problem = f"{two.size(0)} and {three.size(0)} rows for 2 and 3 rows"
-    elif two.shape[1:] != three.shape[1:]:
-        problem = f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
-    if problem:
-        _fail_to_infer(block, input_type, problem)
-    return TensorType(tuple(two.shape[1:]), two.dtype)
+def _problem_with(two: Any, three: Any) -> str:
+    """Describe why results for two and for three rows are no batches of rows of one type."""
+    if not isinstance(two, Tensor):
+        return f"{type(two).__name__}, which is not a tensor"
+    if two.dim() == 0:
+        return "a scalar, without a batch axis"
+    if (two.size(0), three.size(0)) != (2, 3):
+        return f"{two.size(0)} and {three.size(0)} rows for 2 and 3 rows"
+    is_equal = two.shape[1:] == three.shape[1:]
+    return "" if is_equal else f"rows of {list(two.shape[1:])} and of {list(three.shape[1:])}"
 
 
 def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType) -> bool:
@@ -122,20 +120,19 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
     with undisturbed(device):
         for training in (True, False) if owner else (False,):
 
-            def function(fresh: bool, single: bool = False, training: bool = training) -> Called:
+            def function(fresh: bool, single: bool = False, training: bool = training) -> nn.Module:
                 copied = set_mode(shadow(called, fresh), training)
-                whole = Called(copied, input_type)
+                whole = NestedCall(copied, input_type)
                 return whole.float() if single else whole
 
             if got := row_law.normalizes_over_rows(function(False)):
                 block._fail(row_law.NORMALIZES, got=got, hint=row_law.OTHER_NORMS)
             try:
-                judged = _judge_ragged if _is_ragged(input_type) else _judge_fixed
                 given = input_type, device, random and training, failed
-                draws, is_right = judged(function, *given)
+                draws, is_right = _judge(function, *given)
                 if failed and owner:  # perhaps converted to double precision since it got a type
                     failed.clear()
-                    draws, is_right = judged(partial(function, single=True), *given)
+                    draws, is_right = _judge(partial(function, single=True), *given)
             except NeedsPython as error:
                 expected = "functions of torch that return tensors"
                 hint = "torch.where(condition, a, b) or torch.rand; td.OneOf to decide by the input"
@@ -153,62 +150,112 @@ def judge_rows(block: Block, called: Callable[..., Any], input_type: ResultType)
                 block._fail("its function mixes the rows of a batch", expected, got, hint=hint)
     if failed:
         what = "Function: whether rows depend on each other cannot be checked"
-        got, where = f"an error on random rows: {failed[0]}", f"block {block._path()}"
-        warnings.warn(
-            mismatch_text(what, "a function of each row by itself", got, where=where), stacklevel=2
-        )
+        expected, got = "a function of each row by itself", f"an error on random rows: {failed[0]}"
+        text = mismatch_text(what, expected, got, where=f"block {block._path()}")
+        warnings.warn(text, stacklevel=2)
     return random
 
 
-def _is_ragged(input_type: ResultType) -> bool:
-    return any(isinstance(kind, Ragged) for kind in tensors_in(input_type))
+class _ThreeCalls:
+    """Run a function on random rows of some of three calls; ragged arguments have several each."""
+
+    def __init__(self, function: Callable[..., Any], kinds: list[Any], device: Any) -> None:
+        self.kinds = sorted(kinds, key=lambda kind: isinstance(kind, Ragged))
+        self.is_ragged = any(isinstance(kind, Ragged) for kind in kinds)
+        self.lengths = (2, 1, 3) if self.is_ragged else (1, 1, 1)
+        self.function, self.device = function, device
+
+    def draw(self, attempt: int, most: int) -> list[list[Tensor]]:
+        """Draw the rows of each call for each argument; integers can be small indices."""
+        values = []
+        for kind in self.kinds:
+            row: Any = row_type_of(kind)
+            lengths = self.lengths if isinstance(kind, Ragged) else (1, 1, 1)
+            number = attempt if has_gradient(row.dtype) else 1
+            drawn = [draw((n, *row.shape), row.dtype, self.device, number, most) for n in lengths]
+            values.append(drawn)
+        return values
+
+    def __call__(self, values: list[list[Tensor]], calls: Sequence[int] = (0, 1, 2)) -> Any:
+        """Run the function on the rows of some calls."""
+        ids = torch.arange(len(calls), device=self.device)
+        lengths = torch.tensor([self.lengths[n] for n in calls], device=self.device)
+        rows = (torch.cat([value[n] for n in calls]) for value in values)
+        return self.function(*(
+            RaggedRows(row, ids.repeat_interleave(lengths), len(calls))
+            if isinstance(kind, Ragged) else row for kind, row in zip(self.kinds, rows, strict=True)
+        ))  # fmt: skip
 
 
-def _check_host(run: Callable[[], object]) -> None:
-    drawn = False
-    with suppress(Exception):  # it may not take these rows
-        drawn = draws_on_host(run)
-    if drawn:
-        raise NeedsPython("it draws numbers of Python or NumPy, or seeds a generator")
+# The distribution of rows, by what a call is multiplied, and the bound of integers, which can be
+# indices of a small table. The rows of one call are beyond all numbers with which the function may
+# compare them, first by far, then by so little that a result of one more is seen: the last call,
+# since running sums lose the digits of what follows huge rows.
+_DRAWS = (0, 0.0, 3), (3, 0.0, 3), (0, 1e4, 2), (0, -1e4, 1), (0, 3.0, 1), (0, -3.0, 1), (0, 0.0, 1)
 
 
-def _judge_fixed(
+def _judge(
     make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
 ) -> tuple[bool, bool]:
     """Return whether a function draws random numbers, and whether it obeys the row law."""
-    kinds, function, verdict = tensors_in(input_type), make(False), None
-    with suppress(ChangesArgument):  # refused when it is run
+    # With parameters drawn anew.
+    run, errors, scale = _ThreeCalls(make(True), tensors_in(input_type), device), [], 0.0
+    for attempt, factor, most in _DRAWS:
+        values, others = run.draw(attempt, most), run.draw(attempt, most)
+        for value in values if scale else ():
+            if has_gradient(value[-1].dtype):
+                value[-1].copy_(1 + value[-1].abs())
+            make_extreme(value[-1], factor * scale)
         try:
-            rows = draw_rows(lambda rows: function(*rows), kinds, device)
+            whole = run(values)
         except Exception as error:  # noqa: BLE001 - part of the warning
-            failed.append(error)
-            return draws, True
+            errors.append(error)
+            continue
         try:
-            function(*(row[:1].clone() for row in rows))
+            ones = [run(values, [n]) for n in range(3)]
         except Exception as error:  # noqa: BLE001 - part of the message
             failed.append(error)
             return draws, False
-        _check_host(lambda: function(*rows))
-        try:
-            draws |= any(call.random for call in listed(function, rows)[0].calls)
-            verdict = row_law.judge(function, rows, batched=True)
-        except NeedsPython:
-            if not draws:  # else it may read what it draws
-                raise
-        fresh = row_law.flat(make(True))
-        if verdict is None and draws:
-            columns = [[row[n : n + 1] for n in range(3)] for row in rows]
-            others = [[*column[1:], column[0]] for column in columns]
-            run = lambda values: fresh([*map(torch.cat, values)])  # noqa: E731
-            verdict = _is_independent(run, columns, others)
-        elif verdict is None:
-            operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in kinds]
-            check = row_law.Check(operands, device, batched=True, in_python=True)
-            verdict = row_law.obeys(fresh, fresh, 3, check) != []
-    return draws, verdict is not False
+        if not scale:
+            if draws_on_host(partial(run, values)):
+                raise NeedsPython("it draws numbers of Python or NumPy, or seeds a generator")
+            with suppress(Exception), Listing([]) as listing:  # it may read values
+                run(values)
+            scale = row_law.largest(listing.calls)
+            if not run.is_ragged:
+                draws, verdict = _judge_by_listing(make, run, values, draws)
+                if verdict is not None:
+                    return draws, verdict
+        draws |= not row_law.agree(whole, run(values))
+        parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
+        if not (_is_independent(run, values, others) if draws else row_law.agree(ones, parts)):
+            return draws, False
+    failed += errors[:1] if len(errors) == len(_DRAWS) else []
+    return draws, True
 
 
-def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: list[Any]) -> bool:
+def _judge_by_listing(
+    make: Any, run: _ThreeCalls, values: list[list[Tensor]], draws: bool
+) -> tuple[bool, bool | None]:
+    """Judge a function of plain rows by the functions of torch that it calls; None if it draws."""
+    rows, function, verdict = [torch.cat(value) for value in values], make(False), None
+    try:
+        draws |= any(call.random for call in listed(function, rows)[0].calls)
+        verdict = row_law.judge(function, rows, batched=True)
+    except ChangesArgument:
+        return draws, True  # refused when it is run
+    except NeedsPython:
+        if not draws:  # else it may read what it draws
+            raise
+    if verdict is None and not draws:
+        operands = [row_law.Operand(kind.shape, kind.dtype, True) for kind in run.kinds]
+        check = row_law.Check(operands, run.device, batched=True, in_python=True)
+        fresh = row_law.flat(run.function)
+        verdict = row_law.obeys(fresh, fresh, 3, check) != []
+    return draws, verdict
+
+
+def _is_independent(run: _ThreeCalls, values: list[Any], others: list[Any]) -> bool:
     """Return whether, with the same random numbers, no call depends on the first or the last."""
     for changed, kept in ((0, 2), (2, 0)):
         mixed = [list(column) for column in values]
@@ -223,90 +270,12 @@ def _is_independent(run: Callable[[list[Any]], Any], values: list[Any], others: 
     return True
 
 
-_LENGTHS = (2, 1, 3)  # of the sequences of three calls
-_FACTORS = (0.0, 3), (1e4, 2), (-1e4, 1), (3.0, 1), (-3.0, 1), (0.0, 1)
-
-
-def _drawn(kind: Any, length: int, device: torch.device, most: int) -> Tensor:
-    row: Any = row_type_of(kind)
-    shape = (length if isinstance(kind, Ragged) else 1, *row.shape)
-    return draw(shape, row.dtype, device, int(not has_gradient(row.dtype)), most)
-
-
-def _make_extreme(rows: Tensor, factor: float) -> None:
-    """Make rows huge or zero; integers, which can be indices, zero or as they are."""
-    if factor == 0:
-        rows.zero_()
-    elif has_gradient(rows.dtype):
-        limit = torch.finfo(rows.dtype).max / 100  # so that sums are finite
-        rows.copy_((1 + rows.abs()) * max(-limit, min(factor, limit)))
-    elif rows.dtype == torch.bool:
-        rows.fill_(factor > 0)
-
-
-def _judge_ragged(
-    make: Any, input_type: ResultType, device: torch.device, draws: bool, failed: list[Exception]
-) -> tuple[bool, bool]:
-    """Compare all calls with each call by itself, with parameters drawn anew."""
-    kinds = sorted(tensors_in(input_type), key=lambda kind: isinstance(kind, Ragged))
-    function = make(True)
-
-    def run(values: list[Any], calls: Sequence[int]) -> Any:
-        ids = torch.arange(len(calls), device=device)
-        ids = ids.repeat_interleave(torch.tensor([_LENGTHS[n] for n in calls], device=device))
-        return function(*(
-            RaggedRows(torch.cat([value[n] for n in calls]), ids, len(calls))
-            if isinstance(kind, Ragged) else torch.cat([value[n] for n in calls])
-            for kind, value in zip(kinds, values, strict=True)
-        ))  # fmt: skip
-
-    errors, scale = [], 0.0  # no scale before the first draw
-    # Integers can be indices of a small table. The rows of one call are beyond all numbers with
-    # which the function may compare them, first by far, then by so little that a result of one
-    # more is seen: the last call, since running sums lose the digits of what follows huge rows.
-    for factor, most in _FACTORS:
-        values, others = (
-            [[_drawn(kind, length, device, most) for length in _LENGTHS] for kind in kinds]
-            for _ in range(2)
-        )
-        for value in values if scale else ():
-            _make_extreme(value[-1], factor * scale)
-        if not scale:
-            with suppress(Exception), Listing([]) as listing:  # it may read values
-                run(values, range(3))
-            scale = row_law.largest(listing.calls)
-            _check_host(partial(run, values, range(3)))
-        try:
-            whole, again = run(values, range(3)), run(values, range(3))
-        except Exception as error:  # noqa: BLE001 - part of the warning
-            errors.append(error)
-            continue
-        try:
-            ones = [run(values, [n]) for n in range(3)]
-        except Exception as error:  # noqa: BLE001 - part of the message
-            failed.append(error)
-            return draws, False
-        draws |= not row_law.agree(whole, again)
-        parts = [tree_map_only(Tensor, itemgetter(slice(n, n + 1)), whole) for n in range(3)]
-        if draws:
-            is_right = _is_independent(lambda given: run(given, range(3)), values, others)
-        else:
-            is_right = all(map(row_law.agree, ones, parts))
-        if not is_right:
-            return draws, False
-    failed += errors[:1] if len(errors) == len(_FACTORS) else []
-    return draws, True
-
-
-class Called(nn.Module):
+class NestedCall(nn.Module):
     """Call a function with arguments nested as in the input type of its block."""
 
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         super().__init__()
-        self.called = called
-        self.input_type = input_type
-        items = input_type if isinstance(input_type, TupleType) else [input_type]
-        self._is_flat = all(isinstance(item, TensorType) for item in items)
+        self.called, self.input_type = called, input_type
         # The argument of each tensor in the type, since operations take ragged rows last.
         tensors = tensors_in(input_type)
         order = sorted(range(len(tensors)), key=lambda n: isinstance(tensors[n], Ragged))
@@ -317,15 +286,9 @@ class Called(nn.Module):
 
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
-        if self._is_flat:
-            results = self.called(*rows)
-        else:
-            nested = nest_rows(self.input_type, (rows[number] for number in self._order))
-            is_tuple = isinstance(self.input_type, TupleType)
-            results = self.called(*nested) if is_tuple else self.called(nested)
-        if isinstance(results, Tensor):
-            return results
-        found = tuple(flattened(results))
+        nested = nest_rows(self.input_type, (rows[number] for number in self._order))
+        is_tuple = isinstance(self.input_type, TupleType)
+        found = tuple(flattened(self.called(*nested) if is_tuple else self.called(nested)))
         return found if len(found) > 1 else found[0]
 
 
@@ -337,7 +300,7 @@ def tensors_in(kind: ResultType, ragged: bool = False) -> list[Any]:
     return [found for part in kind._inside() for found in tensors_in(part, ragged)]
 
 
-def record(
+def emit_call(
     code: Code,
     called: Callable[..., Any],
     input_type: ResultType,
@@ -355,43 +318,37 @@ def record(
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
-        module = code.model.unique(key, lambda: Called(called, input_type))
-    outputs = tensors_in(output_type)
-    signature = code.model.signature(module, inputs, outputs, name, random)
-    fixed, rows = _arguments(code, input_type, value)
-    return output_type.unflatten(code.record_call(signature, fixed, rows, once=once), None)
+        module = code.model.unique(key, lambda: NestedCall(called, input_type))
+    signature = code.model.signature(module, inputs, tensors_in(output_type), name, random)
+    fixed, ragged = _arguments(code, input_type, value)
+    return output_type.unflatten(code.record_call(signature, fixed, ragged, once=once), None)
 
 
-def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], str]:
-    """The values of the fixed arguments, and an expression for the rows of the ragged ones."""
+def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], list[str]]:
+    """The values of the fixed arguments, and expressions for lists of those of the ragged ones."""
     if isinstance(input_type, SequenceType) and not isinstance(input_type, BroadcastSequenceType):
         element = code.new(input_type.element_type, "e", varying=True)
         if isinstance(element, str):
-            return [], value
-        flat, rows = ", ".join(flattened(element)), code.fresh("s")
-        code.line(f"{rows} = [r for {packed(element)} in {value} for r in ({flat},)]")
-        return [], rows
+            return [], [value]
+        of_parts = [f"[{part} for {packed(element)} in {value}]" for part in flattened(element)]
+        return [], [code.fresh("s", part) for part in of_parts]
     if isinstance(input_type, TupleType):
-        fixed: list[str] = []
-        rows = ""
-        for item, part in zip(input_type, value, strict=True):
-            more, found = _arguments(code, item, part)
-            fixed += more
-            rows = rows or found
-        return fixed, rows
-    return ([value] if isinstance(input_type, TensorType) else []), ""
+        found = [_arguments(code, *pair) for pair in zip(input_type, value, strict=True)]
+        fixed, ragged = (
+            [one for some in side for one in some] for side in zip(*found, strict=True)
+        )
+        return fixed, ragged
+    return ([value] if isinstance(input_type, TensorType) else []), []
 
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
     """Raise an error if an input does not consist of tensors (and one sequence, if allowed)."""
     kinds = list(input_type.walk())
-    for kind in kinds:
-        if not (
-            isinstance(kind, TensorType | TupleType) or (type(kind) is SequenceType and sequences)
-        ):
-            expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
-            hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
-            block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
+    allowed = {TensorType, TupleType, *([SequenceType] if sequences else [])}
+    if not {type(kind) for kind in kinds} <= allowed:
+        expected = "a tensor or a tuple of tensors" + ", and a sequence" * sequences
+        hint = "td.Scalar(), td.Vector(n) or td.Tensor(shape) in front of it"
+        block._fail("the input does not consist of tensors", expected, input_type, hint=hint)
     if not input_type.terminal_types():
         block._fail("the input contains no tensors", "at least one tensor", input_type)
     if sum(isinstance(kind, SequenceType) for kind in kinds) > 1:
@@ -425,9 +382,7 @@ class Function(Block):
 
     def __init__(self, tf_fn: Any, name: Any = None, infer_output_type: bool = True) -> None:
         super().__init__(name=name)
-        if not callable(tf_fn):
-            expected = "a function or module on batched tensors"
-            self._fail("tf_fn cannot be called", expected, repr(tf_fn))
+        self._check_callable("tf_fn", tf_fn, "a function or module on batched tensors")
         self.tf_fn, self._infers = tf_fn, infer_output_type
         self._draws: bool | None = None  # random numbers; found out when it is compiled
         # A layer has an input and an output type, too.
@@ -456,7 +411,7 @@ class Function(Block):
         if size := getattr(self._layer, "index_size", None):
             code.bound_data(value, size)
         random = self._draws or None  # also if an attribute says so
-        return record(code, self.tf_fn, *types, value, name=self._name, random=random)
+        return emit_call(code, self.tf_fn, *types, value, name=self.name, random=random)
 
 
 conversion.register(nn.Module, Function)

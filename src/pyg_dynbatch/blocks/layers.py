@@ -1,6 +1,8 @@
-"""Layers: named modules with types, among them those of Fold: FC, Embedding, FractalNet."""
+"""Layers: named modules with types, such as FC, Embedding and FractalNet of TensorFlow Fold."""
 
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +70,7 @@ class Layer(IOBase, nn.Module):
         """Compute batched rows; the first call creates the parameters."""
         if not (self._is_built and self._fits(rows)):
             # This raises an error if a different type is known already.
-            self.build(_type_of_rows(rows[0] if len(rows) == 1 else rows))
+            self.build(type_of_rows(rows[0] if len(rows) == 1 else rows))
         return self._process(*rows)
 
     def _fits(self, rows: tuple[Any, ...]) -> bool:
@@ -79,17 +81,18 @@ class Layer(IOBase, nn.Module):
         if len(rows) != 1 or not isinstance(rows[0], Tensor) or rows[0].shape[1:] != kind.shape:
             return False
         found, wanted = rows[0].dtype, kind.torch_dtype
-        if found is not wanted and found.is_floating_point and wanted.is_floating_point:
-            check_precision(self._label(), rows[0], self)
-            return True
-        return found is wanted
+        if found is wanted or not (found.is_floating_point and wanted.is_floating_point):
+            return found is wanted
+        check_precision(self._label(), rows[0], self)
+        return True
 
     __rshift__, __rrshift__, reads = Block.__rshift__, Block.__rrshift__, Block.reads
 
 
-def _type_of_rows(rows: Any) -> ResultType:
+def type_of_rows(rows: Any) -> ResultType:
+    """Return the type of batched rows, without their first axis."""
     if isinstance(rows, tuple | list):
-        return TupleType(*map(_type_of_rows, rows))
+        return TupleType(*map(type_of_rows, rows))
     if not isinstance(rows, Tensor):
         what = "Layer: called with something else than batched tensors"
         expected = "tensors, first axis one row per example, or tuples of them"
@@ -129,21 +132,17 @@ class ScopedLayer(Layer):
 
     def __init__(self, layer_fn: Any, name_or_scope: Any = None) -> None:
         super().__init__(name_or_scope=name_or_scope)
-        if not callable(layer_fn):
-            expected = "a function or module on batched tensors"
-            self._fail("layer_fn cannot be called", expected, repr(layer_fn))
+        self._check_callable("layer_fn", layer_fn, "a function or module on batched tensors")
         self.layer_fn = layer_fn
         self._is_cell = isinstance(layer_fn, nn.RNNCellBase)
 
     @property
     def state_size(self) -> Any:
         """Size of the state of a recurrent cell; of other modules their ``state_size``."""
-        return self._state(self.output_size) or getattr(self.layer_fn, "state_size", None)
-
-    def _state(self, part: Any) -> Any:
-        """The state of a recurrent cell from one part of it; None for other modules."""
-        is_lstm = isinstance(self.layer_fn, nn.LSTMCell)
-        return ((part, part) if is_lstm else part) if self._is_cell else None
+        size = self.output_size
+        if isinstance(self.layer_fn, nn.LSTMCell):
+            return size, size
+        return size if self._is_cell else getattr(self.layer_fn, "state_size", None)
 
     @property
     def output_size(self) -> Any:
@@ -154,7 +153,8 @@ class ScopedLayer(Layer):
     def state_type(self) -> ResultType | None:
         """Type of the state of a recurrent cell, if it is known."""
         if self._is_cell:
-            return convert_to_type(self._state([self.output_size, self.layer_fn.weight_hh.dtype]))
+            part = TensorType(self.output_size, self.layer_fn.weight_hh.dtype)
+            return TupleType(part, part) if isinstance(self.state_size, tuple) else part
         return None if self.state_size is None else convert_to_type(self.state_size)
 
     def _process(self, *rows: Any) -> Any:
@@ -164,7 +164,7 @@ class ScopedLayer(Layer):
         return (after[0] if isinstance(after, tuple) else after), after
 
 
-_scopes: dict[str, int] = {}
+_scopes: Counter[str] = Counter()
 
 
 def create_variable_scope(name: str) -> str:
@@ -177,9 +177,8 @@ def create_variable_scope(name: str) -> str:
     if not isinstance(name, str) or not name:
         kind = ValueError if isinstance(name, str) else TypeError
         raise mismatch(kind, "create_variable_scope: no name", "a string", repr(name))
-    number = _scopes.get(name, 0)
-    _scopes[name] = number + 1
-    return f"{name}_{number}" if number else name
+    _scopes[name] += 1
+    return f"{name}_{_scopes[name] - 1}" if _scopes[name] > 1 else name
 
 
 def _probability(name: str, keep: Any) -> float:
@@ -196,14 +195,13 @@ def unit_scaling(activation: Any) -> float | None:
     return {"relu": 1.43, "relu6": 1.43, "tanh": 1.15}.get(name)
 
 
-def _initial(who: str, table: Tensor, initializer: Any) -> Tensor:
-    """Return the initial values of a weight, given as such or by a function."""
-    given = initializer
-    if callable(initializer):
-        # Entries that the function does not fill stay NaN.
-        given = initializer(table.fill_(float("nan")))
-        given = table if given is None else given
-    values = torch.as_tensor(given).detach().to(table, copy=True)
+def _initial(who: str, table: Tensor, initializer: Any, bound: float) -> Tensor:
+    """Return the initial values of a weight, given as such or by a function; uniform for None."""
+    if initializer is None:
+        return nn.init.uniform_(table, -bound, bound)
+    # Entries that a function does not fill stay NaN.
+    given = initializer(table.fill_(float("nan"))) if callable(initializer) else initializer
+    values = torch.as_tensor(table if given is None else given).detach().to(table, copy=True)
     if values.shape != table.shape:
         what = f"{who}: the initial weights have a different shape"
         raise mismatch(ValueError, what, list(table.shape), list(values.shape))
@@ -237,7 +235,7 @@ class FC(TensorToTensorLayer):
         ValueError: If a probability is out of range, or the initial weights do not fit.
 
     Reference:
-        Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalisation).
+        Salimans and Kingma (2016), arXiv:1602.07868, equation 2 (weight normalization).
 
     Example:
         >>> from pyg_dynbatch import blocks as td
@@ -268,16 +266,12 @@ class FC(TensorToTensorLayer):
     def _create(self, input_type: Any) -> None:
         if input_type.dtype != "float32" or len(input_type.shape) != 1:
             self._fail("a wrong input type", "a float32 vector", input_type)
-        weight = torch.empty(self.output_size, input_type.shape[0])
+        table, initializer = torch.empty(self.output_size, input_type.shape[0]), self.initializer
         scale = unit_scaling(self.activation)
-        if self.initializer is not None:
-            weight = _initial(self._label(), weight, self.initializer)
-        elif scale is None:
-            nn.init.trunc_normal_(weight, std=0.01, a=-0.02, b=0.02)
-        else:
-            bound = scale * (3.0 / max(1, input_type.shape[0])) ** 0.5
-            nn.init.uniform_(weight, -bound, bound)
-        self.weight = nn.Parameter(weight)
+        if scale is None and initializer is None:
+            initializer = partial(nn.init.trunc_normal_, std=0.01, a=-0.02, b=0.02)
+        bound = (scale or 1.0) * (3.0 / max(1, input_type.shape[0])) ** 0.5
+        self.weight = nn.Parameter(_initial(self._label(), table, initializer, bound))
         self.bias = nn.Parameter(torch.zeros(self.output_size))
         if self.weight_norm:
             self.scales = nn.Parameter(torch.ones(self.output_size))
@@ -351,12 +345,8 @@ class Embedding(TensorToTensorLayer):
         self.mod_inputs = mod_inputs
         # Indices must be below it.
         self.index_size = None if mod_inputs else num_buckets
-        table = torch.empty(num_buckets, num_units_out)
-        if initializer is None:
-            bound = (3.0 / num_units_out) ** 0.5
-            nn.init.uniform_(table, -bound, bound)
-        else:
-            table = _initial(self._label(), table, initializer)
+        table, bound = torch.empty(num_buckets, num_units_out), (3.0 / num_units_out) ** 0.5
+        table = _initial(self._label(), table, initializer, bound)
         self.weight = nn.Parameter(table, requires_grad=trainable)
 
     @property
@@ -375,10 +365,9 @@ class Embedding(TensorToTensorLayer):
         try:
             return nn.functional.embedding(index, self.weight)
         except IndexError:
-            wrong, last = index[(index < 0) | (index >= len(self.weight))], len(self.weight) - 1
-            expected = f"from 0 to {last}"
-            what = "the index of a vector is out of range"
-            self._fail(what, expected, int(wrong[0]), kind=IndexError)
+            what, last = "the index of a vector is out of range", len(self.weight) - 1
+            wrong = index[(index < 0) | (index > last)]
+            self._fail(what, f"from 0 to {last}", int(wrong[0]), kind=IndexError)
 
 
 def mean_of_two(a: Tensor, b: Tensor) -> Tensor:
@@ -429,13 +418,12 @@ class FractalNet(TensorToTensorLayer):
     ) -> None:
         super().__init__(name_or_scope=name)
         if fractal_block_depth < 0:
-            what = "FractalNet: fractal_block_depth is below 0"
-            raise mismatch(ValueError, what, "at least 0", fractal_block_depth)
+            what = "fractal_block_depth is below 0"
+            self._fail(what, "at least 0", fractal_block_depth, kind=ValueError)
         # Number of columns.
         self.depth = fractal_block_depth + 1
         self.mixer = mean_of_two if mixer is None else mixer
-        self.drop_path = drop_path
-        self.p_local_drop_path = p_local_drop_path
+        self.drop_path, self.p_local_drop_path = drop_path, p_local_drop_path
         self.p_drop_base_case, self.p_drop_recursive_case = p_drop_base_case, p_drop_recursive_case
         # A block of c columns holds 2^c - 1 base layers, in the order of their first use.
         per_block = 2**self.depth - 1

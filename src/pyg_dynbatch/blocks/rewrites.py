@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.code import Code
-from pyg_dynbatch.blocks.functions import Function, record
+from pyg_dynbatch.blocks.functions import Function, emit_call
 from pyg_dynbatch.blocks.tensors import Concat
 from pyg_dynbatch.blocks.types import TensorType, TupleType
 from pyg_dynbatch.core.errors import mismatch
@@ -77,10 +77,9 @@ def _can_split(called: Any) -> bool:
 
 def _changed(layer: nn.Module) -> RuntimeError:
     what = f"{type(layer).__name__}: hooks or an override have come since the model was compiled"
+    expected = "none, as the product was split; global hooks count"
     hint = "register them before, or Compiler.create(..., passes=('merge_equal',))"
-    return mismatch(
-        RuntimeError, what, "none, as the product was split; global hooks count", hint=hint
-    )
+    return mismatch(RuntimeError, what, expected, hint=hint)
 
 
 def _linear_in(block: Block) -> tuple[nn.Module, list[nn.Module]] | None:
@@ -134,13 +133,11 @@ def _write_linear(
     products, first = [], 0
     for kind, item in zip(kinds, code.items[value], strict=True):
         size = kind.shape[0] if kind.shape else 1
-        columns = (first, first + size)
-        module = code.model.unique(
-            ("part", id(layer), columns), partial(LinearPart, layer, *columns)
-        )
-        products.append(record(code, module, kind, width, item, once=True))
+        key = ("part", id(layer), first, first + size)
+        module = code.model.unique(key, partial(LinearPart, layer, first, first + size))
+        products.append(emit_call(code, module, kind, width, item, once=True))
         first += size
-    key = ("rest", id(function.tf_fn), len(products), tuple(map(id, rest)))
-    module = code.model.unique(key, partial(LinearRest, function.tf_fn, layer, rest))
+    whole = ("rest", id(function.tf_fn), len(products), tuple(map(id, rest)))
+    module = code.model.unique(whole, partial(LinearRest, function.tf_fn, layer, rest))
     total = TupleType(*[width] * len(products))
-    return record(code, module, total, function._known("output"), tuple(products))
+    return emit_call(code, module, total, function._known("output"), tuple(products))

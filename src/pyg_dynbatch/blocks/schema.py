@@ -53,7 +53,7 @@ def step_to(key: Any) -> str:
 
 @dataclass
 class Node:
-    """The values at one path: how many, and how those of each kind are encoded."""
+    """The values at one path: how many there are, and how each kind is encoded."""
 
     path: str
     count: int
@@ -64,9 +64,8 @@ class Node:
     def children(self) -> Iterator[tuple[str, str]]:
         """Iterate over the paths inside, and the paths of the nodes that describe their values."""
         for how in self.kinds.values():
-            yield from (
-                (self.path + step_to(key), path) for key, path in how.get("fields", {}).items()
-            )
+            for key, path in how.get("fields", {}).items():
+                yield self.path + step_to(key), path
             if "element" in how:
                 yield f"{self.path}[]", how["element"]
 

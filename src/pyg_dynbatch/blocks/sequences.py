@@ -1,16 +1,17 @@
-"""Blocks that map or reduce sequences: map, folds, recurrent networks, sums."""
+"""Blocks on sequences: map, folds, recurrent networks, sums; items, lengths, zips, windows."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import nn
 
-from pyg_dynbatch.blocks.block import Block
-from pyg_dynbatch.blocks.code import Code, packed, packed_if_object
-from pyg_dynbatch.blocks.functions import record
+from pyg_dynbatch.blocks.block import Block, Pipe, convert_to_block, share
+from pyg_dynbatch.blocks.code import Code, Zipped, key_text, packed, packed_if_object
+from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.layers import ScopedLayer
 from pyg_dynbatch.blocks.tensors import Tensor, Zeros, zero_value
 from pyg_dynbatch.blocks.types import (
@@ -21,9 +22,13 @@ from pyg_dynbatch.blocks.types import (
     TensorType,
     TupleType,
     VoidType,
+    canonicalize_type,
 )
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.recording import CONSTANT
 from pyg_dynbatch.core.types import RaggedRows, dtype_of_sums
+
+_CONTAINERS = (PyObjectType, TupleType, SequenceType)
 
 
 def check_ends(block: Block, kind: ResultType | None) -> None:
@@ -49,9 +54,13 @@ def element_type(block: Block, kind: ResultType | None, *, ends: bool = True) ->
     return kind
 
 
-def pair_of_types(
-    block: Block, kind: ResultType | None, whose: str, expected: str
-) -> tuple[ResultType | None, ResultType | None]:
+def sequence_of(element: Any, like: ResultType) -> ResultType:
+    """Return the type of a sequence of elements, which is endless if another one is."""
+    kind = BroadcastSequenceType if isinstance(like, BroadcastSequenceType) else SequenceType
+    return kind(element)
+
+
+def pair_of_types(block: Block, kind: Any, whose: str, expected: str) -> tuple[Any, Any]:
     """Types of the items of a pair; None if they are unknown or inside a host object."""
     if kind is None or isinstance(kind, PyObjectType):
         return None, None
@@ -60,9 +69,16 @@ def pair_of_types(
     return kind[0], kind[1]
 
 
-def first_known(*kinds: ResultType | None) -> ResultType | None:
-    """The first type that is known."""
-    return next((kind for kind in kinds if kind is not None), None)
+def parts_of_pair(value: Any) -> tuple[Any, Any]:
+    """Write the two items of a pair, which may be one host object."""
+    return value if isinstance(value, tuple) else (f"{value}[0]", f"{value}[1]")
+
+
+def without_input(block_like: Any) -> Block:
+    """Convert to a block that has no input; None to one of zeros."""
+    return convert_to_block(Zeros() if block_like is None else block_like).set_input_type(
+        VoidType()
+    )
 
 
 @contextmanager
@@ -103,11 +119,11 @@ class Map(Block):
     def __init__(self, elem_block: Any, name: Any = None) -> None:
         super().__init__([elem_block], name=name)
         (self.element_block,) = self._children
-        # Whether the input type is a guess from that of the elements, which are host objects.
+        # Whether the input type is a guess: a host object, since the elements are host objects.
         self._guessed = False
 
     def _set_type(self, side: str, given: Any) -> "Map":
-        if side == "input":
+        if side == "input" and given is not None:
             if self._guessed and isinstance(given, BroadcastSequenceType):
                 self._types["input"] = self._types["output"] = None
             self._guessed = False
@@ -124,9 +140,7 @@ class Map(Block):
         wanted = self.output_type
         inner.set_output_type(wanted.element_type if isinstance(wanted, SequenceType) else wanted)
         if inner.output_type is not None and self.input_type is not None:
-            endless = isinstance(self.input_type, BroadcastSequenceType)
-            kind = BroadcastSequenceType if endless else SequenceType
-            self.set_output_type(kind(inner.output_type))
+            self.set_output_type(sequence_of(inner.output_type, self.input_type))
 
     def _emit(self, code: Code, value: Any) -> Any:
         inner = self.element_block
@@ -163,19 +177,15 @@ class Fold(Block):
     _child_keys = ("combine", "start")
 
     def __init__(self, combine_block: Any, start_block: Any, name: Any = None) -> None:
-        super().__init__([combine_block, start_block], name=name)
+        super().__init__([combine_block, without_input(convert_to_block(start_block))], name=name)
         self.combine_block, self.start_block = self._children
-        self.start_block.set_input_type(VoidType())
 
     def _infer(self) -> None:
         element = element_type(self, self.input_type)
-        blocks = (self.start_block, self, self.combine_block)
-        state = first_known(*(block.output_type for block in blocks))
-        for block in blocks:
-            block.set_output_type(state)
+        state = share(self, "output", self._children)
         if state is not None and element is not None:
             self.combine_block.set_input_type((state, element))
-        given, whose = self.combine_block.input_type, "the input of combine_block"
+        whose, given = "the input of combine_block", self.combine_block.input_type
         state, _ = pair_of_types(self, given, whose, "(state, element)")
         self.start_block.set_output_type(state)
 
@@ -192,7 +202,7 @@ class Fold(Block):
 class Reduce(Block):
     """Combine the elements of a sequence in pairs, pairs of pairs, and so on.
 
-    Neighbours are combined, in order; n elements take ceil(log2 n) calls one after another.
+    Neighbors are combined, in order; n elements take ceil(log2 n) calls one after another.
 
     Args:
         combine_block: From (left, right) to a value of the same type.
@@ -212,20 +222,14 @@ class Reduce(Block):
     _input_kinds = (SequenceType, TupleType)
 
     def __init__(self, combine_block: Any, default_block: Any = None, name: Any = None) -> None:
-        default = Zeros() if default_block is None else default_block
-        super().__init__([combine_block, default], name=name)
+        super().__init__([combine_block, without_input(default_block)], name=name)
         self.combine_block, self._default = self._children
         self.default_block = None if default_block is None else self._default
-        self._default.set_input_type(VoidType())
 
     def _infer(self) -> None:
-        element = element_type(self, self.input_type)
-        blocks = (self, self._default, self.combine_block)
-        element = first_known(element, *(block.output_type for block in blocks))
-        if element is not None:
+        self.set_output_type(element_type(self, self.input_type))
+        if (element := share(self, "output", self._children)) is not None:
             self.combine_block.set_input_type((element, element))
-        for block in blocks:
-            block.set_output_type(element)
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
@@ -278,20 +282,17 @@ class RNN(Block):
         name: Any = None,
     ) -> None:
         if isinstance(cell, nn.RNNBase):
-            kind = type(cell).__name__
-            what = f"RNN: nn.{kind} runs over whole sequences, and is not a cell"
-            raise mismatch(TypeError, what, f"nn.{kind}Cell", repr(cell))
+            kind = f"nn.{type(cell).__name__}"
+            what = f"RNN: {kind} runs over whole sequences, and is not a cell"
+            raise mismatch(TypeError, what, f"{kind}Cell", repr(cell))
         if isinstance(cell, nn.RNNCellBase):
             cell = ScopedLayer(cell)
-        given = [Zeros() if initial_state is None else initial_state]
-        start = [] if initial_state_from_input else given
-        super().__init__([cell, *start], name=name)
+        starts = [] if initial_state_from_input else [without_input(initial_state)]
+        super().__init__([cell, *starts], name=name)
         if initial_state is not None and initial_state_from_input:
             expected = "initial_state, or initial_state_from_input"
             self._fail("the initial state is given twice", expected, "both", kind=ValueError)
-        self._cell, self._start = self._children[0], self._children[1] if start else None
-        if self._start is not None:
-            self._start.set_input_type(VoidType())
+        self._cell, self._start = self._children[0], starts[0] if starts else None
 
     def _infer(self) -> None:
         cell, start = self._cell, self._start
@@ -301,7 +302,8 @@ class RNN(Block):
         _, returned = self._returned()
         _, wanted = pair_of_types(self, self.output_type, "the output", "(outputs, last state)")
         begun = None if start is None else start.output_type
-        state = first_known(given, begun, taken, returned, wanted)
+        known = (kind for kind in (given, begun, taken, returned, wanted) if kind is not None)
+        state = next(known, None)
         if state is None and element is not None and cell.output_type is None:
             # The type of a layer's state may be known before it is called.
             state = getattr(getattr(cell, "tf_fn", None), "state_type", None)
@@ -318,7 +320,7 @@ class RNN(Block):
         if output is not None and sequence is not None:
             self.set_output_type((SequenceType(output), state))
 
-    def _given(self) -> tuple[ResultType | None, ResultType | None]:
+    def _given(self) -> tuple[Any, Any]:
         """Types of the sequence and of the state that comes with it."""
         kind = self.input_type
         if self._start is not None:
@@ -327,18 +329,16 @@ class RNN(Block):
             return kind, kind
         return pair_of_types(self, kind, "the input", "(sequence, initial state)")
 
-    def _returned(self) -> tuple[ResultType | None, ResultType | None]:
+    def _returned(self) -> tuple[Any, Any]:
         return pair_of_types(self, self._cell.output_type, "the cell's output", "(output, state)")
 
     def _emit(self, code: Code, value: Any) -> Any:
         sequence, _ = self._given()
         state = code.new(self._cell._known("output")[1], "a", varying=True)
-        if self._start is not None:
-            start = code.emit(self._start, "None")
-        elif isinstance(value, tuple):
-            value, start = value
+        if self._start is None:
+            value, start = parts_of_pair(value)
         else:
-            value, start = f"{value}[0]", f"{value}[1]"
+            start = code.emit(self._start, "None")
         code.assign(state, start)
         found = code.fresh("s", "[]")
         with each(code, value, element_type(self, sequence) or PyObjectType()) as element:
@@ -354,10 +354,7 @@ def mean_of(ragged: RaggedRows) -> torch.Tensor:
     total = ragged._replace(rows=ragged.rows.to(dtype_of_sums(dtype))).sum()
     # Not bincount, for which the host would wait on a GPU.
     ones = torch.ones(ragged.segment_ids.size(0), device=total.device)
-    count = torch.zeros(ragged.num_calls, device=total.device).index_add(
-        0, ragged.segment_ids, ones
-    )
-    count = count.clamp(min=1).to(total.dtype)
+    count = ragged._replace(rows=ones).sum().clamp(min=1).to(total.dtype)
     return (total / count.view(-1, *(1,) * (total.dim() - 1))).to(dtype)
 
 
@@ -372,24 +369,22 @@ class _Reduction(Block):
     """Reduce a sequence of tensors in one call; subclasses differ in its function and dtypes."""
 
     _function: Callable[[RaggedRows], torch.Tensor]
-    _takes_integers = True
-    _takes_complex = True
+    _takes = "floats, integers or complex numbers"
     _input_kinds = (SequenceType, TupleType)
     _output_kinds = (TensorType,)
 
-    def _infer(self) -> None:
-        element: Any = element_type(self, self.input_type)
+    def _output_for(self, kind: Any) -> Any:
+        element = element_type(self, kind)
         if element is None:
-            return
+            return None
         if not isinstance(element, TensorType):
             self._fail("the elements are not tensors", "a sequence of tensors", element)
         dtype = element.torch_dtype
-        fits = self._takes_complex if dtype.is_complex else self._takes_integers
-        if not (fits or dtype.is_floating_point):
-            expected = "floats or complex numbers" if self._takes_complex else "floats or integers"
+        numbers = "complex" if dtype.is_complex else "integers"
+        if not dtype.is_floating_point and numbers not in self._takes:
             hint = "td.Map(td.Function(lambda tensor: tensor.float())) in front of it"
-            self._fail("the elements have an invalid dtype", expected, element, hint=hint)
-        self.set_output_type(element)
+            self._fail("the elements have an invalid dtype", self._takes, element, hint=hint)
+        return element
 
     def _emit(self, code: Code, value: Any) -> Any:
         # One call for all elements; none for a single one, and zeros for an empty sequence.
@@ -397,7 +392,7 @@ class _Reduction(Block):
         rows, result = code.fresh("s", packed(value)), code.fresh()
         with code.inside(f"if len({rows}) > 1:"):
             function, name = type(self)._function, self._kind.lower()
-            found = record(code, function, SequenceType(kind), kind, rows, name=name)
+            found = emit_call(code, function, SequenceType(kind), kind, rows, name=name)
             code.assign(result, found)
         with code.inside(f"elif {rows}:"):
             code.assign(result, f"{rows}[0]")
@@ -428,7 +423,7 @@ class Mean(_Reduction):
     """
 
     _function = staticmethod(mean_of)
-    _takes_integers = False
+    _takes = "floats or complex numbers"
 
 
 class Min(_Reduction):
@@ -444,7 +439,7 @@ class Min(_Reduction):
     """
 
     _function = staticmethod(partial(_extreme, "amin"))
-    _takes_complex = False
+    _takes = "floats or integers"
 
 
 class Max(_Reduction):
@@ -460,4 +455,262 @@ class Max(_Reduction):
     """
 
     _function = staticmethod(partial(_extreme, "amax"))
-    _takes_complex = False
+    _takes = "floats or integers"
+
+
+def item_type(block: Block, whole: Any, key: Any, kind: Any = TypeError) -> ResultType | None:
+    """Type of the item, or of a slice, of a value; raise an error if it does not exist."""
+    check_ends(block, whole)
+    if whole is None or isinstance(whole, PyObjectType):
+        return whole
+    if isinstance(whole, SequenceType):
+        return whole if isinstance(key, slice) else whole.element_type
+    if isinstance(whole, TupleType):
+        with suppress(IndexError, TypeError):
+            return canonicalize_type(whole[key])
+    items = getattr(whole, "items", ())
+    expected = f"one of {len(items)} items" if items else "a tuple"
+    return block._fail("the item does not exist", expected, f"item {key!r} of {whole}", kind=kind)
+
+
+def emit_item(code: Code, whole: Any, key: Any, kind: ResultType) -> Any:
+    """Write the item, or a slice, of a value; it has the given type."""
+    if isinstance(whole, tuple):
+        found = whole[key]
+        return packed_if_object(code, found, kind) if isinstance(found, tuple) else found
+    result = code.new(kind)
+    code.assign(result, f"{whole}[{key_text(code, key)}]")
+    return result
+
+
+class GetItem(Block):
+    """Return the item of a constant key.
+
+    Args:
+        key: Key or index; a slice for several items.
+
+    Raises:
+        KeyError: When a host object has no such key.
+        IndexError: When a sequence is too short; as soon as types are known if a tuple is.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> (td.GetItem("x") >> td.Scalar()).eval({"x": 1})
+        tensor(1.)
+    """
+
+    _input_kinds = _CONTAINERS
+
+    def __init__(self, key: Any, name: Any = None) -> None:
+        super().__init__(name=name)
+        self.key = key
+
+    def _output_for(self, kind: ResultType) -> Any:
+        return item_type(self, kind, self.key, IndexError)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return emit_item(code, value, self.key, self._known("output"))
+
+
+class Slice(GetItem):
+    """Return a part of a sequence, tuple or host object, as Python's slices do.
+
+    Args:
+        start: First index.
+        stop: One more than the last index.
+        step: Distance; -1 reverses the sequence.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Slice(stop=2).eval([1, 2, 3])
+        [1, 2]
+    """
+
+    def __init__(
+        self,
+        *,
+        start: int | None = None,
+        stop: int | None = None,
+        step: int | None = None,
+        name: Any = None,
+    ) -> None:
+        super().__init__(slice(start, stop, step), name)
+
+    def _infer(self) -> None:
+        super()._infer()
+        if self.input_type is None and not isinstance(self.output_type, TupleType):
+            self.set_input_type(self.output_type)
+
+
+class Length(Block):
+    """Count the items of a sequence, tuple or host object.
+
+    Args:
+        dtype: Dtype of the number.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Length("int64").eval("four")
+        tensor(4)
+    """
+
+    _input_kinds = _CONTAINERS
+
+    def __init__(self, dtype: Any = "float32", name: Any = None) -> None:
+        super().__init__(name=name)
+        self.set_output_type(TensorType((), dtype))
+
+    def _output_for(self, kind: ResultType) -> Any:
+        check_ends(self, kind)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        length = str(len(value)) if isinstance(value, tuple) else f"len({value})"
+        return code.record_data(CONSTANT, self._known("output").row_type, length)
+
+
+class Nth(Block):
+    """Return the item at an index that the example contains: (sequence, index) to an item.
+
+    Raises:
+        TypeError: If the input is not a pair of a sequence that ends and a host object.
+        IndexError: When an example's index is out of range.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> ((td.Map(td.Scalar()), td.Identity()) >> td.Nth()).eval(([5, 6], 1))
+        tensor(6.)
+    """
+
+    _input_kinds = (TupleType, PyObjectType)
+    _keeps_objects = True
+
+    def _output_for(self, kind: Any) -> Any:
+        if len(kind) != 2 or not isinstance(kind[1], PyObjectType):
+            self._fail("the input is not a sequence and an index", "(sequence, object)", kind)
+        return element_type(self, kind[0])
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        result = code.new(self._known("output"))
+        sequence, index = parts_of_pair(value)
+        code.assign(result, f"{packed(sequence)}[{index}]")
+        return result
+
+
+class Broadcast(Block):
+    """Repeat a value endlessly, to be zipped with sequences that end.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> both = (td.Map(td.Scalar()), td.Scalar() >> td.Broadcast()) >> td.Zip()
+        >>> both.eval(([1, 2], 3), tolist=True)
+        [(1.0, 3.0), (2.0, 3.0)]
+    """
+
+    _output_kinds = (BroadcastSequenceType,)
+
+    def _infer(self) -> None:
+        if self.input_type is not None:
+            self.set_output_type(BroadcastSequenceType(self.input_type))
+        if isinstance(self.output_type, BroadcastSequenceType):
+            self.set_input_type(self.output_type.element_type)
+
+    def _expect_output(self, wanted: ResultType) -> None:
+        # A map over host objects expects one host object, which is the repeated one here.
+        is_object = isinstance(wanted, PyObjectType)
+        self.set_output_type(BroadcastSequenceType(wanted) if is_object else wanted)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        return value
+
+
+class Zip(Block):
+    """Convert a tuple of sequences to a sequence of tuples, as long as the shortest.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.Zip().eval(([1, 2], "ab"))
+        [(1, 'a'), (2, 'b')]
+    """
+
+    _input_kinds = (TupleType, PyObjectType)
+    _output_kinds = (SequenceType, PyObjectType)
+    _keeps_objects = True
+
+    def _output_for(self, kind: Any) -> Any:
+        bad = [k for k in kind if not isinstance(k, SequenceType | PyObjectType)]
+        if bad or not len(kind):
+            what = "an item is not a sequence" if bad else "no sequence to zip"
+            self._fail(what, "a tuple of sequences", kind)
+        items = tuple(k.element_type if isinstance(k, SequenceType) else k for k in kind)
+        endless = all(isinstance(k, BroadcastSequenceType) for k in kind)
+        return (BroadcastSequenceType if endless else SequenceType)(items)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        kind = self._known("input")
+        if isinstance(kind, PyObjectType):
+            return code.fresh("s", f"list(zip(*{code.reading(value)}))")
+        endless = [isinstance(item, BroadcastSequenceType) for item in kind]
+        if all(endless):
+            return value
+        repeated, texts = code.model.name_of(repeat), list(map(packed, value))
+        for number, item in enumerate(kind):
+            if isinstance(item, PyObjectType):
+                texts[number] = code.reading(texts[number])
+        pairs = list(zip(texts, endless, strict=True))
+        sequences = [f"{repeated}({text})" if never else text for text, never in pairs]
+        # Evaluated only by readers that do not loop over it, such as ``Length``.
+        zipped = f"list(zip({', '.join(sequences)}))"
+        parts = tuple(None if never else text for text, never in pairs)
+        code.zipped[zipped] = Zipped(parts, value)
+        return zipped
+
+
+def ZipWith(elem_block: Any, name: Any = None) -> Block:  # noqa: N802 - named like the classes
+    """Zip a tuple of sequences and apply a block to each tuple: ``Zip() >> Map(elem_block)``.
+
+    Args:
+        elem_block: What :func:`convert_to_block` takes.
+        name: For messages and drawings.
+
+    Example:
+        >>> import torch
+        >>> from pyg_dynbatch import blocks as td
+        >>> numbers = td.Map(td.Scalar())
+        >>> add = (numbers, td.Map(td.Scalar())) >> td.ZipWith(td.Function(torch.add))
+        >>> add.eval(([1, 2], [3, 4]), tolist=True)
+        [4.0, 6.0]
+    """
+    return Pipe(Zip(), Map(elem_block), name=name)
+
+
+class NGrams(Block):
+    """Convert a sequence to the sequence of all windows of n neighbors.
+
+    Args:
+        n: Size of a window; a sequence with fewer elements has no window.
+
+    Example:
+        >>> from pyg_dynbatch import blocks as td
+        >>> td.NGrams(2).eval("abc")
+        [('a', 'b'), ('b', 'c')]
+    """
+
+    _output_kinds = (SequenceType, PyObjectType)
+    _keeps_objects = True
+
+    def __init__(self, n: int, name: Any = None) -> None:
+        super().__init__(name=name)
+        if n <= 0:
+            self._fail("the size of a window", "at least 1", n, kind=ValueError)
+        self.n = n
+
+    def _output_for(self, kind: ResultType) -> Any:
+        element = element_type(self, kind, ends=False)
+        return None if element is None else sequence_of((element,) * self.n, kind)
+
+    def _emit(self, code: Code, value: Any) -> Any:
+        if isinstance(self._known("input"), BroadcastSequenceType):
+            return (value,) * self.n
+        whole = code.fresh("s", packed(value))
+        windows = ", ".join(f"{whole}[{n}:]" if n else whole for n in range(self.n))
+        return code.fresh("s", f"list(zip({windows}))")

@@ -11,7 +11,7 @@ from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, TraceError, UnknownKey, flattened, read_once
-from pyg_dynbatch.blocks.functions import record
+from pyg_dynbatch.blocks.functions import emit_call
 from pyg_dynbatch.blocks.types import (
     BroadcastSequenceType,
     PyObjectType,
@@ -22,7 +22,7 @@ from pyg_dynbatch.blocks.types import (
     VoidType,
 )
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.program import CONSTANT, INPUT
+from pyg_dynbatch.core.recording import CONSTANT, INPUT
 from pyg_dynbatch.core.types import TensorType as RowTensorType
 from pyg_dynbatch.core.types import numpy_dtype_of
 
@@ -111,7 +111,7 @@ class InputRow(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
-        # External rows have a separate store; this operation moves them to that of their type.
+        # External rows have a separate buffer; this operation moves them to the one of their type.
         tagged = RowTensorType(kind.shape, kind.torch_dtype, self._tag)
         row = code.record_data(INPUT, tagged, value)
         module = code.model.unique("input row", nn.Identity)
@@ -133,8 +133,7 @@ class InputTransform(Block):
 
     def __init__(self, py_fn: Any, name: Any = None) -> None:
         super().__init__((), PyObjectType(), PyObjectType(), name)
-        if not callable(py_fn):
-            self._fail("py_fn cannot be called", "a Python function", repr(py_fn))
+        self._check_callable("py_fn", py_fn, "a Python function")
         self.py_fn = py_fn
 
     def _emit(self, code: Code, value: Any) -> Any:
@@ -142,6 +141,12 @@ class InputTransform(Block):
         function, checked = map(code.model.name_of, (self.py_fn, read_once))
         code.line(f"{result} = {function}({checked}({value}))", users_own=True)
         return result
+
+
+def repeated_in(keys: list[Any]) -> str:
+    """List the keys that occur twice."""
+    counts = Counter(keys)
+    return ", ".join(repr(key) for key in keys if counts[key] > 1)
 
 
 def emit_index(code: Code, keys: list[Any], key: str, strict: bool = True) -> str:
@@ -180,9 +185,9 @@ class OneHotFromList(Block):
         self, elements: Any, dtype: Any = "float32", strict: bool = True, name: Any = None
     ) -> None:
         keys = list(elements)
-        if twice := [key for key, count in Counter(keys).items() if count > 1]:
+        if twice := repeated_in(keys):
             what = "OneHotFromList: an element occurs twice"
-            raise mismatch(AssertionError, what, "different elements", str(twice)[1:-1])
+            raise mismatch(AssertionError, what, "different elements", twice)
         kind = TensorType((len(keys),), dtype)
         super().__init__((), PyObjectType(), kind, name)
         self._keys, self._strict = keys, strict
@@ -227,18 +232,15 @@ class _Constant(nn.Module):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
-        if isinstance(tensor, nn.Parameter):
+        if tensor.requires_grad or isinstance(tensor, nn.Parameter):
+            # If it is part of an external graph, it is not moved or saved with this module.
             self.tensor = tensor
-        elif tensor.requires_grad:
-            # Part of an external graph: not copied, moved or saved with this module.
-            self._outside = [tensor]
         else:
             self.register_buffer("tensor", tensor, persistent=False)
 
     def forward(self) -> torch.Tensor:
         """Return the row, with a batch axis of 1."""
-        held = self._outside[0] if "_outside" in self.__dict__ else self.tensor
-        return held[None]
+        return self.tensor[None]
 
 
 class FromTensor(Block):
@@ -267,7 +269,7 @@ class FromTensor(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
-        return _constant(code, id(self.tensor), kind, lambda: self.tensor, self._name)
+        return _constant(code, id(self.tensor), kind, lambda: self.tensor, self.name)
 
 
 def _constant(
@@ -363,31 +365,23 @@ class Concat(Block):
         super().__init__(name=name)
         self._dim, self._flatten = concat_dim, flatten
 
-    def _infer(self) -> None:
-        kind, dim = self.input_type, self._dim
-        if not isinstance(kind, TupleType) or self.output_type is not None:
-            return
-        items: list[Any] = kind.terminal_types() if self._flatten else list(kind)
+    def _output_for(self, kind: Any) -> Any:
+        dim, items = self._dim, kind.terminal_types() if self._flatten else list(kind)
         shapes = [item.shape or (1,) for item in items if isinstance(item, TensorType)]
-        problem = ""
-        if len(shapes) < len(items):
-            problem = "an item is not a tensor"
-        elif not shapes:
-            problem = "no tensor to concatenate"
-        elif any(not 0 <= dim < len(shape) for shape in shapes):
-            problem = f"a tensor has no axis {dim}"
-        elif len({(*shape[:dim], -1, *shape[dim + 1 :]) for shape in shapes}) > 1:
-            problem = "the other axes differ"
-        elif len({item.dtype for item in items}) > 1:
-            problem = "dtypes differ"
-        if problem:
+        problems = {
+            "an item is not a tensor": len(shapes) < len(items),
+            "no tensor to concatenate": not items,
+            f"a tensor has no axis {dim}": any(not 0 <= dim < len(shape) for shape in shapes),
+            "the other axes differ": len({(*s[:dim], *s[dim + 1 :]) for s in shapes}) > 1,
+            "dtypes differ": len({getattr(item, "dtype", "") for item in items}) > 1,
+        }
+        if found := [problem for problem, is_there in problems.items() if is_there]:
             nested = any(isinstance(item, TupleType) for item in items)
             expected = f"a tuple of tensors that differ only in axis {dim}"
-            self._fail(problem, expected, kind, hint="flatten=True" if nested else "")
+            self._fail(found[0], expected, kind, hint="flatten=True" if nested else "")
         length = sum(shape[dim] for shape in shapes)
-        shape = (*shapes[0][:dim], length, *shapes[0][dim + 1 :])
-        self.set_output_type(TensorType(shape, items[0].dtype))
+        return TensorType((*shapes[0][:dim], length, *shapes[0][dim + 1 :]), items[0].dtype)
 
     def _emit(self, code: Code, value: Any) -> Any:
         function = code.model.unique(("concat", self._dim), lambda: Catenation(self._dim))
-        return record(code, function, self._known("input"), self._known("output"), value)
+        return emit_call(code, function, self._known("input"), self._known("output"), value)

@@ -3,7 +3,6 @@
 import threading
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from inspect import Signature, signature
 from itertools import repeat
 from numbers import Integral
@@ -31,6 +30,8 @@ def dtype_of(dtype: Any) -> torch.dtype:
 class ResultType:
     """Type of a value on a wire; only its subclasses have instances."""
 
+    # What the constructor takes: equal types have equal arguments.
+    _arguments: tuple[Any, ...] = ()
     # Whether the type has no parts: tensors and host objects.
     _is_terminal = False
     # Whether the number of terminals differs between instances.
@@ -40,13 +41,9 @@ class ResultType:
         """Types of the parts."""
         return ()
 
-    def _parts(self, instance: Any) -> Iterable[tuple["ResultType", Any]]:
-        """Type and value of each part of an instance."""
-        return ()
-
-    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
-        """Build an instance from the next terminals."""
-        return next(left) if self._is_terminal else None
+    def _mapped(self, fn: Callable[["ResultType", Any], Any], instance: Any) -> Any:
+        """Replace each terminal of an instance by the result of ``fn(type, value)``."""
+        return fn(self, instance) if self._is_terminal else None
 
     def walk(self) -> Iterator["ResultType"]:
         """Iterate over the type and all types inside."""
@@ -57,9 +54,8 @@ class ResultType:
     @property
     def size(self) -> int | None:
         """Number of terminals, or ``None`` if it depends on the instance."""
-        kinds = list(self.walk())
-        is_fixed = not any(kind._varies for kind in kinds)
-        return sum(kind._is_terminal for kind in kinds) if is_fixed else None
+        varies = any(kind._varies for kind in self.walk())
+        return None if varies else len(self.terminal_types())
 
     def terminal_types(self) -> list["ResultType"]:
         """Types of all terminals: tensors and host objects."""
@@ -67,24 +63,33 @@ class ResultType:
 
     def for_each_terminal(self, fn: Callable[["ResultType", Any], None], instance: Any) -> None:
         """Call ``fn(type, value)`` on every terminal of an instance, in order."""
-        if self._is_terminal:
-            fn(self, instance)
-            return
-        for part, value in self._parts(instance):
-            part.for_each_terminal(fn, value)
+        self._mapped(fn, instance)
 
     def flatten(self, instance: Any) -> list[Any]:
         """List the terminals of an instance."""
         flat: list[Any] = []
-        self.for_each_terminal(lambda _, value: flat.append(value), instance)
+        self._mapped(lambda _, value: flat.append(value), instance)
         return flat
 
     def unflatten(self, flat: Iterable[Any], shaped_like: Any) -> Any:
         """Build an instance from terminals, with sequences as long as in ``shaped_like``."""
-        return self._build(iter(flat), shaped_like)
+        left = iter(flat)
+        return self._mapped(lambda *_: next(left), _ANY if shaped_like is None else shaped_like)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._arguments == other._arguments
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._arguments))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._arguments))})"
 
 
-@dataclass(frozen=True, init=False, repr=False)
+# Stands for a tuple of any length, where only terminals matter.
+_ANY = object()
+
+
 class TensorType(ResultType):
     """Shape and dtype of one tensor, without the batch axis.
 
@@ -104,9 +109,6 @@ class TensorType(ResultType):
 
     _is_terminal = True
 
-    shape: tuple[int, ...]
-    dtype: str
-
     def __init__(self, shape: Any, dtype: Any = "float32") -> None:
         sizes = (shape,) if isinstance(shape, Integral) else shape
         is_shape = isinstance(sizes, list | tuple) and all(isinstance(s, Integral) for s in sizes)
@@ -114,8 +116,11 @@ class TensorType(ResultType):
             what = "negative dimension" if is_shape else "the shape must be fully known"
             expected = "a list or tuple of numbers, without the batch axis"
             raise mismatch(TypeError, f"TensorType: {what}", expected, repr(shape))
-        object.__setattr__(self, "shape", tuple(map(int, sizes)))
-        object.__setattr__(self, "dtype", str(dtype_of(dtype)).removeprefix("torch."))
+        #: Length of each axis.
+        self.shape: tuple[int, ...] = tuple(map(int, sizes))
+        #: Name of the dtype.
+        self.dtype = str(dtype_of(dtype)).removeprefix("torch.")
+        self._arguments = self.shape, self.dtype
 
     @property
     def ndim(self) -> int:
@@ -125,8 +130,7 @@ class TensorType(ResultType):
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as an object."""
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        return dtype_of(self.dtype)
 
     @property
     def row_type(self) -> RowTensorType:
@@ -137,14 +141,10 @@ class TensorType(ResultType):
         """Zeros of the type, so that ``np.ones_like`` and the like take it."""
         return np.zeros(self.shape, self.dtype if dtype is None else dtype)
 
-    def __repr__(self) -> str:
-        return f"TensorType({self.shape}, {self.dtype!r})"
-
     def __str__(self) -> str:
         return str(self.row_type)
 
 
-@dataclass(frozen=True)
 class PyObjectType(ResultType):
     """Any Python object; it never reaches the device.
 
@@ -159,7 +159,6 @@ class PyObjectType(ResultType):
         return "object"
 
 
-@dataclass(frozen=True)
 class VoidType(ResultType):
     """Nothing; its only instance is ``None``.
 
@@ -172,7 +171,6 @@ class VoidType(ResultType):
         return "nothing"
 
 
-@dataclass(frozen=True, init=False, repr=False)
 class TupleType(ResultType):
     """A tuple of values; it behaves as a Python sequence of their types.
 
@@ -185,8 +183,6 @@ class TupleType(ResultType):
         (TensorType((), 'int64'), 2)
     """
 
-    items: tuple[ResultType, ...]
-
     def __init__(self, *item_types: Any) -> None:
         given = item_types[0] if len(item_types) == 1 else None
         # Tuple types, strings and shapes can be iterated over, too.
@@ -195,7 +191,9 @@ class TupleType(ResultType):
             # A list of numbers is a shape, though.
             is_items = all(isinstance(item, ResultType) for item in inside)
             item_types = inside if is_items else item_types
-        object.__setattr__(self, "items", tuple(convert_to_type(item) for item in item_types))
+        #: The types of the items.
+        self.items: tuple[ResultType, ...] = tuple(map(convert_to_type, item_types))
+        self._arguments = self.items
 
     def __len__(self) -> int:
         return len(self.items)
@@ -209,25 +207,17 @@ class TupleType(ResultType):
     def _inside(self) -> tuple[ResultType, ...]:
         return self.items
 
-    def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
-        if not isinstance(instance, tuple | list) or len(instance) != len(self.items):
+    def _mapped(self, fn: Callable[[ResultType, Any], Any], instance: Any) -> Any:
+        values = (_ANY,) * len(self) if instance is _ANY else instance
+        if not isinstance(values, tuple | list) or len(values) != len(self):
             what = "TupleType: not an instance of the type"
-            raise mismatch(TypeError, what, f"a tuple of {len(self.items)}", repr(instance))
-        return zip(self.items, instance, strict=True)
-
-    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
-        likes = shaped_like if isinstance(shaped_like, tuple | list) else (None,) * len(self)
-        pairs = zip(self.items, likes, strict=True)
-        return tuple(item._build(left, like) for item, like in pairs)
-
-    def __repr__(self) -> str:
-        return f"TupleType({', '.join(map(repr, self.items))})"
+            raise mismatch(TypeError, what, f"a tuple of {len(self)}", repr(instance))
+        return tuple(item._mapped(fn, one) for item, one in zip(self, values, strict=True))
 
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.items))}{',' if len(self) == 1 else ''})"
 
 
-@dataclass(frozen=True, init=False, repr=False)
 class SequenceType(ResultType):
     """A sequence of any length; all its elements are of one type.
 
@@ -241,28 +231,21 @@ class SequenceType(ResultType):
 
     _varies = True
 
-    element_type: ResultType
-
     def __init__(self, elem_type: Any) -> None:
-        object.__setattr__(self, "element_type", convert_to_type(elem_type))
+        #: The type of the elements.
+        self.element_type = convert_to_type(elem_type)
+        self._arguments = (self.element_type,)
 
     def _inside(self) -> tuple[ResultType, ...]:
         return (self.element_type,)
 
-    def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
-        return ((self.element_type, element) for element in instance)
-
-    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
-        return [self.element_type._build(left, like) for like in shaped_like]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.element_type!r})"
+    def _mapped(self, fn: Callable[[ResultType, Any], Any], instance: Any) -> Any:
+        return [self.element_type._mapped(fn, element) for element in instance]
 
     def __str__(self) -> str:
         return f"[{self.element_type}]"
 
 
-@dataclass(frozen=True, init=False, repr=False)
 class BroadcastSequenceType(SequenceType):
     """An endless sequence of one value, to be zipped with sequences that end.
 
@@ -278,11 +261,8 @@ class BroadcastSequenceType(SequenceType):
 
     _varies = False
 
-    def _parts(self, instance: Any) -> Iterable[tuple[ResultType, Any]]:
-        return ((self.element_type, repeated(instance)),)
-
-    def _build(self, left: Iterator[Any], shaped_like: Any) -> Any:
-        return repeat(self.element_type._build(left, repeated(shaped_like)))
+    def _mapped(self, fn: Callable[[ResultType, Any], Any], instance: Any) -> Any:
+        return repeat(self.element_type._mapped(fn, repeated(instance)))
 
     def __str__(self) -> str:
         return f"[{self.element_type}, …]"
@@ -331,17 +311,12 @@ def canonicalize_type(type_like: Any) -> ResultType:
         PyObjectType()
     """
     result = convert_to_type(type_like)
-    if isinstance(result, TupleType):
-        items = [canonicalize_type(item) for item in result]
-        if items and all(item == PyObjectType() for item in items):
-            return PyObjectType()
-        return TupleType(*items)
-    if isinstance(result, SequenceType):
-        element = canonicalize_type(result.element_type)
-        if element == PyObjectType() and not isinstance(result, BroadcastSequenceType):
-            return element
-        return type(result)(element)
-    return result
+    parts = [canonicalize_type(part) for part in result._inside()]
+    if not parts:
+        return result
+    is_object = all(part == PyObjectType() for part in parts)
+    is_endless = isinstance(result, BroadcastSequenceType)
+    return PyObjectType() if is_object and not is_endless else type(result)(*parts)
 
 
 _IO = TypeVar("_IO", bound="IOBase")
@@ -387,27 +362,25 @@ class _KeepsArguments(ABCMeta):
 
     @property
     def __signature__(cls) -> Signature:
-        """What ``help`` shows: the parameters of the constructor, not those of ``__call__``."""
+        """What ``help`` shows: the parameters of the constructor instead of ``__call__``."""
         return signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
 
 
 def call_text(made: Any) -> str:
     """Write the call that creates an object; it evaluates to an equal object."""
     arguments, named = made._arguments
-    parts = [_argument_text(value) for value in arguments]
-    given = {key: value for key, value in named.items() if (key, value) != ("name", None)}
-    parts += [f"{key}={_argument_text(value)}" for key, value in given.items()]
+    given = [(key, value) for key, value in named.items() if (key, value) != ("name", None)]
+    parts = [*map(_text_of, arguments), *(f"{key}={_text_of(value)}" for key, value in given)]
     return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
 
 
-def _argument_text(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, dict):
-        items = ", ".join(f"{key!r}: {_argument_text(item)}" for key, item in value.items())
-        return f"{{{items}}}"
+        return f"{{{', '.join(f'{key!r}: {_text_of(item)}' for key, item in value.items())}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_argument_text, value))}]"
+        return f"[{', '.join(map(_text_of, value))}]"
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return f"({', '.join(map(_argument_text, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(_text_of, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, torch.dtype):
         return repr(str(value).removeprefix("torch."))
     is_plain = callable(value) and not isinstance(value, IOBase | nn.Module)
@@ -440,7 +413,8 @@ class IOBase(metaclass=_KeepsArguments):
         if name is not None and not isinstance(name, str):
             what = f"{type(self).__name__}: the name is not a string"
             raise mismatch(TypeError, what, "a string or None", repr(name))
-        self._name = name
+        #: Name given by the user.
+        self.name: str | None = name
         self._kind = type(self).__name__.lstrip("_")
         # False until the constructor has ended: types are not propagated before.
         self._is_complete = False
@@ -449,11 +423,6 @@ class IOBase(metaclass=_KeepsArguments):
         # Parts that derive their types again when a type of this one becomes known.
         self._dependents: list[IOBase] = []
         self.set_input_type(input_type).set_output_type(output_type)
-
-    @property
-    def name(self) -> str | None:
-        """Name given by the user."""
-        return self._name
 
     @property
     def input_type(self) -> ResultType | None:
@@ -467,11 +436,11 @@ class IOBase(metaclass=_KeepsArguments):
 
     def set_input_type(self: _IO, input_type: Any) -> _IO:
         """Set the input type; None changes nothing, and a type that differs is an error."""
-        return self if input_type is None else self._set_type("input", input_type)
+        return self._set_type("input", input_type)
 
     def set_output_type(self: _IO, output_type: Any) -> _IO:
         """Set the output type; None changes nothing, and a type that differs is an error."""
-        return self if output_type is None else self._set_type("output", output_type)
+        return self._set_type("output", output_type)
 
     def set_input_type_classes(self: _IO, *classes: type[ResultType]) -> _IO:
         """Restrict the input type to some classes."""
@@ -482,12 +451,12 @@ class IOBase(metaclass=_KeepsArguments):
         return self._restrict("output", classes)
 
     def set_io_types(self: _IO, other: "IOBase") -> _IO:
-        """Set both types to those of another block or layer, as far as they are known."""
+        """Set both types to the known types of another block or layer."""
         return self.set_input_type(other.input_type).set_output_type(other.output_type)
 
     def _set_type(self: _IO, side: str, given: Any) -> _IO:
-        new, old = canonicalize_type(given), self._types[side]
-        if new == old:
+        old = self._types[side]
+        if given is None or (new := canonicalize_type(given)) == old:
             return self
         if old is not None:
             self._fail(f"the {side} type differs", old, new)
@@ -498,14 +467,12 @@ class IOBase(metaclass=_KeepsArguments):
 
     def _restrict(self: _IO, side: str, classes: tuple[type[ResultType], ...]) -> _IO:
         self._classes[side] = classes
-        known = self._types[side]
-        if known is not None:
-            self._check_class(side, known)
+        self._check_class(side, self._types[side])
         return self
 
-    def _check_class(self, side: str, found: ResultType) -> None:
+    def _check_class(self, side: str, found: ResultType | None) -> None:
         classes = self._classes[side]
-        if classes and not isinstance(found, classes):
+        if classes and found is not None and not isinstance(found, classes):
             kinds = " or ".join(kind.__name__ for kind in classes)
             self._fail(f"a wrong kind of {side}", kinds, found)
 
@@ -522,9 +489,13 @@ class IOBase(metaclass=_KeepsArguments):
         facts = [f"{f}, {f!r}" if isinstance(f, ResultType) else f for f in (expected, got)]
         raise mismatch(kind, f"{self._label()}: {what}", *facts, where=self._path(), hint=hint)
 
+    def _check_callable(self, what: str, given: Any, expected: str) -> None:
+        if not callable(given):
+            self._fail(f"{what} cannot be called", expected, repr(given))
+
     def _label(self) -> str:
         """Name of the part in messages and paths."""
-        return self._name or self._kind
+        return self.name or self._kind
 
     def _path(self) -> str:
         """Path to the part in the whole model."""

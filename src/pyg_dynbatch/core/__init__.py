@@ -4,12 +4,12 @@ from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.core.operation import Operation, Operations, Ragged, Signature
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy
-from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.recording import Recording, Value
 from pyg_dynbatch.core.reference import run_one_by_one
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import ScheduleStats, Steps
 from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
@@ -21,7 +21,7 @@ __all__ = [
     "Operation",
     "Operations",
     "Levels",
-    "Program",
+    "Recording",
     "Ragged",
     "RaggedRows",
     "RowType",

@@ -49,11 +49,11 @@ class Engine(nn.Module):
         earlier step, so nothing is copied forward.
 
     Example:
-        >>> from pyg_dynbatch.core.merge import schedule_recordings
-        >>> from pyg_dynbatch.core.program import Program
+        >>> from pyg_dynbatch.core.scheduling import schedule_recordings
+        >>> from pyg_dynbatch.core.recording import Recording
         >>> scalar, operations = TensorType(()), Operations()
         >>> add = operations.add(torch.add, [scalar, scalar], [scalar], name="add")
-        >>> program = Program()
+        >>> program = Recording()
         >>> program.output(program.call(add, *(program.constant(scalar, x) for x in (1.0, 2.0))))
         >>> Engine(operations)(schedule_recordings([program, program]))["output"]
         tensor([3., 3.])

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.policy import DependencyGraph, Walk, agenda_policy, depth_policy
-from pyg_dynbatch.core.program import Program
+from pyg_dynbatch.core.recording import Recording
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.structure import TopologicalOrder
 
 Frontier = tuple[tuple[str, ...], tuple[str, ...]]
@@ -46,12 +46,12 @@ class LearnedPolicy:
         bound). Differs: free steps come first; the table is found by descent over whole orders.
 
     Example:
-        >>> from pyg_dynbatch.core import Operations, Program, TensorType, schedule_recordings
+        >>> from pyg_dynbatch.core import Operations, Recording, TensorType, schedule_recordings
         >>> vector, operations = TensorType((2,)), Operations()
         >>> one = operations.add(lambda x: x, [vector], [vector], name="one")
         >>> two = operations.add(lambda x: 2 * x, [vector], [vector], name="two")
         >>> def record(kinds):
-        ...     program = Program()
+        ...     program = Recording()
         ...     value = program.constant(vector, [1.0, 2.0])
         ...     for kind in kinds:
         ...         value = program.call(kind, value)
@@ -70,7 +70,7 @@ class LearnedPolicy:
             self.table, self.rule = _read_table(table)
 
     def fit(
-        self, batches: Sequence[Sequence[Program]], *, evaluations: int = 200
+        self, batches: Sequence[Sequence[Recording]], *, evaluations: int = 200
     ) -> "LearnedPolicy":
         """Fill the table with the entries that save steps, and return the policy itself.
 
@@ -177,7 +177,7 @@ def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
             yield frontier, choice
 
 
-def _graphs_of(programs: Sequence[Program]) -> list[DependencyGraph]:
+def _graphs_of(programs: Sequence[Recording]) -> list[DependencyGraph]:
     """Return a graph for each group of operations that depend on each other."""
     found: list[DependencyGraph] = []
 

@@ -151,7 +151,10 @@ def policy_of(policy: str | Policy) -> Policy:
 
 def order_calls(graph: DependencyGraph, policy: str | Policy) -> np.ndarray:
     """Return the step of each call: one group of kinds after another, ordered by the policy."""
-    chosen, group = policy_of(policy), _groups(graph)[graph.kind]
+    chosen = policy_of(policy)
+    if not graph.num_calls:
+        return np.zeros(0, dtype=np.int64)
+    group = _groups(graph)[graph.kind]
     step = np.empty(graph.num_calls, dtype=np.int64)
     inner = group[graph.source] == group[graph.target]
     first = 0

@@ -1,5 +1,6 @@
-"""Evaluate programs one call at a time: the reference for all schedules."""
+"""Evaluate recordings one call at a time: the reference for all schedules."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,44 +8,44 @@ import torch
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
-from pyg_dynbatch.core.program import CONSTANT, INPUT, Program
+from pyg_dynbatch.core.recording import INPUT, Recording, records_of
 from pyg_dynbatch.core.row_buffer import Rows
 from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 
 
 def run_one_by_one(
-    engine: Engine, programs: Sequence[Program], inputs: Mapping[RowType | str, Any] | None = None
+    engine: Engine,
+    recordings: Sequence[Recording],
+    inputs: Mapping[RowType | str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run every call of every program separately, with batch size 1.
+    """Run every call of every recording separately, with batch size 1.
 
     There are no schedules, buffers or merged calls. Plain autograd also gives second derivatives.
 
     Args:
         engine: Engine with the operations.
-        programs: One program per example.
+        recordings: One per example.
         inputs: As for :meth:`Engine.forward`.
 
     Returns:
-        The same as the engine for ``schedule_recordings(programs)``.
+        The same as the engine for ``schedule_recordings(recordings)``.
 
     Example:
         >>> from pyg_dynbatch.core.operation import Operations
-        >>> from pyg_dynbatch.core.program import Program
         >>> from pyg_dynbatch.core.types import TensorType
-        >>> scalar, operations, program = TensorType(()), Operations(), Program()
+        >>> scalar, operations, recording = TensorType(()), Operations(), Recording()
         >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
-        >>> program.output(program.call(double, program.constant(scalar, 4.0)))
-        >>> run_one_by_one(Engine(operations), [program])["output"]
+        >>> recording.output(recording.call(double, recording.constant(scalar, 4.0)))
+        >>> run_one_by_one(Engine(operations), [recording])["output"]
         tensor([8.])
     """
-    used: dict[RowType, int] = {}
+    used: Counter[RowType] = Counter()
     collected: dict[str, list[Rows]] = {}
-    for program in programs:
-        values = _run(engine, program, inputs or {}, used)
-        for name, marked in program.outputs.items():
+    for recording in recordings:
+        values = _run(engine, recording, inputs or {}, used)
+        for name, marked in recording.outputs.items():
             collected.setdefault(name, []).extend(values[number] for number in marked)
-        for row_type, rows in zip(program.row_types, program.num_inputs, strict=True):
-            used[row_type] = used.get(row_type, 0) + rows
+        used.update(recording.num_inputs)
     results: dict[str, Any] = {}
     for name, found in collected.items():
         parts = tuple(torch.cat(part) for part in zip(*found, strict=True))
@@ -53,32 +54,29 @@ def run_one_by_one(
 
 
 def _run(
-    engine: Engine, program: Program, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
-) -> list[Rows]:
-    """Return the parts of every value of one program, each with a batch axis of size 1."""
-    kinds = program.call_signature.tolist()
-    reads: list[list[list[int]]] = [[[] for _ in program.signatures[kind].inputs] for kind in kinds]
-    columns = (program.read_value, program.read_call, program.read_argument)
-    for value, call, argument in zip(*(column.tolist() for column in columns), strict=True):
-        reads[call][argument].append(value)
-    values: list[Rows] = []
-    results: dict[int, list[Any]] = {}
-    values_of = (program.value_kind, program.value_index, program.value_slot, program.value_type)
-    for kind, place, slot, number in zip(*(column.tolist() for column in values_of), strict=True):
-        row_type = program.row_types[number]
-        if kind == CONSTANT:
-            dtypes = [engine.working_dtype(p.dtype or torch.float32) for p in parts_of(row_type)]
-            rows = zip(program.constant_rows(number), dtypes, strict=True)
-            row = slice(place, place + 1)
-            values.append(tuple(torch.as_tensor(p[row]).to(engine.device, d) for p, d in rows))
+    engine: Engine, recording: Recording, inputs: Mapping[Any, Any], used: Mapping[RowType, int]
+) -> dict[int, Rows]:
+    """Return the parts of every value of a recording, each with a batch axis of size 1."""
+    values: dict[int, Rows] = {}
+    constants: Counter[int] = Counter()
+    for begin, number, arguments, _ in records_of(recording.sites, recording.code):
+        kind, row_types, signature = recording.sites[number]
+        if signature is not None:
+            results: list[Any] = _call(engine, signature, arguments, values)
         elif kind == INPUT:
-            values.append(_input_row(inputs, row_type, used.get(row_type, 0) + place))
+            place = used[row_types[0]] + arguments[0][0]
+            results = [_input_row(inputs, row_types[0], place)]
         else:
-            if place not in results:
-                signature = program.signatures[kinds[place]]
-                results[place] = _call(engine, signature, reads[place], values)
-            result = results[place][slot]
-            values.append(result if isinstance(result, tuple) else (result,))
+            row = slice(constants[number], constants[number] + 1)
+            constants[number] += 1
+            types = parts_of(row_types[0])
+            dtypes = (engine.working_dtype(part.dtype or torch.float32) for part in types)
+            parts = zip(recording.constants_of(number), dtypes, strict=True)
+            results = [
+                tuple(torch.as_tensor(p[row]).to(engine.device, dtype) for p, dtype in parts)
+            ]
+        for slot, result in enumerate(results):
+            values[begin + slot] = result if isinstance(result, tuple) else (result,)
     return values
 
 
@@ -90,7 +88,7 @@ def _input_row(inputs: Mapping[Any, Any], row_type: RowType, row: int) -> Rows:
 
 
 def _call(
-    engine: Engine, signature: Signature, reads: list[list[int]], values: list[Rows]
+    engine: Engine, signature: Signature, reads: list[list[int]], values: Mapping[int, Rows]
 ) -> list[Any]:
     arguments = []
     for wanted, numbers in zip(signature.inputs, reads, strict=True):

@@ -365,12 +365,12 @@ def _drawn(check: Check, size: int, attempt: int) -> list[Tensor]:
         shape = (min(size, 3), *operand.shape) if operand.is_row else operand.shape
         drawn = draw(shape, operand.dtype, check.device, attempt, max(most, 1))
         if operand.is_row and attempt == 1:
-            make_extreme(drawn, check.scale)
+            make_extreme(drawn[:1], 1e4 * max(check.scale, 1.0))
+            make_extreme(drawn[1:2], 0.0)
         if operand.is_row and not has_gradient(operand.dtype):
             drawn[2:] = drawn[:1]  # gradients of equal indices meet in one row
-        found.append(
-            drawn[torch.arange(size, device=check.device) % 3] if operand.is_row else drawn
-        )
+        repeated = torch.arange(size, device=check.device) % 3
+        found.append(drawn[repeated] if operand.is_row else drawn)
     return found
 
 
@@ -393,9 +393,8 @@ def draws_random_numbers(called: Any, inputs: Sequence[Any] = ()) -> bool:
     parts = () if owner is None else owner.modules()
     if getattr(called, "random", False) is True or any(map(_draws_itself, parts)):
         return True
-    if not inputs or not all(
-        type(kind) is TensorType and kind.shape is not None for kind in inputs
-    ):
+    are_known = all(type(kind) is TensorType and kind.shape is not None for kind in inputs)
+    if not inputs or not are_known:
         return False
     found = False
 

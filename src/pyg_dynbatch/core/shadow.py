@@ -170,22 +170,23 @@ def draw(
         return torch.rand(shape, device=device) < 0.5
     if not has_gradient(dtype):
         least, above = ((-100, 100), (0, most), (0, 2), (0, 1))[attempt]
-        return torch.randint(0 if dtype == torch.uint8 else least, above, shape, device=device).to(
-            dtype
-        )
+        least = 0 if dtype == torch.uint8 else least
+        return torch.randint(least, above, shape, device=device).to(dtype)
     values = torch.randn(shape, device=device, dtype=dtype)
     if dtype.is_complex or attempt == 0:
         return values
     return (values * 30, values.sigmoid(), (4 * values.abs()).round() / 4 + 0.5)[attempt - 1]
 
 
-def make_extreme(rows: Tensor, scale: float) -> None:
-    """Make the first row huge, or true, and the second zero, or false."""
-    if has_gradient(rows.dtype):
-        rows[:1] *= 1e4 * max(scale, 1)
+def make_extreme(rows: Tensor, factor: float) -> None:
+    """Multiply rows by a huge factor, or make them zero; integers, which can be indices, stay."""
+    if factor == 0:
+        rows.zero_()
+    elif has_gradient(rows.dtype):
+        limit = torch.finfo(rows.dtype).max / 100  # so that sums are finite
+        rows.mul_(max(-limit, min(factor, limit)))
     elif rows.dtype == torch.bool:
-        rows[:1] = True
-    rows[1:2] = 0
+        rows.fill_(factor > 0)
 
 
 def drawn_like(tensor: Tensor) -> Tensor:

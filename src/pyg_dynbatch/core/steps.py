@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,6 +79,8 @@ class Steps(MovablePlan):
         outputs: Named outputs.
         num_examples: Number of examples.
         merged_calls: Calls saved because they repeat an earlier call on equal constants.
+        model: Fingerprint of the model that recorded the calls; others refuse them.
+        result: What the model needs to rebuild its results, such as the labels of metrics.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2. Differs: rows are gathered from any
@@ -99,6 +101,11 @@ class Steps(MovablePlan):
     outputs: dict[str, Output]
     num_examples: int
     merged_calls: int = 0
+    model: str = ""
+    result: Any = None
+
+    def __len__(self) -> int:
+        return self.num_examples
 
     def example_of(self, name: str) -> Int[Tensor, " row"]:
         """Return the example of every row of a named output."""

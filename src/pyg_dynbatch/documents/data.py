@@ -299,8 +299,8 @@ class DocumentFileData(SplitDataModule):
         return known[name]
 
     def sizes(self, split: SplitName) -> list[int]:
-        """Count the records of every document."""
-        return [example.starts.size for example, _ in self.dataset(split)]
+        """Count the integers of the recording of every document."""
+        return [len(example.code) for example, _ in self.dataset(split)]
 
     def contents(self, split: SplitName) -> list[np.ndarray]:
         """Return the documents, without their places in the file."""

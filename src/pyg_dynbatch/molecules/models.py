@@ -14,9 +14,9 @@ from torch_geometric.nn.resolver import aggregation_resolver
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.merge import schedule_recordings
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, calls_only
-from pyg_dynbatch.core.program import Program, Value
+from pyg_dynbatch.core.recording import Recording, Value
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.structure import checksum
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 from pyg_dynbatch.nn.pairs import Pairs
@@ -243,14 +243,14 @@ class WeaveProgram(nn.Module):
         self.levels = [_WeaveModule(operations, conv, level) for level, conv in enumerate(convs)]
         self.engine = Engine(operations)
 
-    def program(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Program:
+    def program(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Recording:
         """Record one molecule; the inputs are its atoms, the outputs the updated atoms.
 
         Args:
             num_atoms: Number of atoms.
             code: Code of every ordered pair, ``code[i][j]``; ``None`` for an unused pair.
         """
-        program, atoms = Program(), range(num_atoms)
+        program, atoms = Recording(), range(num_atoms)
         a: list[Value] = [program.input(self.atom, i) for i in atoms]
         p: dict[tuple[int, int], Value] = {
             (i, j): program.call(self.lookup, program.constant(self.code, code[i][j]))
@@ -265,7 +265,7 @@ class WeaveProgram(nn.Module):
         return program
 
     def forward(
-        self, x: Float[Tensor, "atom feature"], programs: Sequence[Program]
+        self, x: Float[Tensor, "atom feature"], programs: Sequence[Recording]
     ) -> Float[Tensor, "atom out"]:
         """Compute the atom rows of all molecules after the last module."""
         code = {name: getattr(WeaveConv, name) for name in _WEAVE_METHODS}
@@ -305,7 +305,7 @@ class _WeaveModule(nn.Module):
             self.of_pairs = ap, pp, add("p", *inputs, run=self.pair, tag="pair")
 
     def record(
-        self, program: Program, a: list[Value], p: dict[tuple[int, int], Value]
+        self, program: Recording, a: list[Value], p: dict[tuple[int, int], Value]
     ) -> tuple[list[Value], dict[tuple[int, int], Value]]:
         """Record equations 4 and 5 for one molecule."""
         call, atoms = program.call, range(len(a))

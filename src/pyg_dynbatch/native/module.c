@@ -5,7 +5,7 @@
 
 #include "arguments.h"
 
-extern PyMethodDef levels_functions[];
+extern PyMethodDef levels_functions[], recordings_functions[];
 #ifndef NO_KERNELS
 extern PyMethodDef tree_lstm_functions[];
 void choose_best_kernels(void);
@@ -13,6 +13,7 @@ void choose_best_kernels(void);
 
 static PyMethodDef *const tables[] = {
     levels_functions,
+    recordings_functions,
 #ifndef NO_KERNELS
     tree_lstm_functions,
 #endif

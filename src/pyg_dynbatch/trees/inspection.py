@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pyg_dynbatch.core import Program, Signature, TensorType, Value
+from pyg_dynbatch.core import Recording, Signature, TensorType, Value
 from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
 from pyg_dynbatch.core.files import existing
-from pyg_dynbatch.core.merge import schedule_recordings
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import ScheduleStats, Steps
 from pyg_dynbatch.core.structure import depth_of
 from pyg_dynbatch.trees.collate import Collater
@@ -38,9 +38,9 @@ _ROWS: dict[str, Callable[[ScheduleStats], float]] = {
 }
 
 
-def record_tree(tree: Data) -> Program:
+def record_tree(tree: Data) -> Recording:
     """Record a tree in which nodes with different numbers of children are different operations."""
-    program, children = Program(), children_of(tree)
+    program, children = Recording(), children_of(tree)
     tokens = tree.token.tolist() if "token" in tree else [-1] * len(children)
     values: dict[int, Value] = {}
     for node in depth_of(tree.edge_index, len(children)).argsort(stable=True).tolist():

@@ -9,27 +9,26 @@ import torch
 from pyg_dynbatch.core import (
     Engine,
     Operations,
-    Program,
     Ragged,
+    Recording,
     Signature,
     TensorType,
     run_one_by_one,
 )
-from pyg_dynbatch.core.merge import schedule_recordings
-from pyg_dynbatch.core.program import concatenate
+from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.core.helpers import SCALAR, VECTOR, WORD, Vectors, constants, message
 
 ADD = Signature("add", (SCALAR, SCALAR), (SCALAR,))
 
 
 def constant_of(row_type: TensorType, data: object) -> np.ndarray:
-    program = Program()
+    program = Recording()
     program.constant(row_type, data)
-    return program.constant_rows(0)[0][0]
+    return program.constants_of(0)[0][0]
 
 
 def test_a_value_decides_nothing() -> None:
-    program = Program()
+    program = Recording()
     h = program.call(ADD, program.constant(SCALAR, 0.0), program.constant(SCALAR, 0.0))
     for decide in (lambda: 1 if h else 2, lambda: not h, lambda: h and 1):
         text = message(TypeError, decide)
@@ -38,7 +37,7 @@ def test_a_value_decides_nothing() -> None:
 
 
 def test_several_results_come_as_a_tuple() -> None:
-    program = Program()
+    program = Recording()
     split = Signature("split", (VECTOR,), (SCALAR, (SCALAR, VECTOR)))
     left, right = program.call(split, program.constant(VECTOR, [1, 2, 3]))
     assert left.row_type == SCALAR
@@ -56,7 +55,7 @@ def test_constants_from_anything(data: object) -> None:
 
 
 def test_constants_keep_float64() -> None:
-    program = Program()
+    program = Recording()
     program.output(program.constant(SCALAR, 0.1))
     engine = Engine(Operations())
     schedule = schedule_recordings([program])
@@ -70,7 +69,7 @@ def test_constants_keep_float64() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.complex64])
 def test_constants_of_many_dtypes(dtype: torch.dtype) -> None:
-    program = Program()
+    program = Recording()
     program.output(program.constant(TensorType((), dtype), 1))
     engine = Engine(Operations())
     found = engine(schedule_recordings([program, program]))["output"]
@@ -96,20 +95,20 @@ def test_constants_are_copies(row: Any) -> None:
     ],
 )
 def test_invalid_constants(row_type: Any, data: Any, error: type, found: tuple[str, ...]) -> None:
-    text = message(error, Program().constant, row_type, data)
-    assert "Program.constant: " in text and all(part in text for part in found)
+    text = message(error, Recording().constant, row_type, data)
+    assert "Recording.constant: " in text and all(part in text for part in found)
 
 
 @pytest.mark.parametrize("data", [300, [-1], np.array(300), torch.tensor([1, 256])])
 def test_integers_beyond_the_dtype(data: object) -> None:
     row_type = TensorType(tuple(np.shape(data)), torch.uint8)
-    text = message(ValueError, Program().constant, row_type, data)
-    assert "Program.constant: a number is beyond the range of its dtype" in text
+    text = message(ValueError, Recording().constant, row_type, data)
+    assert "Recording.constant: a number is beyond the range of its dtype" in text
     assert "uint8" in text and "from 0 to 255" in text
     assert constant_of(TensorType((2,), torch.uint8), np.array([0, 255])).tolist() == [0, 255]
     assert constant_of(TensorType((0,), torch.uint8), np.zeros(0, dtype=int)).tolist() == []
     assert constant_of(TensorType((), torch.bool), 1)
-    text = message(ValueError, Program().constant, TensorType((), torch.bool), 2)
+    text = message(ValueError, Recording().constant, TensorType((), torch.bool), 2)
     assert "expected: bool[], 0 or 1" in text
 
 
@@ -117,34 +116,34 @@ def test_integers_beyond_the_dtype(data: object) -> None:
     ("dtype", "data"), [(torch.float32, 1e300), (torch.float16, 70000), (torch.bfloat16, 3.4e38)]
 )
 def test_floats_beyond_the_dtype(dtype: torch.dtype, data: float) -> None:
-    text = message(ValueError, Program().constant, TensorType((), dtype), data)
+    text = message(ValueError, Recording().constant, TensorType((), dtype), data)
     assert "a number is beyond the range of its dtype" in text and str(data) in text
     assert constant_of(TensorType((), dtype), float("inf")) == float("inf")
 
 
 def test_declared_inputs() -> None:
-    program = Program()
+    program = Recording()
     program.input(SCALAR, 1)
-    assert program.num_inputs == [2]
+    assert [*program.num_inputs.values()] == [2]
     program.declare_inputs(SCALAR, 5)
-    assert program.num_inputs == [5]
+    assert [*program.num_inputs.values()] == [5]
     text = message(ValueError, program.declare_inputs, SCALAR, 4)
     assert "fewer rows than are read" in text and "at least 5" in text
-    assert "Program.input: negative row" in message(ValueError, program.input, SCALAR, -1)
+    assert "Recording.input: negative row" in message(ValueError, program.input, SCALAR, -1)
 
 
 @pytest.mark.parametrize("operation", (torch.nn.Linear(3, 3), torch.tanh, "add", None))
 def test_what_is_not_registered_is_not_called(operation: object) -> None:
-    program = Program()
+    program = Recording()
     text = message(TypeError, program.call, operation, program.constant(VECTOR, [1, 2, 3]))
-    assert "Program.call: not a signature" in text
+    assert "Recording.call: not a signature" in text
     assert f"got:      {type(operation).__name__}" in text
     assert "operations.add(module, inputs, outputs)" in text
     assert program.num_calls == 0
 
 
 def test_invalid_arguments_of_a_call() -> None:
-    program, other = Program(), Program()
+    program, other = Recording(), Recording()
     one, vector = program.constant(SCALAR, 1.0), program.constant(VECTOR, [1, 2, 3])
     text = message(TypeError, program.call, ADD, one)
     assert "Operation 'add': wrong number of arguments" in text
@@ -153,34 +152,36 @@ def test_invalid_arguments_of_a_call() -> None:
     assert "Operation 'add': argument types differ" in text
     assert "call 0, argument 1" in text
     text = message(TypeError, program.call, ADD, 1.0, one)
-    assert "Program: not a value of a program" in text
-    assert "float" in text and "program.constant(row_type, data)" in text
+    assert "Recording: not a value of a recording" in text
+    assert "float" in text and "recording.constant(row_type, data)" in text
     text = message(ValueError, program.call, ADD, one, other.constant(SCALAR, 1.0))
-    assert "Program: a value of a different program" in text
+    assert "Recording: a value of a different recording" in text
     assert "Value(0, float32[], depth 0)" in text
     assert program.num_calls == 0
 
 
 def test_invalid_outputs() -> None:
-    program = Program()
+    program = Recording()
     program.output(program.constant(SCALAR, 1.0), "a")
     text = message(TypeError, program.output, program.constant(VECTOR, [1, 2, 3]), "a")
-    assert "Program.output: 'a' mixes two types" in text
+    assert "Recording.output: 'a' mixes two types" in text
     assert "use a separate name for each type" in text
-    assert "output 'a'" in message(ValueError, program.output, Program().constant(SCALAR, 1.0), "a")
+    assert "output 'a'" in message(
+        ValueError, program.output, Recording().constant(SCALAR, 1.0), "a"
+    )
 
 
 def test_a_value_is_not_pickled_alone() -> None:
-    program = Program()
+    program = Recording()
     value = program.constant(SCALAR, 1.0)
     for copier in (pickle.dumps, copy.deepcopy):
         text = message(TypeError, copier, value)
         assert "a value cannot be pickled or copied" in text
-        assert "pickle the program" in text
+        assert "pickle the recording" in text
 
 
 def test_programs_are_pickled_and_copied() -> None:
-    program = Program()
+    program = Recording()
     one = program.constant(SCALAR, 1.0)
     program.output(program.call(ADD, one, program.call(ADD, one, one)))
     wanted = schedule_recordings([program])
@@ -191,7 +192,7 @@ def test_programs_are_pickled_and_copied() -> None:
 def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(SCALAR)], [SCALAR], name="total")
-    program = Program()
+    program = Recording()
     one, two = program.constant(SCALAR, 1.0), program.constant(SCALAR, 2.0)
     for rows in ([one, two, two], one, [], (one, two)):
         program.output(program.call(total, rows))
@@ -203,8 +204,8 @@ def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
     assert "argument types differ" in text
 
 
-def recorded(language: Vectors, calls: int) -> Program:
-    program = Program()
+def recorded(language: Vectors, calls: int) -> Recording:
+    program = Recording()
     left, right = constants(program, 2)
     for _ in range(calls):
         left = program.call(language.mix, left, right)
@@ -212,29 +213,24 @@ def recorded(language: Vectors, calls: int) -> Program:
     return program
 
 
-def test_schedules_and_reference_take_either() -> None:
+def test_recordings_are_the_same_after_pickling() -> None:
     language = Vectors()
     programs = [recorded(language, calls) for calls in (1, 3, 2)]
-    finished = [concatenate([program]) for program in programs]
+    finished = pickle.loads(pickle.dumps(programs))
     wanted = run_one_by_one(language.engine, programs)["output"]
     for mixed in (finished, [programs[0], *finished[1:]]):
         torch.testing.assert_close(run_one_by_one(language.engine, mixed)["output"], wanted)
-        found = language.engine(schedule_recordings(mixed))["output"]
-        torch.testing.assert_close(found, wanted)
-    assert schedule_recordings(finished) == schedule_recordings(programs)
-    halves = [concatenate(programs[:2]), concatenate(programs[2:])]
-    assert schedule_recordings(halves) == schedule_recordings(programs)
+        assert schedule_recordings(mixed) == schedule_recordings(programs)
 
 
 def test_depth_size_and_repr() -> None:
-    assert Program().depth == Program().num_calls == 0
+    assert Recording().depth == Recording().num_calls == 0
     language = Vectors()
     program = recorded(language, 4)
-    finished = pickle.loads(pickle.dumps(concatenate([program])))
+    finished = pickle.loads(pickle.dumps(program))
     assert (finished.depth, finished.num_calls) == (program.depth, program.num_calls) == (5, 5)
-    assert isinstance(finished.value_index, np.ndarray)
-    assert finished.value_index.tolist() == program.value_index.tolist()
-    assert repr(finished) == repr(program) == "Program(5 calls, depth 5, outputs ['output'])"
+    assert finished.code == program.code
+    assert repr(finished) == repr(program) == "Recording(5 calls, depth 5, outputs ['output'])"
 
 
 def test_programs_grow_after_they_were_scheduled() -> None:
@@ -250,13 +246,13 @@ def test_programs_grow_after_they_were_scheduled() -> None:
 
 
 def test_calls_without_arguments_add_no_depth() -> None:
-    language, program = Vectors(), Program()
+    language, program = Vectors(), Recording()
     start = language.engine.operations.add(lambda: torch.ones(1, 3), [], [VECTOR], name="start")
     program.output(program.call(language.squash, program.call(start)))
-    assert program.depth == concatenate([program]).depth == 1
-    only = Program()
+    assert program.depth == 1
+    only = Recording()
     only.output(only.call(start))
-    assert only.depth == concatenate([only]).depth == 0
+    assert only.depth == 0
 
 
 def test_equal_calls_are_merged_unless_told_otherwise() -> None:

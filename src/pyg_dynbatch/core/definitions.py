@@ -1,0 +1,173 @@
+"""What the scheduler in C computes, in plain Python: for tests, and where there is no C.
+
+The functions have the names and arguments of those of ``pyg_dynbatch._native``; see the structs of
+``native/recordings.c`` for what the arguments are.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from pyg_dynbatch.core.operation import Ragged
+from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy, order_calls
+from pyg_dynbatch.core.recording import CONSTANT, INPUT, Sites, record_at, records_of
+
+
+def move(
+    *, sites: Sites, code: Any, ends: Any, examples: int, base: int, first_site: Any,
+    first_input: Any, types: int,
+) -> int:  # fmt: skip
+    """Renumber the records of examples that have been copied one after another."""
+    records = begin = 0
+    for example, end in enumerate(ends.tolist()):
+        before, first, rows = base + begin, int(first_site[example]), first_input[example]
+        while begin < end:
+            code[begin] += first
+            record = record_at(sites, code, begin)
+            kind, results, signature = sites[record.number]
+            place = begin + 1
+            for wanted in (None,) if kind == INPUT else signature.inputs if signature else ():
+                size = int(code[place]) if isinstance(wanted, Ragged) else 1
+                place += isinstance(wanted, Ragged)
+                added = rows[sites.number_of_type[results[0]]] if kind == INPUT else before
+                code[place : place + size] += added
+                place += size
+            begin, records = record.end, records + 1
+    return records
+
+
+def scan(*, sites: Sites, code: Any, first: int, size: int, begins: Any) -> int:
+    """List where records begin."""
+    found = [record.begin for record in records_of(sites, code[:size], first)]
+    begins[: len(found)] = found
+    return len(found)
+
+
+def distinct(*, rows: Any, count: int, width: int, number: Any, first: Any) -> int:
+    """Number the different ones of rows of bytes in the order in which they appear."""
+    numbers: dict[bytes, int] = {}
+    for each, row in enumerate(rows.reshape(count, width)):
+        if (key := row.tobytes()) not in numbers:
+            first[len(numbers)] = each
+        number[each] = numbers.setdefault(key, len(numbers))
+    return len(numbers)
+
+
+def merge(
+    *, sites: Sites, code: Any, begins: Any, outputs: Any, merge_equal: int, first_constant: Any,
+    constant: Any, constant_row: Any, first_input: Any, value: Any, row: Any, call: Any, owner: Any,
+    begin: Any, first_read: Any, read: Any, counts: Any, **sizes: int,
+) -> int:  # fmt: skip
+    """Merge equal calls, and number the others."""
+    made: list[tuple[int, list[int]]] = []  # of each call: where it begins, what it reads
+    unused: dict[int, int] = {}  # results of calls without arguments that nobody has read
+    equal: dict[Any, int] = {}  # where the first of equal constants and calls begins
+    fixed: set[int] = set()  # values that depend on constants alone
+    places, ragged, merged = first_constant.tolist(), 0, 0
+
+    def add(start: int, reads: list[int]) -> None:
+        for slot in range(len(sites[code[start]].results)):
+            call[start + slot] = len(made)
+            unused.pop(start + slot, None)
+        made.append((start, reads))
+
+    for start in begins.tolist():
+        record = record_at(sites, code, start)
+        kind, results, called = sites[record.number]
+        signature: Any = called
+        slots = np.arange(start, start + len(results))
+        value[slots], owner[slots], row[slots] = slots, start, -1
+        if kind == CONSTANT:
+            which = int(constant[places[record.number]])
+            places[record.number] += 1
+            value[start], row[start] = equal.setdefault(which, start), constant_row[which]
+            fixed.add(start)
+        elif kind == INPUT:
+            row[start] = record.arguments[0][0] + first_input[sites.number_of_type[results[0]]]
+        else:
+            reads = [int(value[each]) for values in record.arguments for each in values]
+            sizes_of = tuple(map(len, record.arguments))
+            for each in reads:
+                if each in unused:
+                    add(unused[each], [])
+            key, first = (signature, sizes_of, *reads), start
+            is_mergeable = merge_equal and not signature.random and fixed.issuperset(reads)
+            is_ragged = any(isinstance(wanted, Ragged) for wanted in signature.inputs)
+            if not signature.inputs or (is_mergeable and not is_ragged):
+                first = equal.setdefault(key, start)
+                fixed.update(slots.tolist())
+            if first != start:
+                value[slots], merged = slots - start + first, merged + 1
+            elif not signature.inputs:
+                unused.update(dict.fromkeys(slots.tolist(), start))
+            else:
+                add(start, reads)
+                lengths = zip(signature.inputs, sizes_of, strict=True)
+                ragged += sum(size for wanted, size in lengths if isinstance(wanted, Ragged))
+    for each in value[outputs].tolist():
+        if each in unused:
+            add(unused[each], [])
+    flat = [each for _, reads in made for each in reads]
+    begin[: len(made)], read[: len(flat)] = [start for start, _ in made], flat
+    first_read[: len(made) + 1] = np.cumsum([0, *(len(reads) for _, reads in made)])
+    counts[:] = len(made), len(flat), ragged, merged
+    return len(made)
+
+
+def order(
+    *, calls: int, kinds: int, agenda: int, kind: Any, row: Any, call: Any, first_read: Any,
+    read: Any, step: Any,
+) -> int:  # fmt: skip
+    """Assign calls to steps."""
+    graph = dependencies(calls, kind, row, call, first_read, read)
+    step[:calls] = order_calls(graph, agenda_policy if agenda else depth_policy)
+    return int(step[:calls].max(initial=-1)) + 1
+
+
+def dependencies(
+    calls: int, kind: Any, row: Any, call: Any, first_read: Any, read: Any, names: Any = ()
+) -> DependencyGraph:
+    """Return which calls read the results of which."""
+    values = read[: first_read[calls]]
+    target = np.arange(calls).repeat(np.diff(first_read[: calls + 1]))
+    inner = row[values] < 0
+    kinds = kind[:calls].astype(np.int64)
+    return DependencyGraph(kinds, call[values[inner]].astype(np.int64), target[inner], names)
+
+
+def place(
+    *, sites: Sites, code: Any, calls: int, steps: int, begin: Any, first_read: Any, read: Any,
+    step: Any, row: Any, free: Any, index: Any, call: Any, slices: Any,
+) -> int:  # fmt: skip
+    """Give the results of every step rows, and list the rows that it reads."""
+    members: list[list[int]] = [[] for _ in range(steps)]
+    for number, own in enumerate(step[:calls].tolist()):
+        members[own].append(number)
+    for own, numbers in enumerate(members):
+        site = sites[code[begin[numbers[0]]]]
+        firsts = []
+        for slot, row_type in enumerate(site.results):
+            kind = sites.number_of_type[row_type]
+            firsts.append(int(free[kind]))
+            row[begin[numbers] + slot] = free[kind] + np.arange(len(numbers))
+            free[kind] += len(numbers)
+        signature = sites.signatures.index(site.signature)
+        call[own] = signature, len(numbers), *firsts, *[0] * (call.shape[1] - 2 - len(firsts))
+    entry = slice_ = 0
+    for numbers in members:
+        inputs = sites[code[begin[numbers[0]]]].signature.inputs
+        decoded = [record_at(sites, code, int(begin[n])).arguments for n in numbers]
+        flat = [iter(read[first_read[number] :]) for number in numbers]
+        found = [[[row[next(rest)] for _ in values] for values in arguments]
+                 for arguments, rest in zip(decoded, flat, strict=True)]  # fmt: skip
+        for argument, wanted in enumerate(inputs):
+            rows = [each for own in found for each in own[argument]]
+            owners = [position for position, own in enumerate(found) for _ in own[argument]]
+            first = rows[0] if rows else 0
+            is_range = rows == list(range(first, first + len(rows)))
+            begins = entry + len(rows) if isinstance(wanted, Ragged) else -1
+            slices[slice_] = entry, len(rows), first if is_range else -1, begins
+            written = [*rows, *owners] if isinstance(wanted, Ragged) else rows
+            index[entry : entry + len(written)] = written
+            entry, slice_ = entry + len(written), slice_ + 1
+    return slice_

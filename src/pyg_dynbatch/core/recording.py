@@ -1,0 +1,453 @@
+"""Recorded calls: the integers that blocks, autobatch and programs write, and schedules read.
+
+A record is the number of a site, followed by what the call reads, and a value is named by where
+its record begins. With a site 0 for constants and a site 1 for ``add``, ``add(add(a, b), b)`` is::
+
+    0   0   1 0 1   1 2 1     two constants, a + b, and the sum with b
+    ^0  ^1  ^2      ^5        their values
+
+- A constant is its site alone; the k-th record of a site is the k-th row of the site's data.
+- An input is its site and the number of an input row.
+- A call is its site and its arguments: a value, or for a ragged argument the number of values and
+  these. Its results are the value at its site and those that follow, so the record is at least as
+  long as there are results, filled up with -1.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
+from pyg_dynbatch.core.types import (
+    RowType,
+    TensorType,
+    constant_dtype,
+    describe,
+    has_gradient,
+    overflowing_value,
+    parts_of,
+    range_of,
+)
+
+CONSTANT, INPUT, CALL = 0, 1, 2
+"""Kinds of sites."""
+
+Rows = tuple[np.ndarray, ...]
+"""Constants of one row type, one array ``[row, ...]`` per part."""
+
+
+class Site(NamedTuple):
+    """What records of one number have in common."""
+
+    kind: int
+    results: tuple[RowType, ...]
+    signature: Signature | None = None  # of calls
+
+
+class Sites(tuple[Site, ...]):
+    """The table of the sites that the records of a model name by number."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sites, (tuple(self),)
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        """All signatures; an error if two have the same name."""
+        by_name: dict[str, Signature] = {}
+        for site in self:
+            signature = site.signature
+            known = signature and by_name.setdefault(signature.name, signature)
+            if known is not signature and known != signature:
+                what = f"Recording: two signatures are called {known.name!r}"  # type: ignore[union-attr]
+                hint = "take all signatures from one Operations object"
+                raise mismatch(TypeError, what, known, signature, hint=hint)
+        return tuple(by_name.values())
+
+    @cached_property
+    def row_types(self) -> tuple[RowType, ...]:
+        """All row types of results and arguments."""
+        inputs = (row_type_of(wanted) for s in self.signatures for wanted in s.inputs)
+        return tuple(dict.fromkeys(chain(*(site.results for site in self), inputs)))
+
+    @cached_property
+    def number_of_type(self) -> dict[RowType, int]:
+        """The number of each row type."""
+        return {row_type: number for number, row_type in enumerate(self.row_types)}
+
+    @cached_property
+    def argument_types(self) -> list[list[int]]:
+        """The row type of each argument of each signature."""
+        return [[self.number_of_type[row_type_of(i)] for i in s.inputs] for s in self.signatures]
+
+    @cached_property
+    def result_types(self) -> list[list[int]]:
+        """The row type of each result of each signature."""
+        return [[self.number_of_type[each] for each in s.outputs] for s in self.signatures]
+
+    @cached_property
+    def most_results(self) -> int:
+        """Largest number of results of a site, at least 1."""
+        return max((len(site.results) for site in self), default=1)
+
+    @cached_property
+    def most_arguments(self) -> int:
+        """Largest number of arguments of a signature."""
+        return max((len(signature.inputs) for signature in self.signatures), default=0)
+
+    @cached_property
+    def types(self) -> np.ndarray:
+        """Row type of each result of each site."""
+        types = np.zeros((len(self), self.most_results), np.int32)
+        for row, site in zip(types, self, strict=True):
+            row[: len(site.results)] = [self.number_of_type[each] for each in site.results]
+        return types
+
+    @cached_property
+    def table(self) -> tuple[np.ndarray, ...]:
+        """Struct ``sites`` of ``native/recordings.c``, and the arrays that it points to."""
+        number = {signature.name: n for n, signature in enumerate(self.signatures)}
+        ragged = [[isinstance(i, Ragged) for i in s.inputs] for s in self.signatures]
+        columns: list[Any] = [
+            [site.kind for site in self],
+            [-1 if site.signature is None else number[site.signature.name] for site in self],
+            [len(site.results) for site in self],
+            self.types,
+            [len(s.inputs) for s in self.signatures],
+            [own + [False] * (self.most_arguments - len(own)) for own in ragged],
+            [not (s.random or any(r)) for s, r in zip(self.signatures, ragged, strict=True)],
+        ]
+        arrays = [np.array(column, dtype=np.int32) for column in columns]
+        addresses = [each.ctypes.data for each in arrays]
+        struct = np.array([*addresses, self.most_results, self.most_arguments], dtype=np.int64)
+        return struct, *arrays
+
+    def data_ptr(self) -> int:
+        """Return the address of the table, for C."""
+        return self.table[0].ctypes.data
+
+
+class Record(NamedTuple):
+    """One record, decoded."""
+
+    begin: int
+    number: int  # of its site
+    arguments: list[list[int]]  # the values of each argument; of an input, the number of its row
+    end: int
+
+
+def record_at(sites: Sequence[Site], code: Any, begin: int) -> Record:
+    """Decode one record."""
+    number, arguments, end = int(code[begin]), list[list[int]](), begin + 1
+    kind, results, signature = sites[number]
+    for wanted in (None,) if kind == INPUT else signature.inputs if signature else ():
+        size = 1
+        if isinstance(wanted, Ragged):
+            size, end = int(code[end]), end + 1
+        arguments.append([int(value) for value in code[end : end + size]])
+        end += size
+    return Record(begin, number, arguments, max(end, begin + len(results)))
+
+
+def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[Record]:
+    """Decode records one by one."""
+    while begin < len(code):
+        record = record_at(sites, code, begin)
+        yield record
+        begin = record.end
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One value of a recording: a constant, an input row, or a result of a call.
+
+    Args:
+        recording: The recording it belongs to.
+        number: Where it is in the recording.
+        row_type: Type of one row of it.
+        depth: Longest path to it, counted in calls that read something.
+    """
+
+    recording: "Recording"
+    number: int
+    row_type: RowType
+    depth: int
+
+    def __repr__(self) -> str:
+        """Read like ``Value(3, float32[150], depth 2)``."""
+        return f"Value({self.number}, {describe(self.row_type)}, depth {self.depth})"
+
+    def __bool__(self) -> bool:
+        """Raise an error: a value is only recorded, and computed later."""
+        what = "Value: used as a truth value while calls are recorded"
+        wanted = "a condition known on the host, such as the shape of the tree"
+        hint = "`value is not None` for its presence; torch.where in an operation for its content"
+        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
+
+    def __reduce__(self) -> Any:
+        """Raise an error: a value is meaningless without its recording."""
+        what, wanted = "Value: a value cannot be pickled or copied", "the recording it belongs to"
+        hint = "pickle the recording, after recording.output(value)"
+        raise mismatch(TypeError, what, wanted, repr(self), hint=hint)
+
+
+@dataclass(eq=False, repr=False)
+class Recording:
+    """Recorded calls of one example, as integers and constants without parameters.
+
+    Build one by hand with :meth:`constant`, :meth:`input`, :meth:`call` and :meth:`output`;
+    compiled blocks and ``autobatch`` write others. It can be pickled. A value is recorded before
+    the calls that read it, so a recording is always acyclic.
+
+    Args:
+        sites: Table of the sites that records name by number.
+        code: Records, one after another; see :mod:`pyg_dynbatch.core.recording`.
+        data: Constants of each site, as a list of arrays with any number of rows.
+        num_inputs: Number of input rows of each row type.
+        outputs: Values of each named output.
+        model: Fingerprint of the model that wrote it; others refuse it.
+        result: What the writer needs to rebuild the result of the example.
+
+    Example:
+        >>> from pyg_dynbatch.core.types import TensorType
+        >>> scalar = TensorType(())
+        >>> add = Signature("add", (scalar, scalar), (scalar,))
+        >>> recording = Recording()
+        >>> one, two = recording.constant(scalar, 1.0), recording.constant(scalar, 2.0)
+        >>> three = recording.call(add, one, two)
+        >>> recording.output(recording.call(add, three, two))
+        >>> recording.depth, list(recording.code)
+        (2, [0, 0, 1, 0, 1, 1, 2, 1])
+    """
+
+    sites: Sites = Sites()
+    code: Any = field(default_factory=lambda: array("i"))
+    data: dict[int, list[Rows]] = field(default_factory=dict)
+    num_inputs: dict[RowType, int] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    model: Any = ""
+    result: Any = None
+
+    @cached_property
+    def _number_of_site(self) -> dict[Site, int]:
+        return {site: number for number, site in enumerate(self.sites)}
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls recorded so far."""
+        records = records_of(self.sites, self.code)
+        return sum(self.sites[record.number].kind == CALL for record in records)
+
+    @property
+    def depth(self) -> int:
+        """Longest chain of calls that read something; 0 for a recording without calls."""
+        depth: dict[int, int] = {}
+        for begin, number, arguments, _ in records_of(self.sites, self.code):
+            kind, results, _ = self.sites[number]
+            reads = chain(*arguments) if kind == CALL else ()
+            # A call that reads nothing, such as a learned start state, does not count.
+            longest = max((1 + depth[value] for value in reads), default=0)
+            depth.update(dict.fromkeys(range(begin, begin + len(results)), longest))
+        return max(depth.values(), default=0)
+
+    def constants_of(self, site: int) -> Rows:
+        """Return all constants of a site."""
+        pieces = self.data[site]
+        if len(pieces) > 1:
+            pieces[:] = [tuple(np.concatenate(part) for part in zip(*pieces, strict=True))]
+        return pieces[0]
+
+    def constant(self, row_type: RowType, data: Any) -> Value:
+        """Add one constant row.
+
+        Args:
+            row_type: Type of the row, with shape and dtype.
+            data: Number, nested list, array or tensor of that shape; a tuple for a tuple type.
+
+        Raises:
+            ValueError: If the shape differs, or an integer is beyond the range of the dtype.
+            TypeError: If the dtype cannot hold data of this kind.
+        """
+        parts = parts_of(row_type)
+        pieces = data if isinstance(row_type, tuple) else (data,)
+        if len(pieces) != len(parts):
+            what = "Recording.constant: wrong number of parts"
+            raise mismatch(ValueError, what, describe(row_type), f"{len(pieces)} parts")
+        rows = tuple(_constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
+        site = self._site(CONSTANT, (row_type,))
+        self.data.setdefault(site, []).append(rows)
+        return self._values(site, (), 0)[0]
+
+    def input(self, row_type: RowType, row: int) -> Value:
+        """Add an input row, such as one row of an encoder's result.
+
+        The engine takes the rows of all examples, one example after another, like ``x`` in PyG;
+        gradients flow back into them.
+
+        Args:
+            row_type: Type of the row.
+            row: Its number within this example, from 0.
+        """
+        if row < 0:
+            raise mismatch(ValueError, "Recording.input: negative row", "row >= 0", row)
+        self.num_inputs[row_type] = max(self.num_inputs.get(row_type, 0), row + 1)
+        return self._values(self._site(INPUT, (row_type,)), (row,), 0)[0]
+
+    def declare_inputs(self, row_type: RowType, rows: int) -> None:
+        """Set the number of input rows of a type, if the example does not read all of them.
+
+        Args:
+            row_type: Type of the rows.
+            rows: Number of rows, at least as many as are read.
+        """
+        self._site(INPUT, (row_type,))
+        if rows < (least := self.num_inputs.get(row_type, 0)):
+            what = "Recording.declare_inputs: fewer rows than are read"
+            raise mismatch(ValueError, what, f"at least {least}", rows)
+        self.num_inputs[row_type] = rows
+
+    def call(self, signature: Signature, *arguments: Value | Sequence[Value]) -> Any:
+        """Record one call.
+
+        Args:
+            signature: Signature of the operation.
+            *arguments: One value per input; a sequence of values for a ragged one.
+
+        Returns:
+            The result, or a tuple of results if the signature has several outputs.
+
+        Raises:
+            TypeError: If the number or a type of the arguments differs from the signature.
+            ValueError: If a value belongs to another recording.
+        """
+        if not isinstance(signature, Signature):
+            what, got = "Recording.call: not a signature", type(signature).__name__
+            wanted = "operations.add(module, inputs, outputs)"
+            raise mismatch(TypeError, what, wanted, got, where=f"call {self.num_calls}")
+        if len(arguments) != len(signature.inputs):
+            what = f"Operation {signature.name!r}: wrong number of arguments"
+            wanted = f"{len(signature.inputs)}: {signature}"
+            where = f"call {self.num_calls}"
+            raise mismatch(TypeError, what, wanted, len(arguments), where=where)
+        reads: list[int] = []
+        depth = 0  # also of a call that reads nothing, such as a learned start state
+        for position, argument in enumerate(arguments):
+            values = self._checked_argument(signature, position, argument)
+            if isinstance(signature.inputs[position], Ragged):
+                reads.append(len(values))
+            reads += [value.number for value in values]
+            depth = max([depth, *(value.depth + 1 for value in values)])
+        site = self._site(CALL, signature.outputs, signature)
+        results = self._values(site, reads, depth)
+        return results if len(results) > 1 else results[0]
+
+    def output(self, value: Value, name: str = "output") -> None:
+        """Mark a value as a result of the example.
+
+        Args:
+            value: The value.
+            name: Name under which the engine returns it. Values of one name are returned as rows,
+                example after example, in the order marked.
+
+        Raises:
+            ValueError: If the value belongs to another recording.
+            TypeError: If values of two types are marked under one name.
+        """
+        self._check_value(value, f"output {name!r}")
+        first = self._output_types.setdefault(name, value.row_type)
+        if first != value.row_type:
+            what, got = f"Recording.output: {name!r} mixes two types", describe(value.row_type)
+            hint = "use a separate name for each type"
+            raise mismatch(TypeError, what, describe(first), got, hint=hint)
+        self.outputs.setdefault(name, array("i")).append(value.number)
+
+    @cached_property
+    def _output_types(self) -> dict[str, RowType]:
+        return {}
+
+    def _checked_argument(self, signature: Signature, position: int, argument: Any) -> list[Value]:
+        """Return the values of one argument of a call."""
+        wanted = signature.inputs[position]
+        row_type, ragged = row_type_of(wanted), isinstance(wanted, Ragged)
+        values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
+        for value in values:
+            if not isinstance(value, Value) or value.recording is not self:
+                self._check_value(value, f"call {self.num_calls}, argument {position}")
+            if value.row_type != row_type:
+                what = f"Operation {signature.name!r}: argument types differ"
+                types = describe(row_type), describe(value.row_type)
+                where = f"call {self.num_calls}, argument {position}"
+                raise mismatch(TypeError, what, *types, where=where)
+        return values
+
+    def _check_value(self, value: Any, where: str) -> None:
+        if not isinstance(value, Value):
+            what = "Recording: not a value of a recording"
+            wanted, got = "the result of constant() or call()", type(value).__name__
+            hint = "wrap data: recording.constant(row_type, data)"
+            raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
+        if value.recording is not self:
+            what, wanted = "Recording: a value of a different recording", "values of this one"
+            raise mismatch(ValueError, what, wanted, repr(value), where=where)
+
+    def _values(self, site: int, reads: Sequence[int], depth: int) -> tuple[Value, ...]:
+        """Append a record and return its values."""
+        begin, results = len(self.code), self.sites[site].results
+        self.code.append(site)
+        self.code.extend(reads)
+        self.code.extend([-1] * (begin + len(results) - len(self.code)))
+        return tuple(Value(self, begin + n, each, depth) for n, each in enumerate(results))
+
+    def _site(self, *fields: Any) -> int:
+        site = Site(*fields)
+        number = self._number_of_site.setdefault(site, len(self.sites))
+        if number == len(self.sites):
+            table = Sites((*self.sites, site))
+            try:
+                table.signatures  # noqa: B018 - which raises an error for two of one name
+            except TypeError:
+                del self._number_of_site[site]
+                raise
+            self.sites = table
+        return number
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Concatenate the constants of each site: many small arrays take more memory."""
+        for site in self.data:
+            self.constants_of(site)
+        return {name: value for name, value in vars(self).items() if name[0] != "_"}
+
+    def __repr__(self) -> str:
+        return (
+            f"Recording({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
+        )
+
+
+def _constant_row(part: TensorType, data: Any) -> np.ndarray:
+    """Convert a constant to an array of the shape and dtype of its type."""
+    if part.shape is None or part.dtype is None:
+        what = "Recording.constant: the type leaves shape or dtype open"
+        raise mismatch(TypeError, what, "a TensorType with shape and dtype", part)
+    # numpy reads Python floats in double precision, torch in single precision.
+    tensor = torch.as_tensor(data if isinstance(data, torch.Tensor) else np.asarray(data))
+    tensor = tensor.detach().cpu()
+    shape = tuple(tensor.shape)
+    if shape != part.shape:
+        got = TensorType(shape, tensor.dtype)
+        raise mismatch(ValueError, "Recording.constant: shape differs", part, got)
+    if has_gradient(tensor.dtype) and not has_gradient(part.dtype):
+        got = TensorType(shape, tensor.dtype)
+        raise mismatch(TypeError, "Recording.constant: dtype differs", part, got)
+    # numpy has no bfloat16; float32 represents it exactly.
+    rows = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    if (wrong := overflowing_value(rows, part.dtype)) is not None:
+        what = "Recording.constant: a number is beyond the range of its dtype"
+        raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)
+    # A copy: the recording must not change when the caller's array does.
+    return rows.astype(constant_dtype(rows.dtype, part.dtype))
