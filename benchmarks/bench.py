@@ -32,8 +32,8 @@ from torch import Tensor
 
 from pyg_dynbatch import __version__
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.core.native import keep_freed_memory
+from pyg_dynbatch.files import write_atomically
 
 Rounds = list[dict[str, float]]
 """Seconds of every phase, one entry per round."""

@@ -21,12 +21,12 @@ from torch import Tensor
 from benchmarks import bench
 from benchmarks.tree_lstm import PlainTree, Ways, node_by_node
 from benchmarks.trees import CLASSES, sentiment_trees
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.training.optimizers import OptimizerOptions, build_optimizer
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.models import TreeClassifier
-from pyg_dynbatch.trees.vectors import read_word_vectors
+from pyg_dynbatch.trees.words import read_word_vectors
 
 REFERENCE = "one by one"
 WIDTH = 300

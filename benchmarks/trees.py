@@ -12,7 +12,7 @@ from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import SST
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.words import Vocabulary
 
 CLASSES = 5
 """Of a node, from very negative to very positive."""

@@ -6,8 +6,8 @@ import re
 from matplotlib import rc_context
 from torch_geometric.data import Data
 
-from pyg_dynbatch import Collater
 from pyg_dynbatch.data import from_nested
+from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.visualize import counted, draw_schedule, draw_steps, new_figure
 
 SENTENCES = (

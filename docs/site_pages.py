@@ -29,9 +29,8 @@ from sphinx.config import Config
 from torch import nn
 
 import pyg_dynbatch
+from pyg_dynbatch import Levels, Steps
 from pyg_dynbatch.blocks import Layer
-from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.visualize import SEQUENCE, counted, draw_schedule, new_figure, save_figure
 
 DOCS = Path(__file__).parent

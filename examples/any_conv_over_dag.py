@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch_geometric.nn import GINEConv, ResGatedGraphConv, Sequential
 
-from pyg_dynbatch import DataLoader, DynTreeData
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import TopologicalConv
 
 WIDTH = 32

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from pyg_dynbatch import Collater
 from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.data import from_nested
+from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.nn import NaryTreeLSTM
 
 WORDS, WIDTH, CLASSES = 100, 32, 5

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from pyg_dynbatch.data import MoleculeFeaturizer, PairFeatures, PairTable
+from pyg_dynbatch.lightning import MoleculeProperty, OptimizerOptions
 from pyg_dynbatch.loader import MoleculeLoader
-from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
-from pyg_dynbatch.training import OptimizerOptions
+from pyg_dynbatch.models import MoleculeSchema
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 

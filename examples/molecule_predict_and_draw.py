@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import Subset
 
 from pyg_dynbatch.datasets import NCI, FeaturizeOptions
+from pyg_dynbatch.lightning import MoleculeProperty, OptimizerOptions, RateOptions
 from pyg_dynbatch.loader import MoleculeLoader
+from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
 from pyg_dynbatch.molecules.drawing import draw_attributions, write_picture
-from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
-from pyg_dynbatch.training import OptimizerOptions, RateOptions
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pl.seed_everything(0, verbose=False)

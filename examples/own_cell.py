@@ -7,9 +7,9 @@ children's sum is kept. It learns to count the marked leaves below every node of
 import torch
 from torch import nn
 
-from pyg_dynbatch import DataLoader, DynTreeData, Engine, TensorType, testing
-from pyg_dynbatch.core import RaggedRows
-from pyg_dynbatch.core.scheduling import schedule_recordings
+from pyg_dynbatch import Engine, RaggedRows, TensorType, schedule_recordings, testing
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 

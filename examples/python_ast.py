@@ -9,8 +9,7 @@ import random
 import torch
 from torch import nn
 
-from pyg_dynbatch.core import Engine, Operations, Recording, TensorType, Value
-from pyg_dynbatch.core.scheduling import schedule_recordings
+from pyg_dynbatch import Engine, Operations, Recording, TensorType, Value, schedule_recordings
 
 STATE, DIGIT, CLASSES = TensorType((32,)), TensorType((), torch.int64), TensorType((3,))
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from pyg_dynbatch import DataLoader
 from pyg_dynbatch.data import BracketedTree
 from pyg_dynbatch.datasets import TreeFile
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.models import TreeClassifier
 
 WORDS = {"awful": -2, "bad": -1, "dull": -1, "plain": 0, "nice": 1, "good": 1, "superb": 2}

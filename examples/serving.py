@@ -29,9 +29,9 @@ from litserve.loops import BatchedLoop
 from starlette.responses import JSONResponse
 
 from pyg_dynbatch.core.errors import checked_choice
+from pyg_dynbatch.models import DocumentPredictor, MoleculePredictor, TreePredictor
 from pyg_dynbatch.molecules.predict import named_columns
-from pyg_dynbatch.tasks import DocumentPredictor, MoleculePredictor, TreePredictor
-from pyg_dynbatch.training.checkpoints import read_checkpoint
+from pyg_dynbatch.prediction import read_checkpoint
 
 
 class Service(NamedTuple):

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from pyg_dynbatch.core.scheduling import schedule_recordings
+from pyg_dynbatch import schedule_recordings
 from pyg_dynbatch.models import WeaveProgram
 from pyg_dynbatch.nn import Pairs, WeaveStack
 

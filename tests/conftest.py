@@ -3,8 +3,10 @@
 import gc
 import os
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import jaxtyping
@@ -113,3 +115,43 @@ def shared_data() -> Callable[[str], Path]:
 def samples() -> Path:
     """Return the folder of small files in the raw formats."""
     return SAMPLES
+
+
+class Server(ThreadingHTTPServer):
+    """Serves files from memory; if ``sent`` is given, it stops after this many bytes of one."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.sent: int | None = None
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{name}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        content = self.server.files.get(self.path[1:])
+        if content is None:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: self.server.sent])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Serve files to this process."""
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from pyg_dynbatch.cli import main
-from pyg_dynbatch.core.files import locked_folder
+from pyg_dynbatch.files import locked_folder
 from pyg_dynbatch.training.experiments import read_space
 from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv
@@ -89,7 +89,7 @@ def test_a_wrong_number_of_runs_is_refused(folder: Path, capsys) -> None:
     split = ["--data.init_args.split.method", "kfold", "--data.init_args.split.folds", "3"]
     assert "repeat: too few folds" in complaint(capsys, *argv, "4", *split)
     said = complaint(capsys, *argv, "2", "--model.init_args.hiden", "3")
-    assert "did you mean 'hidden'?" in said
+    assert "did you mean '--model.init_args.hidden'?" in said
     assert not Path("runs").exists()
 
 

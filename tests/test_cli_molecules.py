@@ -15,8 +15,8 @@ import yaml
 from pyg_dynbatch.datasets import PackedMolecules
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
-from tests.core.test_files import files_of_at_most
 from tests.molecules.molecules import molecule_csv, trained
+from tests.test_files import files_of_at_most
 
 pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
@@ -316,7 +316,7 @@ def test_descriptors_from_the_command_line(folder: Path, capsys) -> None:
     chosen = yaml.safe_load(Path(saved).read_text(encoding="utf-8"))["data"]["init_args"]
     assert chosen["featurizer"]["init_args"]["descriptors"] == "rdkit"
     weights = torch.load(best, weights_only=True)["state_dict"]
-    assert len(weights["network.descriptors.mean"]) > 200
+    assert len(weights["model.network.descriptors.mean"]) > 200
 
     argv = ["predict", "--checkpoint", best, "--input"]
     assert run(*argv, "some.csv", "--output", "o.csv", "--fingerprints", "f.npy") == 0

@@ -56,13 +56,3 @@ def test_wrong_options_are_reported_on_one_line(argv, text: str, capsys) -> None
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
-
-
-def test_rejected_alternatives_are_left_out() -> None:
-    text = (
-        "Does not validate against any of the Union subtypes\nSubtypes: [<class 'A'>]\nErrors:\n"
-        "  - make_layer: no layer for cell 'foo'.\n      expected: one of 'nary'\n"
-        "  - Expected a <class 'NoneType'>"
-    )
-    shown = cli.one_line(ValueError(text))
-    assert shown == "make_layer: no layer for cell 'foo'. expected: one of 'nary'"

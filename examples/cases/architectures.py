@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCN, GIN, global_add_pool
 
-from pyg_dynbatch import DataLoader, DynTreeData
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import DAGNN
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 

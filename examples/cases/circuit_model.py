@@ -14,7 +14,7 @@ import torch
 from circuit_data import Circuit, shared_inputs
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch import Levels, schedule_structure
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 INPUTS = 6  # width of an input row, see GateCell

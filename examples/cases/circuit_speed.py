@@ -20,7 +20,7 @@ from circuit_data import Circuit, levels_of, read_circuit
 from circuit_model import GateCell, batch_of
 from torch import Tensor
 
-from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch import Levels, schedule_structure
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
 

@@ -27,8 +27,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from pyg_dynbatch.tasks import DocumentFileData, DocumentPrediction, DocumentPredictor
-from pyg_dynbatch.training import OptimizerOptions
+from pyg_dynbatch.lightning import DocumentFileData, DocumentPrediction, OptimizerOptions
+from pyg_dynbatch.models import DocumentPredictor
 from pyg_dynbatch.visualize import SEQUENCE, new_figure, save_figure
 
 # File, label, overrides.

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch import DataLoader, DynTreeData
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import DAGNN
 
 WIDTH, CLASSES, VOCABULARY = 64, 20, 4000

@@ -15,7 +15,7 @@ from rdkit import Chem, DataStructs
 from rdkit.Chem import BRICS, rdFingerprintGenerator
 from torch import Tensor
 
-from pyg_dynbatch import DynTreeData
+from pyg_dynbatch.data import DynTreeData
 
 BITS = 1024
 Pairs = tuple[Tensor, Tensor]  # two routes each, [2, pair], and their distances

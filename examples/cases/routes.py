@@ -25,7 +25,7 @@ from rdkit import RDLogger
 from route_data import BITS, Pairs, Route, draw, edits, features, of_planner, pairs_of, tree
 from torch import Tensor, nn
 
-from pyg_dynbatch import DataLoader
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import ChildSumTreeLSTM
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 

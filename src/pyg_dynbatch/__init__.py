@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.core import (
-        Engine, Levels, Operation, Operations, Recording, Ragged, Signature, Steps, TensorType,
-        schedule_recordings, schedule_structure,
+        DependencyGraph, Engine, LearnedPolicy, Levels, Operation, Operations, Recording, Ragged,
+        RaggedRows, Signature, Steps, TensorType, Value, agenda_policy, depth_policy,
+        keep_freed_memory, run_one_by_one, schedule_recordings, schedule_structure,
     )
-    from pyg_dynbatch.samplers import NodeBudgetBatchSampler
-    from pyg_dynbatch.trees.collate import Collater, DataLoader
-    from pyg_dynbatch.trees.data import DynTreeData
+    from pyg_dynbatch.models import load
 
 __version__ = "0.1.0"
 
 _NAMESPACES = (
-    "autobatch", "blocks", "bulk", "core", "data", "datasets", "loader", "models", "nn", "tasks",
-    "testing", "training", "visualize",
+    "autobatch", "blocks", "bulk", "data", "datasets", "lightning", "loader", "models", "nn",
+    "testing",
 )
 
 __all__ = [
-    "Collater", "DataLoader", "DynTreeData", "Engine", "Levels", "NodeBudgetBatchSampler",
-    "Operation", "Operations", "Recording", "Ragged", "Signature", "Steps", "TensorType",
-    "__version__", "schedule_recordings", "schedule_structure",
+    "DependencyGraph", "Engine", "LearnedPolicy", "Levels", "Operation", "Operations", "Recording",
+    "Ragged", "RaggedRows", "Signature", "Steps", "TensorType", "Value", "__version__",
+    "agenda_policy", "depth_policy", "keep_freed_memory", "load", "run_one_by_one",
+    "schedule_recordings", "schedule_structure",
 ]
 
 
@@ -37,8 +37,8 @@ def __getattr__(name: str) -> object:
     if name in _NAMESPACES:
         return import_module(f"pyg_dynbatch.{name}")
     if name in __all__:
-        modules = (import_module(f"pyg_dynbatch.{each}") for each in ("core", "loader", "data"))
-        value = next(vars(module)[name] for module in modules if name in vars(module))
+        home = "models" if name == "load" else "core"
+        value = getattr(import_module(f"pyg_dynbatch.{home}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'pyg_dynbatch' has no attribute {name!r}")

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,30 +166,25 @@ def _dispatch(argv: list[str]) -> int:
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
         print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
-    import pyg_dynbatch.tasks  # noqa: F401 - configurations name its classes
+    import pyg_dynbatch.lightning  # noqa: F401 - configurations name its classes
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
-    if command in ("baseline", "repeat", "tune"):
-        return _run_experiment(command, options)
+    if command in ("fit", "validate", "test", "predict"):
+        return run_lightning(["--help" if word == "--help_all" else word for word in argv])
     if command == "ensemble":
         return run_ensemble(options)
-    return run_lightning(["--help" if word == "--help_all" else word for word in argv])
-
-
-def _run_experiment(command: str, options: list[str]) -> int:
-    """Measure baselines, or run ``fit`` many times."""
     from pyg_dynbatch.molecules.baseline import BASELINES, run_baseline
     from pyg_dynbatch.training.experiments import run_repeat, run_tune
 
-    if command == "baseline":
-        return run_baseline(options)
-    return run_repeat(options, BASELINES) if command == "repeat" else run_tune(options)
+    if command == "repeat":
+        return run_repeat(options, BASELINES)
+    return run_baseline(options) if command == "baseline" else run_tune(options)
 
 
 def _run_on_file(command: str, options: list[str]) -> int:
     """Predict or explain a file of what the first checkpoint was trained on."""
-    from pyg_dynbatch.core.command_line import OneLineArguments
-    from pyg_dynbatch.training.checkpoints import read_checkpoint
+    from pyg_dynbatch.console import OneLineArguments
+    from pyg_dynbatch.prediction import read_checkpoint
 
     known = OneLineArguments(f"pyg-dynbatch {command}", add_help=False)
     known.add_argument("--checkpoint", nargs="+", default=[])
@@ -213,13 +207,7 @@ def _run_on_file(command: str, options: list[str]) -> int:
 
 def one_line(error: object) -> str:
     """Join a message of several lines into one."""
-    message = str(error)
-    if message.lstrip().startswith("Does not validate against any of the Union subtypes"):
-        # jsonargparse lists every type that it has tried: keep the reason of the failure.
-        reasons = re.split(r"\n\s*- ", message)[1:]
-        wanted = [reason for reason in reasons if "Expected a <class 'NoneType'>" not in reason]
-        message = (wanted or [message])[0]
-    text = "\n".join([message, *getattr(error, "__notes__", [])])
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
     first, *others = lines or [type(error).__name__]
     return f"{first} {'; '.join(others)}".strip()

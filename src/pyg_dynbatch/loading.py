@@ -87,11 +87,9 @@ class RaggedColumns(Sequence[Data]):
             return None
         nodes, count = self.nodes, len(self)
         batch = copy(_empty_batch(self.kind))  # type: ignore[arg-type]  # a class can be hashed
-        # Private names of PyG: `Batch.from_data_list` sets the same ones, and a field that is set
-        # through the public interface takes longer than all of its merging.
-        store = batch.stores[0]
-        fields = store._mapping
-        store._num_nodes = nodes.sizes.tolist()
+        fields = batch.stores[0]
+        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
+        fields._num_nodes = nodes.sizes.tolist()
         batch._num_graphs = count
         slices = batch._slice_dict = {}
         shifts = batch._inc_dict = {}
@@ -159,11 +157,7 @@ def _values_by_field(
     """List the values of each field over all examples; None where PyG has to merge them."""
     if set(map(type, examples)) != {columns.kind}:
         return None
-    # Private, because PyG's public views cost several times as much as reading the values.
-    stores = [each._store for each in examples]
-    if any("_num_nodes" in vars(store) for store in stores):
-        return None
-    rows = [store._mapping for store in stores]
+    rows = [each.to_dict() for each in examples]
     if len(set(map(len, rows))) > 1:
         return None
     try:
@@ -292,16 +286,13 @@ class PlanningCollater(PyGCollater, ABC):
         """Merge a list of examples."""
         name, excluded, merged = type(self).__name__, self.exclude_keys or (), None
         if isinstance(batch, Data):
-            hint = "in a loader, batch_size=1 or more rather than None"
-            raise mismatch(
-                TypeError, f"{name}: got one example", "a list of examples", batch, hint=hint
-            )
+            what, hint = f"{name}: got one example", "in a loader, batch_size=1 or more, not None"
+            raise mismatch(TypeError, what, "a list of examples", batch, hint=hint)
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
         if not self.follow_batch:
-            columns = (
-                batch if isinstance(batch, RaggedColumns) else self.columns.of(batch, excluded)
-            )
+            quick = isinstance(batch, RaggedColumns)
+            columns: Any = batch if quick else self.columns.of(batch, excluded)
             merged = None if columns is None else columns.merged(excluded)
         quick = merged is not None
         if merged is None:
@@ -329,7 +320,7 @@ class PlanningCollater(PyGCollater, ABC):
 def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name: str) -> None:
     """Check that all examples have the same fields, with equal dtypes and widths."""
     first = examples[0]
-    fields = first._store._mapping.items()
+    fields = first.stores[0].items()
     axes = {key: first.__cat_dim__(key, v) for key, v in fields if isinstance(v, Tensor)}
     expected = _forms(first, axes, excluded)
     for number, example in enumerate(examples):
@@ -338,12 +329,16 @@ def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name
             continue
         where = f"example {number} of the batch"
         if found.keys() != expected.keys():
-            what = f"{name}: an example has other fields than the first of its batch"
             missing = [f"no {key}" for key in sorted(expected.keys() - found.keys())]
             further = [f"also {key}" for key in sorted(found.keys() - expected.keys())]
-            shown = ", ".join(sorted(expected)), ", ".join(missing + further)
-            hint = "give all examples the same fields, or name the field in exclude_keys"
-            raise mismatch(ValueError, what, *shown, where=where, hint=hint)
+            raise mismatch(
+                ValueError,
+                f"{name}: an example has other fields than the first of its batch",
+                ", ".join(sorted(expected)),
+                ", ".join(missing + further),
+                where=where,
+                hint="give all examples the same fields, or name the field in exclude_keys",
+            )
         key = next(key for key in found if found[key] != expected[key])
         what = f"{name}: {key} has a different dtype or width than in the first example"
         shown = describe_value(first[key]), describe_value(example[key])
@@ -353,7 +348,7 @@ def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name
 def _forms(example: Data, axes: Mapping[str, Any], excluded: Collection[str]) -> dict[str, Any]:
     """Return what must agree between examples: per field the dtype and the axes not joined."""
     forms: dict[str, Any] = {}
-    for key, value in example._store._mapping.items():
+    for key, value in example.stores[0].items():
         axis = axes.get(key)
         if key in excluded or isinstance(value, MovablePlan):
             continue

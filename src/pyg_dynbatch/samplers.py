@@ -22,7 +22,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 
 Batch = list[int]
 
@@ -268,9 +268,9 @@ class NodeBudgetBatchSampler(BatchSampler):
     a run can continue on a different number of ranks with the same batches in the same order. Its
     state counts whole steps, and raises an error in a sampler with a different plan.
 
-    Rank and epoch are those of ``sampler`` if it is a ``DistributedSampler``, which Lightning
-    inserts; otherwise the rank is that of ``torch.distributed``. Lightning calls ``set_epoch``; a
-    plain loop on one rank need not, since each full pass increments the epoch.
+    The rank is that of ``sampler`` if it is a ``DistributedSampler``, which Lightning inserts;
+    otherwise that of ``torch.distributed``. Lightning calls ``set_epoch``; a plain loop need not,
+    since each full pass increments the epoch.
 
     Args:
         sampler: A ``DistributedSampler``; or None or a stock sampler over all examples.
@@ -285,8 +285,6 @@ class NodeBudgetBatchSampler(BatchSampler):
         virtual_ranks: Number of ranks to plan for, a multiple of the real number; None for the
             real number.
         weights: What to balance between the batches of a step, per example; by default the sizes.
-        batch_size: A sampler to copy all options from except ``drop_last``, as Lightning does when
-            it rebuilds a sampler that was not created inside a ``*_dataloader`` hook.
 
     Raises:
         ValueError: If an example exceeds the budget, an option is out of range, or, later, the
@@ -304,53 +302,39 @@ class NodeBudgetBatchSampler(BatchSampler):
 
     def __init__(
         self,
-        sampler: Sampler | None = None,
-        sizes: Sequence[int] | Tensor | np.ndarray | None = None,
-        max_nodes: int | None = None,
+        sampler: Sampler | None,
+        sizes: Sequence[int] | Tensor | np.ndarray,
+        max_nodes: int,
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
         oversize: str = "raise",
         virtual_ranks: int | None = None,
         weights: Sequence[int] | None = None,
-        batch_size: "NodeBudgetBatchSampler | None" = None,
     ) -> None:
-        if batch_size is not None:
-            sizes, max_nodes = batch_size.sizes, batch_size.max_nodes
-            shuffle, seed, oversize = batch_size.shuffle, batch_size.seed, batch_size.oversize
-            virtual_ranks, weights = batch_size.virtual_ranks, batch_size.weights
         name = type(self).__name__
-        if sizes is None or max_nodes is None:
-            what = f"{name}: {'sizes' if sizes is None else 'max_nodes'} is missing"
-            hint = "NodeBudgetBatchSampler(None, node_counts(dataset), max_nodes=4000)"
-            raise mismatch(ValueError, what, hint=hint)
         self.sizes: tuple[int, ...] = tuple(map(int, np.asarray(sizes).reshape(-1).tolist()))
         if not self.sizes:
             raise mismatch(ValueError, f"{name}: there are no examples", "at least one size")
         if (least := min(self.sizes)) < 0:
             where = f"example {self.sizes.index(least)}"
             raise mismatch(ValueError, f"{name}: a size is negative", got=least, where=where)
-        if max_nodes < 1:
-            raise mismatch(ValueError, f"{name}: max_nodes must be at least 1", got=max_nodes)
         checked_choice(f"{name}: unknown value of oversize", oversize, ("raise", "alone", "skip"))
         self.weights: Sequence[int] = self.sizes if weights is None else weights
         if len(self.weights) != len(self.sizes):
             what = f"{name}: weights belong to a different data set"
             raise mismatch(ValueError, what, f"{len(self.sizes)} weights", len(self.weights))
-        if virtual_ranks is not None and virtual_ranks < 1:
-            raise mismatch(
-                ValueError, f"{name}: virtual_ranks must be at least 1", got=virtual_ranks
-            )
-        self.virtual_ranks: int | None = virtual_ranks
-        self.max_nodes: int = int(max_nodes)
-        self.shuffle: bool = shuffle
-        self.drop_last = drop_last
+        self.max_nodes = checked_count(f"{name}: max_nodes", max_nodes)
+        self.virtual_ranks: int | None = None
+        if virtual_ranks is not None:
+            self.virtual_ranks = checked_count(f"{name}: virtual_ranks", virtual_ranks)
+        self.shuffle, self.drop_last, self.oversize = shuffle, drop_last, oversize
         self.seed: int = checked_seed(seed)
-        self.oversize: str = oversize
-        self._epochs = _epoch_counter(sampler, len(self.sizes))
+        self.epoch = 0
+        """Number of the current or next epoch."""
+        self._given_ranks = _ranks_of(sampler, len(self.sizes))
         self._examples = self._admit()
-        self._position = 0
-        self._resume = (0, 0)  # epoch and position
+        self._position = self._start = 0  # steps of this epoch that were returned, or are left out
         self._planned: tuple[int, int, list[list[Batch]]] = (-1, 0, [])
 
     @property
@@ -360,25 +344,15 @@ class NodeBudgetBatchSampler(BatchSampler):
         return ranks.virtual // ranks.real
 
     @property
-    def batch_size(self) -> "NodeBudgetBatchSampler":  # type: ignore[override]
-        """The sampler itself: Lightning passes ``batch_size`` to the sampler that it rebuilds."""
-        return self
-
-    @property
     def sampler(self) -> Any:  # type: ignore[override]  # never set, only read
-        """The object Lightning calls ``set_epoch`` on: the ``DistributedSampler``, else self."""
-        return self._epochs if isinstance(self._epochs, DistributedSampler) else self
-
-    @property
-    def epoch(self) -> int:
-        """Number of the current or next epoch."""
-        return self._epochs.epoch
+        """The object whose ``set_epoch`` Lightning calls."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; a position to resume at in a different epoch is discarded."""
         if epoch != self.epoch:
-            self._resume, self._position = (epoch, 0), 0
-        self._epochs.set_epoch(epoch)
+            self._start = self._position = 0
+        self.epoch = epoch
 
     def plan(self) -> dict[str, Any]:
         """Return what decides the batches of every epoch, for a checkpoint."""
@@ -413,15 +387,15 @@ class NodeBudgetBatchSampler(BatchSampler):
         plans: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(plans, self._facts())
         for rank, other in enumerate(plans):
-            for key in other:
-                if other[key] != plans[0][key]:
-                    what = (
-                        f"{type(self).__name__}: ranks have different plans, so different batches"
-                    )
-                    expected, got = f"{key} {plans[0][key]}, as on rank 0", f"{key} {other[key]}"
-                    hint = "the same data, in the same order, and the same seed on all ranks"
-                    where = f"rank {rank}"
-                    raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+            for key in (key for key in other if other[key] != plans[0][key]):
+                raise mismatch(
+                    ValueError,
+                    f"{type(self).__name__}: ranks have different plans, so different batches",
+                    f"{key} {plans[0][key]}, as on rank 0",
+                    f"{key} {other[key]}",
+                    where=f"rank {rank}",
+                    hint="the same data, in the same order, and the same seed on all ranks",
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the epoch, and the number of its steps whose batches were returned.
@@ -438,25 +412,22 @@ class NodeBudgetBatchSampler(BatchSampler):
         epoch, position = state["epoch"], state["position"]
         if position >= state.get("steps", self._num_steps(self.ranks().virtual)):
             epoch, position = epoch + 1, 0
-        self._epochs.set_epoch(epoch)
-        self._resume, self._position = (epoch, position), position
+        self.epoch, self._start, self._position = epoch, position, position
 
     def __len__(self) -> int:
         return self._num_steps(self.ranks().virtual) * self.batches_per_step
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch = self.epoch
-        # Lightning sets the epoch of the DistributedSampler, not of this sampler.
-        start = self._resume[1] if self._resume[0] == epoch else 0
+        epoch, start = self.epoch, self._start
         virtual, real, own = self.ranks()
         steps = self._steps(epoch, virtual)
-        self._resume, self._position = (epoch, 0), start
+        self._start, self._position = 0, start
         for position in range(start, len(steps)):
             for number in range(own, virtual, real):
                 if number + real >= virtual:
                     self._position = position + 1
                 yield list(steps[position][number])
-        if not isinstance(self._epochs, DistributedSampler) and self.epoch == epoch:
+        if self.epoch == epoch:
             self.set_epoch(epoch + 1)
 
     def step_weights(self) -> np.ndarray:
@@ -493,7 +464,13 @@ class NodeBudgetBatchSampler(BatchSampler):
             >>> NodeBudgetBatchSampler(None, [1, 2], 3, virtual_ranks=2).ranks()
             Ranks(virtual=2, real=1, own=0)
         """
-        real, own = self._real_ranks()
+        if self._given_ranks is not None:
+            real, own = self._given_ranks
+        elif torch.distributed.is_available() and torch.distributed.is_initialized():
+            # Not earlier: the process group may be initialised after this object is made.
+            real, own = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        else:
+            real, own = 1, 0
         virtual = real if self.virtual_ranks is None else self.virtual_ranks
         if virtual % real:
             what = "NodeBudgetBatchSampler: virtual_ranks is not a multiple of the number of ranks"
@@ -503,25 +480,20 @@ class NodeBudgetBatchSampler(BatchSampler):
             raise mismatch(ValueError, what, expected, f"{real} ranks", hint=hint)
         return Ranks(virtual, real, own)
 
-    def _real_ranks(self) -> tuple[int, int]:
-        if isinstance(self._epochs, DistributedSampler):
-            return self._epochs.num_replicas, self._epochs.rank
-        # Not earlier: the process group may be initialised after this object is made.
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_world_size(), torch.distributed.get_rank()
-        return 1, 0
-
     def _admit(self) -> list[int]:
         too_big = [example for example, size in enumerate(self.sizes) if size > self.max_nodes]
         if not too_big or self.oversize == "alone":
             return list(range(len(self.sizes)))
         if self.oversize == "raise":
-            what = "NodeBudgetBatchSampler: an example is larger than the budget"
-            expected = f"at most {self.max_nodes} nodes"
             more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
-            got, where = f"{self.sizes[too_big[0]]} nodes{more}", f"example {too_big[0]}"
-            hint = f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'"
-            raise mismatch(ValueError, what, expected, got, where=where, hint=hint)
+            raise mismatch(
+                ValueError,
+                "NodeBudgetBatchSampler: an example is larger than the budget",
+                f"at most {self.max_nodes} nodes",
+                f"{self.sizes[too_big[0]]} nodes{more}",
+                where=f"example {too_big[0]}",
+                hint=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
+            )
         left_out = f"left out {len(too_big)} of {len(self.sizes)} examples"
         reason = f"more than {self.max_nodes} nodes, the first of them example {too_big[0]}"
         warnings.warn(f"NodeBudgetBatchSampler: {left_out} with {reason}.", stacklevel=3)
@@ -563,11 +535,10 @@ class NodeBudgetBatchSampler(BatchSampler):
     def _plan_steps(self, epoch: int, virtual: int) -> list[list[Batch]]:
         count = self._num_steps(virtual) * virtual
         if count > len(self._examples):
-            twice = count - len(self._examples)
-            what = (
-                f"{len(self._examples)} examples are fewer than {count} batches on {virtual} ranks"
-            )
-            warnings.warn(f"NodeBudgetBatchSampler: {what}; {twice} are repeated.", stacklevel=3)
+            given = len(self._examples)
+            what = f"{given} examples are fewer than {count} batches on {virtual} ranks"
+            repeated = f"{count - given} are repeated"
+            warnings.warn(f"NodeBudgetBatchSampler: {what}; {repeated}.", stacklevel=3)
         tries = (self._pack(epoch, attempt) for attempt in range(_TRIES + 1))
         batches = next(batches for batches in tries if len(batches) <= self._enough)
         if virtual == 1 and not self.shuffle:
@@ -597,17 +568,18 @@ class NodeBudgetBatchSampler(BatchSampler):
         return sum(self.weights[example] for example in batch)
 
 
-def _epoch_counter(sampler: Any, num_examples: int) -> DistributedSampler | EpochSampler:
-    """Return the sampler if it has ranks, otherwise one that only counts epochs."""
+def _ranks_of(sampler: Any, num_examples: int) -> tuple[int, int] | None:
+    """Return the number of ranks and the rank of a sampler that has them."""
+    if sampler is None:
+        return None
     ranked = isinstance(sampler, DistributedSampler)
-    if sampler is not None and not isinstance(sampler, NodeBudgetBatchSampler):
-        if not ranked and type(sampler) not in (SequentialSampler, RandomSampler, EpochSampler):
-            what = "NodeBudgetBatchSampler: the sampler selects examples itself"
-            expected = "a DistributedSampler, a SequentialSampler, a RandomSampler or None"
-            hint = "torch.utils.data.Subset(dataset, indices) for a part of the examples"
-            raise mismatch(TypeError, what, expected, type(sampler).__name__, hint=hint)
-        over = len(sampler.dataset if ranked else sampler.data_source)
-        if over != num_examples:
-            what = "NodeBudgetBatchSampler: sizes belong to a different data set"
-            raise mismatch(ValueError, what, f"{over} sizes, one per example", num_examples)
-    return sampler if ranked else EpochSampler(range(num_examples), seed=0)
+    if not ranked and type(sampler) not in (SequentialSampler, RandomSampler, EpochSampler):
+        what = "NodeBudgetBatchSampler: the sampler selects examples itself"
+        expected = "a DistributedSampler, a SequentialSampler, a RandomSampler or None"
+        hint = "torch.utils.data.Subset(dataset, indices) for a part of the examples"
+        raise mismatch(TypeError, what, expected, type(sampler).__name__, hint=hint)
+    over = len(sampler.dataset if ranked else sampler.data_source)
+    if over != num_examples:
+        what = "NodeBudgetBatchSampler: sizes belong to a different data set"
+        raise mismatch(ValueError, what, f"{over} sizes, one per example", num_examples)
+    return (sampler.num_replicas, sampler.rank) if ranked else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

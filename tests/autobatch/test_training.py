@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from pyg_dynbatch.autobatch import AutoBatch, autobatch, emit, total
-from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.lightning import TreeClassification
 from tests.autobatch.models import TreeLSTM, trees
 from tests.training.helpers import bare_trainer, tree_files
 
@@ -148,7 +148,7 @@ def test_our_tasks_of_trees_train_a_wrapped_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     data = tree_files(tmp_path)
     task = TreeClassification(data.num_tokens, data.num_classes)
-    task.network = Network(autobatch(OfNodes(data.num_tokens, data.num_classes)))
+    task.model.network = Network(autobatch(OfNodes(data.num_tokens, data.num_classes)))
     trainer = bare_trainer(tmp_path, max_epochs=30, enable_checkpointing=False)
     trainer.fit(task, data)
     after = trainer.validate(task, data, verbose=False)[0]

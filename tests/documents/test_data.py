@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyg_dynbatch.documents.data import read_documents
-from pyg_dynbatch.tasks import DocumentFileData
+from pyg_dynbatch.lightning import DocumentFileData
 from tests.blocks.harness import message
 
 DOCUMENTS = [{"y": "ab"[n % 2], "x": n + 0.5, "in": {"y": n}} for n in range(20)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pyg_dynbatch.tasks import DocumentPredictor
+from pyg_dynbatch.models import DocumentPredictor
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 
 CKPT = "runs/small/version_0/best.ckpt"

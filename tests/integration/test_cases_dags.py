@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_dynbatch import DataLoader
+from pyg_dynbatch.loader import DataLoader
 from tests.example_files import FOLDER, defined_in
 from tests.nn.test_pytorch_tree_lstm import recursion
 from tests.strategies import Dag

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pyg_dynbatch.data import rdkit_data_folder
+from pyg_dynbatch.molecules.rdkit_access import rdkit_data_folder
 from tests.console import rows_of, run
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))

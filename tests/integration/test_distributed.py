@@ -7,13 +7,13 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from pyg_dynbatch.tasks import TreeFileData
-from pyg_dynbatch.training import (
+from pyg_dynbatch.lightning import (
     LastCheckpoint,
     OptimizerOptions,
     PredictionTable,
     RandomState,
     RunReport,
+    TreeFileData,
 )
 from pyg_dynbatch.training.report import closing_lines
 from tests.console import rows_of

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.data import from_parents
 from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
 from tests.training.helpers import bare_trainer
+from tests.trees.helpers import chain_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(num_workers|DistributedSampler|fork)")
 COUNT = 41
@@ -21,7 +21,7 @@ COUNT = 41
 
 def examples():
     return [
-        from_parents(range(-1, n % 7), target=torch.tensor([n]), y=torch.zeros(n % 7 + 1))
+        chain_tree(n % 7 + 1, target=torch.tensor([n]), y=torch.zeros(n % 7 + 1))
         for n in range(COUNT)
     ]
 
@@ -107,9 +107,10 @@ def read(folder: Path, stage: str, ranks: int, epoch: int | None = None) -> list
     ]
 
 
+@pytest.mark.filterwarnings("ignore:You are using a custom batch sampler")
 @pytest.mark.parametrize(
     ("kind", "ranks", "hooks"),
-    [("plain", 1, False), ("plain", 2, True), ("budget", 1, True), ("budget", 2, False)],
+    [("plain", 1, False), ("plain", 2, True), ("budget", 1, False), ("budget", 2, True)],
 )
 def test_fit_validate_and_predict(tmp_path, kind, ranks, hooks):
     model = Recorder if hooks else WithoutLoaders

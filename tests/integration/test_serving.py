@@ -20,7 +20,8 @@ import torch
 from benchmarks.serving import Answer, Server, serving
 from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.blocks import from_examples
-from pyg_dynbatch.tasks import DocumentPrediction, MoleculePredictor, TreePredictor
+from pyg_dynbatch.lightning import DocumentPrediction
+from pyg_dynbatch.models import MoleculePredictor, TreePredictor
 from tests.example_files import FOLDER, defined_in
 from tests.molecules.molecules import trained
 from tests.training.helpers import OLD_NAME

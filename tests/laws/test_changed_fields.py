@@ -18,11 +18,11 @@ from pyg_dynbatch.core import Engine, TensorType
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.data import DynTreeData, MoleculeData
+from pyg_dynbatch.lightning import TreeClassification
 from pyg_dynbatch.loader import Collater, MoleculeCollater
 from pyg_dynbatch.models import TreeClassifier, TreeEncoder, TreeSimilarity, WeaveNet
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.nn import DAGNN, NaryTreeLSTM
-from pyg_dynbatch.tasks import TreeClassification
 from pyg_dynbatch.trees.predict import TreePredictor
 from tests.trees.helpers import tree_checkpoint
 

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from pyg_dynbatch.molecules.datamodules import MoleculeFileData
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.training import experiments
-from pyg_dynbatch.training.experiments import ParsedCLI
+from pyg_dynbatch.training.command import Run
 from pyg_dynbatch.trees.datamodules import TreeFileData
 from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import QUIET, molecule_csv
@@ -84,10 +84,11 @@ def test_changed_data_are_refused_without_training(
 ) -> None:
     if command == "tune":
         pytest.importorskip("optuna")
-    parse, best = experiments._run, SimpleNamespace(best_model_path="", best_model_score=1.0)
-    done = SimpleNamespace(trainer=None)
+    best = SimpleNamespace(best_model_path="", best_model_score=1.0)
+    done = SimpleNamespace(trainer=None, train=lambda: None)
+    done.start = lambda: done
     monkeypatch.setattr(
-        experiments, "_run", lambda cli, *_: parse(cli, *_) if cli is ParsedCLI else done
+        experiments, "Run", lambda *given, build=True: done if build else Run(*given, build=False)
     )
     monkeypatch.setattr(experiments, "best_checkpoint", lambda trainer: best)
     monkeypatch.setattr(experiments, "_folder", lambda done: folder)
@@ -108,15 +109,13 @@ def test_packed_data_are_hashed(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_data_that_change_between_two_runs_are_refused(folder: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(experiments, "_folder", lambda done: folder)
-    parse = experiments._run
 
-    def trained(cli, *options):
-        if cli is ParsedCLI:
-            return parse(cli, *options)
-        change_targets(folder)
-        return None
+    def trained(*given, build=True):
+        if not build:
+            return Run(*given, build=False)
+        return SimpleNamespace(start=lambda: change_targets(folder))
 
-    monkeypatch.setattr(experiments, "_run", trained)
+    monkeypatch.setattr(experiments, "Run", trained)
     Path("metrics.csv").write_text("test/rmse\n1.5\n")
     assert SAID["repeat"] in complaint(capsys, *COMMANDS["repeat"])
     assert [row["run_1"] for row in rows_of("table.csv")] == ["1.5"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 
-from pyg_dynbatch.core.files import atomic_file
+from pyg_dynbatch.files import atomic_file
 from pyg_dynbatch.molecules.predict import Columns, PredictionFiles
 from tests.console import complaint, prepare
 from tests.molecules.molecules import molecule_csv, trained

@@ -11,10 +11,10 @@ from torch.utils.data import (
     Subset,
 )
 
-from pyg_dynbatch.data import from_parents
 from pyg_dynbatch.loader import DataLoader, NodeBudgetBatchSampler, node_counts
+from tests.trees.helpers import chain_tree
 
-DATA = [from_parents(range(-1, n % 5), target=torch.tensor([n])) for n in range(24)]
+DATA = [chain_tree(n % 5 + 1, target=torch.tensor([n])) for n in range(24)]
 
 
 class Stream(IterableDataset):

@@ -12,19 +12,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.documents.data import DocumentFileData
-from pyg_dynbatch.documents.task import DocumentPrediction
+from pyg_dynbatch.documents.task import DocumentFileData, DocumentPrediction
+from pyg_dynbatch.lightning import MoleculeFileData, SplitOptions
 from pyg_dynbatch.molecules.baseline import Baseline
 from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.files import read_molecules
 from pyg_dynbatch.molecules.metrics import ScoredSplit, task_table
 from pyg_dynbatch.molecules.predict import MoleculePredictor, column_names, predict_stream
+from pyg_dynbatch.molecules.property_model import AveragedProperties, TargetScale
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.molecules.task import AveragedProperties, TargetScale
-from pyg_dynbatch.tasks import MoleculeFileData, SplitOptions
+from pyg_dynbatch.prediction import write_table
 from pyg_dynbatch.training.exact import Agreement, average_precision, pearson, r2, spearman
-from pyg_dynbatch.training.predictions import PredictionTable, write_table
-from pyg_dynbatch.training.report import RunReport
+from pyg_dynbatch.training.report import PredictionTable, RunReport
 from tests.console import TRAINER, prepare, rows_of, run
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import QUIET, SMILES, best_by, property_task
@@ -180,7 +179,7 @@ def run_in(folder: Path, unit: tuple[float, float]) -> Path:
     write_table(
         folder / "stream.csv", {name: np.array([r[name] for r in rows]) for name in rows[0]}
     )
-    task.network = Baseline(data, "linear", task.scale)
+    task.model.network = Baseline(data, "linear", task.model.scale)
     process.test(task, datamodule=data, verbose=False)
     assert task.tested is not None
     write_table(folder / "baseline.csv", task_table(task.tested, 10))

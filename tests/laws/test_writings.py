@@ -8,7 +8,8 @@ import torch
 from rdkit import Chem, RDConfig
 
 from pyg_dynbatch.data import AtomFeatures, MoleculeData, MoleculeFeaturizer
-from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema
+from pyg_dynbatch.lightning import MoleculeProperty
+from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
 
 # Most metals have no partial charge; RDKit's extremes over atoms must not depend on their order.
 METALS = ["C[Mg]Br", "[O-][N+](=O)[Co+]12(NCCN1)(NCCN2)[N+]([O-])=O", "N[Pt](N)(Cl)Cl"]

@@ -9,8 +9,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from pyg_dynbatch.data import MoleculeFeaturizer, RDKitDescriptors
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.tasks import MoleculeFileData, MoleculeProperty, SplitOptions
-from pyg_dynbatch.training import LastCheckpoint, OptimizerOptions, RandomState
+from pyg_dynbatch.lightning import (
+    LastCheckpoint,
+    MoleculeFileData,
+    MoleculeProperty,
+    OptimizerOptions,
+    RandomState,
+    SplitOptions,
+)
 from tests.training.helpers import trainer
 
 SMILES = ["C" * n + end for n in range(1, 9) for end in ("O", "C1CC1", "c1ccccc1", "[NH3+]")]

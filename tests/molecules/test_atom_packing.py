@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.data import MoleculeColumns, MoleculeData
+from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.molecules.data import MoleculeColumns
 from pyg_dynbatch.molecules.store import AtomPacking, join_packs
 from tests.molecules.packed import assert_same
 

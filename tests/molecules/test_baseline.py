@@ -11,9 +11,9 @@ import yaml
 
 from pyg_dynbatch.data import MorganCounts, RDKitDescriptors, parse_smiles
 from pyg_dynbatch.datasets import FeaturizeOptions
+from pyg_dynbatch.lightning import MoleculeFileData, SplitOptions
 from pyg_dynbatch.molecules.baseline import Baseline
-from pyg_dynbatch.molecules.task import TargetScale
-from pyg_dynbatch.tasks import MoleculeFileData, SplitOptions
+from pyg_dynbatch.molecules.property_model import TargetScale
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv, molecule_data, property_task
 from tests.test_cli_molecules import CONFIG
@@ -55,17 +55,18 @@ def test_the_forest_is_that_of_scikit_learn(tmp_path: Path) -> None:
     data = molecule_data(tmp_path)
     task = property_task(data)
     task.fit_targets(data.targets("train"))
-    task.network = Baseline(data, "forest", task.scale, seed=3)
+    task.model.network = Baseline(data, "forest", task.model.scale, seed=3)
     batch = next(iter(data.test_dataloader()))
-    found = task.predicted(task(batch))
+    found = task.model.predicted(task(batch))
     texts = [data.molecules[int(number)].smiles for number in data.indices("train")]
     for column in range(2):
-        gold = task.scale.scaled(data.targets("train"))[:, column].float().numpy()
+        gold = task.model.scale.scaled(data.targets("train"))[:, column].float().numpy()
         known = ~np.isnan(gold)
         forest = ensemble.RandomForestRegressor(500, random_state=3)
         forest.fit(described(texts, MorganCounts())[known], gold[known])
         expected = forest.predict(described(batch.smiles, MorganCounts()))
-        expected = expected * float(task.scale.deviation[column]) + float(task.scale.mean[column])
+        scale = task.model.scale
+        expected = expected * float(scale.deviation[column]) + float(scale.mean[column])
         np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -103,9 +104,9 @@ def test_the_linear_model_is_chosen_on_validation(tmp_path: Path) -> None:
 def test_classes_have_probabilities(tmp_path: Path, method: str, kind: str) -> None:
     data = molecule_data(tmp_path, kind)
     task = property_task(data)
-    task.network = Baseline(data, method, task.scale)
+    task.model.network = Baseline(data, method, task.model.scale)
     batch = next(iter(data.train_dataloader()))
-    chance = task.predicted(task(batch))
+    chance = task.model.predicted(task(batch))
     classes = 3 if kind == "multiclass" else 1
     assert chance.shape == (8, 2 * classes)
     assert bool(((chance >= 0) & (chance <= 1)).all())

@@ -1,5 +1,6 @@
 """Stores are made part by part, and continuing after any interruption gives the same store."""
 
+import errno
 import os
 import resource
 import shutil
@@ -13,7 +14,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from pyg_dynbatch.core import files
+from pyg_dynbatch import files
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.molecules.build import ERRORS
 from pyg_dynbatch.molecules.files import RawMolecule
@@ -272,7 +273,10 @@ def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
 
 
 def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)
+    def refused(*_, **__):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(files, "lock_descriptor", refused)
     with pytest.warns(UserWarning, match="cannot be locked"):
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "other", rows=(7,), featurizer=Halting(interrupt))
@@ -340,7 +344,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_long_work_says_how_far_it_is(capsys, monkeypatch):
     clock = iter(range(0, 1000, 20))
-    monkeypatch.setattr("pyg_dynbatch.core.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("pyg_dynbatch.console.time.monotonic", lambda: next(clock))
     build_store(None, records(60), Letters(), task_names=TASKS, options=options(progress=True))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1 and lines[-1].startswith("featurize: featurizing: 60 molecules in ")

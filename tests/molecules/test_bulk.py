@@ -21,10 +21,10 @@ from pyg_dynbatch.bulk import FeaturizeJob, PredictJob, Shard, featurize, merge,
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.data import MoleculeFeaturizer, read_molecules
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
-from pyg_dynbatch.tasks import MoleculePredictor
-from tests.core.test_files import files_of_at_most
+from pyg_dynbatch.models import MoleculePredictor
 from tests.molecules.molecules import trained
 from tests.molecules.packed import Letters
+from tests.test_files import files_of_at_most
 from tests.training.helpers import OLD_NAME
 
 pytestmark = OLD_NAME

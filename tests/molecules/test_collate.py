@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.data import MoleculeColumns, MoleculeData
+from pyg_dynbatch.data import MoleculeData
 from pyg_dynbatch.loader import MoleculeCollater, node_counts, pair_counts
+from pyg_dynbatch.molecules.data import MoleculeColumns
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.molecules.batches import TABLE, molecule
 

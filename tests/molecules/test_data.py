@@ -4,8 +4,8 @@ from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.nn import GCNConv
 
-from pyg_dynbatch.data import MoleculeData, bonds_of
-from pyg_dynbatch.molecules.data import atoms_of_pairs, pairs_of_atoms
+from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.molecules.data import atoms_of_pairs, bonds_of, pairs_of_atoms
 from tests.molecules.batches import TABLE, molecule
 
 

@@ -12,9 +12,7 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import MoleculeFeaturizer, RawMolecule, read_molecules
 from pyg_dynbatch.datasets import PackedMolecules, build_store
-from pyg_dynbatch.molecules import datamodules as molecule_datamodule
-from pyg_dynbatch.molecules import splits as duplicates
-from pyg_dynbatch.tasks import (
+from pyg_dynbatch.lightning import (
     MoleculeDataModule,
     MoleculeFileData,
     MoleculeNetData,
@@ -22,6 +20,8 @@ from pyg_dynbatch.tasks import (
     PackedMoleculeData,
     SplitOptions,
 )
+from pyg_dynbatch.molecules import datamodules as molecule_datamodule
+from pyg_dynbatch.molecules import splits as duplicates
 from tests.molecules.molecules import (
     QUIET,
     SMILES,
@@ -401,7 +401,7 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
     ("make", "said"),
     [
         (lambda: NCIData().column("part"), "has no column to split by"),
-        (lambda: NCIData(batch_size=0), "batch_size is out of range"),
+        (lambda: NCIData(batch_size=0), "batch_size is too small"),
         (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
         (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),
         (lambda: MoleculeNetData("nothing"), "MoleculeNet: the name is unknown"),

@@ -8,9 +8,10 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from pyg_dynbatch.data import MoleculeFeaturizer
+from pyg_dynbatch.lightning import MoleculeProperty, ensemble_of
+from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
 from pyg_dynbatch.molecules.explain import without_atom
-from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, MoleculeSchema, explain
-from pyg_dynbatch.training import ensemble_of
+from pyg_dynbatch.prediction import read_checkpoint
 from tests.molecules.molecules import (
     DESCRIPTORS,
     molecule_data,
@@ -23,7 +24,7 @@ from tests.training.helpers import OLD_NAME, last_of
 
 pytestmark = [OLD_NAME, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
 
-MEAN, DEVIATION = "network.descriptors.mean", "network.descriptors.deviation"
+MEAN, DEVIATION = "model.network.descriptors.mean", "model.network.descriptors.deviation"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_data_module_and_schema_say_which(tmp_path: Path) -> None:
     assert rows.shape == (len(data.indices("train")), 5)
     first = int(data.indices("train")[0])
     assert torch.equal(rows[0].nan_to_num(), data.molecules[first].descriptor[0].nan_to_num())
-    assert property_task(data).network.descriptors.num_inputs == 5
+    assert property_task(data).model.network.descriptors.num_inputs == 5
 
 
 def test_without_descriptors_all_is_as_before(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_without_descriptors_all_is_as_before(tmp_path: Path) -> None:
     }
     assert MoleculeSchema.from_dict(schema).descriptor_names == ()
     # Molecules that were described elsewhere have no featurizer at all.
-    assert MoleculeProperty(schema | {"featurizer": {}}).network.descriptors is None
+    assert MoleculeProperty(schema | {"featurizer": {}}).model.network.descriptors is None
     assert molecule_data(tmp_path).descriptors("train").size(1) == 0
 
 
@@ -72,13 +73,14 @@ def test_the_scale_is_that_of_the_training_split(checkpoint: str, tmp_path: Path
 def test_the_scale_is_not_fitted_again(checkpoint: str, tmp_path: Path) -> None:
     """Neither on testing nor on resuming, whatever the molecules at hand."""
     data = with_descriptors(tmp_path)
-    (task,) = MoleculePredictor([checkpoint]).tasks
-    task.network.descriptors.mean += 1
-    marked = task.network.descriptors.mean.clone()
+    task = property_task(data)
+    task.model.load_checkpoint(read_checkpoint(checkpoint))
+    task.model.network.descriptors.mean += 1
+    marked = task.model.network.descriptors.mean.clone()
     run = molecule_trainer(tmp_path)
     run.test(task, datamodule=data, verbose=False)
     run.predict(task, datamodule=data, return_predictions=False)
-    assert torch.equal(task.network.descriptors.mean, marked)
+    assert torch.equal(task.model.network.descriptors.mean, marked)
 
     saved = torch.load(checkpoint, weights_only=True)
     saved["state_dict"][MEAN] += 1
@@ -149,9 +151,9 @@ def test_members_keep_each_its_own_scale(checkpoint: str, tmp_path: Path) -> Non
     averaged = ensemble_of(property_task(data), [checkpoint, other]).eval()
     batch = next(iter(data.make_loader(data.dataset("test"), 20)))
     with torch.no_grad():
-        members = MoleculePredictor([checkpoint, other]).tasks
+        members = MoleculePredictor([checkpoint, other]).models
         each = [member.predicted(member(batch)) for member in members]
-        found = averaged.predicted(averaged(batch))
+        found = averaged.model.predicted(averaged(batch))
     torch.testing.assert_close(found, (each[0] + each[1]) / 2)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.models import MoleculePredictor, explain
 from pyg_dynbatch.molecules.explain import pair_rows, without_atom
-from pyg_dynbatch.tasks import MoleculePredictor, MoleculeProperty, explain
+from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
 from tests.molecules.molecules import molecule_data, property_task, trained
 from tests.training.helpers import OLD_NAME
 
@@ -25,11 +26,11 @@ def predictor(request, tmp_path_factory: pytest.TempPathFactory) -> MoleculePred
 def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column: int) -> float:
     """What is explained, straight from the networks."""
     batch = predictor.collater([molecule])
-    values = [explained(task, task(batch))[0, column] for task in predictor.tasks]
+    values = [explained(task, task(batch))[0, column] for task in predictor.models]
     return float(torch.stack(values).mean().detach())
 
 
-def explained(task: MoleculeProperty, raw: torch.Tensor) -> torch.Tensor:
+def explained(task: MoleculePropertyModel, raw: torch.Tensor) -> torch.Tensor:
     """Values, or the log-odds of their probabilities."""
     found = task.predicted(raw)
     return found if task.schema.kind == "regression" else found.logit()
@@ -47,7 +48,7 @@ def test_leaving_out_is_predicting_without(predictor: MoleculePredictor) -> None
 
 
 def test_gradient_times_input_is_the_slope(predictor: MoleculePredictor) -> None:
-    for task in predictor.tasks:
+    for task in predictor.models:
         task.double()
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
     molecule.x = molecule.x.double()
@@ -62,13 +63,13 @@ def test_gradient_times_input_is_the_slope(predictor: MoleculePredictor) -> None
             ends.append(explained_value(predictor, moved, 0))
         slope = (ends[0] - ends[1]) / (2 * step)
         assert found.gradient[atom] == pytest.approx(slope, rel=1e-3, abs=1e-6)
-    for task in predictor.tasks:
+    for task in predictor.models:
         task.float()
 
 
 def test_rows_of_pairs_change_no_prediction(predictor: MoleculePredictor) -> None:
     batch = predictor.collater([predictor.featurizer(text) for text in ("CCO", "c1ccccc1O")])
-    task = predictor.tasks[0]
+    task = predictor.models[0]
     plain = task(batch)
     with pair_rows(task) as rows:
         torch.testing.assert_close(task(batch), plain)
@@ -81,7 +82,7 @@ def test_gradients_of_pairs_add_up_to_those_of_codes(predictor: MoleculePredicto
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
     found = explain(predictor, molecule, "first", label=0)
     sums = []
-    for task in predictor.tasks:
+    for task in predictor.models:
         table = task.network.pair_table
         table.requires_grad_()
         batch = predictor.collater([molecule])
@@ -109,14 +110,14 @@ def test_a_number_added_to_all_logits_changes_nothing(
     predictor = MoleculePredictor([task])
     molecule = predictor.featurizer("CC(=O)Nc1ccccc1")
     wanted = explain(predictor, molecule, "second", label=1)
-    plain = MoleculeProperty.forward
+    plain = MoleculePropertyModel.forward
 
-    def shifted(self: MoleculeProperty, batch: Any) -> torch.Tensor:
+    def shifted(self: MoleculePropertyModel, batch: Any) -> torch.Tensor:
         # Another number for every molecule.
         sums = torch.zeros(batch.num_graphs, dtype=batch.x.dtype)
         return plain(self, batch) + sums.index_add(0, batch.batch, batch.x.sum(1))[:, None]
 
-    monkeypatch.setattr(MoleculeProperty, "forward", shifted)
+    monkeypatch.setattr(MoleculePropertyModel, "forward", shifted)
     found = explain(predictor, molecule, "second", label=1)
     for name in ("value", "gradient", "leave_one_out", "pair_gradient"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), atol=1e-4)

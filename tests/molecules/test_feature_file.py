@@ -10,13 +10,8 @@ import pytest
 import torch
 from rdkit import Chem
 
-from pyg_dynbatch.data import (
-    FeatureFile,
-    MoleculeError,
-    MoleculeFeaturizer,
-    parse_mol_block,
-    parse_smiles,
-)
+from pyg_dynbatch.data import FeatureFile, MoleculeError, MoleculeFeaturizer, parse_smiles
+from pyg_dynbatch.molecules.rdkit_access import parse_mol_block
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import SMILES, molecule_csv, molecule_data, trained
 from tests.molecules.test_predict_files import kill

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from pyg_dynbatch.data import MoleculeData, MoleculeError, MoleculeFeaturizer
-from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record, featurize_stream
-from pyg_dynbatch.molecules.build import Workers, packing_of
+from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record
+from pyg_dynbatch.molecules.build import Workers, featurize_stream, packing_of
 from pyg_dynbatch.molecules.files import RawMolecule
 from pyg_dynbatch.molecules.store import AtomPacking
 from tests.molecules.packed import Letters, assert_same, records, texts

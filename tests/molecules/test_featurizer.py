@@ -22,10 +22,9 @@ from pyg_dynbatch.data import (
     MoleculeError,
     MoleculeFeaturizer,
     RDKitDescriptors,
-    rdkit_version,
 )
 from pyg_dynbatch.molecules.featurizer import upper_triangle
-from pyg_dynbatch.molecules.rdkit_access import rdkit_module
+from pyg_dynbatch.molecules.rdkit_access import rdkit_module, rdkit_version
 from tests.molecules.own_features import BothHetero, Given, GivenRows, Mass
 from tests.molecules.writings import ODD, fingerprint, reordered
 

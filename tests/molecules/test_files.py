@@ -11,15 +11,9 @@ from types import SimpleNamespace
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.data import (
-    MoleculeFeaturizer,
-    RawMolecule,
-    parse_mol_block,
-    rdkit_data_folder,
-    read_molecules,
-)
-from pyg_dynbatch.datasets import BadMolecule, write_error_report
-from pyg_dynbatch.molecules.files import summary_of
+from pyg_dynbatch.data import MoleculeFeaturizer, RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files import BadMolecule, summary_of, write_error_report
+from pyg_dynbatch.molecules.rdkit_access import parse_mol_block, rdkit_data_folder
 
 TABLE = """name,SMILES, logP,kind
 methanol,CO ,-0.77,alcohol

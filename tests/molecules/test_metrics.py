@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
 
+from pyg_dynbatch.models import MoleculeSchema
 from pyg_dynbatch.molecules.metrics import (
     ScoredSplit,
     property_scores,
@@ -17,7 +18,6 @@ from pyg_dynbatch.molecules.metrics import (
     task_table,
     weighted_area,
 )
-from pyg_dynbatch.tasks import MoleculeSchema
 from tests.molecules.batches import TABLE
 
 NAN = float("nan")

@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import Subset
 from torch_geometric.loader import DataLoader as PyGDataLoader
 
-from pyg_dynbatch.data import MoleculeColumns
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store, featurize_record
 from pyg_dynbatch.loader import MoleculeLoader, NodeBudgetBatchSampler, node_counts, pair_counts
+from pyg_dynbatch.molecules.data import MoleculeColumns
 from pyg_dynbatch.molecules.datasets import open_or_build
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.store import FORMAT, HEADER, AtomPacking, write_store

@@ -10,9 +10,9 @@ import torch
 from rdkit import Chem
 
 from pyg_dynbatch.data import RawMolecule, read_molecules
+from pyg_dynbatch.models import MoleculePredictor
 from pyg_dynbatch.molecules.pair_table import PairTable
 from pyg_dynbatch.molecules.predict import Columns, PredictionFiles, column_names, predict_stream
-from pyg_dynbatch.tasks import MoleculePredictor
 from tests.molecules.molecules import molecule_data, property_task, trained, with_descriptors
 from tests.training.helpers import OLD_NAME
 
@@ -103,7 +103,7 @@ def test_passes_with_dropout_repeat_and_leave_no_trace(
     assert first.deviation is not None
     assert (first.deviation > 0).all()
     np.testing.assert_array_equal(first.values, again.values)
-    assert not any(module.training for module in predictor.tasks[0].modules())
+    assert not any(module.training for module in predictor.models[0].modules())
 
 
 def test_batches_are_bounded_and_change_nothing(checkpoints: list[str]) -> None:
@@ -188,10 +188,10 @@ def test_an_error_leaves_no_dropout_on(
     def fails(*_: object) -> None:
         raise RuntimeError("no memory left")
 
-    monkeypatch.setattr(predictor.tasks[0], "predicted", fails)
+    monkeypatch.setattr(predictor.models[0], "predicted", fails)
     with pytest.raises(RuntimeError, match="no memory left"):
         predictor.predict([predictor.featurizer("CCO")])
-    assert not any(module.training for module in predictor.tasks[0].modules())
+    assert not any(module.training for module in predictor.models[0].modules())
 
 
 def test_dropout_that_is_not_there(checkpoints: list[str], tmp_path: Path) -> None:
@@ -205,11 +205,11 @@ def test_dropout_that_is_not_there(checkpoints: list[str], tmp_path: Path) -> No
 def test_featurizer_that_is_unknown_or_makes_other_codes(tmp_path: Path) -> None:
     task = property_task(molecule_data(tmp_path))
     schema, table = task.schema, task.schema.pair_table
-    task.schema = dataclasses.replace(schema, featurizer={})
+    task.model.schema = dataclasses.replace(schema, featurizer={})
     with pytest.raises(ValueError, match="the checkpoint has no featurizer"):
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     changed = PairTable(table.features * 2, table.names, table.distance)
-    task.schema = dataclasses.replace(schema, pair_table=changed)
+    task.model.schema = dataclasses.replace(schema, pair_table=changed)
     with pytest.raises(ValueError, match="makes different pair codes") as caught:
         list(predict_stream(iter(RECORDS), MoleculePredictor([task])))
     assert f"expected: pair table {changed.digest()}" in str(caught.value)

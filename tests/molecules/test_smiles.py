@@ -6,8 +6,8 @@ import pickle
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.data import MoleculeError, parse_mol_block, parse_smiles
-from pyg_dynbatch.molecules.rdkit_access import sanitized_copy
+from pyg_dynbatch.data import MoleculeError, parse_smiles
+from pyg_dynbatch.molecules.rdkit_access import parse_mol_block, sanitized_copy
 from tests.molecules.writings import ODD, fingerprint
 
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rdkit import Chem
 
-from pyg_dynbatch.data import MoleculeError, canonical_smiles, murcko_scaffold
-from pyg_dynbatch.datasets import (
-    Split,
+from pyg_dynbatch.data import MoleculeError
+from pyg_dynbatch.datasets import Split
+from pyg_dynbatch.molecules.rdkit_access import canonical_smiles, murcko_scaffold
+from pyg_dynbatch.molecules.splits import (
     column_split,
     find_duplicates,
     find_leakage,

@@ -14,17 +14,19 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pyg_dynbatch.datasets import Split
-from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
-from pyg_dynbatch.molecules.task import TargetScale, balanced_positive_weight, summed_property_loss
-from pyg_dynbatch.tasks import (
-    AveragedProperties,
+from pyg_dynbatch.lightning import (
     MoleculeFileData,
-    MoleculePredictor,
     MoleculeProperty,
-    MoleculeSchema,
+    PredictionTable,
+    RateOptions,
+    RunReport,
     SplitOptions,
+    ensemble_of,
 )
-from pyg_dynbatch.training import PredictionTable, RateOptions, RunReport, ensemble_of
+from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
+from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
+from pyg_dynbatch.molecules.property_model import AveragedProperties, TargetScale
+from pyg_dynbatch.molecules.task import balanced_positive_weight, summed_property_loss
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import (
     QUIET,
@@ -84,7 +86,8 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
         assert "test/rmse" not in result
         assert [mean[name] for name in ("rmse", "mae", "rmse_low")] == [""] * 3
         assert result["test/rmse_second"] == pytest.approx(float(second["rmse"]), rel=1e-3)
-        scaled = [float(row["rmse"]) / d for row, d in zip(both, task.scale.deviation, strict=True)]
+        pairs = zip(both, task.model.scale.deviation, strict=True)
+        scaled = [float(row["rmse"]) / d for row, d in pairs]
         assert result["test/scaled_rmse"] == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
         assert float(mean["scaled_rmse"]) == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
         assert task.notes()[1] == f"test/rmse_second: {float(second['rmse']):.4g}"
@@ -108,7 +111,7 @@ def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:
     task = property_task(data, calibration="temperature")
     run = molecule_trainer(tmp_path, 6)
     run.fit(task, datamodule=data)
-    temperature = (1 / task.scale.deviation).float()
+    temperature = (1 / task.model.scale.deviation).float()
     assert temperature != 1
 
     # No other temperature makes the labels of the validation split more likely.
@@ -175,7 +178,7 @@ def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
     data = molecule_data(tmp_path)
     assert saved["MoleculeFileData"]["split"]["digest"] == data.parts.digest
     mean = data.targets("train").nanmean(0)
-    torch.testing.assert_close(saved["state_dict"]["scale.mean"], mean)
+    torch.testing.assert_close(saved["state_dict"]["model.scale.mean"], mean)
 
 
 def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
@@ -201,28 +204,29 @@ def test_averaged_weights(tmp_path: Path) -> None:
     run = molecule_trainer(tmp_path, 2, callbacks=[average])
     run.fit(task, datamodule=data)
     saved = torch.load(last_of(run), weights_only=True)
-    name = "network.lin_atom.weight"
+    name = "model.network.lin_atom.weight"
     assert not torch.equal(saved["state_dict"][name], saved["current_model_state"][name])
-    torch.testing.assert_close(saved["state_dict"]["scale.mean"], data.targets("train").nanmean(0))
+    mean = saved["state_dict"]["model.scale.mean"]
+    torch.testing.assert_close(mean, data.targets("train").nanmean(0))
 
 
 @pytest.mark.parametrize("kind", ["regression", "binary", "multiclass"])
 def test_ensemble_averages_in_the_units_of_the_data(tmp_path: Path, kind: str) -> None:
     paths = [trained(tmp_path, kind, seed) for seed in (1, 2)]
     data = molecule_data(tmp_path, kind)
-    members = MoleculePredictor(paths).tasks
+    members = MoleculePredictor(paths).models
     # A member that was trained on a different scale.
     members[1].scale.mean.add_(3.0)
     task = property_task(data)
-    task.network = task.averaged(members)
+    task.model.network = task.model.averaged(members)
     batch = next(iter(data.make_loader(data.dataset("test"), 20)))
     with torch.no_grad():
         each = [member.predicted(member(batch)) for member in members]
-        found = task.eval().predicted(task(batch))
+        found = task.model.predicted(task.eval()(batch))
     torch.testing.assert_close(found, (each[0] + each[1]) / 2)
-    assert isinstance(ensemble_of(property_task(data), paths).network, AveragedProperties)
+    assert isinstance(ensemble_of(property_task(data), paths).model.network, AveragedProperties)
     with pytest.raises(ValueError, match="AveragedProperties: no networks"):
-        task.averaged([])
+        task.model.averaged([])
 
 
 def test_checkpoint_of_molecules_described_differently(tmp_path: Path) -> None:
@@ -234,7 +238,7 @@ def test_checkpoint_of_molecules_described_differently(tmp_path: Path) -> None:
     assert "got:      pairs: all" in str(caught.value)
     schema = other.schema
     schema["featurizer"] = {**schema["featurizer"], "rdkit": "1999.1"}
-    property_task(other).check_origin({"schema": schema})  # only the version differs
+    property_task(other).model.check_origin({"schema": schema})  # only the version differs
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0]])

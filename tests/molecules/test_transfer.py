@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyg_dynbatch.data import MoleculeFeaturizer
-from pyg_dynbatch.tasks import MoleculeFileData, Pretrained
+from pyg_dynbatch.lightning import MoleculeFileData, Pretrained
 from tests.molecules.molecules import QUIET, molecule_data, molecule_trainer, property_task, trained
 from tests.training.helpers import listops, task, trainer
 
@@ -31,7 +31,9 @@ def weights_of(path: str) -> dict[str, torch.Tensor]:
 
 
 def of_encoder(name: str) -> bool:
-    return not name.startswith(("network.head", "network.descriptors", "scale", "positive"))
+    return not name.startswith(
+        ("model.network.head", "model.network.descriptors", "model.scale", "positive")
+    )
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -41,7 +43,7 @@ def test_the_encoder_is_loaded_and_kept_if_frozen(
     data = one_target(tmp_path, featurizer=MoleculeFeaturizer(descriptors="morgan"))
     run = molecule_trainer(tmp_path, 2, callbacks=[Pretrained(checkpoint, freeze)])
     model = property_task(data, **SIZES)
-    head = model.network.head[0].weight.clone()
+    head = model.model.network.head[0].weight.clone()
     with caplog.at_level("INFO"):
         run.fit(model, datamodule=data)
     assert "network.readouts (2), network.weave (18)\n" in caplog.text
@@ -51,14 +53,14 @@ def test_the_encoder_is_loaded_and_kept_if_frozen(
     assert len(names) == 27 and set(names) <= set(before)
     same = [torch.equal(before[name], after[name]) for name in names]
     assert all(same) if freeze else not all(same)
-    assert not torch.equal(model.network.head[0].weight, head)
+    assert not torch.equal(model.model.network.head[0].weight, head)
 
     # A run that is continued takes its weights from its own checkpoint.
     last = str(Path(run.log_dir or "") / "checkpoints" / "last.ckpt")
     again = property_task(data, **SIZES)
     callback = Pretrained(str(tmp_path / "gone.ckpt"), freeze)
     molecule_trainer(tmp_path / "more", 3, callbacks=[callback]).fit(again, data, ckpt_path=last)
-    lin = "network.lin_atom.weight"
+    lin = "model.network.lin_atom.weight"
     assert torch.equal(again.state_dict()[lin], after[lin]) is freeze
 
 

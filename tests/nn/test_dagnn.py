@@ -9,9 +9,10 @@ from hypothesis import given
 from torch import Tensor
 from torch.nn import functional
 
-from pyg_dynbatch import DataLoader, DynTreeData
 from pyg_dynbatch.core import RaggedRows
 from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import DAGNN, DAGNNCell, RecursiveLayer
 from pyg_dynbatch.nn.recursive import level_row
 from tests.nn.recursion import refuses

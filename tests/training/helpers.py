@@ -10,8 +10,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.datasets import ListOpsRecipe
-from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeFileData
-from pyg_dynbatch.training import LastCheckpoint, OptimizerOptions, RandomState
+from pyg_dynbatch.lightning import (
+    LastCheckpoint,
+    ListOpsData,
+    OptimizerOptions,
+    RandomState,
+    TreeClassification,
+    TreeFileData,
+)
 
 # Lightning 2.6 rebuilds modules through a name that jsonargparse has since replaced.
 OLD_NAME = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")

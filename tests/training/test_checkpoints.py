@@ -10,8 +10,9 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
-from pyg_dynbatch.training import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.checkpoints import claim_folder, read_checkpoint
+from pyg_dynbatch.lightning import OptimizerOptions, RateOptions
+from pyg_dynbatch.prediction import read_checkpoint
+from pyg_dynbatch.training.checkpoints import claim_folder
 from tests.training.helpers import last_of, listops, task, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")

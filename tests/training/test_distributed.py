@@ -1,6 +1,5 @@
 """Two processes train, measure and predict what one does."""
 
-import csv
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -13,9 +12,15 @@ from torch.multiprocessing import ProcessRaisedException
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.datasets import ListOpsRecipe
+from pyg_dynbatch.lightning import (
+    ListOpsData,
+    OptimizerOptions,
+    PredictionTable,
+    TreeClassification,
+    TreeDataModule,
+)
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.tasks import ListOpsData, TreeClassification, TreeDataModule
-from pyg_dynbatch.training import OptimizerOptions, PredictionTable
+from tests.console import rows_of
 from tests.molecules.molecules import molecule_data, property_task
 from tests.training.helpers import FORKS, SIZES, bare_trainer
 
@@ -104,6 +109,7 @@ def assert_same(
     assert moved > 1e-3, "the steps are big enough to differ"
 
 
+LOADING = [{"batch_size": 2}, pytest.param({"max_nodes": 60}, marks=pytest.mark.long)]
 ALL = [(share, reduction) for reduction in ("sum", "mean", "per_tree") for share in SHARES]
 
 
@@ -137,11 +143,11 @@ def molecule_weights(
     torch.manual_seed(3)
     sgd = OptimizerOptions("sgd", lr=0.5)
     task = property_task(data, optimizer=sgd, norm=norm, atom_norm=norm, **network).double()
-    before = {name: value.clone() for name, value in task.network.state_dict().items()}
+    before = {name: value.clone() for name, value in task.model.network.state_dict().items()}
     options: Any = {"precision": "64-true", "sync_batchnorm": lightning, "limit_val_batches": 0}
     run = bare_trainer(folder, ranks, callbacks=[WholeSteps(16, 1), InDouble()], **options)
     run.fit(task, datamodule=data)
-    return [before, dict(task.network.state_dict())]
+    return [before, dict(task.model.network.state_dict())]
 
 
 @pytest.mark.parametrize(
@@ -173,36 +179,26 @@ def test_synchronising_no_batch_statistics_is_refused(tmp_path: Path) -> None:
         molecule_weights(tmp_path, 2, "binary", "layer", lightning=True)
 
 
-@pytest.mark.parametrize("loading", [{"batch_size": 2}, {"max_nodes": 60}], ids=["trees", "nodes"])
-def test_tests_count_every_example_once(tmp_path: Path, loading: dict[str, int]) -> None:
+@pytest.mark.parametrize("loading", LOADING)
+def test_every_example_is_counted_and_predicted_once(
+    tmp_path: Path, loading: dict[str, int]
+) -> None:
     results = []
     for ranks in (1, 2):
         data = LabelledNodes(str(tmp_path / "data"), recipe=RECIPE, **loading)
-        run = trainer(tmp_path, ranks)
-        (result,) = run.test(classifier(data), datamodule=data, verbose=False)
+        table = PredictionTable(str(tmp_path / str(ranks)), node_name="nodes.csv")
+        (result,) = trainer(tmp_path, ranks).test(classifier(data), datamodule=data, verbose=False)
+        run = trainer(tmp_path, ranks, callbacks=[table])
+        run.predict(classifier(data), datamodule=data, return_predictions=False)
         results.append(result)
     assert results[1] == pytest.approx(results[0], abs=1e-6)
     assert set(results[0]) == {"test/loss", "test/accuracy", "test/node_accuracy"}
-
-
-def lines_of(path: Path) -> list[list[str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.reader(file))
-
-
-@pytest.mark.parametrize("loading", [{"batch_size": 2}, {"max_nodes": 60}], ids=["trees", "nodes"])
-def test_two_processes_write_one_table(tmp_path: Path, loading: dict[str, int]) -> None:
-    for ranks in (1, 2):
-        data = LabelledNodes(str(tmp_path / "data"), recipe=RECIPE, **loading)
-        table = PredictionTable(str(tmp_path / str(ranks)), node_name="nodes.csv")
-        run = trainer(tmp_path, ranks, callbacks=[table])
-        run.predict(classifier(data), datamodule=data, return_predictions=False)
     files = sorted(path.name for path in (tmp_path / "2").iterdir())
     assert files == ["nodes.csv", "predictions.csv"]
     for name in files:
-        assert lines_of(tmp_path / "2" / name) == lines_of(tmp_path / "1" / name)
-    trees = lines_of(tmp_path / "2" / "predictions.csv")
-    assert [row[0] for row in trees[1:]] == [str(number) for number in range(TEST)]
+        assert rows_of(tmp_path / "2" / name) == rows_of(tmp_path / "1" / name)
+    trees = rows_of(tmp_path / "2" / "predictions.csv")
+    assert [row["example"] for row in trees] == [str(number) for number in range(TEST)]
 
 
 class OwnSeeds(pl.Callback):
@@ -222,7 +218,7 @@ class OwnSeeds(pl.Callback):
             file.writelines(f"{tree.token.tolist()}\n" for tree in batch.to_data_list())
 
 
-@pytest.mark.parametrize("loading", [{"batch_size": 3}, {"max_nodes": 60}], ids=["trees", "nodes"])
+@pytest.mark.parametrize("loading", LOADING)
 def test_ranks_with_seeds_of_their_own_share_one_epoch(
     tmp_path: Path, loading: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

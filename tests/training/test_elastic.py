@@ -10,8 +10,13 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 
-from pyg_dynbatch.tasks import ListOpsData
-from pyg_dynbatch.training import LastCheckpoint, OptimizerOptions, RandomState, RateOptions
+from pyg_dynbatch.lightning import (
+    LastCheckpoint,
+    ListOpsData,
+    OptimizerOptions,
+    RandomState,
+    RateOptions,
+)
 from tests.molecules.molecules import molecule_data, property_task
 from tests.training.helpers import FORKS, bare_trainer, checkpointing, listops, task, trainer
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import distributed
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
+from pyg_dynbatch.lightning import TreeClassification, TreeRelatedness
 from pyg_dynbatch.training.task import RatioMetric, summed_cross_entropy
 from pyg_dynbatch.trees.task import polarity_hits
 

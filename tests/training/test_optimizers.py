@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam
 
-from pyg_dynbatch.training import OptimizerOptions, RateOptions, SplitOptimizer, build_optimizer
-from pyg_dynbatch.training.optimizers import build_scheduler, rate_factor
+from pyg_dynbatch.lightning import OptimizerOptions, RateOptions, build_optimizer
+from pyg_dynbatch.training.optimizers import SplitOptimizer, build_scheduler, rate_factor
 
 
 def words_and_weights(sparse: bool = False) -> nn.Sequential:
@@ -175,18 +175,9 @@ def test_split_shares_groups_and_state_with_its_parts_also_after_loading() -> No
 
 
 def test_split_runs_the_closure_once_with_gradients() -> None:
-    model = words_and_weights()
-    optimizer, calls = split(model), []
-
-    def closure() -> torch.Tensor:
-        calls.append(torch.is_grad_enabled())
-        optimizer.zero_grad()
-        loss = model(torch.arange(6)).sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure) is not None
-    assert calls == [True]
+    calls: list[bool] = []
+    loss = split(words_and_weights()).step(lambda: calls.append(torch.is_grad_enabled()) or 3)
+    assert (loss, calls) == (3, [True])
 
 
 def test_split_refuses_nothing_and_shared_parameters() -> None:
@@ -220,6 +211,7 @@ def plain() -> SGD:
         (RateOptions(warmup=3), math.inf, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 4: 1}),
         (RateOptions("one_cycle", rise=0.25, final=0.1), 40.0, {0: 0.04, 10: 1, 25: 0.55, 40: 0.1}),
         (RateOptions("one_cycle", rise=0.0), 40.0, {0: 1}),
+        (RateOptions("exponential", gamma=0.5), math.inf, {0: 1, 5: 0.5, 10: 0.25}),
     ],
 )
 def test_factors_of_schedules(options: RateOptions, total: float, wanted: dict) -> None:
@@ -239,18 +231,6 @@ def test_factors_of_schedules(options: RateOptions, total: float, wanted: dict) 
 def test_the_length_is_only_requested_if_needed(options: RateOptions, interval: str | None) -> None:
     found = build_scheduler(plain(), options, never)
     assert (found and found["interval"]) == interval
-
-
-def test_exponential_by_epoch() -> None:
-    chosen = plain()
-    made = build_scheduler(chosen, RateOptions("exponential", gamma=0.5), never)
-    assert made is not None
-    rates = []
-    for _ in range(3):
-        rates.append(chosen.param_groups[0]["lr"])
-        chosen.step()
-        made["scheduler"].step()
-    assert rates == [2.0, 1.0, 0.5]
 
 
 def test_scheduler_keeps_no_length_in_the_checkpoint() -> None:

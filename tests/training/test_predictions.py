@@ -8,12 +8,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from pyg_dynbatch.lightning import PredictionTable, RunReport, ensemble_of
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.training import AveragedNetwork, PredictionTable, RunReport, ensemble_of
+from pyg_dynbatch.prediction import write_table
 from pyg_dynbatch.training import report as report_module
-from pyg_dynbatch.training.predictions import write_table
 from pyg_dynbatch.training.report import closing_lines, metrics_file, read_curve
 from pyg_dynbatch.trees import task as task_module
+from pyg_dynbatch.visualize import save_figure
 from tests.console import rows_of
 from tests.training.helpers import checkpointing, last_of, listops, task, trainer, tree_files
 
@@ -57,17 +58,6 @@ def test_missing_labels_and_the_folder_of_the_run(tmp_path: Path) -> None:
     assert len(rows_of(folder / "predictions.csv")) == 17
     targets = {row["target"] for row in rows_of(folder / "nodes.csv")}
     assert "" in targets and "-1" not in targets
-
-
-def test_a_trial_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = listops(tmp_path / "data")
-    run = trainer(tmp_path, callbacks=[PredictionTable(), RunReport()], fast_dev_run=True)
-    module = task(data)
-    run.fit(module, datamodule=data)
-    run.test(module, datamodule=data, verbose=False)
-    run.predict(module, datamodule=data)
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_columns_are_named_by_class_and_an_interrupted_table_leaves_the_old_one(
@@ -121,22 +111,12 @@ def test_probabilities_are_averaged(tmp_path: Path) -> None:
     assert result["test/accuracy"] == pytest.approx(hit[batch.root_index].float().mean().item())
 
 
-def test_one_member_is_itself(tmp_path: Path) -> None:
-    network = torch.nn.Linear(3, 4)
-    x = torch.randn(2, 3)
-    torch.testing.assert_close(AveragedNetwork([network])(x), network(x).log_softmax(-1))
-
-
-def test_no_members_and_missing_members(tmp_path: Path) -> None:
+def test_members_that_cannot_be_averaged(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
     with pytest.raises(ValueError, match="AveragedNetwork: no networks"):
         ensemble_of(task(data), [])
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         ensemble_of(task(data), [tmp_path / "none.ckpt"])
-
-
-def test_member_of_another_model_is_named(tmp_path: Path) -> None:
-    data = tree_files(tmp_path)
     (path,) = checkpoints(tmp_path, data, 1)
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
         ensemble_of(task(data, hidden_channels=11), [path])
@@ -144,51 +124,29 @@ def test_member_of_another_model_is_named(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [differing, f"  file:     {path}"]
 
 
-def test_curves_and_trees_are_drawn_and_named(tmp_path: Path) -> None:
-    data = tree_files(tmp_path)
-    module = task(data)
-    report, table = RunReport(trees=3), PredictionTable()
-    run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), table, report])
-    run.fit(module, datamodule=data)
-    places = report.places(run)
-    assert places["learning curve"] == Path(run.log_dir) / "learning_curve.png"
-    assert places["learning curve"].stat().st_size > 5000
-    module.train()
-    run.test(module, datamodule=data, verbose=False)
-    assert places["predicted trees"] == Path(run.log_dir) / "predicted_trees.png"
-    assert places["predicted trees"].stat().st_size > 5000
-    run.predict(module, datamodule=data)
-
-    metrics = metrics_file(run)
-    assert metrics is not None
-    epochs, values = read_curve(metrics, "val/accuracy")
-    assert epochs == [0.0, 1.0]
-    assert len(values) == 2
-    assert read_curve(metrics, "no/such") == ([], [])
-
-    lines = closing_lines(run)
-    names = ["checkpoint", "metrics", "predictions", "learning curve", "predicted trees"]
-    assert [line.split(":")[0] for line in lines] == names
-    assert all(Path(line.split(":", 1)[1].strip()).is_file() for line in lines)
-
-
-def test_curves_show_whole_epochs_and_mark_the_best_one(
+def test_curves_and_trees_are_drawn_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Figure] = {}
 
     def keep(figure: Figure, path: Path) -> Path:
         drawn[path.name] = figure
-        return path
+        return save_figure(figure, path)
 
     for module in (report_module, task_module):
         monkeypatch.setattr(module, "save_figure", keep)
     data = tree_files(tmp_path)
     module = task(data)
-    run = trainer(tmp_path, epochs=2, callbacks=[checkpointing(), RunReport(trees=2)])
+    callbacks = [checkpointing(), PredictionTable(), RunReport(trees=2)]
+    run = trainer(tmp_path, epochs=2, callbacks=callbacks)
     run.fit(module, datamodule=data)
     run.test(module, datamodule=data, verbose=False)
-    _, values = read_curve(metrics_file(run), "val/accuracy")
+    run.predict(module, datamodule=data)
+
+    metrics = metrics_file(run)
+    epochs, values = read_curve(metrics, "val/accuracy")
+    assert epochs == [0.0, 1.0] and len(values) == 2
+    assert read_curve(metrics, "no/such") == ([], [])
     best = values.index(max(values))
     for axes in drawn["learning_curve.png"].axes:
         assert all(tick == int(tick) for tick in axes.get_xticks())
@@ -198,6 +156,12 @@ def test_curves_show_whole_epochs_and_mark_the_best_one(
     assert "class 0" in [text.get_text() for text in trees.legends[0].get_texts()]
     shape = r"test example \d+: true class \d, predicted \d\n\d+ of \d+ labelled nodes correct"
     assert all(re.fullmatch(shape, axes.get_title()) for axes in trees.axes)
+
+    written = dict(re.split(r":\s+", line, maxsplit=1) for line in closing_lines(run))
+    names = ["checkpoint", "metrics", "predictions", "learning curve", "predicted trees"]
+    assert list(written) == names
+    assert all(Path(path).stat().st_size > 100 for path in written.values())
+    assert {Path(written[name]).parent for name in names[1:]} == {Path(run.log_dir)}
 
 
 def test_nothing_is_drawn_without_a_folder_or_trees(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from lightning.pytorch.tuner import Tuner
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyg_dynbatch.lightning import (
+    OptimizerOptions,
+    RateOptions,
+    TreeClassification,
+    TreeRelatedness,
+)
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.tasks import TreeClassification, TreeRelatedness
-from pyg_dynbatch.training import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.command import check_monitor
-from pyg_dynbatch.training.task import check_weights
 from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
 
 
@@ -129,7 +132,7 @@ def test_checkpoint_of_a_different_model_or_vocabulary(tmp_path: Path) -> None:
         assert "where:    network." in str(caught.value)
         assert "try:      use the configuration" in str(caught.value)
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
-        check_weights(task(data), {"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
+        task(data).model.check({"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
     assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
     with pytest.raises(ValueError, match="was made with a different vocabulary") as caught:
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
@@ -162,16 +165,6 @@ def test_sparse_gradients_cannot_be_clipped(tmp_path: Path) -> None:
     trainer(tmp_path, gradient_clip_val=1.0).fit(task(data, optimizer=options), datamodule=data)
 
 
-def test_early_stopping(tmp_path: Path) -> None:
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    data = listops(tmp_path)
-    stop = EarlyStopping("val/accuracy", mode="max", patience=1)
-    run = trainer(tmp_path, epochs=50, callbacks=[stop], enable_checkpointing=False)
-    run.fit(task(data, optimizer=OptimizerOptions("sgd", lr=0.0)), datamodule=data)
-    assert run.current_epoch == 2
-
-
 def test_mixed_precision(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
     module = task(data, cell="nary")
@@ -195,17 +188,11 @@ def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(
         assert torch.equal(weight, before[name]), name
 
 
-@pytest.mark.parametrize(
-    ("monitor", "mode"),
-    [("val/pearson", "max"), ("val/mse", "min"), ("val/loss", "min"), ("train/loss", "min")],
-)
-def test_metrics_that_can_choose(monitor: str, mode: str) -> None:
-    check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))
-
-
 def test_a_metric_that_is_not_logged_is_refused() -> None:
     task = TreeClassification(num_tokens=4, num_classes=3, polarity=True, **SIZES)
     check_monitor("val/binary_accuracy", "max", task)
+    for monitor, mode in (("val/pearson", "max"), ("val/mse", "min"), ("train/loss", "min")):
+        check_monitor(monitor, mode, TreeRelatedness(num_tokens=4, **SIZES))
     with pytest.raises(ValueError, match="EarlyStopping cannot choose") as caught:
         check_monitor("val/node_acuracy", "max", task, "EarlyStopping")
     assert "or one of train/loss, train/accuracy" in str(caught.value)

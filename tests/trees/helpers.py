@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.tasks import TreeClassification
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.lightning import TreeClassification
 
 WORDS = ["good", "not", "very"]
+
+
+def chain_tree(num_nodes: int, **fields: Any) -> DynTreeData:
+    """Make a chain, in which each node is the only child of the one before it."""
+    node = torch.arange(num_nodes - 1)
+    return DynTreeData(torch.stack([node + 1, node]), num_nodes=num_nodes, **fields)
 
 
 def assert_same(wanted: Any, found: Any) -> None:

@@ -15,6 +15,7 @@ from tests.strategies import batches, diamond
 
 TREE = from_nested((4, (5, 6)))
 LEAF = from_nested(3)
+TOKEN = torch.tensor([7, -1, -1])
 
 
 def example(dag, token: bool = True) -> DynTreeData:
@@ -48,25 +49,27 @@ def test_schedule_is_that_of_all_edges_together(dags, arity, direction):
         after.validate()
 
 
-def test_which_nodes_read_an_input():
-    def inputs(data):
-        return Collater()([data, data]).schedule.input_node.sort().values.tolist()
-
-    tree = {"edge_index": torch.tensor([[0, 1], [2, 2]]), "num_nodes": 3}
-    mark = torch.tensor([False, True, True])
-    assert inputs(DynTreeData(**tree)) == [0, 1, 2, 3, 4, 5]
-    assert inputs(DynTreeData(**tree, has_input=mark)) == [1, 2, 4, 5]
-    token = torch.tensor([7, -1, -1])
-    assert inputs(DynTreeData(**tree, has_input=mark, token=token)) == [0, 3]
+@pytest.mark.parametrize(
+    ("fields", "inputs"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"has_input": torch.tensor([False, True, True])}, [1, 2, 4, 5]),
+        ({"has_input": torch.tensor([False, True, True]), "token": TOKEN}, [0, 3]),
+    ],
+)
+def test_which_nodes_read_an_input(fields: dict, inputs: list[int]) -> None:
+    tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3, **fields)
+    assert Collater()([tree, tree]).schedule.input_node.sort().values.tolist() == inputs
 
 
 def test_both_directions():
     batch = Collater(direction="both")([TREE, LEAF])
     assert batch.schedule.direction == "bottom_up"
     assert batch.schedule_down.direction == "top_down"
-    only = Collater(direction="top_down")([TREE, LEAF])
-    assert "schedule_down" not in only
-    assert only.schedule == batch.schedule_down
+    only = Collater(direction="top_down", exclude_keys=["y"])([TREE, LEAF])
+    assert "schedule_down" not in only and only.schedule == batch.schedule_down
+    shared = Collater()([example(diamond())] * 2)
+    assert shared.schedule.level_sizes == (2, 4, 2)
 
 
 def test_plain_data_and_nested_collections():
@@ -82,14 +85,6 @@ def test_plain_data_and_nested_collections():
     mixed = HeteroData()
     mixed["word"].x = torch.ones(2, 1)
     assert Collater()([mixed, mixed])["word"].x.shape == (4, 1)
-
-
-def test_pyg_options_still_work():
-    batch = Collater(follow_batch=["root_index"], exclude_keys=["token"])([TREE, LEAF])
-    assert batch.root_index_batch.tolist() == [0, 1]
-    assert "token" not in batch
-    with pytest.raises(ValueError, match="exclude_keys holds what the plan is made from"):
-        Collater(exclude_keys=["edge_index"])
 
 
 def test_batch_survives_moves_and_pickling():
@@ -121,79 +116,35 @@ def broken(**fields) -> DynTreeData:
     return data
 
 
-FAR = torch.tensor([[5, *TREE.edge_index[0, 1:].tolist()], TREE.edge_index[1].tolist()])
-Y = torch.zeros(5).long()
-WIDE = torch.zeros(5, 3)
-FAULTS = {
-    "empty": ([], {}, "Collater: the batch is empty.\n  expected: at least one example"),
-    "a further field": (
-        [TREE, TREE, broken(y=Y)],
-        {},
-        "an example has other fields than the first of its batch.\n  .*\n"
-        "  got:      also y\n  where:    example 2 of the batch",
-    ),
-    "a missing field": ([broken(y=Y), TREE], {}, "got:      no y"),
-    "a field that is not excluded": (
-        [broken(y=Y), broken(x=WIDE)],
-        {"exclude_keys": ["y"]},
-        "got:      also x",
-    ),
-    "dtypes": (
-        [TREE, broken(token=TREE.token.float())],
-        {},
-        "token has a different dtype or width than in the first example.\n"
-        "  expected: int64 tensor .5.\n"
-        "  got:      float32 tensor .5.\n"
-        "  where:    example 1 of the batch",
-    ),
-    "widths": (
-        [broken(x=torch.zeros(5, 2)), broken(x=torch.zeros(5, 2)), broken(x=WIDE)],
-        {},
-        "expected: float32 tensor .5, 2.\n  got:      float32 tensor .5, 3.\n.*example 2",
-    ),
-    "an edge into the next example": (
-        [LEAF, broken(edge_index=FAR), TREE],
-        {},
-        "Collater: an edge has a node that does not exist.\n"
-        "  expected: node numbers from 0 to 4\n"
-        "  got:      5 -> 0\n"
-        "  where:    example 1 of the batch",
-    ),
-    "a short field of nodes": (
-        [TREE, broken(token=TREE.token[:3])],
-        {},
-        "Collater: token has the wrong length.\n"
-        "  expected: 5 rows\n"
-        "  got:      3\n"
-        "  where:    example 1 of the batch",
-    ),
-    "a short field of edges": (
-        [LEAF, broken(child_slot=torch.tensor([0]))],
-        {},
-        r"child_slot has the wrong length[\s\S]*try: +leave child_slot out",
-    ),
-    "arity": ([LEAF, TREE, from_nested((1, 2, 3))], {"arity": 2}, "Collater: example 2 of the"),
-}
+FAR = broken(edge_index=TREE.edge_index.index_fill(1, torch.tensor([0]), 0))
+FAR.edge_index[0, 0] = 5
+WITH_Y = broken(y=torch.zeros(5).long())
+NARROW, WIDE = broken(x=torch.zeros(5, 2)), broken(x=torch.zeros(5, 3))
+FLOATS, SHORT = broken(token=TREE.token.float()), broken(token=TREE.token[:3])
+SLOTTED, WIDER = broken(child_slot=torch.tensor([0])), from_nested((1, 2, 3))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_named(fault: str) -> None:
-    examples, options, match = FAULTS[fault]
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize(
+    ("examples", "options", "words"),
+    [
+        ([], {}, "Collater: the batch is empty.\n  expected: at least one example"),
+        ([TREE, TREE, WITH_Y], {}, "other fields than the first .*\n.*\n.* also y\n.*example 2"),
+        ([WITH_Y, TREE], {}, "got:      no y"),
+        ([WITH_Y, WIDE], {"exclude_keys": ["y"]}, "got:      also x"),
+        ([TREE, FLOATS], {}, "token has a different dtype or .*\n.*int64.*\n.*float32.*\n.*1 of"),
+        ([NARROW, NARROW, WIDE], {}, "float32 tensor .5, 2.\n.* tensor .5, 3.\n.*example 2"),
+        ([LEAF, FAR, TREE], {}, "an edge has a node that .*\n.*0 to 4\n.*5 -> 0\n.*example 1"),
+        ([TREE, SHORT], {}, "token has the wrong length.\n.* 5 rows\n.* 3\n.*example 1 of"),
+        ([LEAF, SLOTTED], {}, r"child_slot has the wrong length[\s\S]*try: +leave child_slot out"),
+        ([LEAF, TREE, WIDER], {"arity": 2}, "Collater: example 2 of the"),
+        ([TREE], {"arity": 0}, "Collater: arity is too small"),
+        ([TREE], {"direction": "up"}, "Collater: unknown direction"),
+        ([TREE], {"exclude_keys": ["edge_index"]}, "exclude_keys holds what the plan is made from"),
+    ],
+)
+def test_faults_are_named(examples: list, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         Collater(**options)(examples)
-
-
-def test_options() -> None:
-    Collater(exclude_keys=["y"])([TREE, broken(y=Y)])
-    with pytest.raises(ValueError, match="Collater: arity is too small"):
-        Collater(arity=0)
-    with pytest.raises(ValueError, match="Collater: unknown direction"):
-        Collater(direction="up")
-
-
-def test_dag_with_shared_parts():
-    batch = Collater()([example(diamond())] * 2)
-    assert batch.schedule.level_sizes == (2, 4, 2)
 
 
 def tree_with(**fields: Any) -> DynTreeData:
@@ -231,7 +182,3 @@ def test_sparse_adjacency_matrices() -> None:
     match = r"no edge_index to make a schedule from[\s\S]*remove_edge_index=False"
     with pytest.raises(ValueError, match=match):
         Collater()([alone, alone])
-
-
-def trees(count: int) -> list[DynTreeData]:
-    return [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * count

@@ -1,21 +1,27 @@
-"""Columns of trees are the list of these trees, and merge as PyG does or step aside."""
+"""Columns of trees are a list of trees, and merge as PyG does; batches are saved and sent."""
 
+import pickle
 from collections.abc import Sequence
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.data import DynTreeData, TreeColumns, Vocabulary
-from pyg_dynbatch.datasets import TreeDataset
-from pyg_dynbatch.loader import Collater
+from pyg_dynbatch.data import DynTreeData, MoleculeData, Vocabulary, allow_batches
+from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeDataset, TreeFile
+from pyg_dynbatch.loader import Collater, MoleculeCollater
+from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.trees.data import TreeColumns
 from pyg_dynbatch.trees.datasets import Content
-from tests.strategies import Dag, structures
-from tests.trees.helpers import assert_same
+from tests.strategies import Dag, chain, structures
+from tests.trees.helpers import assert_same, chain_tree
 
 
 def tree_of(dag: Dag, rich: bool) -> DynTreeData:
@@ -27,20 +33,8 @@ def tree_of(dag: Dag, rich: bool) -> DynTreeData:
     return DynTreeData(dag.edge_index, dag.child_slot, num_nodes=dag.num_nodes, **fields)
 
 
-def chain(nodes: int, **fields: Any) -> DynTreeData:
-    edges = torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)])
-    return DynTreeData(edges, num_nodes=nodes, **fields)
-
-
 def full(nodes: int) -> DynTreeData:
-    return chain(
-        nodes,
-        token=torch.arange(nodes) - 1,
-        x=torch.randn(nodes, 2),
-        y=torch.randn(nodes),
-        has_input=torch.arange(nodes) > 0,
-        target=torch.randn(1, 3),
-    )
+    return tree_of(chain(nodes), rich=True)
 
 
 def small() -> list[DynTreeData]:
@@ -87,21 +81,11 @@ def test_same_as_the_list(dags: list[Dag], rich: bool, data: st.DataObject) -> N
         assert_same(dataset[row], tree)
 
 
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
-def test_merging_is_that_of_pyg(sizes: list[int], rich: bool) -> None:
-    trees = [full(n) if rich else chain(n) for n in sizes]
-    columns = TreeColumns.of(trees)
-    assert columns is not None
-    assert_same_batch(Batch.from_data_list(trees), columns.merged())
-
-
 def test_excluded_fields() -> None:
     trees = [full(2), full(3)]
     wanted = Batch.from_data_list(trees, exclude_keys=["x", "y"])
-    for columns, excluded in (
-        (TreeColumns.of(trees, ["x", "y"]), ()),
-        (TreeColumns.of(trees), "xy"),
-    ):
+    for left_out, excluded in ((["x", "y"], ()), ([], "xy")):
+        columns = TreeColumns.of(trees, left_out)
         assert columns is not None
         assert_same_batch(wanted, columns.merged(excluded))
         assert columns.merged(["num_nodes"]) is None
@@ -110,21 +94,18 @@ def test_excluded_fields() -> None:
 def test_examples_stay_as_they_were() -> None:
     tree = full(3)
     Collater()([tree, tree])
-    assert torch.equal(tree.edge_index, chain(3).edge_index)
+    assert torch.equal(tree.edge_index, full(3).edge_index)
     Collater()([tree]).edge_index.add_(7)
-    assert torch.equal(tree.edge_index, chain(3).edge_index)
+    assert torch.equal(tree.edge_index, full(3).edge_index)
 
 
 def test_is_a_sequence() -> None:
     columns = columns_of(small(), [2, 0])
     assert [tree.token[0].item() for tree in columns[:]] == [7, 5]
     last = columns[-1].token.tolist()
-    assert (
-        last
-        == columns[[-1]][0].token.tolist()
-        == columns[np.array([False, True])][0].token.tolist()
-    )
-    assert last == [5, 6, -1] and len(columns[[]]) == len(columns[2:]) == 0
+    for chosen in ([-1], np.array([False, True])):
+        assert columns[chosen][0].token.tolist() == last == [5, 6, -1]
+    assert len(columns[[]]) == len(columns[2:]) == 0
     assert repr(columns) == "TreeColumns(2 examples, 6 nodes)"
     for wrong in (2, [0, 2]):
         with pytest.raises(IndexError):
@@ -133,10 +114,12 @@ def test_is_a_sequence() -> None:
 
 def test_the_collater_leaves_fields_out_and_follows_others() -> None:
     columns = columns_of(small(), [1, 1, 0])
-    assert "token" not in Collater(exclude_keys=["token"])(columns)
-    followed = Collater(follow_batch=["token"])(columns)
-    assert followed.token_batch.tolist() == [0] * 3 + [1] * 3 + [2] * 3
-    assert followed.schedule == Collater()(columns).schedule
+    for examples in (columns, list(columns)):
+        followed = Collater(follow_batch=["child_slot"], exclude_keys=["token"])(examples)
+        assert "token" not in followed and "token" not in Collater(exclude_keys=["token"])(examples)
+        assert followed.child_slot_batch.tolist() == [0, 0, 1, 1, 2, 2]
+        plain = Collater(exclude_keys=["token"])(examples)
+        assert followed.schedule == plain.schedule
 
 
 @pytest.mark.parametrize(
@@ -161,7 +144,10 @@ def test_broken_trees_are_named(key: str, value: torch.Tensor, told: str) -> Non
 
 
 class OwnTree(DynTreeData):
-    pass
+    """A user's own class."""
+
+
+allow_batches(OwnTree)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +155,14 @@ class OwnTree(DynTreeData):
     [
         [Data(num_nodes=1)],
         [OwnTree(torch.empty(2, 0, dtype=torch.int64), num_nodes=1)],
-        [chain(2, mark=torch.zeros(1))],
-        [chain(2, name="a")],
-        [chain(2, target=torch.tensor(1.0))],
-        [chain(2), full(2)],
-        [chain(2, y=torch.zeros(2)), chain(2, y=torch.zeros(2, dtype=torch.int64))],
-        [chain(2, x=torch.zeros(2, 1)), chain(2, x=torch.zeros(2, 3))],
-        [chain(2, x=torch.zeros(2, 1).to_sparse())],
-        [chain(2, x=torch.zeros(2, 1, device="meta"))],
+        [chain_tree(2, mark=torch.zeros(1))],
+        [chain_tree(2, name="a")],
+        [chain_tree(2, target=torch.tensor(1.0))],
+        [chain_tree(2), full(2)],
+        [chain_tree(2, y=torch.zeros(2)), chain_tree(2, y=torch.zeros(2, dtype=torch.int64))],
+        [chain_tree(2, x=torch.zeros(2, 1)), chain_tree(2, x=torch.zeros(2, 3))],
+        [chain_tree(2, x=torch.zeros(2, 1).to_sparse())],
+        [chain_tree(2, x=torch.zeros(2, 1, device="meta"))],
     ],
 )
 def test_steps_aside_for_examples(examples: list[Data]) -> None:
@@ -198,3 +184,78 @@ def test_steps_aside_for_data_sets(key: str, value: Any) -> None:
     dataset._data[key] = value
     dataset.slices = {**dataset.slices, key: dataset.slices["token"]}
     assert isinstance(dataset.__getitems__([0]), list)
+
+
+TREES = [DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
+PLAIN = [Data(edge_index=tree.edge_index, num_nodes=3) for tree in TREES]
+OWN = [OwnTree(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)] * 2
+TABLE = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
+OXYGEN = MoleculeData(torch.ones(2, 3), torch.tensor([0, 1, 0], dtype=torch.uint8), smiles="O=O")
+
+
+def test_batches_without_a_schedule_need_pyg_alone() -> None:
+    assert b"pyg_dynbatch" not in pickle.dumps(Batch.from_data_list(PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("make", "plans"),
+    [
+        (lambda: Collater(arity=2, direction="bottom_up")(TREES), ["schedule"]),
+        (lambda: Collater(direction="both")(TREES), ["schedule", "schedule_down"]),
+        (lambda: Collater(follow_batch=["depth"])(TREES), ["schedule"]),  # merged by PyG
+        (lambda: Collater(arity=2)(PLAIN), ["schedule"]),
+        (lambda: Collater(arity=2)(OWN), ["schedule"]),
+        (lambda: MoleculeCollater(TABLE)([OXYGEN] * 3), ["pairs"]),
+    ],
+)
+def test_loads_without_unpickling_code(make: Any, plans: list[str], tmp_path: Path) -> None:
+    batch = make()
+    torch.save(batch, tmp_path / "batch.pt")
+    again = torch.load(tmp_path / "batch.pt", weights_only=True)
+    assert list(again.keys()) == list(batch.keys()) and set(plans) <= set(batch.keys())
+    assert_same(batch, again)
+
+
+class Batches(torch.utils.data.Dataset[Batch]):
+    """Makes one batch of each data set, wherever it is asked."""
+
+    def __init__(self, parts: Sequence[tuple[Any, Any]]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, i: int) -> Batch:
+        dataset, collater = self.parts[i]
+        return collater(dataset.__getitems__([2, 0, 1]))
+
+
+def all_kinds(folder: Path, samples: Path) -> Batches:
+    trees = folder / "trees.txt"
+    trees.write_text("(3 (2 good) (1 fun))\n(0 bad)\n(1 (0 (1 a) (1 bad)) (2 film))\n" * 100)
+    recipe = ListOpsRecipe(train=100, val=1, test=1)
+    sst = SST(None, "train", raw_dir=samples / "sst", verify=False)
+    molecules = MoleculeFile(samples / "molecules" / "freesolv.csv", target_columns=["expt"])
+    datasets = [sst, TreeFile(trees), ListOps(None, "train", recipe=recipe)]
+    collaters = [(dataset, Collater()) for dataset in datasets]
+    return Batches([*collaters, (molecules, MoleculeCollater(molecules.pair_table))])
+
+
+@pytest.mark.parametrize(
+    "context",
+    [None, *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
+)
+def test_batches_before_there_and_afterwards(context, tmp_path, samples):
+    batches = all_kinds(tmp_path, samples)
+    before = [batches[i] for i in range(len(batches))]
+    if context is None:
+        sent = pickle.loads(ForkingPickler.dumps(batches))
+        there: Any = [sent[i] for i in range(len(batches))]
+    else:
+        there = torch.utils.data.DataLoader(
+            batches, batch_size=None, num_workers=1, multiprocessing_context=context
+        )
+    for wanted, found in zip(before, there, strict=True):
+        assert_same(wanted, found)
+    for i, wanted in enumerate(before):
+        assert_same(wanted, batches[i])

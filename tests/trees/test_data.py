@@ -12,6 +12,7 @@ from torch_geometric.transforms import LargestConnectedComponents, RemoveIsolate
 
 from pyg_dynbatch.data import DynTreeData
 from tests.strategies import SHAPES, Dag, deep, structures
+from tests.trees.helpers import assert_same
 
 EDGES = torch.tensor([[0, 1], [2, 2]])
 
@@ -49,37 +50,24 @@ def test_only_given_fields_are_stored():
 
 
 def test_fields_collate_as_the_table_says():
-    first = DynTreeData(
-        EDGES,
-        token=torch.tensor([4, 5, -1]),
-        x=torch.ones(3, 2),
-        y=torch.tensor([0, 1, 2]),
-        target=torch.tensor([[0.5, 0.5]]),
-        has_input=torch.tensor([True, True, False]),
-    )
-    leaf = DynTreeData(
-        torch.empty(2, 0, dtype=torch.long),
-        token=torch.tensor([7]),
-        x=torch.zeros(1, 2),
-        y=torch.tensor([-1]),
-        target=torch.tensor([[0.0, 1.0]]),
-        has_input=torch.tensor([True]),
-    )
+    fields = {
+        "token": torch.tensor([4, 5, -1]),
+        "y": torch.tensor([0, 1, 2]),
+        "x": torch.ones(3, 2),
+    }
+    first = DynTreeData(EDGES, **fields, target=torch.ones(1, 2), has_input=fields["token"] > 0)
+    leaf = first.subgraph(torch.tensor([0]))
     batch = Batch.from_data_list([first, leaf, first])
     assert batch.edge_index.tolist() == [[0, 1, 4, 5], [2, 2, 6, 6]]
     assert batch.child_slot.tolist() == [0, 1, 0, 1]
     assert batch.depth.tolist() == [0, 0, 1, 0, 0, 0, 1]
-    assert batch.token.tolist() == [4, 5, -1, 7, 4, 5, -1]
+    assert batch.token.tolist() == [4, 5, -1, 4, 4, 5, -1]
     assert batch.root_index.tolist() == [2, 3, 6]
     assert batch.target.shape == (3, 2)
     assert batch.ptr.tolist() == [0, 3, 4, 7]
     assert batch.num_nodes == 7
     for before, after in zip([first, leaf, first], batch.to_data_list(), strict=True):
-        assert type(after) is DynTreeData
-        assert set(after.keys()) == set(before.keys())
-        for key, value in before.to_dict().items():
-            assert torch.equal(torch.as_tensor(after[key]), torch.as_tensor(value)), key
-        after.validate()
+        assert_same(before, after.validate())
 
 
 def test_copies_pickles_and_loads_without_a_warning(tmp_path):
@@ -138,137 +126,69 @@ def test_roots_that_a_transform_leaves_behind_are_named() -> None:
         data.validate()
 
 
-LEAF = {"edge_index": torch.empty(2, 0, dtype=torch.long), "num_nodes": 1}
-TREE = {"edge_index": EDGES, "num_nodes": 3}
-BAD = {
-    "empty": (LEAF | {"num_nodes": 0}, {}, "the tree is empty"),
-    "two parents": (
-        {"edge_index": torch.tensor([[0, 0], [1, 2]]), "num_nodes": 3},
-        {"require_tree": True},
-        "node 0 has two parents",
-    ),
-    "three parents": (
-        {"edge_index": torch.tensor([[0, 0, 0], [1, 2, 3]]), "num_nodes": 4},
-        {"require_tree": True},
-        "node 0 has 3 parents",
-    ),
-    "two roots": (
-        {"edge_index": EDGES, "num_nodes": 4},
-        {"require_tree": True},
-        "wrong number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]",
-    ),
-    "roots asked for": (TREE, {"roots": 2}, "wrong number of roots"),
-    "edge out of range": (
-        TREE
-        | {"depth": torch.zeros(3).long(), "child_slot": torch.tensor([0, 1])}
-        | {"edge_index": torch.tensor([[0, 5], [2, 2]]), "root_index": torch.tensor([2])},
-        {},
-        "got:      5 -> 2\n  where:    edge 1",
-    ),
-    "cycle": (
-        TREE
-        | {"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]]), "depth": torch.zeros(3).long()}
-        | {"child_slot": torch.zeros(3).long(), "root_index": torch.tensor([0])},
-        {},
-        "edge_index has a cycle.\n  expected: edges from child to parent without any\n"
-        "  got:      0 -> 1 -> 2 -> 0",
-    ),
-    "wrong depth": (
-        TREE | {"depth": torch.tensor([0, 0, 2])},
-        {},
-        "depth does not belong to edge_index.\n  expected: depth 1 at node 2\n  got:      2",
-    ),
-    "wrong roots": (
-        TREE | {"root_index": torch.tensor([0])},
-        {},
-        "root_index does not belong to edge_index.\n  expected: [2]\n  got:      [0]",
-    ),
-    "slot taken twice": (
-        TREE | {"child_slot": torch.tensor([1, 1])},
-        {},
-        "two children of node 2 have the same slot.\n"
-        "  expected: one child per slot\n  got:      nodes [0, 1] in slot 1",
-    ),
-    "negative slot": (TREE | {"child_slot": torch.tensor([0, -1])}, {}, "child_slot is negative"),
-    "token dtype": (
-        TREE | {"token": torch.zeros(3)},
-        {},
-        "token has an invalid shape or dtype.\n  expected: int64 tensor [3], one per node\n"
-        "  got:      float32 tensor [3]",
-    ),
-    "token length": (TREE | {"token": torch.zeros(2).long()}, {}, "got:      int64 tensor [2]"),
-    **{
-        f"{key} length": (
-            TREE | {key: torch.zeros(5).long()},
-            {},
-            f"got:      int64 tensor [5]\n  where:    train.txt:12\n  try:      leave {key} out",
-        )
-        for key in ("depth", "child_slot")
-    },
-    "token range": (
-        TREE | {"token": torch.tensor([0, 9, -1])},
-        {"num_tokens": 9},
-        "token is out of range at node 1.\n  expected: -1 (none) or 0 to 8\n  got:      9",
-    ),
-    "token below": (TREE | {"token": torch.tensor([0, -2, -1])}, {}, "-1 (none) or 0 upwards"),
-    "label range": (
-        TREE | {"y": torch.tensor([0, 1, 5])},
-        {"num_classes": 5},
-        "y is out of range at node 2",
-    ),
-    "y length": (TREE | {"y": torch.zeros(4)}, {}, "y has an invalid shape or dtype"),
-    "x dtype": (TREE | {"x": torch.zeros(3, 2).long()}, {}, "x has an invalid shape or dtype"),
-    "x length": (TREE | {"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
-    "x one axis": (
-        TREE | {"x": torch.zeros(3)},
-        {},
-        "floating-point tensor [3, feature], one per node",
-    ),
-    "x width": (
-        TREE | {"x": torch.zeros(3, 2)},
-        {"feature_width": 3},
-        "x has the wrong width.\n  expected: 3 features per node\n  got:      2",
-    ),
-    "has_input": (
-        TREE | {"has_input": torch.ones(3)},
-        {},
-        "has_input has an invalid shape or dtype",
-    ),
-    "target": (
-        TREE | {"target": torch.zeros(5)},
-        {},
-        "target has an invalid shape or dtype.\n"
-        "  expected: tensor [1] or [1, value], one row per example\n  got:      float32 tensor [5]",
-    ),
-    "not a tensor": (TREE | {"y": [1, 2, 3]}, {}, "got:      list"),
-}
+NONE = torch.empty(2, 0, dtype=torch.long)
+CYCLE, FAR = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor([[0, 5], [2, 2]])
+TWO_PARENTS, THREE_PARENTS = torch.tensor([[0, 0], [1, 2]]), torch.tensor([[0, 0, 0], [1, 2, 3]])
+TREE = {"require_tree": True}
+GIVEN = {"depth": torch.zeros(3).long(), "root_index": torch.tensor([2])}  # not to be computed
+FORM = "has an invalid shape or dtype.\n  expected: "
 
 
-@pytest.mark.parametrize("fault", BAD)
-def test_faults_are_named(fault):
-    fields, demands, message = BAD[fault]
-    # Set one by one: the constructor would refuse some of them itself.
-    if "depth" in fields and "root_index" in fields:
+@pytest.mark.parametrize(
+    ("fields", "demands", "words"),
+    [
+        ({"edge_index": NONE, "num_nodes": 0}, {}, "the tree is empty"),
+        ({"edge_index": TWO_PARENTS}, TREE, "node 0 has two parents"),
+        ({"edge_index": THREE_PARENTS, "num_nodes": 4}, TREE, "node 0 has 3 parents"),
+        ({"num_nodes": 4}, TREE, "number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]"),
+        ({}, {"roots": 2}, "wrong number of roots"),
+        ({"edge_index": FAR, **GIVEN}, {}, "got:      5 -> 2\n  where:    edge 1"),
+        ({"edge_index": CYCLE, **GIVEN}, {}, "has a cycle.\n  expected: edges from child to"),
+        ({"edge_index": CYCLE, **GIVEN}, {}, "  got:      0 -> 1 -> 2 -> 0"),
+        ({"depth": [0, 0, 2]}, {}, "edge_index.\n  expected: depth 1 at node 2\n  got:      2"),
+        ({"root_index": [0]}, {}, "to edge_index.\n  expected: [2]\n  got:      [0]"),
+        ({"child_slot": [1, 1]}, {}, "two children of node 2 have the same slot.\n  expected: one"),
+        ({"child_slot": [1, 1]}, {}, "got:      nodes [0, 1] in slot 1"),
+        ({"child_slot": [0, -1]}, {}, "child_slot is negative"),
+        ({"token": torch.zeros(3)}, {}, f"token {FORM}int64 tensor [3], one per node\n  got: "),
+        ({"token": [0, 0]}, {}, "got:      int64 tensor [2]"),
+        ({"depth": [0] * 5}, {}, "tensor [5]\n  where:    train.txt:12\n  try:      leave depth"),
+        ({"child_slot": [0] * 5}, {}, "try:      leave child_slot out"),
+        ({"token": [0, 9, -1]}, {"num_tokens": 9}, "at node 1.\n  expected: -1 (none) or 0 to 8"),
+        ({"token": [0, -2, -1]}, {}, "-1 (none) or 0 upwards"),
+        ({"y": [0, 1, 5]}, {"num_classes": 5}, "y is out of range at node 2"),
+        ({"y": torch.zeros(4)}, {}, f"y {FORM}"),
+        ({"y": (1, 2, 3)}, {}, "got:      tuple"),
+        ({"x": torch.zeros(3, 2).long()}, {}, f"x {FORM}"),
+        ({"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
+        ({"x": torch.zeros(3)}, {}, "floating-point tensor [3, feature], one per node"),
+        ({"x": torch.zeros(3, 2)}, {"feature_width": 3}, "expected: 3 features per node\n  got: "),
+        ({"has_input": torch.ones(3)}, {}, f"has_input {FORM}"),
+        ({"target": torch.zeros(5)}, {}, f"target {FORM}tensor [1] or [1, value], one row per"),
+    ],
+)
+def test_faults_are_named(fields: dict, demands: dict, words: str) -> None:
+    fields = {"edge_index": EDGES, "num_nodes": 3, **fields}
+    nodes = max(fields["num_nodes"], 1)
+    if GIVEN.keys() <= fields.keys():  # set one by one: the constructor would refuse the edges
         data = DynTreeData()
+        data.child_slot = torch.zeros(fields["edge_index"].size(1)).long()
     else:
-        data = DynTreeData(fields["edge_index"], num_nodes=max(fields["num_nodes"], 1))
+        data = DynTreeData(fields["edge_index"], num_nodes=nodes)
     for key, value in fields.items():
-        data[key] = value
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        data[key] = torch.tensor(value) if isinstance(value, list) else value
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
         data.validate(**demands, where="train.txt:12")
     assert re.search(r"where:    train.txt:12|^DynTreeData: train.txt:12: ", str(caught.value))
 
 
-def test_nothing_at_all_is_an_empty_tree():
+def test_missing_fields_are_named() -> None:
     with pytest.raises(ValueError, match="the tree is empty"):
         DynTreeData().validate()
     data = DynTreeData(EDGES, num_nodes=3)
     del data.depth
     with pytest.raises(ValueError, match="got:      nothing"):
         data.validate()
-
-
-def test_the_constructor_names_cycles_and_unknown_numbers_of_nodes():
     with pytest.raises(ValueError, match="edge_index has a cycle"):
         DynTreeData(torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
     with pytest.raises(ValueError, match=r"the number of nodes is unknown[\s\S]*pass num_nodes="):

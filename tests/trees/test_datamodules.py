@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pyg_dynbatch.lightning import SICKData, SSTData, TreeDataModule, TreeFileData, VectorOptions
 from pyg_dynbatch.loader import NodeBudgetBatchSampler
-from pyg_dynbatch.tasks import SICKData, SSTData, TreeDataModule, TreeFileData
-from pyg_dynbatch.training import VectorOptions
 from pyg_dynbatch.trees import datamodules as datamodule_file
 from tests.training.helpers import RECIPE, last_of, listops, task, trainer, tree_files
 
@@ -31,7 +30,7 @@ def test_options_and_sizes_at_construction(tmp_path: Path, samples: Path) -> Non
     assert (listops(tmp_path).num_classes, listops(tmp_path).num_tokens) == (10, 16)
     pairs = SICKData(str(tmp_path / "sick"), raw_dir=str(samples / "sick"))
     assert pairs.num_classes == 5 < pairs.num_tokens
-    with pytest.raises(ValueError, match="ListOpsData: batch_size is out of range"):
+    with pytest.raises(ValueError, match="ListOpsData: batch_size is too small"):
         listops(tmp_path, batch_size=0)
     data = listops(tmp_path, predict_split="val")
     assert sum(batch.num_graphs for batch in data.predict_dataloader()) == RECIPE.val
@@ -40,32 +39,22 @@ def test_options_and_sizes_at_construction(tmp_path: Path, samples: Path) -> Non
 @pytest.mark.parametrize(("cell", "arity"), [("nary", 3), ("child_sum", None), ("gru", 5)])
 def test_loaders_ask_the_model_for_its_arity(tmp_path: Path, cell: str, arity: int | None) -> None:
     data = attached(listops(tmp_path), tmp_path, cell=cell, arity=arity or 2)
-    assert data.train_dataloader().arity == arity
-    assert data.test_dataloader().arity == arity
+    assert data.train_dataloader().arity == data.test_dataloader().arity == arity
     assert listops(tmp_path, arity=4).train_dataloader().arity == 4
     assert listops(tmp_path).train_dataloader().arity is None
 
 
 @pytest.mark.parametrize("options", [{}, {"max_nodes": 150}])
-def test_every_example_comes_once_and_only_training_is_shuffled(
-    tmp_path: Path, options: dict
-) -> None:
+def test_every_example_comes_once_and_only_training_is_shuffled(tmp_path, options):
     data = attached(listops(tmp_path, **options), tmp_path)
-    loaders = {
-        "train": data.train_dataloader(),
-        "val": data.val_dataloader(),
-        "test": data.test_dataloader(),
-    }
-    for split, loader in loaders.items():
-        batches = list(loader)
+    for split in ("train", "val", "test"):
+        batches = list(getattr(data, f"{split}_dataloader")())
         assert sum(batch.num_graphs for batch in batches) == getattr(RECIPE, split)
         wanted = torch.cat([example.token for example in data.dataset(split)])
         found = torch.cat([batch.token for batch in batches])
         assert torch.equal(found, wanted) == (split != "train")
-        if options:
-            assert all(batch.num_nodes <= 150 for batch in batches)
-        else:
-            assert all(batch.num_graphs <= 16 for batch in batches)
+        largest = 150 if options else 16
+        assert all((b.num_nodes if options else b.num_graphs) <= largest for b in batches)
     assert isinstance(data.val_dataloader().batch_sampler, NodeBudgetBatchSampler)
     assert data.train_dataloader().drop_last is False
 
@@ -87,45 +76,34 @@ def glove(samples: Path, **options) -> VectorOptions:
     return VectorOptions("glove", str(samples / "glove.txt"), **options)
 
 
-def test_words_without_a_vector_are_one_word(tmp_path: Path, samples: Path) -> None:
+def test_words_without_a_vector(tmp_path: Path, samples: Path) -> None:
     data = sst(samples, tmp_path, vectors=glove(samples, missing="shared_uniform"))
-    assert data.word_vectors is not None
-    assert bool(data.word_vectors.found[1:].all())
+    assert data.word_vectors is not None and bool(data.word_vectors.found[1:].all())
     assert set(data.vocabulary.words[1:]) == {"film", "The", "-LRB-", ".", "Café"} - {"missing"}
     assert data.num_tokens == data.word_vectors.matrix.size(0)
     tokens = data.dataset("train")[0].token
     words = [data.vocabulary[row] for row in tokens[tokens >= 0].tolist()]
     assert words == ["The", "film", "<unk>", "<unk>", "."]
-
-
-def test_words_without_a_vector_learn_apart(tmp_path: Path, samples: Path) -> None:
-    data = sst(samples, tmp_path, vectors=glove(samples, missing="uniform"))
-    assert data.word_vectors is not None
-    assert data.vocabulary == sst(samples, tmp_path).vocabulary
-    missing = data.word_vectors.matrix[~data.word_vectors.found]
+    apart = sst(samples, tmp_path, vectors=glove(samples, missing="uniform"))
+    assert apart.word_vectors is not None
+    assert apart.vocabulary == sst(samples, tmp_path).vocabulary
+    missing = apart.word_vectors.matrix[~apart.word_vectors.found]
     assert missing.abs().max() <= 0.05
     assert len(missing.unique(dim=0)) == len(missing) > 1
 
 
-def test_vectors_are_scaled_and_reach_the_model(
-    tmp_path: Path, samples: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_are_scaled_and_reach_the_model(tmp_path, samples, monkeypatch):
     data = sst(samples, tmp_path, vectors=glove(samples, missing="zeros", scale=2.0))
     module = task(data, embedding_channels=3, cell="nary")
     run = trainer(tmp_path, limit_train_batches=0)
     lines: list[str] = []
     monkeypatch.setattr(datamodule_file, "rank_zero_info", lines.append)
     run.fit(module, datamodule=data)
-    assert module.network.embedding is not None
-    film = module.network.embedding.weight[data.vocabulary.row("film")]
+    assert module.model.network.embedding is not None
+    film = module.model.network.embedding.weight[data.vocabulary.row("film")]
     assert film.tolist() == [2.0, 4.0, 6.0]
-    assert [line.split(":")[0] for line in lines] == [
-        f"word vectors, {split}" for split in ("train", "val", "test")
-    ]
-
-
-def test_vectors_of_a_different_width(tmp_path: Path, samples: Path) -> None:
-    data = sst(samples, tmp_path, vectors=glove(samples))
+    said = [f"word vectors, {split}" for split in ("train", "val", "test")]
+    assert [line.split(":")[0] for line in lines] == said
     module = task(data, embedding_channels=7, cell="nary")
     match = r"do not fit the model's embedding[\s\S]*--model.init_args.embedding_channels 3"
     with pytest.raises(ValueError, match=match):
@@ -139,21 +117,16 @@ def test_resumed_vectors_are_those_of_the_checkpoint(tmp_path: Path, samples: Pa
     run = trainer(tmp_path)
     run.fit(module, datamodule=data)
     path = last_of(run)
-    trained = module.network.embedding.weight.detach().clone()
+    trained = module.model.network.embedding.weight.detach().clone()
     again = task(data, embedding_channels=3, cell="nary")
     trainer(tmp_path, epochs=1).fit(again, datamodule=data, ckpt_path=path)
-    assert torch.equal(again.network.embedding.weight, trained)
+    assert torch.equal(again.model.network.embedding.weight, trained)
 
 
 def test_sentence_vectors_come_from_the_cache(tmp_path: Path, samples: Path) -> None:
     words = sst(samples, tmp_path).vocabulary.words[1:]
-    cache = tmp_path / "vectors.pt"
-    content = {
-        "format": "pyg_dynbatch.sentence_vectors.1",
-        "model": "some-model",
-        "words": list(words),
-        "vectors": torch.ones(len(words), 4),
-    }
+    cache, content = tmp_path / "vectors.pt", {"format": "pyg_dynbatch.sentence_vectors.1"}
+    content |= {"model": "some-model", "words": list(words), "vectors": torch.ones(len(words), 4)}
     torch.save(content, cache)
     options = VectorOptions("sentence", "some-model", cache=str(cache), scale=6.0)
     data = sst(samples, tmp_path, vectors=options)
@@ -170,29 +143,20 @@ def test_vectors_that_cannot_be(tmp_path: Path, samples: Path) -> None:
         _ = data.num_tokens
 
 
-def test_picture_shows_small_trees_with_their_true_words(tmp_path: Path, samples: Path) -> None:
-    data = attached(
-        sst(samples, tmp_path, vectors=glove(samples, missing="shared_uniform")),
-        tmp_path,
-        cell="nary",
-    )
+def test_pictures_show_small_trees_with_their_true_words(tmp_path: Path, samples: Path) -> None:
+    vectors = glove(samples, missing="shared_uniform")
+    data = attached(sst(samples, tmp_path, vectors=vectors), tmp_path, cell="nary")
     batch, trees, words = data.shown_trees(4)
     assert batch.num_graphs == len(trees) == len(words) == 1
     assert words == [["", "The", "end"]]
     assert all(name == f"test example {int(name.split()[-1])}" for name in trees)
     assert batch.schedule.arity == 2
-
-
-def test_picture_shows_operators_without_their_bracket(tmp_path: Path) -> None:
     _, _, words = attached(listops(tmp_path), tmp_path).shown_trees(2)
     shown = {text for texts in words for text in texts}
-    assert shown & {"MIN", "MAX", "MED", "SM"}
-    assert not [text for text in shown if text.startswith("[")]
+    assert shown & {"MIN", "MAX", "MED", "SM"} and not any("[" in text for text in shown)
 
 
-def test_seed_is_the_global_one_else_that_of_the_first_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seed_is_the_global_one_else_that_of_the_first_rank(tmp_path, monkeypatch):
     def seeds(data: TreeDataModule) -> set[int | None]:
         return {data.train_dataloader().seed, data.val_dataloader().batch_sampler.seed}
 
@@ -229,10 +193,5 @@ def test_files_without_a_label_have_no_classes(tmp_path: Path, vocabulary: str) 
     assert f"where:    {', '.join(files)}" in str(caught.value)
     with pytest.raises(ValueError, match="no node has a label"):
         data.dataset("train")
-
-
-def test_a_given_number_of_classes_needs_no_label(tmp_path: Path) -> None:
-    path = tmp_path / "trees.txt"
-    path.write_text("((good) (film))\n", encoding="utf-8")
-    data = TreeFileData(str(path), str(path), labels="optional", classes=3)
+    data = TreeFileData(str(train), str(val), labels="optional", classes=3)
     assert data.num_classes == data.dataset("train").num_classes == 3

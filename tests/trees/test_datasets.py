@@ -1,8 +1,11 @@
 """Cached data sets of trees: whole or absent, renewed when anything changes; your own files."""
 
 import gzip
+import hashlib
 import pickle
-import warnings
+import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,14 @@ import pytest
 import torch
 from torch_geometric.loader import DataLoader
 
-from pyg_dynbatch.data import DynTreeData, Vocabulary
-from pyg_dynbatch.datasets import TreeDataset, TreeFile
+from pyg_dynbatch.data import DynTreeData, Vocabulary, to_bracketed
+from pyg_dynbatch.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.loader import Collater
 from pyg_dynbatch.loader import DataLoader as OwnLoader
-from pyg_dynbatch.trees.columns import TreeColumns
+from pyg_dynbatch.trees import datasets as sst
+from pyg_dynbatch.trees.data import TreeColumns
 from pyg_dynbatch.trees.datasets import choose_split
+from tests.conftest import Server
 from tests.trees.helpers import assert_same
 
 
@@ -54,31 +59,19 @@ def same(one: TreeDataset, other: TreeDataset) -> bool:
     return one.vocabulary == other.vocabulary
 
 
-def test_what_is_read_back_is_what_was_built(trees: Path, tmp_path: Path, capsys) -> None:
+def test_what_is_read_back_is_what_was_built(trees, tmp_path, capsys, monkeypatch):
     uncached = TreeFile(trees)
     assert capsys.readouterr() == ("", "TreeFile: trees: 3 of 3 trees in 0 s\n")
     built = TreeFile(trees, tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        loaded = TreeFile(trees, tmp_path)
-    assert len(cached_files(tmp_path)) == 1
+    (name,) = cached_files(tmp_path)
+    content = torch.load(tmp_path / "processed" / name, weights_only=True)
+    assert type(content) is dict and type(content["data"]) is dict
+    monkeypatch.setattr("pyg_dynbatch.trees.datasets.parse_bracketed", None)
+    loaded = TreeFile(trees, tmp_path)
     assert same(uncached, built) and same(built, loaded)
     assert loaded.num_classes == 4 and loaded.num_tokens == 6
     assert [data.num_nodes for data in loaded] == loaded.node_counts == [3, 1, 5]
     assert isinstance(loaded[0], DynTreeData)
-
-
-def test_the_cache_is_read_without_unpickling_code(trees: Path, tmp_path: Path) -> None:
-    TreeFile(trees, tmp_path)
-    (name,) = cached_files(tmp_path)
-    content = torch.load(tmp_path / "processed" / name, weights_only=True)
-    assert type(content) is dict and type(content["data"]) is dict
-
-
-def test_the_cache_is_used(trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    TreeFile(trees, tmp_path)
-    monkeypatch.setattr("pyg_dynbatch.trees.datasets.parse_bracketed", None)
-    assert len(TreeFile(trees, tmp_path)) == 3
     with pytest.raises(TypeError):
         TreeFile(trees, tmp_path, force_reload=True)
 
@@ -111,16 +104,11 @@ class Times:
         return "Times()"
 
 
-def test_a_transform_with_a_different_option_rebuilds_the_cache(
-    trees: Path, tmp_path: Path
-) -> None:
+def test_the_cache_knows_the_transform(trees: Path, tmp_path: Path) -> None:
     for factor in (10, 50, 10):
         dataset = TreeFile(trees, tmp_path, pre_transform=Times(factor))
         assert dataset[1].y.tolist() == [0] and dataset[0].y[0] == 3 * factor
     assert len(cached_files(tmp_path)) == 2
-
-
-def test_a_transform_that_cannot_name_a_cache(trees: Path, tmp_path: Path) -> None:
     doubled = TreeFile(trees, pre_transform=lambda data: twice(data))
     assert doubled[0].y.tolist()[0] == 6
     match = r"pre_transform cannot be pickled[\s\S]*a top-level function or object, or root=None"
@@ -128,19 +116,27 @@ def test_a_transform_that_cannot_name_a_cache(trees: Path, tmp_path: Path) -> No
         TreeFile(trees, tmp_path, pre_transform=lambda data: twice(data))
 
 
-def test_an_interrupted_build_or_write_leaves_nothing(
-    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_build_or_write_leaves_nothing(trees, tmp_path, monkeypatch) -> None:
     def half(content: object, path: Path) -> None:
         path.write_bytes(b"PK half of a file")
         raise KeyboardInterrupt
 
+    def refuse(content: object, path: Path) -> None:
+        raise PermissionError(13, "Permission denied")  # a superuser may write everywhere
+
     with pytest.raises(KeyboardInterrupt):
         TreeFile(trees, tmp_path, pre_transform=Interrupt())
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(torch, "save", half)
-        TreeFile(trees, tmp_path)
+    refused = "PermissionError: Permission denied"
+    for save, error, match in ((half, KeyboardInterrupt, None), (refuse, OSError, refused)):
+        monkeypatch.setattr(torch, "save", save)
+        with pytest.raises(error, match=match):
+            TreeFile(trees, tmp_path)
+    monkeypatch.undo()
     assert cached_files(tmp_path) == []
+    (tmp_path / "file").write_text("where a folder should be")
+    match = r"the file cannot be written[\s\S]*folder; or check its permissions"
+    with pytest.raises(OSError, match=match):
+        TreeFile(trees, tmp_path / "file")
     (tmp_path / "processed").mkdir(exist_ok=True)
     (tmp_path / "processed" / ".trees.0123.tmp").write_bytes(b"of a process that was killed")
     assert len(TreeFile(trees, tmp_path)) == 3
@@ -167,22 +163,6 @@ def test_a_cache_corrupted_later_is_rebuilt(trees: Path, tmp_path: Path, damage:
     assert same(TreeFile(trees, tmp_path), built)  # without a warning, which would be an error
 
 
-def test_a_cache_folder_that_cannot_be_written(
-    trees: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(content: object, path: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "file").write_text("where a folder should be")
-    match = r"the file cannot be written[\s\S]*folder; or check its permissions"
-    with pytest.raises(OSError, match=match):
-        TreeFile(trees, tmp_path / "file")
-    # Simulated, because a superuser may write everywhere.
-    monkeypatch.setattr(torch, "save", refuse)
-    with pytest.raises(OSError, match="got:      PermissionError: Permission denied"):
-        TreeFile(trees, tmp_path / "root")
-
-
 def test_parts_of_a_data_set_count_their_own(trees: Path) -> None:
     dataset = TreeFile(trees)
     part = dataset[torch.tensor([2, 1])]
@@ -203,11 +183,6 @@ def test_one_example_alone(trees: Path, tmp_path: Path) -> None:
     found = dataset.__getitems__([0, 0])  # PyG keeps no columns of a single example
     assert [tree.num_nodes for tree in found] == [3, 3]
     assert Collater()(found).num_graphs == 2
-
-
-def test_splits_are_named() -> None:
-    with pytest.raises(ValueError, match=r"X: unknown split[\s\S]*'train' or 'dev'[\s\S]*all"):
-        choose_split("all", ("train", "dev"), {}, "X")
 
 
 def test_loaders_get_the_trees_of_a_batch_as_columns(trees: Path) -> None:
@@ -254,12 +229,6 @@ def test_labels_and_words_are_found(tmp_path: Path) -> None:
     assert other.num_classes == 9 and other[1].token.tolist() == [1]
 
 
-def test_several_files_are_one_data_set(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "a.txt", "(1 a)"), write(tmp_path / "b.txt", "(2 b)", "(0 a)")]
-    dataset = TreeFile(paths)
-    assert [data.y.tolist() for data in dataset] == [[1], [2], [0]]
-
-
 def test_unlabelled_nodes_and_no_labels(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "(1 (good) (-1 fun))", "((2 a) (b))")
     dataset = TreeFile(path, labels="optional")
@@ -270,32 +239,39 @@ def test_unlabelled_nodes_and_no_labels(tmp_path: Path) -> None:
     bare = TreeFile(write(tmp_path / "b.txt", "(+ (3) (4))"), labels="none")
     assert "y" not in bare[0] and bare.num_classes == 0
     assert bare[0].token.tolist() == [1, 2, 3]
+    several = TreeFile([path, tmp_path / "b.txt"], labels="optional")
+    assert [data.num_nodes for data in several] == [3, 3, 3]
+
+
+FINE = "(1 good)"
 
 
 @pytest.mark.parametrize(
-    ("line", "problem", "column"),
+    ("content", "words"),
     [
-        ("(3 (2 a) (2 b)", "1 bracket is never closed", 15),
-        ("(3 (4 a) (2 b))", "a label is out of range", 5),
-        ("", "there is an empty tree", 1),
+        (f"{FINE}\n(3 (2 a) (2 b)\n{FINE}", r"1 bracket is never closed[\s\S]*a.txt:2:15"),
+        (f"{FINE}\n(3 (4 a) (2 b))\n{FINE}", r"a label is out of range[\s\S]*a.txt:2:5"),
+        (f"{FINE}\n\n{FINE}", r"there is an empty tree[\s\S]*a.txt:2:1"),
+        ("", "a.txt: the file is empty"),
+        (None, "a.txt: there is no such file"),
+        ("(1 caf\u00e9)".encode("utf-16"), r"the text is not UTF-8[\s\S]*a.txt:1:1"),
+        (gzip.compress(b"(1 (0 a)\n"), r"a\.txt:1:"),
+        (gzip.compress(b"(1 (0 a)\n")[:-9], r"the compressed file is[\s\S]*where:    .*a.txt"),
     ],
 )
-def test_faults_are_named_by_place(tmp_path: Path, line: str, problem: str, column: int) -> None:
-    path = write(tmp_path / "a.txt", "(1 good)", line, "(1 good)")
-    with pytest.raises(ValueError, match=rf"{problem}[\s\S]*where:    {path}:2:{column}"):
+def test_faults_are_named_by_place(tmp_path: Path, content: Any, words: str) -> None:
+    path = tmp_path / "a.txt"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
         TreeFile(path, num_classes=4)
 
 
-def test_empty_missing_and_foreign_files(tmp_path: Path) -> None:
+def test_files_and_splits_are_named() -> None:
     with pytest.raises(ValueError, match="TreeFile: no files are given"):
         TreeFile([])
-    with pytest.raises(ValueError, match="a.txt: the file is empty"):
-        TreeFile(write(tmp_path / "a.txt", ""))
-    with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
-        TreeFile(tmp_path / "none.txt")
-    (tmp_path / "b.txt").write_bytes("(1 caf\u00e9)".encode("utf-16"))
-    with pytest.raises(ValueError, match=r"the text is not UTF-8[\s\S]*b.txt:1:1"):
-        TreeFile(tmp_path / "b.txt")
+    with pytest.raises(ValueError, match=r"X: unknown split[\s\S]*'train' or 'dev'[\s\S]*all"):
+        choose_split("all", ("train", "dev"), {}, "X")
 
 
 def test_compressed_files(tmp_path: Path) -> None:
@@ -303,9 +279,121 @@ def test_compressed_files(tmp_path: Path) -> None:
     packed = tmp_path / "a.txt.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert same(TreeFile(plain), TreeFile(packed, tmp_path))
-    packed.write_bytes(gzip.compress(b"(1 (0 a)\n"))
-    with pytest.raises(ValueError, match=r"a\.txt\.gz:1"):
-        TreeFile(packed)
-    packed.write_bytes(packed.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=rf"the compressed file is[\s\S]*where:    {packed}"):
-        TreeFile(packed)
+
+
+SPLITS = ("train", "dev", "test")
+
+
+@pytest.fixture
+def raw(samples: Path) -> Path:
+    return samples / "sst"
+
+
+@pytest.fixture
+def archive(raw: Path, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes the samples the published files, and packs and serves them as the archive is."""
+    path = tmp_path / "there" / "trainDevTestTrees_PTB.zip"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as opened:
+        for split in SPLITS:
+            opened.write(raw / f"{split}.txt", f"trees/{split}.txt")
+    digests = {s: hashlib.sha256((raw / f"{s}.txt").read_bytes()).hexdigest() for s in SPLITS}
+    server.files[path.name] = path.read_bytes()
+    monkeypatch.setattr(sst, "_URL", server.url(path.name))
+    monkeypatch.setattr(sst, "_ARCHIVE_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(sst, "_SHA256", digests)
+    return path
+
+
+def test_fields(raw: Path) -> None:
+    dataset = SST(None, "train", raw_dir=raw, verify=False)
+    assert (len(dataset), dataset.num_classes, dataset.node_counts) == (3, 5, [9, 9, 3])
+    data = dataset[1]
+    data.validate(require_tree=True, num_classes=5, num_tokens=dataset.num_tokens)
+    assert data.y.tolist() == [1, 2, 0, 1, 1, 2, 2, 2, 2]
+    words = [dataset.vocabulary[t] if t >= 0 else None for t in data.token.tolist()]
+    assert words == [None, "It", None, None, "drags", "-LRB-", None, "2\u00a01\\/2", "-RRB-"]
+
+
+def test_vocabularies(raw: Path) -> None:
+    def words(vocabulary: str | Vocabulary) -> set[str]:
+        return set(SST(None, "dev", vocabulary, raw, verify=False).vocabulary.words)
+
+    assert {"The", "delight", "end"} <= words("all")
+    assert {"The"} <= words("train") and not {"delight", "end"} & words("train")
+    assert words(Vocabulary(["mess"])) == {"<unk>", "mess"}
+    assert SST(None, "dev", "train", raw, verify=False)[0].token.tolist() == [-1, 0, 0]
+
+
+def test_the_cache_knows_vocabulary_and_text(raw: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(raw, tmp_path / "raw"))
+    for vocabulary in ("all", "train"):
+        for split in SPLITS:
+            SST(tmp_path, split, vocabulary, verify=False)
+    assert len(list((tmp_path / "processed").iterdir())) == 6
+    (folder / "test.txt").write_text("(0 (2 New) (2 words))\n")
+    assert SST(tmp_path, "test", verify=False)[0].y.tolist() == [0, 2, 2]
+    assert "New" in SST(tmp_path, "train", verify=False).vocabulary
+
+
+def test_downloads_and_unpacks(archive: Path, server: Server, raw: Path, tmp_path: Path) -> None:
+    published = server.files[archive.name]
+    server.files[archive.name] = published[:-30]
+    with pytest.raises(ValueError, match=r"SST: .* has a wrong checksum"):
+        SST(tmp_path / "root", "train")
+    assert not list((tmp_path / "root" / "raw").iterdir())
+    server.files[archive.name] = published
+    assert len(SST(tmp_path / "root", "val")) == 2
+    for split in SPLITS:
+        unpacked = tmp_path / "root" / "raw" / f"{split}.txt"
+        assert unpacked.read_bytes() == (raw / f"{split}.txt").read_bytes()
+    server.files.clear()
+    assert len(SST(tmp_path / "root", "test")) == 1
+    assert len(SST(None, "train", raw_dir=archive.parent)) == 3  # an archive put in place
+    hint = "put train.txt, dev.txt and test.txt, or trainDevTestTrees_PTB.zip"
+    match = rf"SST: the download failed[\s\S]*{hint}[\s\S]*{tmp_path / 'other'}.*raw_dir="
+    with pytest.raises(ConnectionError, match=match):
+        SST(tmp_path / "other", "train")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"raw_dir": "only"}, r"SST: raw files are missing[\s\S]*no dev.txt"),
+        ({}, r"SST: no folder is given[\s\S]*root or raw_dir"),
+        ({"raw_dir": "raw"}, r"train.txt has a wrong checksum[\s\S]*verify=False"),
+        ({"raw_dir": "raw", "split": "valid"}, "SST: unknown split"),
+        ({"raw_dir": "raw", "verify": False, "vocabulary": "some"}, r"vocabulary[\s\S]*'some'"),
+        ({"raw_dir": "bad", "verify": False}, r"a label is out of range[\s\S]*bad/dev.txt:2:5"),
+        ({"raw_dir": "empty", "verify": False}, "dev.txt: the file is empty"),
+    ],
+)
+def test_faults_are_named(raw: Path, tmp_path: Path, monkeypatch, options, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("bad", "(2 (2 a) (2 b))\n(3 (5 a) (2 b))\n"), ("empty", ""), ("raw", None)):
+        folder = Path(shutil.copytree(raw, name))
+        if text is not None:
+            (folder / "dev.txt").write_text(text)
+    Path("only").mkdir()
+    shutil.copy(raw / "train.txt", "only")
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        SST(None, **{"split": "train", **options})
+
+
+@pytest.mark.long
+def test_the_real_files(shared_data: Callable[[str], Path], tmp_path: Path) -> None:
+    raw = shared_data("sst")
+    sets = {split: SST(tmp_path, split, raw_dir=raw) for split in SPLITS}
+    assert [len(one) for one in sets.values()] == [8544, 1101, 2210]
+    assert [sum(one.node_counts) for one in sets.values()] == [318_582, 41_447, 82_600]
+    assert [int(one.token_counts().sum()) for one in sets.values()] == [163_563, 21_274, 42_405]
+    assert {one.num_tokens for one in sets.values()} == {21_702}
+    test = sets["test"]
+    roots = torch.cat([data.y[data.root_index] for data in test])
+    assert torch.bincount(roots).tolist() == [279, 633, 389, 510, 399]
+    lines = (raw / "test.txt").read_text(encoding="utf-8").split("\n")
+    assert all(to_bracketed(test[i], test.vocabulary) == lines[i] for i in range(0, 2210, 97))
+    train = sets["train"]
+    assert int(train._data.depth.max()) == 29
+    assert sum("\u00a0" in word for word in train.vocabulary.words) == 2
+    assert int((train.token_counts() > 0).sum()) == 18_280

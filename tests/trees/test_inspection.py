@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 
-from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.data import DynTreeData, from_nested
 from pyg_dynbatch.trees.inspection import record_tree, run_inspect, schedules_of, stats_table
 from tests.strategies import Dag, trees
 
@@ -26,13 +25,7 @@ def test_a_recorded_tree_has_its_nodes_its_depth_and_its_kinds(tree: Dag) -> Non
 
 def test_statistics_of_two_trees_by_hand() -> None:
     # ((a b) (a b)) and (a (a b)), words at the leaves: equal calls are made once.
-    first = DynTreeData(
-        torch.tensor([[0, 1, 3, 4, 2, 5], [2, 2, 5, 5, 6, 6]]),
-        token=torch.tensor([1, 2, -1, 1, 2, -1, -1]),
-    )
-    second = DynTreeData(
-        torch.tensor([[0, 3, 1, 2], [4, 4, 3, 3]]), token=torch.tensor([1, 1, 2, -1, -1])
-    )
+    first, second = from_nested(((1, 2), (1, 2))), from_nested((1, (1, 2)))
     stats = {name: made.stats() for name, made in schedules_of([first, second]).items()}
     assert stats["layer"].widths == (6, 3, 2) or sum(stats["layer"].widths) == 12
     for policy in ("depth", "agenda"):

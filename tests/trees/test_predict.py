@@ -1,7 +1,6 @@
 """Predicting trees in memory, from checkpoints alone."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.loader import Collater
-from pyg_dynbatch.tasks import TreePredictor
+from pyg_dynbatch.models import TreePredictor
 from tests.trees.helpers import WORDS, assert_same, tree_checkpoint
 
 
@@ -37,9 +36,7 @@ def test_text_and_nested_lists_are_the_same_trees(predictor: TreePredictor) -> N
         (None, "from_nested"),
     ],
 )
-def test_what_is_not_a_tree_of_words_is_refused(
-    predictor: TreePredictor, tree: Any, said: str
-) -> None:
+def test_what_is_not_a_tree_of_words_is_refused(predictor, tree, said):
     with pytest.raises(ValueError, match=said):
         predictor.read(tree)
 
@@ -48,7 +45,7 @@ def test_predictions_are_those_of_the_task_on_the_merged_trees(predictor: TreePr
     trees = [predictor.read(text) for text in ("((not) (good))", "(good)", "((very) (good))")]
     found = predictor.predict(trees)
     with torch.no_grad():
-        expected = predictor.task.predict_step(Collater(arity=2)(trees))
+        expected = predictor.model.predict(Collater(arity=2)(trees))
     assert found.keys() == expected.keys()
     for name, column in expected.items():
         np.testing.assert_array_equal(found[name], column.numpy())

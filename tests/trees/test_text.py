@@ -14,10 +14,11 @@ from pyg_dynbatch.data import (
     Vocabulary,
     forest_to_data,
     parse_bracketed,
-    parse_parents,
     to_bracketed,
-    unescape,
 )
+from pyg_dynbatch.trees.text import parse_parents
+from pyg_dynbatch.trees.words import unescape
+from tests.trees.helpers import assert_same
 
 Nested = tuple[int, str | None, list["Nested"]]
 
@@ -25,15 +26,12 @@ WORDS = ("good", "it's", "-LRB-", "8\u00a01\\/2", "7", "caf\u00e9", "\u2028", ".
 
 
 def nested_trees() -> st.SearchStrategy[Nested]:
-    labels = st.integers(0, 4)
-    leaves = st.tuples(labels, st.sampled_from(WORDS), st.just([]))
-    return st.recursive(
-        leaves,
-        lambda below: st.tuples(
-            labels, st.none() | st.sampled_from(WORDS), st.lists(below, min_size=1, max_size=4)
-        ),
-        max_leaves=12,
-    )
+    labels, words = st.integers(0, 4), st.sampled_from(WORDS)
+
+    def node(below: st.SearchStrategy[Nested]) -> st.SearchStrategy[Nested]:
+        return st.tuples(labels, st.none() | words, st.lists(below, min_size=1, max_size=4))
+
+    return st.recursive(st.tuples(labels, words, st.just([])), node, max_leaves=12)
 
 
 def written(tree: Nested) -> str:
@@ -57,16 +55,10 @@ def test_agrees_with_a_recursive_reading(tree: Nested) -> None:
     assert parsed.labels == [label for label, _, _ in nodes]
     assert parsed.tokens == [token for _, token, _ in nodes]
     assert parsed.depths == [depth(node) for node in nodes]
-    children = [
-        [i for i, p in enumerate(parsed.parents) if p == node] for node in range(len(nodes))
-    ]
-    assert [len(c) for c in children] == [len(below) for _, _, below in nodes]
-    assert all(parsed.slots[c] == slot for below in children for slot, c in enumerate(below))
+    for node, (_, _, below) in enumerate(nodes):
+        slots = [parsed.slots[i] for i, parent in enumerate(parsed.parents) if parent == node]
+        assert slots == list(range(len(below)))
     assert parse_bracketed(written(tree).replace(" ", "\t"), num_classes=5) == parsed
-
-
-@given(nested_trees())
-def test_writing_is_the_inverse_of_reading(tree: Nested) -> None:
     vocabulary = Vocabulary(WORDS)
     data = BracketedTree(vocabulary, num_classes=5)(written(tree))
     data.validate(require_tree=True, num_classes=5, num_tokens=len(vocabulary))
@@ -87,26 +79,22 @@ def test_a_deep_chain_needs_no_recursion() -> None:
     assert to_bracketed(data, vocabulary).replace(" (", "(") == text.replace(" (", "(")
 
 
-def test_unlabelled_nodes() -> None:
-    tree = parse_bracketed("((2 a) (b) (-1 c) (7))", labels="optional")
-    assert tree.labels == [-1, 2, -1, -1, -1]
-    assert tree.tokens == [None, "a", "b", "c", "7"]
-    vocabulary = Vocabulary(["a", "b", "c", "7"])
-    featurize = BracketedTree(vocabulary, labels="optional")
-    data = featurize("((2 a) (b) (-1 c) (7))")
-    again = featurize(to_bracketed(data, vocabulary))
-    assert torch.equal(again.y, data.y) and torch.equal(again.token, data.token)
-
-
-def test_without_labels_the_head_is_a_token() -> None:
-    vocabulary = Vocabulary(["+", "3", "4"])
-    data = BracketedTree(vocabulary, labels="none")("(+ (3) (4))")
-    assert data.token.tolist() == [1, 2, 3]
-    assert "y" not in data
-    assert to_bracketed(data, vocabulary) == "(+ (3) (4))"
-    assert to_bracketed(BracketedTree(vocabulary, labels="none")("((3) ((4)))"), vocabulary) == (
-        "((3) ((4)))"
-    )
+@pytest.mark.parametrize(
+    ("text", "labels", "y", "tokens"),
+    [
+        ("((2 a) (b) (-1 c) (7))", "optional", [-1, 2, -1, -1, -1], [None, "a", "b", "c", "7"]),
+        ("(+ (3) (4))", "none", None, ["+", "3", "4"]),
+        ("((3) ((4)))", "none", None, [None, "3", None, "4"]),
+    ],
+)
+def test_unlabelled_nodes(text: str, labels: str, y: list[int] | None, tokens: list) -> None:
+    assert parse_bracketed(text, labels=labels).tokens == tokens
+    vocabulary = Vocabulary(["a", "b", "c", "7", "+", "3", "4"])
+    read = BracketedTree(vocabulary, labels=labels)
+    data = read(text)
+    assert data.token.tolist() == [-1 if word is None else vocabulary.row(word) for word in tokens]
+    assert (data.y.tolist() if "y" in data else None) == y
+    assert_same(data, read(to_bracketed(data, vocabulary)))
 
 
 @pytest.mark.parametrize(
@@ -140,52 +128,53 @@ def test_says_what_is_wrong_and_where(line: str, problem: str, column: int) -> N
         parse_bracketed(line, "trees.txt:7", num_classes=5)
 
 
-def test_a_label_must_fit_into_a_tensor_without_a_number_of_classes() -> None:
-    # Without a file, the error names the column alone.
-    with pytest.raises(ValueError, match=r"a label is out of range[\s\S]*where:    column 2"):
-        parse_bracketed("(99999999999999999999 a)")
+@pytest.mark.parametrize(
+    ("line", "labels", "words"),
+    [
+        # Without a file, the error names the column alone.
+        ("(99999999999999999999 a)", "required", r"label is out of range[\s\S]*where:    column 2"),
+        ("(1 a)", "maybe", r"unknown labels[\s\S]*'required', 'optional' or 'none'"),
+    ],
+)
+def test_labels_that_cannot_be(line: str, labels: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_bracketed(line, labels=labels)
 
 
-def test_labels_must_be_a_known_option() -> None:
-    with pytest.raises(ValueError, match=r"unknown labels[\s\S]*'required', 'optional' or 'none'"):
-        parse_bracketed("(1 a)", labels="maybe")
-
-
-def test_forests_and_words_with_brackets_are_not_written() -> None:
-    vocabulary = Vocabulary(["a", "("])
-    tree = parse_bracketed("(1 a)")
-    with pytest.raises(ValueError, match=r"wrong number of roots[\s\S]*got: +2"):
-        to_bracketed(forest_to_data([tree, tree], vocabulary), vocabulary)
-    data = BracketedTree(vocabulary)("(1 (1 a) (1 a))")
-    data.token[2] = 2
-    with pytest.raises(ValueError, match=r"cannot be put in brackets[\s\S]*node 2"):
-        to_bracketed(data, vocabulary)
-
-
-def test_what_cannot_be_read_back_is_not_written() -> None:
-    vocabulary = Vocabulary(["a", "b"])
-    data = BracketedTree(vocabulary)("(1 (1 a) (1 b))")
-    data.y = torch.tensor([0.5, float("nan"), 1.0])
-    with pytest.raises(ValueError, match=r"labels are not integers[\s\S]*got: +float32"):
-        to_bracketed(data, vocabulary)
-    del data.y, data.token
-    with pytest.raises(ValueError, match=r"no field token[\s\S]*got: +child_slot"):
-        to_bracketed(data, vocabulary)
+FOREST = forest_to_data([parse_bracketed("(1 a)")] * 2, Vocabulary(["a"]))
+FLOATS = torch.tensor([0.5, float("nan"), 1.0, 1.0])
 
 
 @pytest.mark.parametrize(
-    ("slots", "message"),
+    ("changed", "words"),
     [
-        ([0, 2], r"a node has an empty slot[\s\S]*got: +slots \[0, 2\][\s\S]*node 1"),
-        ([1, 1], r"two children of node 1 have the same slot[\s\S]*got: +nodes \[2, 3\] in slot 1"),
+        ({"token": torch.tensor([-1, -1, 1, 3])}, r"cannot be put in brackets[\s\S]*node 3"),
+        ({"y": FLOATS}, r"labels are not integers[\s\S]*got: +float32"),
+        ({"token": None}, r"no field token[\s\S]*got: +child_slot"),
+        (
+            {"child_slot": torch.tensor([0, 0, 2])},
+            r"a node has an empty slot[\s\S]*got: +slots \[0, 2\][\s\S]*node 1",
+        ),
+        (
+            {"child_slot": torch.tensor([0, 1, 1])},
+            r"two children of node 1 have the same slot[\s\S]*got: +nodes \[2, 3\] in slot 1",
+        ),
     ],
 )
-def test_an_empty_slot_is_not_written(slots: list[int], message: str) -> None:
-    vocabulary = Vocabulary(["a", "b"])
+def test_what_cannot_be_read_back_is_not_written(changed: dict, words: str) -> None:
+    vocabulary = Vocabulary(["a", "b", "("])
     data = BracketedTree(vocabulary)("(1 (1 (1 a) (1 b)))")
-    data.child_slot[data.edge_index[1] == 1] = torch.tensor(slots)
-    with pytest.raises(ValueError, match=message):
+    for key, value in changed.items():
+        data[key] = value
+        if value is None:
+            del data[key]
+    with pytest.raises(ValueError, match=words):
         to_bracketed(data, vocabulary)
+
+
+def test_forests_are_not_written() -> None:
+    with pytest.raises(ValueError, match=r"wrong number of roots[\s\S]*got: +2"):
+        to_bracketed(FOREST, Vocabulary(["a"]))
 
 
 @given(st.integers(1, 15).flatmap(lambda n: st.tuples(st.permutations(range(n)), st.data())))
@@ -209,12 +198,8 @@ def test_constituents_are_ordered_by_their_first_word() -> None:
     assert tree.tokens == ["A", "man", "sings", "a", "song", None, None, None, None]
     assert tree.slots == [0, 1, 0, 0, 1, 1, 1, 0, 0]
     assert tree.depths == [0, 0, 0, 0, 0, 2, 1, 1, 3]
-
-
-def test_words_outside_the_tree_are_left_out() -> None:
-    tree = parse_parents("2 0 -1 2", ["Dogs", "run", ",", "fast"])
-    assert tree.words == ["Dogs", "run", "fast"]
-    assert tree.parents == [1, -1, 1]
+    outside = parse_parents("2 0 -1 2", ["Dogs", "run", ",", "fast"])
+    assert outside.words == ["Dogs", "run", "fast"] and outside.parents == [1, -1, 1]
 
 
 @pytest.mark.parametrize(
@@ -235,48 +220,31 @@ def test_says_what_is_wrong(pointers: str, problem: str, got: str) -> None:
         parse_parents(pointers, ["a", "b"], "a.parents:4")
 
 
-def test_rows_and_words_are_inverse() -> None:
+def test_vocabularies() -> None:
     vocabulary = Vocabulary.from_words(["b", "a", "b", "<unk>"])
     assert vocabulary.words == ("<unk>", "b", "a")
     assert [vocabulary[row] for row in vocabulary.rows(["a", "b", "c"])] == ["a", "b", "<unk>"]
     assert "a" in vocabulary and "c" not in vocabulary and 3 not in vocabulary
     assert repr(vocabulary) == "Vocabulary(3 rows, row 0 = '<unk>')"
-
-
-def test_lower_case() -> None:
-    vocabulary = Vocabulary.from_words(["The", "the", "film"], lower_case=True)
-    assert vocabulary.words == ("<unk>", "the", "film")
-    assert vocabulary.row("FILM") == 2
-
-
-def test_counts_order_and_limits() -> None:
+    lower = Vocabulary.from_words(["The", "the", "film"], lower_case=True)
+    assert lower.words == ("<unk>", "the", "film") and lower.row("FILM") == 2
     counts = {"a": 2, "b": 5, "c": 2, "d": 1, "<unk>": 9}
     assert Vocabulary.from_counts(counts).words == ("<unk>", "b", "a", "c", "d")
     assert Vocabulary.from_counts(counts, min_count=2, max_words=2).words == ("<unk>", "b", "a")
     assert Vocabulary.from_counts({"A": 1, "a": 1, "b": 1}, lower_case=True).words[1] == "a"
-
-
-def test_repeats_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the word 'a' has two rows[\s\S]*rows 1 and 3"):
         Vocabulary(["a", "b", "a"])
 
 
 def test_saves_loads_pickles(tmp_path: Path) -> None:
     vocabulary = Vocabulary(["8\u00a01\\/2", "caf\u00e9"], lower_case=True)
-    vocabulary.save(tmp_path / "deep" / "words.json")
-    for again in (
-        Vocabulary.load(tmp_path / "deep" / "words.json"),
-        pickle.loads(pickle.dumps(vocabulary)),
-    ):
-        assert again == vocabulary
-        assert hash(again) == hash(vocabulary)
+    path = tmp_path / "deep" / "words.json"
+    vocabulary.save(path)
+    for again in (Vocabulary.load(path), pickle.loads(pickle.dumps(vocabulary))):
+        assert again == vocabulary and hash(again) == hash(vocabulary)
         assert again.digest() == vocabulary.digest()
     assert vocabulary.digest() != Vocabulary(vocabulary.words[1:]).digest()
     assert vocabulary != "something else"
-
-
-def test_loading_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "words.json"
     path.write_text("{}")
     with pytest.raises(ValueError, match="not a saved vocabulary"):
         Vocabulary.load(path)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pyg_dynbatch.data import Vocabulary, WordVectors, read_word_vectors, sentence_vectors
-from pyg_dynbatch.trees.vectors import DEFAULT_MODEL, MISSING, find_model
+from pyg_dynbatch.data import Vocabulary, read_word_vectors, sentence_vectors
+from pyg_dynbatch.trees.words import DEFAULT_MODEL, MISSING, WordVectors, find_model
 
 
 @pytest.fixture
@@ -20,36 +20,20 @@ def vectors() -> WordVectors:
 
 
 def test_coverage_by_split(vectors: WordVectors) -> None:
-    train, dev = vectors.coverage(
-        {"train": torch.tensor([0, 6, 3, 1]), "dev": torch.tensor([1, 0, 0, 1])}
-    )
-    assert str(train) == "train: 70.0% of 10 tokens, 66.7% of 3 distinct words"
-    assert (dev.tokens, dev.tokens_found, dev.types, dev.types_found) == (2, 1, 2, 1)
+    counts = {"train": torch.tensor([0, 6, 3, 1]), "dev": torch.tensor([1, 0, 0, 1])}
+    assert vectors.coverage(counts) == [
+        "train: 70.0% of 10 tokens, 66.7% of 3 distinct words",
+        "dev: 50.0% of 2 tokens, 50.0% of 2 distinct words",
+    ]
 
 
-def test_words_without_vector_are_named_when_they_occur(vectors: WordVectors) -> None:
-    assert vectors.require(torch.tensor([0, 1, 0, 2])) is vectors
-    with pytest.raises(ValueError, match=r"token 'b' is missing[\s\S]*where:    here"):
-        vectors.require(torch.tensor([0, 1, 5, 2]))
-    with pytest.raises(ValueError, match="token '<unk>' is missing"):
-        vectors.require(torch.tensor([1, 1, 0, 2]))
-    with pytest.raises(ValueError, match="a vector for each of 3 words"):
-        vectors.require()
-
-
-def test_words_without_vector_can_share_row_zero(vectors: WordVectors) -> None:
+def test_vectors_of_a_vocabulary(vectors: WordVectors) -> None:
     smaller = vectors.only_found()
     assert smaller.vocabulary.words == ("<unk>", "a", "c")
     assert smaller.matrix.tolist() == [[0, 1], [2, 3], [6, 7]]
     assert smaller.found.tolist() == [False, True, True]
-
-
-def test_shows_itself_and_scales(vectors: WordVectors) -> None:
     assert repr(vectors) == "WordVectors(4 rows x 2, 2 from here)"
     assert torch.equal(vectors.scaled(6.0).matrix, 6.0 * vectors.matrix)
-
-
-def test_rows_must_agree(vectors: WordVectors) -> None:
     with pytest.raises(ValueError, match=r"rows and words differ in number[\s\S]*3 rows"):
         WordVectors(Vocabulary(["a", "b"]), vectors.matrix, vectors.found)
 
@@ -60,9 +44,7 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("name", ["glove.txt", "word2vec.txt", "glove.txt.gz"])
-def test_reads_every_format(
-    samples: Path, tmp_path: Path, vocabulary: Vocabulary, name: str
-) -> None:
+def test_reads_every_format(samples, tmp_path, vocabulary, name):
     path = samples / name
     if name.endswith(".gz"):
         path = tmp_path / name
@@ -70,15 +52,10 @@ def test_reads_every_format(
     vectors = read_word_vectors(path, vocabulary, missing="zeros")
     assert vectors.found.tolist() == [False, False, True, True, True, False, False]
     assert vectors.matrix[2:5].tolist() == [[1, 2, 3], [4, 5, 6], [-1, -2, -3]]
-    assert int(vectors.matrix[~vectors.found].count_nonzero()) == 0
-    assert vectors.width == 3
-
-
-def test_lower_case_comes_last(samples: Path) -> None:
-    vocabulary = Vocabulary(["The", "Caf\u00e9"])
-    vectors = read_word_vectors(samples / "glove.txt", vocabulary, lower_case=True)
-    assert vectors.found.tolist() == [False, True, True]
-    torch.testing.assert_close(vectors.matrix[1], torch.tensor([0.1, 0.2, 0.3]))
+    assert int(vectors.matrix[~vectors.found].count_nonzero()) == 0 and vectors.width == 3
+    lower = read_word_vectors(samples / "glove.txt", vocabulary, lower_case=True)
+    assert lower.found.tolist() == [False, True, True, True, True, False, True]
+    torch.testing.assert_close(lower.matrix[1], torch.tensor([0.1, 0.2, 0.3]))
 
 
 def test_missing_words_begin_as_the_protocol_says(samples: Path) -> None:
@@ -98,13 +75,10 @@ def test_missing_words_begin_as_the_protocol_says(samples: Path) -> None:
     assert not drawn("zeros").any()
 
 
-def test_missing_must_be_a_known_option(samples: Path, vocabulary: Vocabulary) -> None:
+def test_options_of_missing_words(samples: Path, vocabulary: Vocabulary) -> None:
     with pytest.raises(ValueError, match="unknown missing") as caught:
         read_word_vectors(samples / "glove.txt", vocabulary, missing="ones")
     assert all(option in str(caught.value) for option in MISSING)
-
-
-def test_strict_names_a_token_without_vector(samples: Path, vocabulary: Vocabulary) -> None:
     words = "3 words without: 'The', 'dull', 'Caf\u00e9'"
     match = rf"the vector of token 'The' is missing[\s\S]*{words}[\s\S]*glove.txt"
     with pytest.raises(ValueError, match=match):
@@ -122,9 +96,7 @@ def test_strict_names_a_token_without_vector(samples: Path, vocabulary: Vocabula
         ("the 1 2 3\n\nfilm 1 2 3\n", 2, "0 values"),
     ],
 )
-def test_a_bad_line_is_named(
-    tmp_path: Path, vocabulary: Vocabulary, text: str, line: int, got: str
-) -> None:
+def test_a_bad_line_is_named(tmp_path, vocabulary, text, line, got):
     path = tmp_path / "vectors.txt"
     path.write_text(text)
     match = rf"is not 3 numbers[\s\S]*got:      {got}\n[\s\S]*where:    {path}:{line}"
@@ -132,25 +104,25 @@ def test_a_bad_line_is_named(
         read_word_vectors(path, vocabulary)
 
 
-def test_a_cut_archive_is_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    whole = gzip.compress(b"\n".join(b"word%d 0.25 0.5" % i for i in range(1000)))
-    path = tmp_path / "vectors.gz"
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="the compressed file is corrupt or truncated"):
-        read_word_vectors(path, vocabulary)
-    path.write_bytes(whole[:12] + bytes(50) + whole[62:])
-    with pytest.raises(ValueError, match="the compressed file is corrupt or truncated"):
-        read_word_vectors(path, vocabulary)
+WHOLE = gzip.compress(b"\n".join(b"word%d 0.25 0.5" % i for i in range(1000)))
 
 
-def test_files_without_vectors_are_refused(tmp_path: Path, vocabulary: Vocabulary) -> None:
-    path = tmp_path / "vectors.txt"
-    for text in ("", "one\ntwo\n"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match="no vectors in the file"):
-            read_word_vectors(path, vocabulary)
-    with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
-        read_word_vectors(tmp_path / "none.txt", vocabulary)
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (WHOLE[: len(WHOLE) // 2], "the compressed file is corrupt or truncated"),
+        (WHOLE[:12] + bytes(50) + WHOLE[62:], "the compressed file is corrupt or truncated"),
+        (b"", "no vectors in the file"),
+        (b"one\ntwo\n", "no vectors in the file"),
+        (None, "vectors.gz: there is no such file"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, vocabulary, content, words):
+    path = tmp_path / ("vectors.gz" if content is None or content[:1] == WHOLE[:1] else "a.txt")
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FileNotFoundError if content is None else ValueError, match=words):
+        read_word_vectors(path, vocabulary)
 
 
 class Encoder:
@@ -187,9 +159,7 @@ def test_every_word_gets_its_scaled_vector(encoder: type[Encoder], capsys) -> No
     assert capsys.readouterr() == ("", "encoding with some/model: 3 of 3 words in 0 s\n")
 
 
-def test_the_cache_saves_the_encoder(
-    encoder: type[Encoder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_saves_the_encoder(encoder, tmp_path, monkeypatch):
     cache = tmp_path / "cache.pt"
     first = sentence_vectors(Vocabulary(["a", "b"]), "m/x", cache=cache)
     second = sentence_vectors(Vocabulary(["c", "b"]), "m/x", cache=cache)
@@ -208,9 +178,7 @@ def test_the_cache_saves_the_encoder(
         sentence_vectors(Vocabulary(["a"]), cache=cache)
 
 
-def test_finds_models_in_folders_and_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finds_models_in_folders_and_packages(tmp_path, monkeypatch):
     model = tmp_path / "carries_model" / "model"
     model.mkdir(parents=True)
     (model / "modules.json").write_text("[]")

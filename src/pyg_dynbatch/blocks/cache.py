@@ -40,8 +40,8 @@ from torch import nn
 from pyg_dynbatch.blocks.code import CompiledSource
 from pyg_dynbatch.blocks.tracing import Tracer, traced_in
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import atomic_file
 from pyg_dynbatch.core.recording import Recording
+from pyg_dynbatch.files import atomic_file
 
 
 class TracedExamples:

@@ -103,12 +103,12 @@ _LIGHTNING = "train under Lightning, with lightning.pytorch.Trainer.{}"
 REPLACEMENTS = {
     "SerializedMessageToTree": "parse before, or in td.InputTransform: "
     "google.protobuf.json_format.MessageToDict returns nested dictionaries",
-    "Loom": _SCHEDULING.format("Engine and Program"),
-    "Weaver": _SCHEDULING.format("Program"),
+    "Loom": _SCHEDULING.format("Engine and Recording"),
+    "Weaver": _SCHEDULING.format("Recording"),
     "TypeShape": _SCHEDULING.format("TensorType"),
     "LoomOp": _SCHEDULING.format("Operations.add(module, inputs, outputs)"),
     "PassThroughLoomOp": "nothing is needed: values are not copied from depth to depth",
-    "WeaverOpBase": _SCHEDULING.format("Program and schedule_structure"),
+    "WeaverOpBase": _SCHEDULING.format("Recording and schedule_structure"),
     "DeserializingWeaver": "call compiler.collate on traced examples",
     "Plan": _LIGHTNING.format("fit, validate, test or predict"),
     "TrainPlan": _LIGHTNING.format("fit"),

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from pyg_dynbatch.core.files import locked_folder, write_atomically
-
 NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
 """The environment variable that switches the C extension off where it is 0."""
 
@@ -124,6 +122,8 @@ def fastest(name: str, ways: Mapping[str, Callable[[], object]]) -> str:
     kept in a file, so that later processes compute the same numbers. Where nothing can be kept,
     the first way is taken, as a choice that changed between runs would change them.
     """
+    from pyg_dynbatch.files import locked_folder, write_atomically
+
     first = next(iter(ways))
     if os.environ.get(RACE) == "0":
         return first

@@ -1,24 +1,107 @@
 """Predict JSON documents from checkpoints alone, and explain the predictions."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch_geometric.data import Batch
 
+from pyg_dynbatch import prediction
 from pyg_dynbatch.blocks import Compiler
-from pyg_dynbatch.blocks.documents import Unknown
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.blocks.documents import Unknown, block_of
+from pyg_dynbatch.blocks.schema import DocumentSchema
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
-from pyg_dynbatch.documents.data import collate, read_documents, traced
-from pyg_dynbatch.documents.task import DocumentPrediction
-from pyg_dynbatch.training import predictions
-from pyg_dynbatch.training.checkpoints import read_checkpoint
-from pyg_dynbatch.training.ensemble import ensemble_of
+from pyg_dynbatch.documents.data import collate, name_of_class, read_documents, traced
+
+
+class DocumentNetwork(nn.Module):
+    """Encode documents with the block of their schema, and read out logits."""
+
+    def __init__(
+        self, schema: DocumentSchema, outputs: int, width: int, dropout: float, unknown: Unknown
+    ) -> None:
+        super().__init__()
+        self.encoder = Compiler.create(block_of(schema, width, unknown))
+        hidden = nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout)
+        self.head = nn.Sequential(nn.Dropout(dropout), *hidden, nn.Linear(width, outputs))
+
+    def forward(self, batch: Batch) -> Float[Tensor, "document output"]:
+        """Compute a batch whose ``plan`` the encoder's collater has made."""
+        return self.head(self.encoder(batch.plan).output)
+
+
+class DocumentPredictionModel(prediction.Model):
+    """Predict a class or a number for every document, by its schema."""
+
+    task = "DocumentPrediction"
+
+    def __init__(
+        self,
+        schema: dict[str, Any],
+        width: int = 64,
+        dropout: float = 0.2,
+        unknown: Unknown = "ignore",
+    ) -> None:
+        documents = DocumentSchema.from_dict(schema["documents"])
+        classes: list[Any] = schema.get("classes", [None])
+        super().__init__(DocumentNetwork(documents, len(classes), width, dropout, unknown))
+        self.schema, self.documents = schema, documents
+        self.scale: dict[str, float] | None = schema.get("scale")
+        self.classes = [name_of_class(label) for label in classes]
+
+    def restored(self, output: Float[Tensor, "document 1"]) -> Float[Tensor, " document"]:
+        """Convert outputs to values in the units of the label."""
+        scale = cast("dict[str, float]", self.scale)
+        return output[:, 0].double() * scale["deviation"] + scale["mean"]
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Predict every document.
+
+        Returns:
+            Columns ``example``, ``prediction`` (number of the class), ``probability`` (one column
+            per class) and ``target``; for numbers ``example``, ``prediction`` and ``target``.
+        """
+        output = self(batch)
+        example = torch.arange(batch.num_graphs, device=output.device)
+        if self.scale is not None:
+            values = self.restored(output)
+            return {"example": example, "prediction": values, "target": batch.y}
+        chance = output.float().softmax(1)
+        found = {"example": example, "prediction": chance.argmax(1), "probability": chance}
+        return {**found, "target": batch.y}
+
+    def named_columns(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Replace the numbers of classes with their names."""
+        if self.scale is not None:
+            return dict(columns)
+        names = np.array(self.classes)
+        chance = zip(self.classes, columns["probability"].T, strict=True)
+        named = {"example": columns["example"], "prediction": names[columns["prediction"]]}
+        named |= {f"probability_{name}": column for name, column in chance}
+        return {**named, "target": names[columns["target"]]}
+
+    def averaged(self, members: Sequence[Any]) -> nn.Module:
+        """Average the probabilities of classes, or the values."""
+        values = self.scale is not None
+        return prediction.AveragedNetwork([member.network for member in members], values=values)
+
+    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
+        """Raise an error if the checkpoint was trained on documents with a different schema."""
+        theirs = hyper_parameters.get("schema", self.schema)
+        found = next(prediction.differences(self.schema, theirs), None)
+        if found is not None:
+            what = "DocumentPrediction: the checkpoint was trained on other documents"
+            name, own, other = found
+            hint = f"{prediction.SAME_CONFIGURATION}, or predict --checkpoint"
+            raise mismatch(ValueError, what, str(own)[:80], str(other)[:80], where=name, hint=hint)
 
 
 class DocumentPredictor:
@@ -38,7 +121,8 @@ class DocumentPredictor:
         >>> from pyg_dynbatch.blocks import from_examples
         >>> documents = from_examples([{"x": 1.5}]).schema.as_dict()
         >>> options = {"schema": {"documents": documents, "label": "y", "classes": ["a", "b"]}}
-        >>> contents = {"state_dict": DocumentPrediction(**options).state_dict()}
+        >>> weights = DocumentPredictionModel(**options).state_dict().items()
+        >>> contents = {"state_dict": {f"model.{name}": each for name, each in weights}}
         >>> contents |= {"hyper_parameters": options, "pyg_dynbatch_task": "DocumentPrediction"}
         >>> path = getfixture("tmp_path") / "a.ckpt"
         >>> torch.save(contents | {"pytorch-lightning_version": "2.6"}, path)
@@ -54,15 +138,18 @@ class DocumentPredictor:
     ) -> None:
         if not checkpoints:
             raise mismatch(ValueError, "DocumentPredictor: no checkpoints", "at least one", 0)
-        self.device, first = predictions.checked_device(device), read_checkpoint(checkpoints[0])
+        self.device = prediction.checked_device(device)
+        first = prediction.read_checkpoint(checkpoints[0])
         if unknown is not None and "hyper_parameters" in first:
             first["hyper_parameters"]["unknown"] = unknown
-        task = DocumentPrediction.from_checkpoint(first, checkpoints[0])
-        self.task: Any = ensemble_of(task, checkpoints).eval() if checkpoints[1:] else task
-        self.task.to(self.device)
-        self.encoder = next(part for part in self.task.modules() if isinstance(part, Compiler))
+        self.model: Any = DocumentPredictionModel.from_checkpoint(first, checkpoints[0])
+        if checkpoints[1:]:
+            options = first["hyper_parameters"]
+            self.model = prediction.average(self.model, options, checkpoints).eval()
+        self.model.to(self.device)
+        self.encoder = next(part for part in self.model.modules() if isinstance(part, Compiler))
 
-    def predict(self, documents: Sequence[Any]) -> predictions.Columns:
+    def predict(self, documents: Sequence[Any]) -> prediction.Columns:
         """Predict documents in one batch.
 
         Args:
@@ -72,9 +159,9 @@ class DocumentPredictor:
             The columns ``prediction`` and, for classes, ``probability_NAME``.
         """
         with torch.inference_mode():
-            columns = self.task.predict_step(self._batch(documents))
+            columns = self.model.predict(self._batch(documents))
         found = {name: value.cpu().numpy() for name, value in columns.items()}
-        named = self.task.named_columns(found)
+        named = self.model.named_columns(found)
         return {name: named[name] for name in named if name not in ("example", "target")}
 
     def explain(
@@ -93,24 +180,24 @@ class DocumentPredictor:
         Returns:
             The path and attribution of every part.
         """
-        if label is not None and self.task.scale is not None:
+        if label is not None and self.model.scale is not None:
             what, expected = "explain: a number is predicted", "no label"
             raise mismatch(ValueError, what, expected, label)
         if label is not None:
-            checked_choice("explain: unknown class", label, self.task.classes)
+            checked_choice("explain: unknown class", label, self.model.classes)
         variants, paths = [self.encoder.tracer(document)], []
-        parts = (part for part in self.task.documents.walk(document) if not part.problem)
+        parts = (part for part in self.model.documents.walk(document) if not part.problem)
         for part in [part for part in islice(parts, most + 1) if part.owner is not None]:
             with _without(part.owner, part.key):
                 variants.append(self.encoder.tracer(document))
             paths.append(part.path)
         with torch.inference_mode():
             chunks = [variants[n : n + 256] for n in range(0, len(variants), 256)]
-            output = torch.cat([self.task(self._batch(chunk)) for chunk in chunks]).float()
-        if self.task.scale is not None:
-            value = output[:, 0] * self.task.scale["deviation"]
+            output = torch.cat([self.model(self._batch(chunk)) for chunk in chunks]).float()
+        if self.model.scale is not None:
+            value = output[:, 0] * self.model.scale["deviation"]
         else:
-            number = int(output[0].argmax()) if label is None else self.task.classes.index(label)
+            number = int(output[0].argmax()) if label is None else self.model.classes.index(label)
             others = torch.cat([output[:, :number], output[:, number + 1 :]], 1)
             value = output[:, number] - others.logsumexp(1)
         return list(zip(paths, (value[0] - value[1:]).tolist(), strict=True))
@@ -163,7 +250,7 @@ def run_documents(command: str, argv: list[str]) -> int:
             found += [(place, *pair) for pair in pairs[: options.most]]
             cut += len(pairs) > options.most
         parts.append({name: np.array([row[n] for row in found]) for n, name in enumerate(names)})
-    predictions.write_table(options.output, predictions.merge_columns(parts))
+    prediction.write_table(options.output, prediction.merge_columns(parts))
     print(f"{command}ed {count:,} documents", file=sys.stderr)
     if cut:
         print(

@@ -1,48 +1,221 @@
-"""Train a model of JSON documents."""
+"""Split files of JSON documents, and train a model of them."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+import json
+from collections.abc import Mapping
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.blocks import Compiler
-from pyg_dynbatch.blocks.documents import Unknown, block_of
-from pyg_dynbatch.blocks.schema import DocumentSchema
+from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, step_to
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.documents.data import name_of_class
-from pyg_dynbatch.training.checkpoints import differences
-from pyg_dynbatch.training.ensemble import AveragedNetwork
+from pyg_dynbatch.documents.data import collate, name_of_class, read_documents, traced
+from pyg_dynbatch.documents.predict import DocumentPredictionModel
+from pyg_dynbatch.loading import ResumableLoader
+from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.exact import Agreement, rmse
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import (
-    SAME_CONFIGURATION,
-    STAGES,
-    RatioMetric,
-    Task,
-    summed_cross_entropy,
-)
+from pyg_dynbatch.training.task import STAGES, RatioMetric, Task, summed_cross_entropy
+
+_LABELS = ("string", "number", "boolean")
 
 
-class DocumentNetwork(nn.Module):
-    """Encode documents with the block of their schema, and read out logits."""
+def is_number(label: str, overrides: Mapping[str, str]) -> bool:
+    """Return whether an override makes the label a value, and not a class."""
+    return overrides.get(f"${step_to(label)}") == "number"
+
+
+class DocumentFileData(SplitDataModule):
+    r"""Your own file of JSON documents, and the key of the label to predict.
+
+    The schema is inferred from the training documents, without the label.
+
+    Args:
+        file: One JSON document per line; or one array of documents, if the name is that of a
+            ``.json`` file. Both can be compressed (``.gz``).
+        label: Key of the label in every document, a string, number, true or false. With the
+            override ``"number"`` of its path, the label is a value to predict, and not a class.
+        val_file: Documents to choose the best checkpoint by; by default drawn from ``file``.
+        test_file: Documents to test and predict; by default drawn from ``file``.
+        val_share: Share of ``file`` for validation.
+        test_share: Share of ``file`` for the test.
+        split_seed: Seed of the draw.
+        overrides: Choices by path, see :func:`~pyg_dynbatch.blocks.from_examples`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.SplitDataModule`.
+
+    Example:
+        >>> path = getfixture("tmp_path") / "all.jsonl"
+        >>> size = path.write_text('{"x": 1, "y": "a"}\n{"x": 2, "y": "b"}\n' * 5)
+        >>> data = DocumentFileData(str(path), "y")
+        >>> data.schema["classes"], list(data.schema["documents"]["nodes"])
+        (['a', 'b'], ['$', '$.x', '$.y'])
+    """
+
+    size_name = "records"
 
     def __init__(
-        self, schema: DocumentSchema, outputs: int, width: int, dropout: float, unknown: Unknown
+        self,
+        file: str,
+        label: str,
+        val_file: str | None = None,
+        test_file: str | None = None,
+        val_share: float = 0.1,
+        test_share: float = 0.1,
+        split_seed: int = 0,
+        overrides: dict[str, str] | None = None,
+        **loading: Any,
     ) -> None:
-        super().__init__()
-        self.encoder = Compiler.create(block_of(schema, width, unknown))
-        hidden = nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout)
-        self.head = nn.Sequential(nn.Dropout(dropout), *hidden, nn.Linear(width, outputs))
+        super().__init__(**loading)
+        shares = {"val_share": val_share, "test_share": test_share}
+        if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+            what = "DocumentFileData: the shares leave no split"
+            raise mismatch(ValueError, what, "at least 0, in sum below 1", shares)
+        self.file, self.label, self.overrides = file, label, overrides or {}
+        self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
+        self.split_seed = split_seed
+        self._traced: dict[str, tuple[Any, list[tuple[Any, float | int]]]] = {}
 
-    def forward(self, batch: Batch) -> Float[Tensor, "document output"]:
-        """Compute a batch whose ``plan`` the encoder's collater has made."""
-        return self.head(self.encoder(batch.plan).output)
+    @cached_property
+    def documents(self) -> dict[str, list[tuple[str, Any]]]:
+        """The documents of each split, with their places."""
+        own, found = list(read_documents(self.file)), {}
+        generator = torch.Generator().manual_seed(self.split_seed)
+        left = [own[number] for number in torch.randperm(len(own), generator=generator)]
+        for split, (path, share) in self.given.items():
+            count = 0 if path else round(share * len(own))
+            found[split], left = list(read_documents(path)) if path else left[:count], left[count:]
+        found["train"] = left
+        for split in SPLITS:
+            if not found[split]:
+                what, got = f"DocumentFileData: no document is left for {split}", len(own)
+                hint = "the options val_share and test_share, or val_file and test_file"
+                raise mismatch(ValueError, what, "more documents", got, where=self.file, hint=hint)
+        return found
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """Schema of the documents, key of the label, and its classes or its scale."""
+        path = f"${step_to(self.label)}"
+        choices = {**self.overrides, path: "ignore"}
+        documents = DocumentSchema.infer(self.documents["train"], choices).as_dict()
+        common = {"documents": documents, "label": self.label}
+        if self.is_number:
+            values = [self._label(*pair) for pair in self.documents["train"]]
+            scale = {"mean": float(np.mean(values)), "deviation": float(np.std(values))}
+            if min(values) == max(values) or not scale["deviation"]:
+                what = "there is nothing to learn from the label"
+                got = f"{min(values)} to {max(values)}, deviation {scale['deviation']:.2g}"
+                expected = "different numbers in the training documents"
+                raise mismatch(ValueError, what, expected, got, where=self.file)
+            return {**common, "scale": scale}
+        if (got := self.overrides.get(path, "categories")) not in ("categories", "ignore"):
+            what, expected = "the override of the label cannot be used", "number or categories"
+            raise mismatch(ValueError, what, expected, got, where=path)
+        # Classes that only validation or test documents have are known too, but nothing else.
+        own = [split for split in SPLITS if self.given.get(split, (None,))[0] is None]
+        pairs = [pair for split in own for pair in self.documents[split]]
+        seen: dict[str, tuple[str, Any]] = {}
+        for pair in pairs:
+            label = self._label(*pair)
+            place, same = seen.setdefault(name_of_class(label), (pair[0], label))
+            if kind_of(same) != kind_of(label):
+                what, where = "two labels have the same name", f"{place} and {pair[0]}"
+                got = f"{category_of(same)} and {category_of(label)}"
+                raise mismatch(ValueError, what, "labels of one kind", got, where=where)
+        labels = (label for _, label in seen.values())
+        classes = sorted(labels, key=lambda label: (kind_of(label), label))
+        if not 2 <= len(classes) <= len(pairs) / 2:
+            raise mismatch(
+                ValueError,
+                "the labels cannot be classes",
+                "at least 2, each seen twice on average",
+                f"{len(classes)} different labels of {len(pairs)} documents",
+                where=self.file,
+                hint=f"the override {{{path}: number}} to predict numbers",
+            )
+        return {**common, "classes": classes}
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the label is a value, and not a class."""
+        return is_number(self.label, self.overrides)
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return as ``kind`` whether values or classes are predicted."""
+        number = is_number(options["label"], options.get("overrides") or {})
+        return {"kind": "regression" if number else "classification"}
+
+    def _label(self, place: str, document: Any) -> Any:
+        """Return the label of a document, or raise an error."""
+        is_object = isinstance(document, dict)
+        value = document.get(self.label, ...) if is_object else document
+        kind = "no such key" if value is ... else kind_of(value)
+        known = ("number",) if self.is_number else _LABELS
+        if not is_object or kind not in known:
+            what, where = "a document has no label", f"{place}, path ${step_to(self.label)}"
+            got = kind if is_object else f"{kind}, not an object"
+            hint = "the option label; documents without one can be predicted only"
+            raise mismatch(ValueError, what, " or ".join(known), got, where=where, hint=hint)
+        return value
+
+    def setup(self, stage: str) -> None:
+        """Read the documents; before ``fit`` print their schema."""
+        documents = self.schema["documents"]
+        if stage == "fit":
+            rank_zero_info(str(DocumentSchema.from_dict(documents)))
+
+    def dataset(self, split: SplitName) -> list[tuple[Any, float | int]]:
+        """Return the documents of a split, traced for the model of the trainer, and targets."""
+        tracer = self._compiler().tracer
+        if split not in self._traced or self._traced[split][0] is not tracer:
+            classes = self.schema.get("classes", ())
+            known = {category_of(label): n for n, label in enumerate(classes)}
+            pairs = self.documents[split]
+            examples = [(traced(tracer, *pair), self._target(known, *pair)) for pair in pairs]
+            self._traced[split] = tracer, examples
+        return self._traced[split][1]
+
+    def _compiler(self) -> Compiler:
+        modules = self.trainer.lightning_module.modules()  # type: ignore[union-attr]
+        return next(module for module in modules if isinstance(module, Compiler))
+
+    def _target(self, known: dict[str, int], place: str, document: Any) -> float | int:
+        label = self._label(place, document)
+        if self.is_number:
+            return float(label)
+        name = category_of(label)
+        if name not in known:
+            what, expected = "the label is unknown", f"a class of {self.file}"
+            raise mismatch(ValueError, what, expected, name, where=place)
+        return known[name]
+
+    def sizes(self, split: SplitName) -> list[int]:
+        """Count the integers of the recording of every document."""
+        return [len(example.code) for example, _ in self.dataset(split)]
+
+    def contents(self, split: SplitName) -> list[np.ndarray]:
+        """Return the documents, without their places in the file."""
+        text = json.dumps([document for _, document in self.documents[split]])
+        return [np.frombuffer(text.encode(), np.uint8)]
+
+    def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> ResumableLoader:
+        """Create a loader of traced documents."""
+        given = {"shuffle": False, "seed": None, **options}
+        given["collater"] = partial(collate, self._compiler().collate)
+        return ResumableLoader(dataset, batch_size=batch_size, **given)
+
+    def describe_examples(self, example: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the places of documents, for the table of predictions."""
+        documents = self.documents[self.predict_split]
+        return {"document": np.array([documents[number][0] for number in example])}
 
 
 class DocumentPrediction(Task):
@@ -51,16 +224,15 @@ class DocumentPrediction(Task):
     Logged for every stage: ``loss`` and, for classes ``accuracy``, for numbers ``rmse``.
 
     Args:
-        schema: What :class:`~pyg_dynbatch.tasks.DocumentFileData` has inferred: the schema of the
-            documents, the key of the label, and its classes or its ``scale``. All of it is kept
+        schema: What :class:`~pyg_dynbatch.lightning.DocumentFileData` has inferred: the schema of
+            the documents, the key of the label, and its classes or its ``scale``. All of it is kept
             in the checkpoint.
-        width: Length of the vectors of all parts of a document.
-        dropout: Share of the vector of a document, and of the hidden layer after it, that is
-            dropped in training.
-        unknown: Whether parts of a document that the schema does not know are an error
-            (``refuse``), or missing (``ignore``, with a warning per path).
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
+        **network: ``width``, the length of the vectors of all parts of a document; ``dropout``, the
+            share of the vector of a document, and of the hidden layer after it, that is dropped in
+            training; ``unknown``, whether parts of a document that the schema does not know are an
+            error (``"refuse"``), or missing (``"ignore"``, with a warning per path).
 
     Example:
         >>> from pyg_dynbatch.blocks import from_examples
@@ -70,26 +242,21 @@ class DocumentPrediction(Task):
         'accuracy'
     """
 
+    model: DocumentPredictionModel
+
     def __init__(
         self,
         schema: dict[str, Any],
-        width: int = 64,
-        dropout: float = 0.2,
-        unknown: Unknown = "ignore",
         optimizer: OptimizerOptions = OptimizerOptions("adamw", 1e-3),  # noqa: B008 - frozen
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
+        **network: Any,
     ) -> None:
-        documents = DocumentSchema.from_dict(schema["documents"])
-        classes, scale = schema.get("classes", [None]), schema.get("scale")
-        network = DocumentNetwork(documents, len(classes), width, dropout, unknown)
-        super().__init__(network, optimizer, rate)
+        super().__init__(DocumentPredictionModel(schema, **network), optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
-        self.schema, self.documents = schema, documents
-        self.scale: dict[str, float] | None = scale
-        self.main_metric = "accuracy" if scale is None else "rmse"
-        self.classes = [name_of_class(label) for label in classes]
-        kind = partial(RatioMetric, 0) if scale is None else partial(Agreement, rmse)
+        is_class = "scale" not in schema
+        self.main_metric = "accuracy" if is_class else "rmse"
+        kind = partial(RatioMetric, 0) if is_class else partial(Agreement, rmse)
         self.scores = nn.ModuleDict({f"{stage}_score": kind() for stage in STAGES})
 
     @classmethod
@@ -107,60 +274,14 @@ class DocumentPrediction(Task):
     def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Log loss and main metric of a batch."""
         output, score = self(batch), cast("Metric", self.scores[f"{stage}_score"])
-        if self.scale is None:
+        if (scale := self.model.scale) is None:
             loss, terms = summed_cross_entropy(output, batch.y)
             score.update((output.detach().argmax(1) == batch.y).sum(), terms)
         else:
-            target = (batch.y - self.scale["mean"]) / self.scale["deviation"]
+            target = (batch.y - scale["mean"]) / scale["deviation"]
             loss = (output[:, 0] - target.to(output.dtype)).float().square().sum()
             terms = torch.full((), len(target), device=target.device)
-            score.update(self._restored(output.detach()), batch.y)
+            score.update(self.model.restored(output.detach()), batch.y)
         self.log_loss(stage, loss, terms, batch)
         self.log_metrics(stage, [(self.main_metric, score)], batch)
         return loss, terms
-
-    def _restored(self, output: Float[Tensor, "document 1"]) -> Float[Tensor, " document"]:
-        """Convert outputs to values in the units of the label."""
-        scale = cast("dict[str, float]", self.scale)
-        return output[:, 0].double() * scale["deviation"] + scale["mean"]
-
-    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Predict every document.
-
-        Returns:
-            Columns ``example``, ``prediction`` (number of the class), ``probability`` (one column
-            per class) and ``target``; for numbers ``example``, ``prediction`` and ``target``.
-        """
-        output = self(batch)
-        example = torch.arange(batch.num_graphs, device=output.device)
-        if self.scale is not None:
-            values = self._restored(output)
-            return {"example": example, "prediction": values, "target": batch.y}
-        chance = output.float().softmax(1)
-        found = {"example": example, "prediction": chance.argmax(1), "probability": chance}
-        return {**found, "target": batch.y}
-
-    def named_columns(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Replace the numbers of classes with their names."""
-        if self.scale is not None:
-            return dict(columns)
-        names = np.array(self.classes)
-        chance = zip(self.classes, columns["probability"].T, strict=True)
-        named = {"example": columns["example"], "prediction": names[columns["prediction"]]}
-        named |= {f"probability_{name}": column for name, column in chance}
-        return {**named, "target": names[columns["target"]]}
-
-    def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Average the probabilities of classes, or the values."""
-        values = self.scale is not None
-        return AveragedNetwork([member.network for member in members], values=values)
-
-    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Raise an error if the checkpoint was trained on documents with a different schema."""
-        theirs = hyper_parameters.get("schema", self.schema)
-        found = next(differences(self.schema, theirs), None)
-        if found is not None:
-            what = "DocumentPrediction: the checkpoint was trained on other documents"
-            name, own, other = found
-            hint = f"{SAME_CONFIGURATION}, or predict --checkpoint"
-            raise mismatch(ValueError, what, str(own)[:80], str(other)[:80], where=name, hint=hint)

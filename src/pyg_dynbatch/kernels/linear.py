@@ -20,7 +20,7 @@ _PACKS = 4
 class Linear(nn.Linear):
     """``torch.nn.Linear``, faster in modules that an engine calls once per step.
 
-    Within a run of an :class:`~pyg_dynbatch.core.Engine`, the gradients of the weight are summed
+    Within a run of an :class:`~pyg_dynbatch.Engine`, the gradients of the weight are summed
     in place over all steps, and on CPUs steps of many rows multiply with weights packed for oneDNN,
     by the same rule as fused layers. Elsewhere, and under autocast, checkpoints and other hooks
     on saved tensors, it computes what ``torch.nn.Linear`` does. The parameters are the same.

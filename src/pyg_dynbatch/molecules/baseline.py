@@ -1,8 +1,8 @@
 """Measure scikit-learn's models of fingerprints and descriptors on the split of a run."""
 
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pydoc import locate
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,16 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from pyg_dynbatch.core.command_line import OneLineArguments
+from pyg_dynbatch.console import OneLineArguments
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from pyg_dynbatch.molecules.descriptors import DESCRIPTORS
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
+from pyg_dynbatch.molecules.property_model import TargetScale
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError
-from pyg_dynbatch.molecules.task import MoleculeProperty, TargetScale
+from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.nn.readout import StandardizedInputs
-from pyg_dynbatch.training.command import TaskCLI, class_of, prepare_process, with_run
+from pyg_dynbatch.training.command import Run, prepare_process, with_run
 
 METHODS = {
     "forest": "random forest of 500 trees on 2,048 Morgan counts",
@@ -150,41 +151,42 @@ def _library() -> tuple[Any, Any, Any]:
     return dummy, ensemble, linear_model
 
 
-class BaselineCLI(TaskCLI):
+class BaselineRun(Run):
     """Test a baseline in place of the model of a configuration."""
 
-    needs_checkpoint = False
+    needs_weights = False
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, method: str, words: Sequence[str]) -> None:
         self.method = method
         _library()  # before hours of other work
-        sys.argv += ["--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-        super().__init__()
+        super().__init__("test", [*words, "--trainer.accelerator", "cpu", "--trainer.devices", "1"])
 
     def before_instantiate_classes(self) -> None:
         """Check that the task is one of molecules, before data are loaded."""
         super().before_instantiate_classes()
         name = self.plain_config()["model"]["class_path"]
-        if not issubclass(class_of(name), MoleculeProperty):
+        kind: Any = locate(name)
+        if not issubclass(kind, MoleculeProperty):
             what, expected = "baseline: only for molecules", "a configuration with MoleculeProperty"
             raise mismatch(ValueError, what, expected, name)
 
-    def before_test(self) -> None:
-        """Fit the baseline, and replace the network."""
+    def test(self) -> None:
+        """Fit the baseline, and test it in place of the network."""
         task, data = self.model, self.datamodule
         if self.checkpoint is not None:  # for its split; the weights are not used
             self.take_split(self.contents, self.checkpoint)
-            self.config_init["test"]["ckpt_path"] = None
+            self.checkpoint = None
         data.setup("fit")  # checks the targets, as 'fit' does
         task.fit_targets(data.targets("train"))
-        seed = int(self.config["test"]["seed_everything"])
-        task.network = Baseline(data, self.method, task.scale, seed)
+        seed = int(self.config["seed_everything"])
+        task.model.network = Baseline(data, self.method, task.model.scale, seed)
         self.trainer.validate(task, data, verbose=False)
         name = f"val/{task.main_metric}"
         print(f"{name}: {float(self.trainer.callback_metrics[name]):#.4g}")
+        super().test()
 
 
-BASELINES = {method: partial(BaselineCLI, method) for method in METHODS}
+BASELINES = {method: partial(BaselineRun, method) for method in METHODS}
 """What tests each of them, by name."""
 
 
@@ -204,6 +206,5 @@ def run_baseline(argv: list[str]) -> int:
     prepare_process()
     for method in own.methods:
         print(f"{method}: {METHODS[method]}")
-        sys.argv[1:] = with_run(["test", *others])
-        BASELINES[method]()
+        BASELINES[method](with_run("test", others)).start()
     return 0

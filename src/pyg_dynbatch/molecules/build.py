@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 import pyg_dynbatch
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import locked_folder
-from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.files import locked_folder
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.files import BadMolecule, RawMolecule, summary_of, write_error_report
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, parse_mol_block

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import pyg_dynbatch
-from pyg_dynbatch.core import files
-from pyg_dynbatch.core.command_line import check_outputs
+from pyg_dynbatch import files
+from pyg_dynbatch.console import check_outputs
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.core.files import existing, locked_folder, sha256_of, write_atomically
+from pyg_dynbatch.files import existing, locked_folder, sha256_of, write_atomically
 from pyg_dynbatch.molecules import build, store
 from pyg_dynbatch.molecules.build import CHUNK, ERRORS, FeaturizeOptions
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
@@ -277,7 +277,7 @@ class PredictJob(_Job):
 
     @cached_property
     def _predictor(self) -> Any:
-        from pyg_dynbatch.molecules.predict import MoleculePredictor  # needs Lightning
+        from pyg_dynbatch.molecules.predict import MoleculePredictor
 
         options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
         return MoleculePredictor(self.checkpoints, *options)

@@ -13,9 +13,9 @@ from string import Template
 from typing import Any
 
 from pyg_dynbatch import __version__
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, existing, sha256_of
+from pyg_dynbatch.files import atomic_file, existing, sha256_of
 from pyg_dynbatch.molecules.build import ERRORS, FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.data import MoleculeData
@@ -29,9 +29,9 @@ from pyg_dynbatch.molecules.predict import (
     named_columns,
     predict_file,
 )
+from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, parse_mol_block
 from pyg_dynbatch.molecules.store import HEADER
-from pyg_dynbatch.molecules.task import MoleculeProperty
 
 
 def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -121,7 +121,9 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
         return _predict_shard(parser, options)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
     check_outputs("predict", written, [options.input, options.features, *paths])
-    first = MoleculeProperty.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
+    first: Any = (
+        MoleculePropertyModel.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
+    )
     given = (options.device, options.dropout, options.max_pairs, options.max_atoms)
     features = (options.features, options.input)
     predictor = MoleculePredictor([first, *paths[1:]], *given, *features)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.training.exact import ExactBuffers
+from pyg_dynbatch.prediction import ExactBuffers
 
 
 class ConformalSets(ExactBuffers):

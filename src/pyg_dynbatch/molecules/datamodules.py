@@ -55,7 +55,7 @@ class MoleculeDataModule(SplitDataModule):
             `pairs` selects among them. A larger molecule is a separate batch.
         num_workers: Loader processes; 0 loads in the training process.
         predict_split: The split that ``predict`` runs over.
-        virtual_ranks: As in :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        virtual_ranks: As in :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Raises:
         ValueError: If the set of pairs is unknown, or an option is out of range.
@@ -299,7 +299,7 @@ class NCIData(MoleculeDataModule):
 
     Args:
         root: Folder of the packed molecules; ``None`` keeps them in memory.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
         >>> NCIData(batch_size=32, pairs=2).kind
@@ -331,7 +331,7 @@ class MoleculeNetData(MoleculeDataModule):
         root: Folder of downloads and packed molecules; by default ``data/`` and the name.
         raw_dir: Folder of the raw file; by default ``root/raw``, to which it is downloaded.
         verify: Whether the file must be the published one.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
         >>> MoleculeNetData("ESOL", max_pairs=20_000).root
@@ -381,7 +381,7 @@ class MoleculeFileData(MoleculeDataModule):
         smiles_column: Column of the SMILES; found by its name by default.
         root: Folder of the packed molecules; ``None`` keeps them in memory.
         missing: Texts of missing targets, in addition to empty cells, nan and NA.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
         >>> MoleculeFileData("mine.csv", ["melts"], kind="binary").kind
@@ -441,7 +441,7 @@ class PackedMoleculeData(MoleculeDataModule):
         kind: ``regression``, ``binary`` (labels 0 and 1, an error in a regression) or
             ``multiclass`` (labels 0, 1, ...).
         classes: Number of classes of ``multiclass``.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.MoleculeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.MoleculeDataModule`.
 
     Example:
         >>> PackedMoleculeData("packed", "binary", pairs="bonds").root

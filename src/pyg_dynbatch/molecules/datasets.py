@@ -12,7 +12,7 @@ from pathlib import Path
 from torch_geometric.datasets import MoleculeNet as PyGMoleculeNet
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import download_verified, open_lines, sha256_of
+from pyg_dynbatch.files import download_verified, open_lines, sha256_of
 from pyg_dynbatch.molecules.build import FeaturizeOptions, build_store
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import RawMolecule, read_molecules

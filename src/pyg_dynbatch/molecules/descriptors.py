@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import existing, sha256_of
+from pyg_dynbatch.files import existing, sha256_of
 from pyg_dynbatch.molecules.features import FeaturePart
 from pyg_dynbatch.molecules.files import read_molecules
 from pyg_dynbatch.molecules.rdkit_access import (

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import write_atomically
+from pyg_dynbatch.files import write_atomically
 from pyg_dynbatch.molecules.rdkit_access import INPUT_ATOM, Mol, chem, rdkit_module
 
 LOW, MIDDLE, HIGH = (0.13, 0.40, 0.67), (1.0, 1.0, 1.0), (0.70, 0.35, 0.02)

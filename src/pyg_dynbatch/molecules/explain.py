@@ -13,8 +13,8 @@ from torch import Tensor
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.predict import MoleculePredictor
+from pyg_dynbatch.molecules.property_model import MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.molecules.task import MoleculeProperty
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def explain(
 
     Example:
         >>> from pyg_dynbatch.data import MoleculeFeaturizer
-        >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
+        >>> from pyg_dynbatch.lightning import MoleculeProperty
+        >>> from pyg_dynbatch.models import MoleculeSchema
         >>> made = MoleculeFeaturizer()
         >>> schema = MoleculeSchema(made.spec, len(made.atom_names), made.pair_table, ("logS",))
         >>> task = MoleculeProperty(schema.as_dict(), hidden=4, atom_out=4, readout="sum", head=[])
@@ -68,7 +69,7 @@ def explain(
     """
     output = _output_of(predictor.schema, task, label)
     lacking = [without_atom(molecule, atom) for atom in range(int(molecule.num_nodes))]
-    parts = [_gradients(predictor, member, molecule, output) for member in predictor.tasks]
+    parts = [_gradients(predictor, member, molecule, output) for member in predictor.models]
     value, gradient, pair_gradient = (np.mean(part, axis=0) for part in zip(*parts, strict=True))
     rest = _values(predictor, lacking, output)
     pairs = predictor.collater([molecule]).pairs
@@ -104,10 +105,10 @@ def _output_of(schema: MoleculeSchema, task: str | None, label: int) -> int:
     return number * classes + label
 
 
-def _explained(task: MoleculeProperty, batch: Any, output: int) -> Float[Tensor, " molecule"]:
-    raw, schema = task(batch), task.schema
+def _explained(model: MoleculePropertyModel, batch: Any, output: int) -> Float[Tensor, " molecule"]:
+    raw, schema = model(batch), model.schema
     if schema.kind != "multiclass":
-        return task.scale.restored(raw)[:, output]
+        return model.scale.restored(raw)[:, output]
     # Log-odds, as adding one number to the logits of all classes changes no probability.
     number, label = divmod(output, schema.num_classes)
     logits = raw.unflatten(1, (schema.num_tasks, -1))[:, number]
@@ -122,18 +123,18 @@ def _values(
     found = [np.zeros(0)]
     for chosen in predictor.batches(molecules):
         batch = predictor.collater(chosen).to(predictor.device)
-        each = torch.stack([_explained(task, batch, output) for task in predictor.tasks])
+        each = torch.stack([_explained(model, batch, output) for model in predictor.models])
         found.append(each.mean(0).double().cpu().numpy())
     return np.concatenate(found)
 
 
 def _gradients(
-    predictor: MoleculePredictor, task: MoleculeProperty, molecule: MoleculeData, output: int
+    predictor: MoleculePredictor, model: MoleculePropertyModel, molecule: MoleculeData, output: int
 ) -> tuple[float, np.ndarray, np.ndarray]:
     batch = predictor.collater([molecule]).to(predictor.device)
     batch.x = batch.x.detach().requires_grad_()
-    with pair_rows(task) as rows, torch.enable_grad():
-        value = _explained(task, batch, output).sum()
+    with pair_rows(model) as rows, torch.enable_grad():
+        value = _explained(model, batch, output).sum()
         given = [batch.x, *rows]
         grads = torch.autograd.grad(value, given, materialize_grads=True)
     of_atoms, of_pairs = (
@@ -144,7 +145,7 @@ def _gradients(
 
 
 @contextmanager
-def pair_rows(task: MoleculeProperty) -> Iterator[list[Tensor]]:
+def pair_rows(model: MoleculePropertyModel) -> Iterator[list[Tensor]]:
     """Replace the table with one row per pair within the context, so that each has a gradient."""
     rows: list[Tensor] = []
 
@@ -156,7 +157,7 @@ def pair_rows(task: MoleculeProperty) -> Iterator[list[Tensor]]:
             x, pair = conv(x, pair, pairs)
         return x
 
-    network: Any = task.network
+    network: Any = model.network
     hook = network.weave.register_forward_hook(run_on_rows)
     try:
         yield rows

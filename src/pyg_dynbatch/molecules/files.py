@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import Lines, atomic_file, existing, open_lines
+from pyg_dynbatch.files import Lines, atomic_file, existing, open_lines
 
 FORMATS = {
     ".csv": "csv",

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.prediction import Columns, write_table
 from pyg_dynbatch.training.exact import average_precision, r2, rmse, spearman, varies
-from pyg_dynbatch.training.predictions import Columns, write_table
 from pyg_dynbatch.training.report import FILES, panels
 from pyg_dynbatch.visualize import draw_calibration, draw_parity, save_figure
 

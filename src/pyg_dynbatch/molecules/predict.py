@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, part_of
-from pyg_dynbatch.core.progress import Progress
+from pyg_dynbatch.files import atomic_file, part_of
 from pyg_dynbatch.molecules.build import CHUNK, featurize_stream, packing_of
 from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
@@ -28,11 +28,16 @@ from pyg_dynbatch.molecules.descriptors import FeatureFile
 from pyg_dynbatch.molecules.features import part_to_spec
 from pyg_dynbatch.molecules.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files import BadMolecule, MoleculeRecords, RawMolecule, write_errors
+from pyg_dynbatch.molecules.property_model import MoleculePropertyModel, property_columns
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.molecules.task import MoleculeProperty, property_columns
+from pyg_dynbatch.prediction import (
+    cell,
+    checked_device,
+    naming_file,
+    numbered_columns,
+    read_checkpoint,
+)
 from pyg_dynbatch.samplers import pack_in_order
-from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
-from pyg_dynbatch.training.predictions import cell, checked_device, numbered_columns
 
 
 class Predicted(NamedTuple):
@@ -49,7 +54,8 @@ class MoleculePredictor:
     Its uncertainty is the standard deviation over the checkpoints and their passes with dropout.
 
     Args:
-        checkpoints: Paths of checkpoints, or models, with the same features and properties.
+        checkpoints: Paths of checkpoints, or models or tasks, with the same features and
+            properties.
         device: Where to compute.
         dropout: Passes with dropout; 0 for one pass without.
         max_pairs: Maximum number of pairs of atoms per batch; a larger molecule has its own.
@@ -63,7 +69,8 @@ class MoleculePredictor:
             model has no dropout, or the device cannot be used.
 
     Example:
-        >>> from pyg_dynbatch.tasks import MoleculeProperty, MoleculeSchema
+        >>> from pyg_dynbatch.lightning import MoleculeProperty
+        >>> from pyg_dynbatch.models import MoleculeSchema
         >>> made = MoleculeFeaturizer()
         >>> schema = MoleculeSchema(made.spec, len(made.atom_names), made.pair_table, ("logS",))
         >>> task = MoleculeProperty(schema.as_dict(), hidden=4, atom_out=4, readout="sum", head=[])
@@ -74,7 +81,7 @@ class MoleculePredictor:
 
     def __init__(
         self,
-        checkpoints: Sequence[str | Path | MoleculeProperty],
+        checkpoints: Sequence[str | Path | nn.Module],
         device: str = "cpu",
         dropout: int = 0,
         max_pairs: int = 200_000,
@@ -85,19 +92,19 @@ class MoleculePredictor:
         if not checkpoints:
             raise mismatch(ValueError, "MoleculePredictor: no checkpoints", "at least one", 0)
         self.device = checked_device(device)
-        self.tasks: list[MoleculeProperty] = []
+        self.models: list[MoleculePropertyModel] = []
         for given in checkpoints:
-            task: Any = given
-            if not isinstance(given, MoleculeProperty):
-                task = MoleculeProperty.from_checkpoint(read_checkpoint(given), given)
-            self.tasks.append(task.eval().to(self.device))
-            with naming_file("a model" if task is given else given):
-                self.tasks[0].check_origin({"schema": task.schema.as_dict()})
-        self.schema: MoleculeSchema = self.tasks[0].schema
+            model: Any = getattr(given, "model", given)  # that of a task
+            if not isinstance(model, nn.Module):
+                model = MoleculePropertyModel.from_checkpoint(read_checkpoint(model), given)
+            self.models.append(model.eval().to(self.device))
+            with naming_file("a model" if isinstance(given, nn.Module) else given):
+                self.models[0].check_origin({"schema": model.schema.as_dict()})
+        self.schema: MoleculeSchema = self.models[0].schema
         if dropout == 1 or dropout < 0:
             what = "MoleculePredictor: a deviation needs several passes"
             raise mismatch(ValueError, what, "dropout of at least 2, or 0 for none", dropout)
-        if dropout and not all(map(_dropout_layers, self.tasks)):
+        if dropout and not all(map(_dropout_layers, self.models)):
             what, got = "MoleculePredictor: the model has no dropout to switch on", "dropout 0"
             hint = "several checkpoints, whose predictions differ"
             raise mismatch(ValueError, what, "a model with dropout above 0", got, hint=hint)
@@ -107,7 +114,7 @@ class MoleculePredictor:
         self.features = features, records
         schema = self.schema
         # Of one model without dropout: the errors of an average are different.
-        self.sets = self.tasks[0].sets if len(self.tasks) == 1 and not dropout else None
+        self.sets = self.models[0].sets if len(self.models) == 1 and not dropout else None
         self.sets = None if self.sets is None else deepcopy(self.sets).cpu()
         self.collater = MoleculeCollater(schema.pair_table, schema.pairs, schema.self_pairs)
 
@@ -168,17 +175,17 @@ class MoleculePredictor:
     @torch.no_grad()
     def _one_batch(self, molecules: Sequence[MoleculeData], fingerprints: bool) -> Predicted:
         batch = self.collater(molecules).to(self.device)
-        samples = torch.stack([row for task in self.tasks for row in self._passes(task, batch)])
+        samples = torch.stack([row for model in self.models for row in self._passes(model, batch)])
         deviation = samples.std(0).cpu().numpy() if len(samples) > 1 else None
-        network: Any = self.tasks[0].network
+        network: Any = self.models[0].network
         prints = network.fingerprint(batch).float().cpu().numpy() if fingerprints else None
         return Predicted(samples.mean(0).cpu().numpy(), deviation, prints)
 
-    def _passes(self, task: MoleculeProperty, batch: Any) -> Iterator[Tensor]:
+    def _passes(self, model: MoleculePropertyModel, batch: Any) -> Iterator[Tensor]:
         if not self.dropout:
-            yield task.predicted(task(batch))
+            yield model.predicted(model(batch))
             return
-        layers = _dropout_layers(task)
+        layers = _dropout_layers(model)
         cuda = [self.device] if self.device.type == "cuda" else []
         try:
             for layer in layers:
@@ -191,14 +198,14 @@ class MoleculePredictor:
                     with torch.cuda.device(device):
                         torch.cuda.manual_seed(0)
                 for _ in range(self.dropout):
-                    yield task.predicted(task(batch))
+                    yield model.predicted(model(batch))
         finally:
             for layer in layers:
                 layer.eval()
 
 
-def _dropout_layers(task: MoleculeProperty) -> list[nn.Module]:
-    layers = task.network.modules()
+def _dropout_layers(model: MoleculePropertyModel) -> list[nn.Module]:
+    layers = model.network.modules()
     return [layer for layer in layers if isinstance(layer, nn.Dropout) and layer.p > 0]
 
 
@@ -278,7 +285,7 @@ def named_columns(
 
 def column_names(predictor: MoleculePredictor) -> list[str]:
     """Name the columns of the predictions of a stream."""
-    several = len(predictor.tasks) > 1 or predictor.dropout > 0
+    several = len(predictor.models) > 1 or predictor.dropout > 0
     row = np.zeros((1, predictor.schema.num_outputs), dtype=np.float32)
     found = Predicted(row, row if several else None)
     return [*named_columns(found, predictor.schema, predictor.sets)]
@@ -356,7 +363,7 @@ def predict_file(
         print(f"{name}continuing after {files.rows:,} records", file=sys.stderr)
     left = islice(records if chosen is None else chosen, files.rows, None)
     rows = predict_stream(left, predictor, num_workers, files.fingerprints is not None)
-    network: Any = predictor.tasks[0].network
+    network: Any = predictor.models[0].network
     files.write(rows, columns, network.fingerprint_channels)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import existing, write_atomically
+from pyg_dynbatch.files import existing, write_atomically
 from pyg_dynbatch.molecules.rdkit_access import MoleculeError, canonical_smiles, murcko_scaffold
 from pyg_dynbatch.molecules.schema import PropertyKind
 from pyg_dynbatch.molecules.store import PackedMolecules

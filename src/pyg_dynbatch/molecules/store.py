@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from pyg_dynbatch.core.errors import mismatch, mismatch_text
-from pyg_dynbatch.core.files import write_atomically
 from pyg_dynbatch.core.structure import concatenated_ranges
+from pyg_dynbatch.files import write_atomically
 from pyg_dynbatch.loading import Segments
 from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
 from pyg_dynbatch.molecules.features import KINDS

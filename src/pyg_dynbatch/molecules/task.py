@@ -8,79 +8,23 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.molecules.conformal import ConformalSets
 from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
-from pyg_dynbatch.molecules.models import WeaveNet
 from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.property_model import AveragedProperties, MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.nn.weave import CountedBatchNorm
-from pyg_dynbatch.training.checkpoints import differences
 from pyg_dynbatch.training.elastic import sampler_of
-from pyg_dynbatch.training.exact import ExactBuffers, Rows
+from pyg_dynbatch.training.exact import Rows
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import SAME_CONFIGURATION, Task
+from pyg_dynbatch.training.task import Task
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 
-_LARGEST_LOG = math.log(20.0)  # temperatures are between 1/20 and 20
-_HALVINGS = 50
 _REGRESSION_LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.smooth_l1_loss}
-# Versions that made the features; the featurizer itself warns if they differ.
-_VERSIONS = ("featurizer.rdkit", "featurizer.pyg_dynbatch")
-
-
-class TargetScale(ExactBuffers):
-    """Scale targets to mean 0 and standard deviation 1, and predictions back.
-
-    It computes in double precision: the differences between targets may be far smaller than the
-    targets. For labels the deviation is 1 over the temperature.
-    """
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, num_tasks: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(num_tasks).double())
-        self.register_buffer("deviation", torch.ones(num_tasks).double())
-
-    def fit(self, targets: Float[Tensor, "molecule task"]) -> None:
-        """Measure mean and deviation of the known targets; of a constant it is taken to be 1."""
-        exact = targets.double()
-        mean = exact.nanmean(0).nan_to_num(0.0)
-        deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0, math.inf).sqrt()
-        first = exact.nan_to_num(math.inf).amin(0)  # a rounded mean may differ from all targets
-        varies = (exact > first).any(0)
-        self.mean.copy_(mean)
-        self.deviation.copy_(torch.where(varies, deviation, 1.0))
-
-    def calibrate(
-        self, logits: Float[Tensor, "molecule task"], target: Float[Tensor, "molecule task"]
-    ) -> None:
-        """Fit the temperatures that make the known labels most likely."""
-        known = ~target.isnan()
-        label = torch.where(known, target, 0.5).double()
-        score = torch.where(known, logits.double(), 0.0)
-        high = torch.full_like(label[0], _LARGEST_LOG)
-        low = -high
-        # The loss is convex in 1/T, so its slope changes sign once.
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            slope = (score * ((score * middle.exp()).sigmoid() - label)).sum(0)
-            low, high = torch.where(slope < 0, middle, low), torch.where(slope < 0, high, middle)
-        self.deviation.copy_(1 / (-(low + high) / 2).exp())
-
-    def scaled(self, values: Float[Tensor, "molecule task"]) -> Float[Tensor, "molecule task"]:
-        """Convert values to the scale of the model."""
-        return (values - self.mean) / self.deviation
-
-    def restored(self, outputs: Float[Tensor, "molecule task"]) -> Float[Tensor, "molecule task"]:
-        """Convert outputs of the model to the units of the targets."""
-        return outputs * self.deviation + self.mean
 
 
 def summed_property_loss(
@@ -125,53 +69,6 @@ def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[s
             what = "calibration: the validation split has no labels of both classes"
             got, hint = f"{len(labels)} equal labels of {name}", "a stratified split"
             raise mismatch(ValueError, what, "labels 0 and 1 of every property", got, hint=hint)
-
-
-class AveragedProperties(nn.Module):
-    """Average the values, in the units of the data, or probabilities that networks predict.
-
-    Args:
-        members: The networks, each with the scale of its targets.
-        scale: Scale of the result, which can replace the outputs of one network.
-        kind: Kind of the properties.
-        num_tasks: Number of properties.
-
-    Example:
-        >>> scale = TargetScale(1)
-        >>> members = [(nn.Linear(2, 1), scale), (nn.Linear(2, 1), scale)]
-        >>> AveragedProperties(members, scale, "binary", 1)(torch.ones(3, 2)).shape
-        torch.Size([3, 1])
-    """
-
-    def __init__(
-        self,
-        members: Sequence[tuple[nn.Module, TargetScale]],
-        scale: TargetScale,
-        kind: PropertyKind,
-        num_tasks: int,
-    ) -> None:
-        super().__init__()
-        if not members:
-            raise mismatch(ValueError, "AveragedProperties: no networks", "at least one", 0)
-        networks, scales = zip(*members, strict=True)
-        self.members, self.scales = nn.ModuleList(networks), nn.ModuleList(scales)
-        self.scale = scale
-        self.kind: PropertyKind = kind
-        self.num_tasks = num_tasks
-
-    def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
-        """Return the average as scaled values, logits, or log-probabilities."""
-        outputs = torch.stack([member(batch) for member in self.members])
-        if self.kind == "multiclass":
-            logs = outputs.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
-            return (logs.logsumexp(0) - math.log(len(outputs))).flatten(1)
-        pairs: Any = zip(self.scales, outputs, strict=True)
-        values = torch.stack([scale.restored(output) for scale, output in pairs])
-        if self.kind == "regression":
-            return self.scale.scaled(values.mean(0)).float()
-        # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
-        mean = F.logsigmoid(values).logsumexp(0) - F.logsigmoid(-values).logsumexp(0)
-        return self.scale.scaled(mean).float()
 
 
 class MoleculeProperty(Task):
@@ -219,6 +116,7 @@ class MoleculeProperty(Task):
         ('rmse', 'none')
     """
 
+    model: MoleculePropertyModel
     positive: Tensor
     task_weight: Tensor
     needs_targets = True
@@ -235,17 +133,11 @@ class MoleculeProperty(Task):
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
     ) -> None:
-        known = MoleculeSchema.from_dict(schema)
-        net = WeaveNet(
-            known.atom_channels,
-            known.num_outputs,
-            known.pair_table.features,
-            num_descriptors=len(known.descriptor_names),
-            **network,
-        )
-        super().__init__(net, optimizer, rate)
+        model = MoleculePropertyModel(schema, coverage, **network)
+        super().__init__(model, optimizer, rate)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
+        known = model.schema
         if calibration != "none" and known.kind != "binary":
             what = "MoleculeProperty: only labels 0 and 1 can be calibrated"
             got = f"kind: {known.kind}, calibration: {calibration}"
@@ -260,8 +152,6 @@ class MoleculeProperty(Task):
         self.calibration = calibration
         several = known.kind == "regression" and known.num_tasks > 1
         self.main_metric = "scaled_rmse" if several else METRICS[known.kind][0]
-        self.scale = TargetScale(known.num_tasks)
-        self.conformal = None if coverage is None else ConformalSets(known, coverage)
         self.register_buffer("positive", torch.ones(known.num_tasks))
         self.register_buffer("task_weight", torch.tensor(weights).float(), persistent=False)
         # One row per molecule: outputs, then targets, of which some are NaN.
@@ -298,14 +188,14 @@ class MoleculeProperty(Task):
         """
         super().setup(stage)
         if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
-            CountedBatchNorm.synchronise(self.network)  # Lightning knows torch's classes only
+            CountedBatchNorm.synchronise(self.model.network)  # Lightning knows torch's classes only
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "targets"):
             self.fit_targets(data.targets("train"))
             if self.calibration != "none":
                 check_both_classes(data.targets("val"), self.schema.task_names)
-            if self.conformal is not None:
-                self.conformal.check(data.targets("val"), self.schema.task_names)
+            if self.model.conformal is not None:
+                self.model.conformal.check(data.targets("val"), self.schema.task_names)
             if self.schema.descriptor_names:
                 self.fit_descriptors(data.descriptors("train"))
 
@@ -324,8 +214,10 @@ class MoleculeProperty(Task):
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
         """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
         if self.schema.kind == "regression":
-            self.scale.fit(targets)
-            found = dict(zip(self.schema.task_names, self.scale.deviation.tolist(), strict=True))
+            self.model.scale.fit(targets)
+            found = dict(
+                zip(self.schema.task_names, self.model.scale.deviation.tolist(), strict=True)
+            )
             wrong = [name for name, deviation in found.items() if not 0 < deviation < math.inf]
             if wrong:
                 what = f"the numbers of the target {wrong[0]!r} are too large or too close together"
@@ -337,30 +229,15 @@ class MoleculeProperty(Task):
 
     def fit_descriptors(self, descriptors: Float[Tensor, "molecule descriptor"]) -> None:
         """Fit the scale of descriptors, NaN where unknown, as ``setup`` does."""
-        network: Any = self.network
+        network: Any = self.model.network
         network.descriptors.fit(descriptors)
-
-    def averaged(self, members: Sequence[Any]) -> AveragedProperties:
-        """Average values in the units of the data, or probabilities."""
-        parts = [(member.network, member.scale) for member in members]
-        return AveragedProperties(parts, self.scale, self.schema.kind, self.schema.num_tasks)
-
-    def predicted(
-        self, output: Float[Tensor, "molecule output"]
-    ) -> Float[Tensor, "molecule output"]:
-        """Convert outputs of the network to values in the units of the data, or probabilities."""
-        exact = output.to(torch.promote_types(output.dtype, torch.float32))
-        if self.schema.kind == "multiclass":
-            return exact.unflatten(1, (self.schema.num_tasks, -1)).softmax(-1).view_as(exact)
-        values = self.scale.restored(exact)
-        return values if self.schema.kind == "regression" else values.sigmoid().to(exact)
 
     def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Log the loss of a batch; collect outputs and targets unless it is of training."""
         output = self(batch)
         target = batch.y.to(output.device)
         if self.schema.kind == "regression":
-            target = self.scale.scaled(target)
+            target = self.model.scale.scaled(target)
         weights = (self.task_weight, self.positive)
         loss, terms = summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
         self.log_loss(stage, loss, terms, batch)
@@ -376,10 +253,10 @@ class MoleculeProperty(Task):
         fitting = trainer.state.fn == "fit" and not trial
         if self.calibration != "none" and fitting:
             check_both_classes(target, self.schema.task_names)
-            self.scale.calibrate(output, target)
-        if self.conformal is not None and fitting:
-            values = self.predicted(output.to(self.scale.mean.device))
-            self.conformal.fit(values, target.to(values))
+            self.model.scale.calibrate(output, target)
+        if self.model.conformal is not None and fitting:
+            values = self.model.predicted(output.to(self.model.scale.mean.device))
+            self.model.conformal.fit(values, target.to(values))
         self._log_scores("val", self._scored(output, target))
 
     def on_test_epoch_end(self) -> None:
@@ -387,26 +264,19 @@ class MoleculeProperty(Task):
         self.tested = self._scored(*self._collected())
         self._log_scores("test", self.tested)
 
-    @property
-    def sets(self) -> ConformalSets | None:
-        """The fitted intervals or sets; None for an average, whose errors are different."""
-        averaged = isinstance(self.network, AveragedProperties)
-        known = self.conformal is not None and self.conformal.fitted and not averaged
-        return self.conformal if known else None
-
     def _collected(self) -> tuple[Tensor, Tensor]:
         rows, tasks = self.evaluated.compute().cpu(), self.schema.num_tasks
         self.evaluated.reset()
         return rows[:, :-tasks].float(), rows[:, -tasks:]
 
     def _scored(self, output: Tensor, target: Tensor) -> ScoredSplit:
-        prediction = self.predicted(output.to(self.scale.mean.device)).cpu()
-        deviation = self.scale.deviation.cpu()
+        prediction = self.model.predicted(output.to(self.model.scale.mean.device)).cpu()
+        deviation = self.model.scale.deviation.cpu()
         calibrated = self.schema.kind == "binary" and bool((deviation != 1).any())
         # The outputs of an average are those of calibrated members.
-        raw = calibrated and not isinstance(self.network, AveragedProperties)
+        raw = calibrated and not isinstance(self.model.network, AveragedProperties)
         uncalibrated = output.sigmoid() if raw else None
-        measured = None if self.sets is None else self.sets.measured(prediction, target)
+        measured = None if self.model.sets is None else self.model.sets.measured(prediction, target)
         return ScoredSplit(prediction, target, self.schema, deviation, uncalibrated, measured)
 
     def _log_scores(self, stage: str, split: ScoredSplit) -> None:
@@ -431,9 +301,9 @@ class MoleculeProperty(Task):
         if self.main_metric == "scaled_rmse":
             pairs = zip(self.schema.task_names, self.tested.scores, strict=True)
             lines = [f"test/rmse_{name}: {scores['rmse']:.4g}" for name, scores in pairs]
-        if self.conformal is not None and self.tested.sets:
+        if self.model.conformal is not None and self.tested.sets:
             wanted, tested = (
-                self.conformal.coverage,
+                self.model.conformal.coverage,
                 zip(self.schema.task_names, self.tested.sets, strict=True),
             )
             parts = [f"{name} {each['coverage']:.3f}" for name, each in tested]
@@ -442,51 +312,3 @@ class MoleculeProperty(Task):
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")
         return lines
-
-    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Predict one row per molecule.
-
-        Returns:
-            Columns ``example``, ``prediction_NAME`` (the value, or the class),
-            ``probability_NAME`` (of the positive class, or one column per class), with a coverage
-            ``low_NAME`` and ``high_NAME`` or ``set_NAME`` (1 for each class in the set), and, where
-            the molecules have targets, ``target_NAME``.
-        """
-        values = self.predicted(self(batch))
-        columns = {"example": torch.arange(values.size(0), device=values.device)}
-        columns |= property_columns(values, self.schema)
-        if self.sets is not None:
-            columns |= self.sets.columns(values)
-        if "y" in batch:
-            names = (f"target_{name}" for name in self.schema.task_names)
-            columns |= zip(names, batch.y.unbind(1), strict=True)
-        return columns
-
-    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Raise an error if the training molecules were described in a different way."""
-        ours = self.schema.as_dict()
-        theirs = hyper_parameters.get("schema", ours)
-        found = [part for part in differences(ours, theirs) if part[0] not in _VERSIONS]
-        if found:
-            what = "MoleculeProperty: the checkpoint was trained on molecules described differently"
-            expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
-            got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
-            raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
-
-
-def property_columns(
-    values: Float[Tensor, "molecule output"], schema: MoleculeSchema
-) -> dict[str, Tensor]:
-    """Name the columns of a table of predictions."""
-    columns: dict[str, Tensor] = {}
-    each = values.unflatten(1, (schema.num_tasks, -1))
-    for name, found in zip(schema.task_names, each.unbind(1), strict=True):
-        if schema.kind == "regression":
-            columns[f"prediction_{name}"] = found[:, 0]
-        elif schema.kind == "binary":
-            columns[f"prediction_{name}"] = (found[:, 0] > 0.5).long()
-            columns[f"probability_{name}"] = found[:, 0]
-        else:
-            columns[f"prediction_{name}"] = found.argmax(1)
-            columns[f"probability_{name}"] = found
-    return columns

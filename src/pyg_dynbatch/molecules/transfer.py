@@ -11,10 +11,10 @@ from torch import nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.molecules.task import MoleculeProperty
-from pyg_dynbatch.training.checkpoints import differences, naming_file, read_checkpoint
+from pyg_dynbatch.prediction import differences, naming_file, read_checkpoint
 
 _PARTS = ("weave", "lin_atom", "norm_atom", "readouts")
-_ENCODER = ("network.pair_table", *(f"network.{part}." for part in _PARTS))
+_ENCODER = ("model.network.pair_table", *(f"model.network.{part}." for part in _PARTS))
 
 
 class Pretrained(Callback):
@@ -68,13 +68,13 @@ class Pretrained(Callback):
             part.eval()
 
     def _encoder(self, task: Any) -> list[nn.Module]:
-        return [getattr(task.network, name) for name in _PARTS]
+        return [getattr(task.model.network, name) for name in _PARTS]
 
     def _load(self, task: Any) -> None:
         contents = read_checkpoint(self.checkpoint)
         theirs = MoleculeSchema.from_dict(contents.get("hyper_parameters", {}).get("schema"))
         what, hint = "Pretrained: the encoder does not fit", "the options of the checkpoint"
-        ours = _described(task.schema)
+        ours = _described(task.model.schema)
         if found := list(differences(ours, _described(theirs))):
             expected = "; ".join(f"{name}: {str(own):.80}" for name, own, _ in found)
             got = "; ".join(f"{name}: {str(other):.80}" for name, _, other in found)
@@ -84,7 +84,8 @@ class Pretrained(Callback):
         for name in sorted({n for n in own if n.startswith(_ENCODER)} | set(weights)):
             shapes = [list(each[name].shape) if name in each else "none" for each in (own, weights)]
             if shapes[0] != shapes[1]:
-                raise mismatch(ValueError, what, *shapes, where=name, hint=hint)
+                where = name.removeprefix("model.")
+                raise mismatch(ValueError, what, *shapes, where=where, hint=hint)
         task.load_state_dict(weights, strict=False)
         loaded, new = (_counts(names) for names in (weights, set(own) - set(weights)))
         unused = _counts(set(contents["state_dict"]) - set(weights))
@@ -102,5 +103,5 @@ def _described(schema: MoleculeSchema) -> dict[str, Any]:
 
 def _counts(names: Any) -> str:
     """Count weights by the part of the model they belong to."""
-    parts = Counter(".".join(name.split(".")[:2]) for name in sorted(names))
+    parts = Counter(".".join(name.removeprefix("model.").split(".")[:2]) for name in sorted(names))
     return ", ".join(f"{part} ({count})" for part, count in parts.items()) or "none"

@@ -12,8 +12,7 @@ void choose_best_kernels(void);
 #endif
 
 static PyMethodDef *const tables[] = {
-    levels_functions,
-    recordings_functions,
+    levels_functions, recordings_functions,
 #ifndef NO_KERNELS
     tree_lstm_functions,
 #endif

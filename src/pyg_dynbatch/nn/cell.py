@@ -115,7 +115,7 @@ class RecursiveCell(nn.Module, ABC):
         Args:
             projected: Result of :meth:`project`.
             children: With an arity a tuple of tensors ``[row, arity, width]``, zeros for missing
-                children; without one a :class:`~pyg_dynbatch.core.RaggedRows` of such tuples;
+                children; without one a :class:`~pyg_dynbatch.RaggedRows` of such tuples;
                 ``None`` if no node has a child.
         """
 
@@ -180,7 +180,7 @@ class RecursiveCell(nn.Module, ABC):
                 without an input.
             *children: One state per slot, ``None`` for missing children; all may be left out.
                 Without an arity one list of states, each ``[row, width]`` or ``[width]``, or one
-                :class:`~pyg_dynbatch.core.RaggedRows`.
+                :class:`~pyg_dynbatch.RaggedRows`.
 
         Raises:
             TypeError: If there is neither an input nor a child.

@@ -37,7 +37,7 @@ class DAGNNCell(RecursiveCell):
 
     Shape:
         - x: ``[row, in_channels]``
-        - children: :class:`~pyg_dynbatch.core.RaggedRows` of ``[predecessor, out_channels]``
+        - children: :class:`~pyg_dynbatch.RaggedRows` of ``[predecessor, out_channels]``
         - returns: ``[row, out_channels]``
 
     Reference:

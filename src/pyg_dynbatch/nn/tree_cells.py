@@ -155,7 +155,7 @@ class ChildSumTreeLSTMCell(_TreeLSTMCell):
 
     Shape:
         - x: ``[row, in_channels]``
-        - children: :class:`~pyg_dynbatch.core.RaggedRows` of pairs ``(h, c)``,
+        - children: :class:`~pyg_dynbatch.RaggedRows` of pairs ``(h, c)``,
           ``[child, out_channels]``
         - returns: a pair ``(h, c)``, each ``[row, out_channels]``
 

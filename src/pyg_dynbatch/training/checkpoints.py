@@ -1,10 +1,9 @@
-"""Save and read checkpoints safely, and continue a run in its folder exactly where it stopped."""
+"""Save checkpoints safely, and continue a run in its folder exactly where it stopped."""
 
 import csv
 import os
-import pickle
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
@@ -19,8 +18,9 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, check_checksums, existing
+from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.files import atomic_file
+from pyg_dynbatch.prediction import differences, read_checkpoint, read_table
 
 
 class RandomState(Callback):
@@ -106,17 +106,20 @@ class LastCheckpoint(RunCheckpoint):
         super().__init__(
             filename="last", save_on_train_epoch_end=True, enable_version_counter=False
         )
-        if every_n_train_steps is not None and every_n_train_steps < 1:
-            what = "LastCheckpoint: every_n_train_steps is out of range"
-            raise mismatch(ValueError, what, "at least 1, or none", every_n_train_steps)
+        if every_n_train_steps is not None:
+            checked_count("LastCheckpoint: every_n_train_steps", every_n_train_steps)
         # Lightning's own argument would replace the checkpoints at the end of the epochs.
         self._every_n_train_steps = every_n_train_steps or 0
+        self._step = 0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Note the number of steps before the batch."""
+        self._step = trainer.global_step
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         """Save after a whole step, but leave the last one of an epoch to the end of the epoch."""
-        loop = trainer.fit_loop.epoch_loop
         # A checkpoint of the last batch would lack the validation and the metrics of the epoch.
-        if not loop.batch_progress.is_last_batch and not loop._should_accumulate():
+        if trainer.global_step > self._step and not trainer.is_last_batch:
             super().on_train_batch_end(trainer, *args)
 
     @property
@@ -129,26 +132,6 @@ def best_checkpoint(trainer: pl.Trainer) -> Any:
     """Return the callback that keeps the best checkpoint; the first one if none has a metric."""
     monitored = (each for each in trainer.checkpoint_callbacks if getattr(each, "monitor", None))
     return next(monitored, trainer.checkpoint_callback)
-
-
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU without running code from it."""
-    existing(path, "a checkpoint, which fit writes")
-    try:
-        check_checksums(path)
-    except Exception as error:  # zipfile raises many classes for a corrupt file
-        got = f"{Path(path).stat().st_size:,} bytes, {type(error).__name__}: {error}"
-        raise _not_a_checkpoint(path, got) from error
-    try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        raise _not_a_checkpoint(path, "an object that is not loaded for safety") from error
-    if not isinstance(contents, dict):
-        raise _not_a_checkpoint(path, f"a {type(contents).__name__}")
-    missing = [key for key in ("state_dict", "pytorch-lightning_version") if key not in contents]
-    if missing:
-        raise _not_a_checkpoint(path, f"a dictionary without {' and '.join(missing)}")
-    return contents
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -177,25 +160,10 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
 
 def share_split(checkpoint: dict[str, Any], datamodule: Any) -> None:
-    """Show the split of a checkpoint to a data module of a different class; Lightning does not."""
+    """Make a checkpoint's split available to data modules of other classes."""
     for entry in list(checkpoint.values()):
         if isinstance(entry, Mapping) and "split_options" in entry:
             checkpoint.setdefault(type(datamodule).__qualname__, entry)
-
-
-@contextmanager
-def naming_file(path: object) -> Iterator[None]:
-    """Add the path of a checkpoint to an error about it."""
-    try:
-        yield
-    except ValueError as error:
-        error.add_note(f"  file:     {path}")
-        raise
-
-
-def _not_a_checkpoint(path: str | Path, got: str) -> ValueError:
-    what = "the file is not a checkpoint, or is truncated or corrupt"
-    return mismatch(ValueError, what, "a file written by fit, such as last.ckpt", got, where=path)
 
 
 def _of_all_ranks(state: Tensor, trainer: pl.Trainer) -> Tensor:
@@ -275,7 +243,7 @@ def check_options(
     return changes if training else []
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
@@ -283,21 +251,6 @@ def plain_options(part: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten ``class_path`` and ``init_args`` to the form of hyper-parameters in a checkpoint."""
     options = {**(part.get("init_args") or {}), **(part.get("dict_kwargs") or {})}
     return {"_class_path": part.get("class_path"), **options}
-
-
-def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], path: str = "", common: bool = False
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the names, joined by dots, and the values of all entries that differ.
-
-    With ``common``, entries that only one side has are skipped.
-    """
-    for name in [n for n in before if n in now] if common else {**before, **now}:
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            yield from differences(old, new, f"{path}{name}.", common)
-        elif old != new:
-            yield f"{path}{name.lstrip('_')}", old, new
 
 
 def check_run_folder(
@@ -375,8 +328,7 @@ def continue_in(trainer: pl.Trainer, checkpoint: Path, contents: Mapping[str, An
 
 def _drop_after(table: Path, step: int) -> None:
     """Drop the rows that were logged after a step of training, and columns without a value."""
-    with table.open(newline="", encoding="utf-8") as file:
-        read = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
+    read = [{name: text for name, text in row.items() if text} for row in read_table(table)]
     # With forked ranks, the row of the test has step 0.
     trained = [row for row in read if not any(name.startswith("test/") for name in row)]
     rows = [row for row in trained if int(row["step"]) < step]

@@ -1,4 +1,4 @@
-"""The command line of tasks and data modules, based on Lightning's, with one-line errors."""
+"""Settings of runs, based on Lightning's command line, with one-line errors, and the runs."""
 
 import difflib
 import logging
@@ -6,25 +6,27 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from pydoc import locate
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 import torch
 import yaml
 from jsonargparse import ArgumentParser, lazy_instance  # type: ignore[attr-defined]
-from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.core.native import keep_freed_memory
+from pyg_dynbatch.files import existing
+from pyg_dynbatch.prediction import naming_file, read_checkpoint
 from pyg_dynbatch.training.checkpoints import (
     CONFIG,
     LastCheckpoint,
@@ -38,84 +40,36 @@ from pyg_dynbatch.training.checkpoints import (
     continue_in,
     drop_later_metrics,
     find_checkpoint,
-    naming_file,
     plain_options,
-    read_checkpoint,
     share_split,
 )
 from pyg_dynbatch.training.data import SplitDataModule
-from pyg_dynbatch.training.ensemble import ensemble_of
 from pyg_dynbatch.training.optimizers import build_optimizer
-from pyg_dynbatch.training.predictions import PredictionTable, folder_of
-from pyg_dynbatch.training.report import RunReport, closing_lines
-from pyg_dynbatch.training.task import Task
+from pyg_dynbatch.training.report import PredictionTable, RunReport, closing_lines, folder_of
+from pyg_dynbatch.training.task import Task, ensemble_of
 
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
-
-def explained(message: str, options: Iterable[str]) -> str:
-    """Shorten a message of jsonargparse to what is wrong, with a suggestion."""
-    line = " ".join(message.split())
-    unknown = re.search(r"unrecognized arguments: (--?[\w.+-]+)", line)
-    problem = re.search(r"Problem with given class_path '([\w.]+)'", line)
-    keys = re.findall(r'Parser key "([^"]+)"', line)
-    where = "--" + (".init_args." if problem else ".").join(keys)
-    if problem:
-        owner = problem[1].rpartition(".")[2]
-        wrong = re.search(r"Option '([^']+)' is not accepted", line) or unknown
-        needed = re.search(r"the following arguments are required: (\w+(?:, \w+)*)", line)
-        if wrong:
-            name = wrong[1].lstrip("-")
-            return f"{where}: {owner} has no option {name!r}{_hint(name, _options_of(problem[1]))}"
-        if needed:
-            return f"{where}: {owner} requires {needed[1]}"
-    if unknown:
-        return f"{line}{_hint(unknown[1], options)}"
-    named = re.search(r"Expected a dot import path string: (\S+)", line)
-    if named:
-        return f"{where}: class {named[1]!r} not found{_hint(named[1], _classes())}"
-    wanted = re.findall(r"Expected a (?:<class '(?:\w+\.)*(\w+)'>|typing\.Literal\[([^\]]*))", line)
-    got = re.search(r"Got value: (.*?)(?= - Expected|$)|Given value: (.*)$", line)
-    if wanted and got and keys:
-        kinds = [
-            f"one of {choices}" if choices else _KINDS.get(kind, kind) for kind, choices in wanted
-        ]
-        kinds = [kind for kind in dict.fromkeys(kinds) if kind != "null"] or ["null"]
-        return f"{where}: expected {' or '.join(kinds)}, got {got[1] or got[2]}"
-    return line
+# The metric by which the best checkpoint is chosen by default.
+_DEFAULT_MONITOR = "val/accuracy"
+_SMALLER_IS_BETTER = {"loss", "rmse", "mae", "mse"}
 
 
-_KINDS = {"NoneType": "null", "bool": "true or false", "float": "a number"}
-
-
-def _hint(word: str, known: Iterable[str]) -> str:
-    """Suggest the known word that is closest to a mistyped one."""
-    near = closest(word, known)
-    return f"; did you mean {near!r}?" if near else ""
-
-
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the known word that is closest to a mistyped one; an empty one if none is close."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 
-def class_of(class_path: str) -> Any:
-    """Import a class by its full name."""
-    module, _, name = class_path.rpartition(".")
-    return getattr(import_module(module), name)
+def subclasses(kind: type) -> dict[str, type]:
+    """Return the imported subclasses of a class by name, which settings may use."""
+    found: dict[str, type] = {}
+    children: list[type] = kind.__subclasses__()
+    for each in children:
+        found |= {each.__name__: each, **subclasses(each)}
+    return found
 
 
-def _options_of(class_path: str) -> list[str]:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(class_of(class_path), fail_untyped=False)
-    return [option.lstrip("-") for action in parser._actions for option in action.option_strings]
-
-
-def _classes() -> list[str]:
-    kinds: list[type] = [Task, SplitDataModule, Callback, Logger]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    return [kind.__name__ for kind in kinds]
+# Configurations -----------------------------------------------------------------------------------
 
 
 def packaged_configs() -> dict[str, Path]:
@@ -157,8 +111,7 @@ def read_yaml(path: str | Path, name: str, wanted: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         got = getattr(error, "problem", None) or "text that is not UTF-8"
         where = f"{path}:{mark.line + 1}" if mark else path
-        what = f"{name} is not valid YAML"
-        raise mismatch(ValueError, what, wanted, got, where=where) from error
+        raise mismatch(ValueError, f"{name} is not valid YAML", wanted, got, where=where) from error
 
 
 def check_config_file(path: str | Path) -> None:
@@ -182,16 +135,19 @@ def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
         return
     wrong = [str(key) for key in children if key not in _CLASS_KEYS]
     if wrong and "class_path" in children:
-        what = f"the configuration has an unknown key next to class_path: {name}.{wrong[0]}"
-        expected, got = "class_path and init_args", f"{wrong[0]!r}{_hint(wrong[0], _CLASS_KEYS)}"
-        raise mismatch(ValueError, what, expected, got, where=path)
+        near = closest(wrong[0], _CLASS_KEYS)
+        raise mismatch(
+            ValueError,
+            f"the configuration has an unknown key next to class_path: {name}.{wrong[0]}",
+            "class_path and init_args",
+            repr(wrong[0]) + (f"; did you mean {near!r}?" if near else ""),
+            where=path,
+        )
     for key, child in children.items():
         _check_class_keys(child, f"{name}.{key}".lstrip("."), path)
 
 
-# The metric by which the best checkpoint is chosen by default.
-_DEFAULT_MONITOR = "val/accuracy"
-_SMALLER_IS_BETTER = {"loss", "rmse", "mae", "mse"}
+# The parser ---------------------------------------------------------------------------------------
 
 
 class OneLineParser(LightningArgumentParser):
@@ -200,6 +156,7 @@ class OneLineParser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A shortened option is more often a mistyped one.
         super().__init__(*args, allow_abbrev=False, **kwargs)
+        self.given: list[str] = []
 
     def parse_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None, **options: Any
@@ -208,16 +165,32 @@ class OneLineParser(LightningArgumentParser):
         # jsonargparse passes such an option on as text, and writes None for null.
         if "defaults" in options and args is not None:
             args = [f"{word[:-4]}null" if word.endswith("=None") else word for word in args]
+        self.given = self.given or list(args or ())
         return super().parse_args(args, namespace, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the message on the error stream and exit."""
+        """Print the message on the error stream, with a suggestion, and exit."""
         if not self.exit_on_error:
             super().error(message, ex)
-        options = [option for action in self._actions for option in action.option_strings]
-        for parser in getattr(self._subcommands_action, "choices", {}).values():
-            options += [option for each in parser._actions for option in each.option_strings]
-        self.exit(2, f"pyg-dynbatch: error: {explained(message, options)}\n")
+        self.exit(2, f"pyg-dynbatch: error: {' '.join(message.split())}{self._suggestion()}\n")
+
+    def _suggestion(self) -> str:
+        """Suggest what is closest to the first unknown option or class on the command line."""
+        known = {f"--{name}" for name in self.get_defaults().keys()}  # noqa: SIM118 - nested names
+        for option, kind in (("--model", Task), ("--data", SplitDataModule)):
+            classes = subclasses(kind)
+            for each in classes.values():
+                parser = ArgumentParser(exit_on_error=False)
+                parser.add_class_arguments(each, fail_untyped=False)
+                names = list(parser.get_defaults().keys())
+                known |= {f"{option}.{part}{n}" for part in ("", "init_args.") for n in names}
+            given = next((v for o, v in pairwise(self.given) if o == option), "")
+            if (near := closest(given.rpartition(".")[2], classes)) and near not in given:
+                return f"; did you mean {near!r}?"
+        for word in (word.partition("=")[0] for word in self.given if word.startswith("--")):
+            if word not in known and (near := closest(word, known, 0.85)):
+                return f"; did you mean {near!r}?"
+        return ""
 
 
 class RunConfig(SaveConfigCallback):
@@ -240,20 +213,35 @@ class RunConfig(SaveConfigCallback):
         super().setup(trainer, pl_module, "fit")
 
 
-class TaskCLI(LightningCLI):
-    """Add the callbacks of every run, checks of its options, and a report at the end.
+# Runs ---------------------------------------------------------------------------------------------
 
-    Given checkpoints, ``test`` measures their average.
+
+class Run(LightningCLI):
+    """The settings of a run, and what they describe: ``trainer``, ``model`` and ``datamodule``.
+
+    Args:
+        command: ``fit``, ``validate``, ``test`` or ``predict``.
+        words: The options.
+        checkpoints: Members of an ensemble, whose average ``test`` measures.
+        build: Whether to load the data and build the model, not only read and check the options.
     """
 
-    needs_checkpoint = True
-    """Whether ``test`` measures trained weights, not something that ``before_test`` makes."""
+    needs_weights = True
+    """Whether ``test`` measures trained weights."""
 
-    def __init__(self, checkpoints: Sequence[str] = ()) -> None:
-        self.checkpoints = checkpoints
+    def __init__(
+        self,
+        command: str,
+        words: Sequence[str],
+        checkpoints: Sequence[str] = (),
+        build: bool = True,
+    ) -> None:
+        self.command, self.checkpoints, self.build = command, checkpoints, build
         self.results: list[str] = []
         self.checkpoint: Path | None = None
         self.contents: dict[str, Any] = {}
+        # Processes that Lightning starts for more devices read the options from here.
+        sys.argv[1:] = [command, *with_packaged_configs(words)]
         super().__init__(
             Task,
             SplitDataModule,
@@ -268,15 +256,20 @@ class TaskCLI(LightningCLI):
                 "callbacks": [RandomState()],
                 "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
             },
+            args=sys.argv[2:],
+            run=False,
         )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Parse the given sub-command only: building the parsers of all of them is slow."""
-        return {sys.argv[1]: LightningCLI.subcommands()[sys.argv[1]]}
+    def start(self) -> Any:
+        """Run the command."""
+        getattr(self, self.command)()
+        return self
+
+    # Settings.
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks that can be configured, and what the model takes from the data."""
+        parser.add_argument("--ckpt_path", type=str | None, help="checkpoint to resume or use")
         parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last")
         parser.add_lightning_class_args(PredictionTable, "predictions")
@@ -289,72 +282,74 @@ class TaskCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the options, and compare them with those of the checkpoint."""
-        sys.argv[1:] = with_packaged_configs(sys.argv[1:])
         files = OneLineArguments("pyg-dynbatch", add_help=False)
         files.add_argument("-c", "--config", action="append", default=[])
-        for path in files.parse_known_args(sys.argv[1:])[0].config:
+        for path in files.parse_known_args(args)[0].config:
             check_config_file(path)
-        super().parse_arguments(parser, args)
-        command = str(self.config.subcommand)
-        options = self.config[command]
-        table = options.get("predictions")
-        if table is not None and table.folder is not None:
+        self.config = options = parser.parse_args(args)
+        table = options.predictions
+        if table.folder is not None:
             written = [Path(table.folder) / name for name in (table.name, table.node_name) if name]
             check_outputs("predictions", written, [*_paths(options), *self.checkpoints])
         for path in self.checkpoints:
             with naming_file(path):
                 check_options(read_checkpoint(path), self.plain_config(), training=False)
-        # Removed, so that Lightning does not replace the given options with those of the
-        # checkpoint, and the saved configuration starts a new run.
-        chosen, options["ckpt_path"] = options.get("ckpt_path"), None
+        # Removed, so that the saved configuration starts a new run.
+        chosen, options["ckpt_path"] = options.ckpt_path, None
         if chosen is not None and self.checkpoints:
             what = "ensemble: --ckpt_path is given in addition to the members"
             raise mismatch(ValueError, what, "--checkpoints or --members alone", chosen)
         if chosen is not None:
-            configs = [Path(str(each)) for each in options.config]
+            configs = [Path(str(each)) for each in options.config or ()]
             self.checkpoint = find_checkpoint(str(chosen), configs)
             self.contents = read_checkpoint(self.checkpoint)
-            for line in check_options(self.contents, self.plain_config(), command == "fit"):
+            for line in check_options(self.contents, self.plain_config(), self.command == "fit"):
                 rank_zero_info(f"changed: {line}")
-        elif command != "fit" and not self.checkpoints and self.needs_checkpoint:
+        elif self.command != "fit" and not self.checkpoints and self.needs_weights:
+            what = f"{self.command}: no checkpoint is given"
             expected = "--ckpt_path FILE, or --run FOLDER for the best one of a run"
-            what = f"{command}: no checkpoint is given"
             raise mismatch(ValueError, what, expected, "untrained weights")
 
     def plain_config(self) -> dict[str, Any]:
-        """Return the options of the command as plain values."""
-        text = self.parser.dump(self.config, skip_none=False, format="yaml")
-        return yaml.safe_load(text)[self.config.subcommand]
+        """Return the options as plain values."""
+        return yaml.safe_load(self.parser.dump(self.config, skip_none=False, format="yaml"))
 
     def before_instantiate_classes(self) -> None:
         """Try the options of the model without data, which may take hours to process."""
-        config, fit = self.plain_config(), self.config.subcommand == "fit"
-        keeper = RunCheckpoint(**self.config[self.config.subcommand].checkpoint.as_dict())
+        config, fit = self.plain_config(), self.command == "fit"
+        keeper = RunCheckpoint(**self.config.checkpoint.as_dict())
         if fit and self.checkpoint is not None:
             check_run_folder(self.checkpoint, keeper, self.contents)
         model, data = plain_options(config["model"]), plain_options(config["data"])
-        facts = class_of(data["_class_path"]).known_facts(data)
+        task: Any = locate(model["_class_path"])
+        loading: Any = locate(data["_class_path"])
+        facts = loading.known_facts(data)
         with torch.random.fork_rng(devices=[]):
-            trial = class_of(model["_class_path"]).dry_run_instance(model, facts)
+            trial = task.dry_run_instance(model, facts)
         if trial is None:
             return
-        build_optimizer(trial.network, trial.optimizer_options)
+        build_optimizer(trial.model, trial.optimizer_options)
         # Data of a user's own class may be unknown until it is loaded.
         known = not trial.needs_targets or facts.get("targets")
         if fit and known:
-            self.check_monitors(trial)
+            check_monitors(config, trial)
 
-    def check_monitors(self, model: Task) -> None:
-        """Raise an error if a callback monitors a metric that the model does not log."""
+    def instantiate_classes(self) -> None:
+        """Build model, data and trainer; choose the folder of the run before ranks are forked."""
+        if not self.build:
+            return
+        super().instantiate_classes()
         config = self.plain_config()
-        callbacks = config["trainer"]["callbacks"] or []
-        chosen = [("ModelCheckpoint", config["checkpoint"])]
-        for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-            name = callback["class_path"].rpartition(".")[2]
-            chosen.append((name, callback.get("init_args") or {}))
-        for name, options in chosen:
-            if options.get("monitor") is not None:
-                check_monitor(options["monitor"], options.get("mode", "min"), model, name)
+        self.model.data_options = plain_options(config["data"])
+        if self.command == "fit":
+            check_monitors(config, self.model)  # now that it is known
+            if self.checkpoint is not None and folder_of(self.trainer) is not None:
+                continue_in(self.trainer, self.checkpoint, self.contents)
+        claim_folder(self.trainer)
+        folder = folder_of(self.trainer)
+        for keeper in self.trainer.checkpoint_callbacks if self.command == "fit" else ():
+            if isinstance(keeper, RunCheckpoint) and keeper.dirpath is None and folder is not None:
+                keeper.dirpath = str(folder)
 
     def instantiate_trainer(self, **options: Any) -> pl.Trainer:
         """Build the trainer; Lightning rejects some options with a ``TypeError``."""
@@ -364,29 +359,16 @@ class TaskCLI(LightningCLI):
             what = "Trainer: an option cannot be used"
             raise mismatch(ValueError, what, got=error, hint="fit --help_all") from error
 
-    def after_instantiate_classes(self) -> None:
-        """Check the monitored metrics, and choose the folder of the run before ranks are forked."""
-        self.model.data_options = plain_options(self.plain_config()["data"])
-        if self.checkpoint is not None:
-            self.config_init[self.subcommand]["ckpt_path"] = str(self.checkpoint)
-        if self.subcommand != "fit":
-            claim_folder(self.trainer)
-            return
-        self.check_monitors(self.model)  # now that it is known
-        if self.checkpoint is not None and folder_of(self.trainer) is not None:
-            continue_in(self.trainer, self.checkpoint, self.contents)
-        claim_folder(self.trainer)
-        folder = folder_of(self.trainer)
-        for keeper in self.trainer.checkpoint_callbacks:
-            if isinstance(keeper, RunCheckpoint) and keeper.dirpath is None and folder is not None:
-                keeper.dirpath = str(folder)
+    # Commands.
 
-    def before_fit(self) -> None:
-        """Keep the metrics that a continued run has logged before."""
-        append_metrics(self.trainer)
+    @property
+    def _given(self) -> dict[str, Any]:
+        weights = None if self.checkpoint is None else str(self.checkpoint)
+        return {"model": self.model, "datamodule": self.datamodule, "ckpt_path": weights}
 
-    def after_fit(self) -> None:
-        """Test and predict with the best checkpoint, and print where the results are."""
+    def fit(self) -> None:
+        """Train, test and predict with the best checkpoint, and print where the results are."""
+        self.train()
         best = getattr(best_checkpoint(self.trainer), "best_model_path", "") or None
         # After a fit it would restore and test the weights that are not averaged.
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -394,29 +376,51 @@ class TaskCLI(LightningCLI):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
             self.trainer.test(self.model, self.datamodule, ckpt_path=best)
-            self.predict_split(best)
+            self._predict_too(best)
 
-    def predict_split(self, checkpoint: str | None = None) -> None:
-        """Write predictions, and print the results of the test before."""
-        self.keep_results()
-        predict = self.trainer.predict
-        predict(self.model, self.datamodule, return_predictions=False, ckpt_path=checkpoint)
-        self.after_predict()
+    def train(self) -> None:
+        """Train, after the metrics that a continued run has logged before."""
+        append_metrics(self.trainer)
+        self.trainer.fit(**self._given)
 
-    def keep_results(self) -> None:
-        """Keep the metric, which predicting removes from the trainer."""
+    def validate(self) -> None:
+        """Measure the validation split."""
+        self.trainer.validate(**self._given)
+
+    def test(self) -> None:
+        """Measure the test split, with the average of an ensemble if there is one."""
+        if self.checkpoints:
+            self.model = ensemble_of(self.model, self.checkpoints)
+            for path in self.checkpoints:
+                self.take_split(read_checkpoint(path), path)
+        self.trainer.test(**self._given)
+        if self.checkpoints or not self.needs_weights:
+            self._predict_too()
+        else:
+            self._keep_results()
+            self._close()
+
+    def predict(self) -> None:
+        """Write predictions to a table."""
+        self.trainer.predict(**self._given, return_predictions=False)
+        self._close()
+
+    def _predict_too(self, weights: str | None = None) -> None:
+        self._keep_results()
+        given = {**self._given, "ckpt_path": weights}
+        self.trainer.predict(**given, return_predictions=False)
+        self._close()
+
+    def _keep_results(self) -> None:
+        # Predicting removes the metric from the trainer.
         name = f"test/{self.model.main_metric}"
         found = self.trainer.callback_metrics.get(name)
         if found is not None:
             self.results = [f"{name}: {float(found):#.4g}", *self.model.notes()]
 
-    def before_test(self) -> None:
-        """Replace the model with the average of an ensemble."""
-        if not self.checkpoints:
-            return
-        self.model = ensemble_of(self.model, self.checkpoints)
-        for path in self.checkpoints:
-            self.take_split(read_checkpoint(path), path)
+    def _close(self) -> None:
+        if self.trainer.is_global_zero:
+            print(*self.results, *closing_lines(self.trainer), sep="\n")
 
     def take_split(self, checkpoint: dict[str, Any], path: str | Path) -> None:
         """Compare the split of the data with that of a checkpoint."""
@@ -426,19 +430,6 @@ class TaskCLI(LightningCLI):
             if noted is not None:
                 self.datamodule.load_state_dict(noted)
 
-    def after_test(self) -> None:
-        """Print the results of the test; what replaces the model predicts too."""
-        if self.checkpoints or not self.needs_checkpoint:
-            self.predict_split()
-        else:
-            self.keep_results()
-            self.after_predict()
-
-    def after_predict(self) -> None:
-        """Print the metric of the test split, if known, and where the results are."""
-        if self.trainer.is_global_zero:
-            print(*self.results, *closing_lines(self.trainer), sep="\n")
-
 
 def _paths(options: Any) -> Iterator[str]:
     """Yield all options that may be a path, without those of the tables of predictions."""
@@ -446,6 +437,18 @@ def _paths(options: Any) -> Iterator[str]:
         if not name.startswith("predictions."):
             parts = value if isinstance(value, (list, tuple)) else [value]
             yield from (str(part) for part in parts if isinstance(part, (str, os.PathLike)))
+
+
+def check_monitors(config: Mapping[str, Any], model: Task) -> None:
+    """Raise an error if a callback monitors a metric that the model does not log."""
+    callbacks = config["trainer"]["callbacks"] or []
+    chosen = [("ModelCheckpoint", config["checkpoint"])]
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        name = callback["class_path"].rpartition(".")[2]
+        chosen.append((name, callback.get("init_args") or {}))
+    for name, options in chosen:
+        if options.get("monitor") is not None:
+            check_monitor(options["monitor"], options.get("mode", "min"), model, name)
 
 
 def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCheckpoint") -> None:
@@ -469,26 +472,23 @@ def check_monitor(monitor: str, mode: str, model: Task, callback: str = "ModelCh
 
 def run_lightning(argv: list[str]) -> int:
     """Run ``fit``, ``validate``, ``test`` or ``predict``."""
-    # Processes that Lightning starts for more devices read the options from here.
-    sys.argv[1:] = with_run(argv)
     prepare_process()
-    TaskCLI()
+    Run(argv[0], with_run(argv[0], argv[1:])).start()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         # Lightning does not: at exit, the threads of gloo may abort the process.
         torch.distributed.destroy_process_group()
     return 0
 
 
-def with_run(argv: list[str]) -> list[str]:
+def with_run(command: str, words: Sequence[str]) -> list[str]:
     """Replace ``--run FOLDER`` with the configuration and a checkpoint of that run."""
-    parser = OneLineArguments(f"pyg-dynbatch {argv[0]}", add_help=False)
+    parser = OneLineArguments(f"pyg-dynbatch {command}", add_help=False)
     parser.add_argument("--run")
-    parser.add_argument("--ckpt_path", default="last" if argv[0] == "fit" else "best")
-    own, others = parser.parse_known_args(argv[1:])
+    parser.add_argument("--ckpt_path", default="last" if command == "fit" else "best")
+    own, others = parser.parse_known_args(words)
     if own.run is None:
-        return argv
-    config = str(Path(own.run) / CONFIG)
-    return [argv[0], "--config", config, *others, "--ckpt_path", own.ckpt_path]
+        return list(words)
+    return ["--config", str(Path(own.run) / CONFIG), *others, "--ckpt_path", own.ckpt_path]
 
 
 def prepare_process() -> None:
@@ -518,33 +518,21 @@ def run_ensemble(argv: list[str]) -> int:
         metavar="N",
         help="first train N models, with the seeds S, S+1, ... and one split of the data",
     )
-    own, others = parser.parse_known_args(argv)
+    own, words = parser.parse_known_args(argv)
     if (own.checkpoints is None) == (own.members is None):
         parser.error("the following arguments are required: --checkpoints or --members, not both")
     if own.members is not None and own.members < 1:
         parser.error(f"argument --members: expected at least 1, got {own.members}")
     prepare_process()
-    checkpoints = own.checkpoints
-    if own.members is not None:
-        checkpoints, others = _trained_members(own.members, others)
-    sys.argv[1:] = ["test", *others]
-    TaskCLI(checkpoints)
-    return 0
-
-
-def _trained_members(count: int, options: list[str]) -> tuple[list[str], list[str]]:
-    """Train models that differ only in their seed."""
-    checkpoints: list[str] = []
-    first, common = 1, list(options)
-    for number in range(count):
+    checkpoints, first = own.checkpoints or [], 1
+    for number in range(own.members or 0):
         seed = ["--seed_everything", str(first + number)] if number else []
-        sys.argv[1:] = ["fit", *common, *seed]
-        run = TaskCLI()
+        run = Run("fit", [*words, *seed]).start()
         if number == 0:
-            first = int(run.config["fit"]["seed_everything"])
+            first = int(run.config["seed_everything"])
             split = getattr(run.datamodule, "used_split_seed", None)
-            if split is not None:
-                common += ["--data.init_args.split.seed", str(split)]
+            words += [] if split is None else ["--data.init_args.split.seed", str(split)]
         kept: Any = best_checkpoint(run.trainer)
         checkpoints.append(kept.best_model_path)
-    return checkpoints, common
+    Run("test", words, checkpoints).start()
+    return 0

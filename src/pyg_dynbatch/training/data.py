@@ -14,7 +14,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.samplers import NodeBudgetBatchSampler, digest_of_sizes
 from pyg_dynbatch.training.elastic import accumulate
 
@@ -51,17 +51,14 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         virtual_ranks: int | None = None,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            what = f"{type(self).__name__}: batch_size is out of range"
-            raise mismatch(ValueError, what, "at least 1", batch_size)
-        self.batch_size = batch_size
+        name = type(self).__name__
+        self.batch_size = checked_count(f"{name}: batch_size", batch_size)
         self.budget = budget
         self.num_workers = num_workers
         self.predict_split = predict_split
-        if virtual_ranks is not None and virtual_ranks < 1:
-            what = f"{type(self).__name__}: virtual_ranks is out of range"
-            raise mismatch(ValueError, what, "at least 1", virtual_ranks)
         self.virtual_ranks = virtual_ranks
+        if virtual_ranks is not None:
+            checked_count(f"{name}: virtual_ranks", virtual_ranks)
         self.resumed: Mapping[str, Any] = {}
         """Plan of the run that is continued: its ``virtual_ranks`` and ``seed``."""
 
@@ -172,12 +169,9 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         own = self._train_digest
         if (noted := state_dict.get("train_digest", own)) != own:
             what = f"{type(self).__name__}: cannot resume, the training data have changed"
-            expected, got = (
-                f"data with hash {noted}",
-                f"{own} ({len(self.sizes('train')):,} examples)",
-            )
+            got = f"{own} ({len(self.sizes('train')):,} examples)"
             hint = "the data the run was started with, in the same order"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            raise mismatch(ValueError, what, f"data with hash {noted}", got, hint=hint)
 
     def _seed(self) -> int:
         """Return one seed for all ranks, so that they plan the same epochs."""

@@ -1,12 +1,11 @@
-"""Metrics and buffers in double precision, so that units do not matter."""
+"""Formulas of agreement in double precision, and metrics that apply them to an epoch."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
@@ -89,15 +88,3 @@ class Agreement(Rows):
         """Apply the formula."""
         found = self.formula(*super().compute().cpu().numpy().T)
         return torch.tensor(found, device=self.device)
-
-
-class ExactBuffers(nn.Module):
-    """Base of modules whose buffers keep their type when a model is cast to a lower precision."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        kept = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, buffer in kept.items():
-            cast: Any = self._buffers[name]
-            self._buffers[name] = cast if buffer is None else buffer.to(cast.device)
-        return self

@@ -1,25 +1,22 @@
 """Run ``fit`` many times: over seeds or folds for deviations, or to choose options."""
 
-import csv
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.files import atomic_file, locked_folder, sha256_of
+from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
+from pyg_dynbatch.prediction import read_table, write_table
 from pyg_dynbatch.training.checkpoints import best_checkpoint
-from pyg_dynbatch.training.command import TaskCLI, find_config, prepare_process, read_yaml
-from pyg_dynbatch.training.predictions import folder_of, write_table
-from pyg_dynbatch.training.report import panels, tested_scores
+from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml
+from pyg_dynbatch.training.report import folder_of, panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
 Runs = dict[tuple[str, str, str], list[float | None]]
@@ -28,32 +25,7 @@ _FACTS = ("model", "task", "metric", "runs", "mean", "deviation", "settings")
 _MOST_SHOWN = 13  # properties
 
 
-class ParsedCLI(TaskCLI):
-    """Read and check options, without loading data: the steps that follow do nothing."""
-
-    def instantiate_classes(self) -> None:
-        """Do nothing."""
-
-    def after_instantiate_classes(self) -> None:
-        """Do nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Do nothing."""
-
-
-class TrialCLI(TaskCLI):
-    """Train and validate, without looking at the test split."""
-
-    def after_fit(self) -> None:
-        """Do nothing."""
-
-
-def _run(cli: Callable[[], TaskCLI], command: str, options: Iterable[str]) -> TaskCLI:
-    sys.argv[1:] = [command, *options]
-    return cli()
-
-
-def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) -> int:
+def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[Sequence[str]], Run]]) -> int:
     """Run ``repeat``: the options of ``fit``, and ``--times``."""
     parser = OneLineArguments(
         "pyg-dynbatch repeat",
@@ -73,18 +45,17 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[], TaskCLI]]) 
         parser.error(f"argument --times: expected at least 2, got {own.times}")
     prepare_process()
     check_outputs("repeat", [own.output], options)
-    config = _run(ParsedCLI, "fit", options).plain_config()
+    config = Run("fit", options, build=False).plain_config()
     variants = _variants(config, own.times)
-    models = {"network": partial(_run, TaskCLI, "fit")}
-    for name, cli in baselines.items() if own.baselines else ():
-        models[name] = partial(_run, cli, "test")
+    network = {"network": lambda words: Run("fit", words)}
+    models = network | (dict(baselines) if own.baselines else {})
     for number, words in enumerate(variants):
         given = (_digest(config, [*models]), len(variants))
         with _claimed(own.output, *given, number) as state:
             print(f"run {number + 1} of {len(variants)}: {state or ' '.join(words)}")
             if state:
                 continue
-            done = {name: _folder(run([*options, *words])) for name, run in models.items()}
+            done = {name: _folder(run([*options, *words]).start()) for name, run in models.items()}
             own.output = own.output or str(done["network"] / "repeated.csv")
             _add_run(Path(own.output), *given, number, done)  # now, in case a later run fails
     with _locked(own.output):
@@ -156,7 +127,7 @@ def _variants(config: Mapping[str, Any], times: int | None) -> list[list[str]]:
     ]
 
 
-def _folder(done: TaskCLI) -> Path:
+def _folder(done: Run) -> Path:
     folder = folder_of(done.trainer)
     if folder is None or not tested_scores(folder):
         what, got = "repeat: a run has no results of a test", folder or "no folder of a run"
@@ -204,20 +175,16 @@ def read_repeated(path: Path, settings: str, count: int) -> Runs:
     if not path.is_file():
         return {}
     runs: Runs = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row.get("settings") != settings:
-                what = "repeat: the table was made with other settings or other data"
-                hint = "another --output"
-                raise mismatch(
-                    ValueError, what, settings, row.get("settings"), where=path, hint=hint
-                )
-            if (found := len(row) - len(_FACTS)) > count:
-                what, hint = "repeat: the table has more runs", f"--times {found}"
-                raise mismatch(ValueError, what, count, found, where=path, hint=hint)
-            cells = [row.get(f"run_{number}") for number in range(1, count + 1)]
-            each = [float(cell) if cell else None for cell in cells]
-            runs[row["model"], row["task"], row["metric"]] = each
+    for row in read_table(path):
+        if (noted := row.get("settings")) != settings:
+            what = "repeat: the table was made with other settings or other data"
+            raise mismatch(ValueError, what, settings, noted, where=path, hint="another --output")
+        if (found := len(row) - len(_FACTS)) > count:
+            what, hint = "repeat: the table has more runs", f"--times {found}"
+            raise mismatch(ValueError, what, count, found, where=path, hint=hint)
+        cells = [row.get(f"run_{number}") for number in range(1, count + 1)]
+        each = [float(cell) if cell else None for cell in cells]
+        runs[row["model"], row["task"], row["metric"]] = each
     return runs
 
 
@@ -282,7 +249,7 @@ def run_tune(argv: list[str]) -> int:
     prepare_process()
     check_outputs("tune", [own.study, own.output], [own.space, *options])
     space = read_space(own.space)
-    config = _run(ParsedCLI, "fit", options).plain_config()
+    config = Run("fit", options, build=False).plain_config()
     with _locked(own.study):
         study, optuna = _open_study(own.study, config, space)
 
@@ -292,7 +259,9 @@ def run_tune(argv: list[str]) -> int:
         study.sampler = optuna.samplers.TPESampler(seed=config["seed_everything"] + trial.number)
         words = [word for name in space for word in (f"--{name}", _suggested(trial, name, space))]
         print(f"trial {trial.number}: {' '.join(words)}")
-        keeper = best_checkpoint(_run(TrialCLI, "fit", [*options, *words]).trainer)
+        run = Run("fit", [*options, *words])
+        run.train()  # without looking at the test split
+        keeper = best_checkpoint(run.trainer)
         trial.set_user_attr("checkpoint", keeper.best_model_path)
         return float("nan") if keeper.best_model_score is None else float(keeper.best_model_score)
 
@@ -307,7 +276,7 @@ def run_tune(argv: list[str]) -> int:
         best = study.best_trial
         suggested = best.user_attrs["words"].items()
         words = [word for name, text in suggested for word in (f"--{name}", text)]
-        chosen = _run(ParsedCLI, "fit", [*options, *words]).plain_config()
+        chosen = Run("fit", [*options, *words], build=False).plain_config()
         about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
         with atomic_file(own.output, encoding="utf-8") as file:
             file.write(f"# {about}: trial {best.number} of {own.study}\n")
@@ -325,9 +294,11 @@ def read_space(path: str) -> dict[str, Any]:
     if not isinstance(space, dict) or not space:
         raise mismatch(ValueError, what, "options with choices", repr(space), where=path, hint=hint)
     for name, choices in space.items():
-        ranged = isinstance(choices, dict) and {"low", "high"} <= set(choices)
-        ranged = ranged and set(choices) <= {"low", "high", "log", "step"}
-        ranged = ranged and all(isinstance(choices[end], int | float) for end in ("low", "high"))
+        ranged = (
+            isinstance(choices, dict)
+            and {"low", "high"} <= set(choices) <= {"low", "high", "log", "step"}
+            and all(isinstance(choices[end], int | float) for end in ("low", "high"))
+        )
         if not ranged and not (isinstance(choices, list) and choices):
             expected = "a list, or numbers low and high, with log: true or a step"
             got = f"{name}: {choices!r}"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -61,9 +61,9 @@ class OptimizerOptions:
         scale = self.embedding_gradient_scale
         _check_range(self, "embedding_gradient_scale", scale > 0, expected)
         if "adagrad" in (self.name, self.embedding) and self.eps == self.initial_accumulator == 0:
-            what, got = "OptimizerOptions: Adagrad would divide by zero", "both are 0"
-            expected, hint = "eps or initial_accumulator above 0", "initial_accumulator: 0.1"
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+            what, wanted = "OptimizerOptions: Adagrad would divide by zero", "one of them above 0"
+            got, hint = "eps and initial_accumulator 0", "initial_accumulator: 0.1"
+            raise mismatch(ValueError, what, wanted, got, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,12 @@ def build_scheduler(
     return {"scheduler": scheduler, "interval": "epoch" if by_epoch else "step"}
 
 
-_EPS = {"adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "sgd": 0.0}
+_KINDS: dict[str, tuple[Any, float]] = {
+    "adagrad": (Adagrad, 1e-10),  # and the default of eps
+    "adam": (Adam, 1e-8),
+    "adamw": (AdamW, 1e-8),
+    "sgd": (SGD, 0.0),
+}
 
 
 class SplitOptimizer(Optimizer):
@@ -282,7 +287,9 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
         name = options.name if options.embedding == "same" else options.embedding
         _check_sparse(name, embeddings)
         lr = options.lr if options.embedding_lr is None else options.embedding_lr
-        parts.append(_one_optimizer(name, words, options, lr, words=True))
+        scale = options.embedding_gradient_scale
+        undecayed = replace(options, weight_decay=0.0)
+        parts.append(_one_optimizer(name, words, undecayed, lr, scale))
     return SplitOptimizer(parts)
 
 
@@ -309,21 +316,18 @@ def _one_optimizer(
     parameters: list[nn.Parameter],
     options: OptimizerOptions,
     lr: float,
-    words: bool = False,
+    scale: float = 1.0,
 ) -> Optimizer:
-    scale = options.embedding_gradient_scale if words else 1.0
-    eps = (_EPS[name] if options.eps is None else options.eps) / scale
-    decay = 0.0 if words else options.weight_decay
+    kind, eps = _KINDS[name]
+    given = {"lr": lr, "weight_decay": options.weight_decay}
+    if name == "sgd":
+        given["lr"] = lr * scale
+    else:
+        given["eps"] = (eps if options.eps is None else options.eps) / scale
     if name == "adagrad":
         # Divided twice: 0.1 / 0.1 / 0.1 is 10 in floating point, 0.1 / (0.1 * 0.1) is not.
-        accumulator = options.initial_accumulator / scale / scale
-        return Adagrad(
-            parameters, lr=lr, weight_decay=decay, initial_accumulator_value=accumulator, eps=eps
-        )
-    if name == "sgd":
-        return SGD(parameters, lr=lr * scale, weight_decay=decay)
-    kind = Adam if name == "adam" else AdamW
-    return kind(parameters, lr=lr, eps=eps, weight_decay=decay)
+        given["initial_accumulator_value"] = options.initial_accumulator / scale / scale
+    return kind(parameters, **given)
 
 
 def _check_sparse(name: str, embeddings: list[nn.Embedding]) -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,8 @@ from torch import Tensor, distributed, nn
 from torch_geometric.data import Batch
 from torchmetrics import Metric
 
-from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.loading import ResumableLoader
+from pyg_dynbatch.prediction import Model, average
 from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
 from pyg_dynbatch.training.elastic import check_accumulation, continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
@@ -33,7 +34,6 @@ from pyg_dynbatch.training.optimizers import (
 Reduction = Literal["sum", "mean", "per_tree"]
 
 UNLABELLED = -1
-SAME_CONFIGURATION = "use the configuration the checkpoint was made with"
 
 
 def summed_cross_entropy(
@@ -75,10 +75,10 @@ STAGES = ("train", "val", "test")
 
 
 class Task(pl.LightningModule, ABC):
-    """Base of all tasks: trains a network on batches; subclasses define loss and metrics.
+    """Base of all tasks: trains a model on batches; subclasses define loss and metrics.
 
     Args:
-        network: Module to train; it takes a batch.
+        model: What is trained, and predicts.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: Divisor of the summed training loss, see :meth:`scaled_loss`.
@@ -87,21 +87,18 @@ class Task(pl.LightningModule, ABC):
     main_metric: str
     """Name, without the stage, of the main metric of a run."""
 
-    first_class: ClassVar[int] = 0
-    """First class, for the names of columns in the table of predictions."""
-
     needs_targets: ClassVar[bool] = False
     """Whether the logged metrics depend on the names of the targets."""
 
     def __init__(
         self,
-        network: nn.Module,
+        model: Model,
         optimizer: OptimizerOptions,
         rate: RateOptions,
         reduction: Reduction = "mean",
     ) -> None:
         super().__init__()
-        self.network = network
+        self.model: Any = model
         self.reduction: Reduction = reduction
         self.optimizer_options = optimizer
         self.rate_options = rate
@@ -120,10 +117,6 @@ class Task(pl.LightningModule, ABC):
             self.double()  # Lightning does so after it has restored the weights
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
-
-    @abstractmethod
-    def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Return one network that predicts the mean of several tasks like this one."""
 
     @classmethod
     def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -148,21 +141,6 @@ class Task(pl.LightningModule, ABC):
                 given[name] = record(**given[name])
         return cls(**given)
 
-    @classmethod
-    def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
-        """Build a task for prediction from the result of :func:`read_checkpoint`."""
-        kind = checkpoint.get("pyg_dynbatch_task")
-        if kind != cls.__name__ or "hyper_parameters" not in checkpoint:
-            what = f"{cls.__name__}: the model cannot be built from this checkpoint"
-            expected = f"a checkpoint of {cls.__name__} with hyper_parameters"
-            got = f"one of {kind or 'another program'}"
-            got = "no hyper_parameters" if kind == cls.__name__ else got
-            raise mismatch(ValueError, what, expected, got, where=path)
-        task = cls.from_plain(checkpoint["hyper_parameters"])
-        check_weights(task, checkpoint)
-        task.load_state_dict(checkpoint["state_dict"])
-        return task.eval()
-
     @abstractmethod
     def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Log the loss of a batch, collect its scores, and return the summed loss and its terms."""
@@ -179,13 +157,13 @@ class Task(pl.LightningModule, ABC):
         """Evaluate a batch of the test split."""
         self.evaluate(batch, "test")
 
-    @abstractmethod
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Return the columns of the table of predictions; ``example`` is relative to the batch."""
+        return self.model.predict(batch)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Run the network."""
-        return self.network(batch)
+        """Run the model."""
+        return self.model(batch)
 
     def plain_options(self) -> dict[str, Any]:
         """Convert the option records to mappings of plain values for a checkpoint.
@@ -211,7 +189,7 @@ class Task(pl.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """Build the optimiser and, unless the rate is constant, its schedule."""
-        optimizer = build_optimizer(self.network, self.optimizer_options)
+        optimizer = build_optimizer(self.model, self.optimizer_options)
         scheduler = build_scheduler(optimizer, self.rate_options, self._lengths)
         if scheduler is None:
             return optimizer
@@ -316,9 +294,6 @@ class Task(pl.LightningModule, ABC):
         if self.data_options:
             checkpoint["pyg_dynbatch_data"] = self.data_options
 
-    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Check the options a checkpoint was made with; the default accepts all."""
-
     def report_test(self, folder: Path, trees: int, resamples: int) -> None:
         """Write tables and pictures of the last test to a folder; nothing by default."""
 
@@ -328,7 +303,7 @@ class Task(pl.LightningModule, ABC):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the weights fit this model, and share the split of the checkpoint."""
-        check_weights(self, checkpoint)
+        self.model.check(checkpoint, type(self).__name__)
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
         self._rates_changed = any(
             theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
@@ -353,7 +328,7 @@ class Task(pl.LightningModule, ABC):
             if isinstance(loader, ResumableLoader):
                 # Lightning does not if the schedule of the learning rate has asked for the loader.
                 loader.load_state_dict(dict(state))
-            ended = self.trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            ended = self.trainer.is_last_batch
             for name, metric in self._train_ratios().items():
                 if name in counted and self.trainer.is_global_zero and not ended:
                     metric.total += counted[name][0].to(metric.total)
@@ -362,25 +337,29 @@ class Task(pl.LightningModule, ABC):
             schedulers: Any = self.lr_schedulers() or []
             found = schedulers if isinstance(schedulers, list) else [schedulers]
             optimizer: Any = self.optimizers(use_pl_optimizer=False)
-            renew_rates(optimizer, found, self.network, self.optimizer_options)
+            renew_rates(optimizer, found, self.model, self.optimizer_options)
             self._rates_changed = False
 
 
-def check_weights(task: Task, checkpoint: Mapping[str, Any]) -> None:
-    """Compare names and shapes of the weights of a checkpoint with those of a model."""
-    name = type(task).__name__
-    other = checkpoint.get("pyg_dynbatch_task", name)
-    what = f"{name}: the checkpoint belongs to a different model"
-    if other != name:
-        expected, got = f"a checkpoint of {name}", f"a checkpoint of {other}"
-        raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
-    task.check_origin(checkpoint.get("hyper_parameters", {}))
-    saved, own = _shapes(checkpoint.get("state_dict", {})), _shapes(task.state_dict())
-    for key in sorted({*saved, *own}):
-        expected, got = own.get(key, "no such weight"), saved.get(key, "no such weight")
-        if expected != got:
-            raise mismatch(ValueError, what, expected, got, where=key, hint=SAME_CONFIGURATION)
+def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
+    """Return a task that predicts with the average of several checkpoints.
 
+    Args:
+        task: A task with the configuration of the checkpoints; it is not changed.
+        checkpoints: Paths of checkpoints.
 
-def _shapes(state: Mapping[str, Tensor]) -> dict[str, str]:
-    return {key: f"a tensor of shape {list(value.shape)}" for key, value in state.items()}
+    Raises:
+        ValueError: If no checkpoint is given, or one is invalid or belongs to a different model.
+
+    Example:
+        >>> from pyg_dynbatch.lightning import TreeClassification
+        >>> task = TreeClassification(num_tokens=5, num_classes=2, hidden_channels=4)
+        >>> contents = {"state_dict": task.state_dict(), "pytorch-lightning_version": "2.6"}
+        >>> torch.save(contents, getfixture("tmp_path") / "a.ckpt")
+        >>> averaged = ensemble_of(task, [getfixture("tmp_path") / "a.ckpt"])
+        >>> type(averaged.model.network).__name__
+        'AveragedNetwork'
+    """
+    averaged = deepcopy(task)
+    averaged.model = average(task.model, task.hparams, checkpoints, type(task).__name__)
+    return averaged

@@ -9,13 +9,14 @@ from torch_geometric.data import Batch
 from pyg_dynbatch.core.errors import checked_choice, checked_count
 from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels
 from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
-from pyg_dynbatch.trees.columns import TreeColumns, check_rows
 from pyg_dynbatch.trees.data import (
     EDGE_FIELDS,
     NODE_FIELDS,
     DynTreeData,
+    TreeColumns,
     check_edge_form,
     check_roots,
+    check_rows,
 )
 
 
@@ -152,15 +153,7 @@ class DataLoader(ResumableLoader):
         exclude_keys: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.arity = arity
-        self.direction = direction
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            Collater(dataset, follow_batch, exclude_keys, arity=arity, direction=direction),
-            seed=seed,
-            follow_batch=follow_batch,
-            exclude_keys=exclude_keys,
-            **kwargs,
-        )
+        self.arity, self.direction = arity, direction
+        pyg: Any = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+        collater = Collater(dataset, **pyg, arity=arity, direction=direction)
+        super().__init__(dataset, batch_size, shuffle, collater, seed=seed, **pyg, **kwargs)

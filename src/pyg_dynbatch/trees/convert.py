@@ -1,20 +1,16 @@
-"""Convert trees from and to nested objects, parent pointers, edge lists, networkx and NLTK."""
+"""Convert trees from and to nested objects and networkx."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
 from numbers import Integral, Real
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
+from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.structure import depth_of, roots_of
-from pyg_dynbatch.trees.data import DynTreeData, check_edge_form, children_of
-
-ARROWS = ("child_to_parent", "parent_to_child")
+from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
 
 
 def from_nested(
@@ -58,7 +54,7 @@ def from_nested(
     objects, structure = _walk(root, children or _parts, share)
     getters: tuple[Any, ...] = (token, label, features)
     columns = [None if get is None else map(get, objects) for get in getters]
-    return DynTreeData(**structure, **_node_fields(*columns, name="from_nested"))
+    return DynTreeData(**structure, **_node_fields("from_nested", *columns))
 
 
 def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | None = None) -> Any:
@@ -133,24 +129,16 @@ def _walk(
             stack += [(value, node, -1), *reversed(parts)]
     ends = torch.tensor(edges, dtype=torch.long).view(-1, 3).t().contiguous()
     structure = {"edge_index": ends[:2], "child_slot": ends[2], "num_nodes": len(objects)}
-    return objects, structure if share else {**structure, "depth": _depths(edges, len(objects))}
-
-
-def _depths(edges: list[tuple[int, int, int]], nodes: int) -> Tensor:
-    """Compute the depths of the nodes of a tree, in which parents come before their children."""
-    depth = [0] * nodes
-    for child, parent, _ in reversed(edges):
-        if depth[child] >= depth[parent]:
-            depth[parent] = depth[child] + 1
-    return torch.tensor(depth)
+    if not share:
+        parents = [-1] * len(objects)
+        for child, parent, _ in edges:
+            parents[child] = parent
+        structure["depth"] = torch.tensor(depths_below(parents))
+    return objects, structure
 
 
 def _node_fields(
-    tokens: Iterable[int | None] | None,
-    labels: Iterable[int | float | None] | None,
-    features: Iterable[Sequence[float] | Tensor | None] | None,
-    *,
-    name: str,
+    name: str, tokens: Any, labels: Any = None, features: Any = None
 ) -> dict[str, Any]:
     """Return the fields ``token``, ``y``, ``x`` and ``has_input``, given one value per node."""
     fields: dict[str, Any] = {}
@@ -166,9 +154,9 @@ def _node_fields(
         given = [None if row is None else torch.as_tensor(row).float() for row in features]
         widths = {row.numel(): node for node, row in enumerate(given) if row is not None}
         if len(widths) != 1:
-            what, expected = f"{name}: the width of the features is unclear", "one width"
             got = ", ".join(f"{width} at node {node}" for width, node in widths.items())
-            raise mismatch(ValueError, what, expected, got or "no features at all")
+            what = f"{name}: the width of the features is unclear"
+            raise mismatch(ValueError, what, "one width", got or "no features at all")
         zeros = torch.zeros(*widths)
         fields["x"] = torch.stack([zeros if row is None else row.view(-1) for row in given])
         fields["has_input"] = torch.tensor([row is not None for row in given])
@@ -201,107 +189,9 @@ def _leaf_token(value: Any) -> int | None:
     raise mismatch(ValueError, what, expected, repr(value)[:60], hint="token=vocabulary.row")
 
 
-def from_parents(
-    parents: Sequence[int] | Tensor, *, base: int = 0, **fields: Tensor
-) -> DynTreeData:
-    """Read a tree or forest from one parent pointer per node; children are ordered by number.
-
-    Args:
-        parents: Number of each node's parent. With ``base=0`` nodes count from 0 and a root has
-            -1; with ``base=1`` they count from 1 and a root has 0, as in the Tree-LSTM release.
-        base: 0 or 1.
-        **fields: Further fields of ``DynTreeData``, such as ``token``.
-
-    Raises:
-        ValueError: If there are no pointers, one is not an integer or is out of range, or they form
-            a cycle.
-
-    Example:
-        >>> from_parents([-1, 0, 0]).edge_index.tolist()
-        [[1, 2], [0, 0]]
-        >>> from_parents([3, 3, 0], base=1).edge_index.tolist()
-        [[0, 1], [2, 2]]
-    """
-    checked_choice("from_parents: unknown base", base, (0, 1))
-    given = torch.as_tensor(parents)
-    inexact = given.is_floating_point() or given.is_complex() or given.dtype == torch.bool
-    if given.dim() != 1 or not given.numel() or inexact:
-        what = "from_parents: the pointers have an invalid shape or dtype"
-        raise mismatch(
-            ValueError, what, "one integer per node, at least one", describe_value(given)
-        )
-    pointers, last = given.long() - base, given.numel() - 1
-    wrong = ((pointers < -1) | (pointers > last)).nonzero().view(-1)
-    if wrong.numel():
-        node = int(wrong[0])
-        what, where = "from_parents: a pointer is out of range", f"pointer {node} (from 0)"
-        expected = f"{base} to {last + base}, or {base - 1} for a root"
-        hint = f"base={1 - base}"
-        raise mismatch(ValueError, what, expected, int(given[node]), where=where, hint=hint)
-    child = (pointers >= 0).nonzero().view(-1)
-    edge_index = torch.stack([child, pointers[child]])
-    return DynTreeData(edge_index, num_nodes=pointers.numel(), **fields)
-
-
-def to_parents(data: DynTreeData, *, base: int = 0) -> Tensor:
-    """Write one parent pointer per node, the inverse of ``from_parents``.
-
-    Args:
-        data: A tree or forest. The order of children is kept only if it is that of the numbers.
-        base: 0 (a root has -1) or 1 (a root has 0).
-
-    Raises:
-        ValueError: If a node has two parents.
-
-    Example:
-        >>> to_parents(from_parents([3, 3, 0], base=1)).tolist()
-        [2, 2, -1]
-    """
-    checked_choice("to_parents: unknown base", base, (0, 1))
-    data.validate(require_tree=True, roots=data.root_index.numel())
-    pointers = torch.full((data.num_nodes,), -1, dtype=torch.long)
-    child, parent = data.edge_index
-    pointers[child] = parent
-    return pointers + base
-
-
-def from_edge_index(
-    edge_index: Tensor,
-    num_nodes: int | None = None,
-    *,
-    arrows: str = "child_to_parent",
-    **fields: Tensor,
-) -> DynTreeData:
-    """Create an example from PyG edges and check it completely.
-
-    Args:
-        edge_index: Edges ``[2, edge]``; the order among a parent's edges is the children's order.
-        num_nodes: Number of nodes; can be left out if a field with one row per node is given.
-        arrows: Which way the edges point, ``"child_to_parent"`` or ``"parent_to_child"``.
-        **fields: Further fields of ``DynTreeData``.
-
-    Raises:
-        ValueError: If the edges have a cycle or an invalid shape or dtype, or a field does not fit.
-
-    Example:
-        >>> from_edge_index(torch.tensor([[0, 0], [1, 2]]), 3, arrows="parent_to_child").root_index
-        tensor([0])
-    """
-    check_edge_form(edge_index, name="from_edge_index")
-    edge_index = _oriented(edge_index, arrows, "from_edge_index")
-    return DynTreeData(edge_index, num_nodes=num_nodes, **fields).validate()
-
-
-def _oriented(edge_index: Tensor, arrows: str, name: str) -> Tensor:
-    """Return edges from child to parent in the direction of the arrows, or the other way round."""
-    checked_choice(f"{name}: unknown direction of arrows", arrows, ARROWS)
-    return edge_index if arrows == "child_to_parent" else edge_index.flip(0)
-
-
 def from_networkx(
     graph: Any,
     *,
-    arrows: str = "parent_to_child",
     token: str | None = None,
     label: str | None = None,
     features: str | None = None,
@@ -310,8 +200,8 @@ def from_networkx(
     """Read a ``networkx.DiGraph`` or ``MultiDiGraph``; nodes are numbered in the graph's order.
 
     Args:
-        graph: The graph.
-        arrows: Which way its edges point; networkx's arborescences point to the children.
+        graph: The graph, whose edges point to the children, as in networkx's arborescences;
+            otherwise pass ``graph.reverse()``.
         token: Name of the node attribute with the row of the vocabulary; nodes may lack it.
         label: Name of the node attribute with the label; nodes may lack it.
         features: Name of the node attribute with the input features; nodes may lack it.
@@ -329,44 +219,47 @@ def from_networkx(
         what = "from_networkx: the graph is " + ("empty" if graph.is_directed() else "undirected")
         raise mismatch(ValueError, what, "a DiGraph or MultiDiGraph with at least one node", graph)
     number = {node: i for i, node in enumerate(graph)}
-    ends = torch.tensor([[number[a], number[b]] for a, b in graph.edges()], dtype=torch.long)
-    edge_index = _oriented(ends.view(-1, 2).t(), arrows, "from_networkx")
+    ends = [(number[child], number[parent]) for parent, child in graph.edges()]
     child_slot = None
     if slot is not None:
         slots = [found for _, _, found in graph.edges(data=slot)]
         if None in slots:
-            edge = slots.index(None)
+            child, parent = ends[slots.index(None)]
             what = f"from_networkx: an edge has no attribute {slot!r}"
-            where = "edge {} -> {} (node numbers)".format(*ends[edge].tolist())
+            where = f"edge {parent} -> {child} (node numbers)"
             raise mismatch(ValueError, what, "the child's position on every edge", where=where)
         child_slot = torch.tensor(slots, dtype=torch.long)
     columns = (
         None if name is None else [found for _, found in graph.nodes(data=name)]
         for name in (token, label, features)
     )
-    fields = _node_fields(*columns, name="from_networkx")
-    return DynTreeData(edge_index.contiguous(), child_slot, num_nodes=len(graph), **fields)
+    fields = _node_fields("from_networkx", *columns)
+    edge_index = torch.tensor(ends, dtype=torch.long).view(-1, 2).t().contiguous()
+    return DynTreeData(edge_index, child_slot, num_nodes=len(graph), **fields)
 
 
-def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
+def to_networkx(data: DynTreeData) -> Any:
     """Build a ``networkx.DiGraph`` (a ``MultiDiGraph`` where a child is used twice by a node).
 
-    Nodes have the attributes ``token``, ``y``, ``x``; edges, in the order of the slots,
-    ``child_slot``.
+    Edges point to the children. Nodes have the attributes ``token``, ``y``, ``x``; edges, in the
+    order of the slots, ``child_slot``.
 
     Args:
         data: The example.
-        arrows: Which way the edges point.
 
     Raises:
         ImportError: If networkx is missing.
 
     Example:
-        >>> list(to_networkx(from_parents([-1, 0, 0])).edges)
+        >>> list(to_networkx(from_nested((5, 6))).edges)
         [(0, 1), (0, 2)]
     """
-    networkx = _imported("networkx", "to_networkx")
-    edges = _oriented(data.edge_index, arrows, "to_networkx")
+    try:
+        import networkx
+    except ImportError as error:
+        what, hint = "to_networkx: networkx is not installed", "pip install 'pyg_dynbatch[trees]'"
+        raise mismatch(ImportError, what, hint=hint) from error
+    edges = data.edge_index
     repeated = edges.unique(dim=1).size(1) < edges.size(1)
     graph = networkx.MultiDiGraph() if repeated else networkx.DiGraph()
     columns = {key: data[key].tolist() for key in ("token", "y", "x", "has_input") if key in data}
@@ -380,106 +273,11 @@ def to_networkx(data: DynTreeData, *, arrows: str = "parent_to_child") -> Any:
             found.pop("x", None)
         graph.add_node(node, **found)
     slots, order = data.child_slot.sort(stable=True)
-    for start, end, slot in zip(*edges[:, order].tolist(), slots.tolist(), strict=True):
-        graph.add_edge(start, end, child_slot=slot)
+    for child, parent, slot in zip(*edges[:, order].tolist(), slots.tolist(), strict=True):
+        graph.add_edge(parent, child, child_slot=slot)
     return graph
-
-
-def from_nltk(
-    tree: Any, token: Callable[[str], int | None], label: Callable[[str], int | None] | None = None
-) -> DynTreeData:
-    """Read an ``nltk.Tree``; a word alone under a label is one node, and node 0 is the root.
-
-    Args:
-        tree: The tree.
-        token: Returns a word's row of the vocabulary.
-        label: Returns the number of a label, None for no label; by default labels are numbers, and
-            the empty label is none.
-
-    Raises:
-        ValueError: If a label is not a number (with the default ``label``).
-
-    Example:
-        >>> import nltk
-        >>> parsed = nltk.Tree.fromstring("(3 (2 It) (4 works))")
-        >>> tree = from_nltk(parsed, {"It": 1, "works": 2}.get)
-        >>> tree.token.tolist(), tree.y.tolist()
-        ([-1, 1, 2], [3, 2, 4])
-    """
-    number = _number if label is None else label
-
-    def below(value: Any) -> Sequence[Any]:
-        return () if isinstance(value, str) or _is_labelled_word(value) else list(value)
-
-    def word(value: Any) -> int | None:
-        if isinstance(value, str):
-            return token(value)
-        return token(value[0]) if _is_labelled_word(value) else None
-
-    def label_of(value: Any) -> int | None:
-        return None if isinstance(value, str) else number(str(value.label()))
-
-    return from_nested(tree, below, token=word, label=label_of)
-
-
-def to_nltk(
-    data: DynTreeData, word: Callable[[int], str], label: Callable[[int], str] = str
-) -> Any:
-    """Build an ``nltk.Tree``, the inverse of ``from_nltk``; unlabelled tokens are plain words.
-
-    Args:
-        data: A tree with ``token``.
-        word: Returns the word of a row of the vocabulary.
-        label: Returns the text of a label's number; a node without label gets the empty text.
-
-    Raises:
-        ImportError: If NLTK is missing.
-        ValueError: If a node has two parents, or there are several roots.
-
-    Example:
-        >>> import nltk
-        >>> text = "(3 (2 It) (4 works))"
-        >>> words = ["It", "works"]
-        >>> print(to_nltk(from_nltk(nltk.Tree.fromstring(text), words.index), words.__getitem__))
-        (3 (2 It) (4 works))
-    """
-    nltk = _imported("nltk", "to_nltk")
-    data.validate(require_tree=True)
-    tokens = data.token.tolist()
-    labels = data.y.tolist() if "y" in data else [-1] * data.num_nodes
-
-    def make(node: int, parts: tuple[Any, ...]) -> Any:
-        below = [part for part in parts if part is not None]
-        text = "" if _is_unlabelled(labels[node]) else label(labels[node])
-        if tokens[node] < 0 or below:
-            return nltk.Tree(text, below)
-        return nltk.Tree(text, [word(tokens[node])]) if text else word(tokens[node])
-
-    return to_nested(data, make)
 
 
 def _is_unlabelled(label: int | float) -> bool:
     # -1 is a label like others among floats, where NaN is none.
     return math.isnan(label) if isinstance(label, float) else label == -1
-
-
-def _is_labelled_word(value: Any) -> bool:
-    return not isinstance(value, str) and len(value) == 1 and isinstance(value[0], str)
-
-
-def _number(text: str) -> int | None:
-    if text == "":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        what, hint = "from_nltk: a label is not a number", "label={'NP': 0, …}.get"
-        raise mismatch(ValueError, what, "labels 0, 1, …", repr(text), hint=hint) from None
-
-
-def _imported(package: str, name: str) -> ModuleType:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        what = f"{name}: {package} is not installed"
-        raise mismatch(ImportError, what, hint="pip install 'pyg_dynbatch[trees]'") from error

@@ -1,15 +1,18 @@
-"""Describe one tree, DAG or forest as PyG ``Data``, and check it."""
+"""Describe a tree, DAG or forest as PyG ``Data``, several as columns, and check them."""
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.structure import array_of, depth_of, nodes_without_parent, roots_of, slots_of
+from pyg_dynbatch.loading import RaggedColumns, allow_batches
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
@@ -54,33 +57,33 @@ def _fault(where: str, what: str, expected: object, got: object, hint: str = "")
     return mismatch(ValueError, f"DynTreeData: {what}", expected, got, where=where, hint=hint)
 
 
+def _first(mask: Tensor) -> int | None:
+    """Return where a mask is first true."""
+    found = mask.nonzero()
+    return int(found[0]) if found.numel() else None
+
+
 def _check_forms(data: "DynTreeData", nodes: int, where: str) -> None:
     sizes = {"2": 2, "node": nodes}
     for key, (kind, axes) in _FORMS.items():
         value: Any = getattr(data, key, None)
         if value is None and key in _OPTIONAL:
             continue
-        names = axes.split()
-        fits = isinstance(value, Tensor) and value.dtype in _DTYPES[kind]
-        if (
-            not fits
-            or value.dim() != len(names)
-            or any(
-                sizes.get(name, size) != size for name, size in zip(names, value.shape, strict=True)
-            )
-        ):
-            shape = ", ".join(str(sizes.get(name, name)) for name in names)
+        names, fits = axes.split(), isinstance(value, Tensor) and value.dtype in _DTYPES[kind]
+        shape = value.shape if fits else ()
+        found = zip(names, shape, strict=False)
+        if len(shape) != len(names) or any(sizes.get(name, n) != n for name, n in found):
+            wanted = ", ".join(str(sizes.get(name, name)) for name in names)
             unit = f", one per {names[0]}" if names[0] in ("node", "edge") else ""
-            what = f"{key} has an invalid shape or dtype"
-            expected, got = f"{kind} tensor [{shape}]{unit}", describe_value(value)
-            raise _fault(where, what, expected, got, hint_for(key))
+            what, wanted = f"{key} has an invalid shape or dtype", f"{kind} tensor [{wanted}]{unit}"
+            raise _fault(where, what, wanted, describe_value(value), hint_for(key))
         if key == "edge_index":
             sizes["edge"] = value.size(1)
     target = getattr(data, "target", None)
     if target is not None and (not isinstance(target, Tensor) or target.shape[:1] != (1,)):
-        what, hint = "target has an invalid shape or dtype", "target.unsqueeze(0)"
-        expected = "tensor [1] or [1, value], one row per example"
-        raise _fault(where, what, expected, describe_value(target), hint)
+        what, wanted = "target has an invalid shape or dtype", "tensor [1] or [1, value]"
+        wanted += ", one row per example"
+        raise _fault(where, what, wanted, describe_value(target), "target.unsqueeze(0)")
 
 
 def _check_depth(data: "DynTreeData", nodes: int, where: str) -> None:
@@ -89,13 +92,9 @@ def _check_depth(data: "DynTreeData", nodes: int, where: str) -> None:
     except ValueError as error:  # a cycle, or an edge to a node that does not exist
         parts = ["DynTreeData", *([where] if where else []), str(error)]
         raise ValueError(Mismatch(": ".join(parts))) from error
-    wrong = (data.depth != right).nonzero().view(-1)
-    if wrong.numel():
-        node = int(wrong[0])
-        what, expected = (
-            "depth does not belong to edge_index",
-            f"depth {right[node]} at node {node}",
-        )
+    if (node := _first(data.depth != right)) is not None:
+        expected = f"depth {right[node]} at node {node}"
+        what = "depth does not belong to edge_index"
         raise _fault(where, what, expected, int(data.depth[node]), hint_for("depth"))
 
 
@@ -104,10 +103,9 @@ def _check_slots(data: "DynTreeData", where: str) -> None:
     unique, counts = positions.unique(dim=1, return_counts=True)
     if (unique[1] < 0).any():
         raise _fault(where, "child_slot is negative", "0, 1, …", int(data.child_slot.min()))
-    twice = (counts > 1).nonzero().view(-1)
-    if twice.numel():
-        parent, slot = unique[:, twice[0]].tolist()
-        same = (positions == unique[:, twice[:1]]).all(0)
+    if (twice := _first(counts > 1)) is not None:
+        parent, slot = unique[:, twice].tolist()
+        same = (positions[0] == parent) & (positions[1] == slot)
         what = f"two children of node {parent} have the same slot"
         got = f"nodes {data.edge_index[0, same].tolist()} in slot {slot}"
         hint = "number the children of every parent 0, 1, 2, …"
@@ -116,13 +114,11 @@ def _check_slots(data: "DynTreeData", where: str) -> None:
 
 def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
     child, parent = data.edge_index
-    shared = (torch.bincount(child, minlength=nodes) > 1).nonzero().view(-1)
-    if shared.numel():
-        node = int(shared[0])
+    if (node := _first(torch.bincount(child, minlength=nodes) > 1)) is not None:
         parents = parent[child == node].tolist()
         what = f"node {node} has {'two' if len(parents) == 2 else len(parents)} parents"
-        hint = "allow DAGs, or copy the shared part once for each parent"
         expected, got = "at most one parent, as in a tree", f"parents {str(parents)[1:-1]}"
+        hint = "allow DAGs, or copy the shared part once for each parent"
         raise _fault(where, what, expected, got, hint)
 
 
@@ -142,8 +138,7 @@ def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -
     if value is None or value.is_floating_point():
         return
     wrong = (value < -1) if limit is None else (value < -1) | (value >= limit)
-    if wrong.any():
-        node = int(wrong.nonzero()[0])
+    if (node := _first(wrong)) is not None:
         expected = f"-1 (none) or 0 {'upwards' if limit is None else f'to {limit - 1}'}"
         raise _fault(where, f"{key} is out of range at node {node}", expected, int(value[node]))
 
@@ -151,6 +146,16 @@ def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -
 def _shown(nodes: Tensor) -> str:
     head = ", ".join(map(str, nodes[:10].tolist()))
     return f"[{head}]" if nodes.numel() <= 10 else f"[{head}, … {nodes.numel()} in all]"
+
+
+def _nodes_of(fields: Mapping[str, Any]) -> int:
+    """Find the number of nodes from the fields that have one row per node."""
+    for key in ("depth", "token", "x", "y"):
+        if fields.get(key) is not None:
+            return fields[key].size(0)
+    what, expected = "the number of nodes is unknown", "num_nodes, or one of depth, token, x, y"
+    got = "edge_index alone, which cannot show a node without edges"
+    raise _fault("", what, expected, got, "pass num_nodes=…")
 
 
 class DynTreeData(Data):
@@ -181,13 +186,10 @@ class DynTreeData(Data):
         edge_index: Edges, child to parent; ``torch.empty(2, 0, dtype=torch.long)`` for one node.
         child_slot: Position of each edge's child among its siblings.
         depth: Depth of every node.
-        token: Row of the vocabulary for every node, -1 where a node has no token.
-        x: Input features of every node, zeros where it has none.
-        y: Label of every node; -1 (float: nan) if unlabelled.
-        root_index: Nodes without a parent, in ascending order.
-        target: Target of the whole example; its first dimension has size 1.
-        num_nodes: Number of nodes; by default that of ``depth``, ``token``, ``x`` or ``y``.
-        **kwargs: Further fields, such as ``has_input``.
+        num_nodes: Number of nodes; by default the length of ``depth``, ``token``, ``x`` or ``y``.
+        **fields: The other fields of the table, and your own. In ``token``, -1 is a node without a
+            token; in ``x``, a row of zeros is a node without input; in ``y``, -1 (float: nan) is a
+            node without a label.
 
     Raises:
         ValueError: If ``edge_index`` has a cycle, an invalid shape or dtype, or names a missing
@@ -205,30 +207,20 @@ class DynTreeData(Data):
         edge_index: Tensor | None = None,
         child_slot: Tensor | None = None,
         depth: Tensor | None = None,
-        token: Tensor | None = None,
-        x: Tensor | None = None,
-        y: Tensor | None = None,
-        root_index: Tensor | None = None,
-        target: Tensor | None = None,
+        *,
         num_nodes: int | None = None,
-        **kwargs: Any,
+        **fields: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__()
         if edge_index is not None:
             check_edge_form(edge_index, name="DynTreeData")
-            if num_nodes is None:
-                fields = [field for field in (depth, token, x, y) if field is not None]
-                if not fields:
-                    got = "edge_index alone, which cannot show a node without edges"
-                    expected, hint = "num_nodes, or one of depth, token, x, y", "pass num_nodes=…"
-                    raise _fault("", "the number of nodes is unknown", expected, got, hint)
-                num_nodes = fields[0].size(0)
+            num_nodes = _nodes_of({"depth": depth, **fields}) if num_nodes is None else num_nodes
             depth = depth_of(edge_index, num_nodes) if depth is None else depth
             child_slot = slots_of(edge_index, num_nodes) if child_slot is None else child_slot
-            root_index = roots_of(edge_index, num_nodes) if root_index is None else root_index
+            if fields.get("root_index") is None:
+                fields["root_index"] = roots_of(edge_index, num_nodes)
         structure = {"edge_index": edge_index, "child_slot": child_slot, "depth": depth}
-        features = {"token": token, "x": x, "y": y, "root_index": root_index, "target": target}
-        for key, value in {**structure, **features, "num_nodes": num_nodes}.items():
+        for key, value in {**structure, **fields, "num_nodes": num_nodes}.items():
             if value is not None:
                 setattr(self, key, value)
 
@@ -315,12 +307,83 @@ class DynTreeData(Data):
             shown = f"{found}: nodes {_shown(self.root_index)}"
             raise _fault(where, "wrong number of roots", wanted, shown)
         if "x" in self and feature_width not in (None, width := self.x.size(1)):
-            raise _fault(
-                where, "x has the wrong width", f"{feature_width} features per node", width
-            )
+            expected = f"{feature_width} features per node"
+            raise _fault(where, "x has the wrong width", expected, width)
         _check_range(self, "token", num_tokens, where)
         _check_range(self, "y", num_classes, where)
         return self
+
+
+class TreeColumns(RaggedColumns):
+    """Hold trees as one long column per field; ``columns[rows]`` takes several.
+
+    A data set returns the trees of a batch in this form, and the collater makes the batch of it
+    without ever building one object per tree. To everything else it is a list of ``DynTreeData``.
+
+    Args:
+        nodes: Where the nodes of each tree are.
+        fields: The columns, in which every tree counts its nodes from 0.
+        segments: Where the rows of each tree are, for every column.
+
+    Example:
+        >>> tree = DynTreeData(torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
+        >>> columns = TreeColumns.of([tree] * 4)
+        >>> pair = columns[[3, 1]]
+        >>> len(pair), pair[0].edge_index.tolist(), pair.merged().edge_index.tolist()
+        (2, [[0, 1], [2, 2]], [[0, 1, 3, 4], [2, 2, 5, 5]])
+    """
+
+    kind = DynTreeData
+    shifted = frozenset({"edge_index", "root_index"})
+    named = shifted.union(NODE_FIELDS, EDGE_FIELDS, ["target", "score"])
+
+    def merged(self, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch of all trees without its schedule; None where PyG has to merge.
+
+        Args:
+            excluded: Fields to leave out.
+
+        Raises:
+            ValueError: If a field has the wrong length, or an edge names a missing node.
+        """
+        shifted = [self.fields[key] for key in self.shifted & self.fields.keys()]
+        if any(getattr(column, "dtype", None) != torch.int64 for column in shifted):
+            return None
+        index = self.fields.get("edge_index")
+        if index is None or index.dim() != 2:
+            return None
+        kept = self.segments.keys() - set(excluded)
+        starts = {key: self.segments[key].starts for key in kept}
+        check_rows(self.nodes.starts, starts, index.numpy())
+        return super().merged(excluded)
+
+
+def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.ndarray) -> None:
+    """Check that every tree has rows for its nodes and edges, and edges among its own nodes.
+
+    ``nodes`` and ``starts`` hold where the nodes of each tree and its rows of each field begin,
+    and the end; in ``index``, the edges, every tree counts its nodes from 0.
+    """
+    edges = starts["edge_index"]
+    wanted = dict.fromkeys(NODE_FIELDS, nodes) | dict.fromkeys(EDGE_FIELDS, edges)
+    for key, found in starts.items():
+        right = wanted.get(key, found)
+        if found is right or np.array_equal(found, right):
+            continue
+        number = int(np.flatnonzero(found != right)[0]) - 1
+        what, where = f"Collater: {key} has the wrong length", f"example {number} of the batch"
+        expected, got = f"{np.diff(right)[number]} rows", np.diff(found)[number]
+        raise mismatch(ValueError, what, expected, got, where=where, hint=hint_for(key))
+    # One comparison for both bounds: read without a sign, a number below 0 is a huge one.
+    sizes = nodes[1:] - nodes[:-1]
+    outside = index.view(np.uint64) >= sizes.view(np.uint64).repeat(edges[1:] - edges[:-1])
+    if outside.any():
+        edge = int(np.flatnonzero(outside.any(0))[0])
+        number = int(np.searchsorted(edges, edge, side="right")) - 1
+        what = "Collater: an edge has a node that does not exist"
+        expected = f"node numbers from 0 to {sizes[number] - 1}"
+        got, where = "{} -> {}".format(*index[:, edge]), f"example {number} of the batch"
+        raise mismatch(ValueError, what, expected, got, where=where)
 
 
 def children_of(data: Data) -> list[list[tuple[int, int]]]:
@@ -332,5 +395,16 @@ def children_of(data: Data) -> list[list[tuple[int, int]]]:
     return children
 
 
+def depths_below(parents: Sequence[int]) -> list[int]:
+    """Compute the depths of a tree from the parent of every node, which has a lower number."""
+    depths = [0] * len(parents)
+    for node in range(len(parents) - 1, 0, -1):
+        above = parents[node]
+        depths[above] = max(depths[above], depths[node] + 1)
+    return depths
+
+
 # Without this PyG warns and falls back to an unsafe load when it reads a saved example.
 torch.serialization.add_safe_globals([DynTreeData, DataEdgeAttr, DataTensorAttr, GlobalStorage])
+for _kind in (Data, DynTreeData):
+    allow_batches(_kind)

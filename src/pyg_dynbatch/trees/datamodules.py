@@ -1,6 +1,5 @@
 """Lightning data modules of SST, ListOps, SICK and your own bracketed files."""
 
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -9,24 +8,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import VectorOptions
 from pyg_dynbatch.trees.collate import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
+from pyg_dynbatch.trees.predict import arity_of
 from pyg_dynbatch.trees.sick import SICK
-from pyg_dynbatch.trees.vectors import (
+from pyg_dynbatch.trees.words import (
     DEFAULT_MODEL,
+    Vocabulary,
     WordVectors,
     read_word_vectors,
     sentence_vectors,
 )
-from pyg_dynbatch.trees.vocabulary import Vocabulary
 
 _LARGEST_SHOWN = 45
 
@@ -51,6 +50,7 @@ class TreeDataModule(SplitDataModule):
     """
 
     num_classes: int
+    _open: Callable[..., TreeDataset]
 
     def __init__(
         self,
@@ -63,12 +63,9 @@ class TreeDataModule(SplitDataModule):
         virtual_ranks: int | None = None,
     ) -> None:
         super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
-        self.max_nodes = max_nodes
-        self.arity = arity
-        self.vectors = vectors
+        self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
         self._loaded: dict[str, TreeDataset] = {}
 
-    @abstractmethod
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split.
 
@@ -76,6 +73,7 @@ class TreeDataModule(SplitDataModule):
             split: Its name.
             vocabulary: The words to use; None for the data set's own.
         """
+        return self._open(split=split, **({"vocabulary": vocabulary} if vocabulary else {}))
 
     @cached_property
     def _all_vectors(self) -> WordVectors | None:
@@ -88,14 +86,14 @@ class TreeDataModule(SplitDataModule):
             hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none"
             kind = ValueError if file is None else FileNotFoundError
             raise mismatch(kind, what, "a text file of vectors, also .gz", got, hint=hint)
-        words, scale = self.load("train", None).vocabulary, options.scale
+        words = self.load("train", None).vocabulary
         if options.source == "sentence":
-            model = file or DEFAULT_MODEL
+            model, scale = file or DEFAULT_MODEL, options.scale
             return sentence_vectors(words, model, cache=options.cache, scale=scale)
+        chosen: Any = {"missing": options.missing, "lower_case": options.lower_case}
         # Drawn from the seed of the run, so that runs with several seeds differ here too.
-        drawn: Any = {"missing": options.missing, "seed": torch.initial_seed() % 2**31}
-        lower_case = options.lower_case
-        return read_word_vectors(str(file), words, lower_case=lower_case, **drawn).scaled(scale)
+        chosen["seed"] = torch.initial_seed() % 2**31
+        return read_word_vectors(str(file), words, **chosen).scaled(options.scale)
 
     @cached_property
     def word_vectors(self) -> WordVectors | None:
@@ -104,15 +102,17 @@ class TreeDataModule(SplitDataModule):
         If words without a vector share one, they are one word, and the vocabulary is smaller.
         """
         vectors = self._all_vectors
-        if vectors is None or self.vectors.missing != "shared_uniform":
-            return vectors
-        return vectors.only_found()
+        return vectors.only_found() if vectors and self._words_share else vectors
+
+    @property
+    def _words_share(self) -> bool:
+        return self.vectors.missing == "shared_uniform"
 
     def dataset(self, split: SplitName) -> TreeDataset:
         """Return one split, loaded once."""
         if split not in self._loaded:
-            smaller = None if self.word_vectors is self._all_vectors else self.word_vectors
-            self._loaded[split] = self.load(split, smaller.vocabulary if smaller else None)
+            vectors = self.word_vectors if self._words_share else None
+            self._loaded[split] = self.load(split, vectors.vocabulary if vectors else None)
         return self._loaded[split]
 
     @property
@@ -187,23 +187,7 @@ class TreeDataModule(SplitDataModule):
         return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
 
 
-def arity_of(model: nn.Module) -> int | None:
-    """Return the number of child slots that the schedules of a model need."""
-    layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
-    return next((layer.arity for layer in layers), None)
-
-
-class _WordData(TreeDataModule):
-    """Data whose vocabulary can be replaced by that of word vectors."""
-
-    _open: Callable[..., TreeDataset]
-
-    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
-        """Load one split."""
-        return self._open(split=split, **({"vocabulary": vocabulary} if vocabulary else {}))
-
-
-class SSTData(_WordData):
+class SSTData(TreeDataModule):
     """The Stanford Sentiment Treebank: binary trees, five classes on every node.
 
     Args:
@@ -213,10 +197,10 @@ class SSTData(_WordData):
         vocabulary: Words of ``all`` splits (a word that only the test split has can use its
             pretrained vector), or of the ``train`` split alone.
         verify: Whether files other than the published ones are an error.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
-        >>> from pyg_dynbatch.training import VectorOptions
+        >>> from pyg_dynbatch.lightning import VectorOptions
         >>> data = SSTData(batch_size=25, vectors=VectorOptions("glove", "glove.txt"))
         >>> data.num_classes
         5
@@ -246,7 +230,7 @@ class ListOpsData(TreeDataModule):
         recipe: What to generate.
         tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
             to be read instead.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> ListOpsData(recipe=ListOpsRecipe(train=100, val=10, test=10)).num_classes
@@ -264,10 +248,8 @@ class ListOpsData(TreeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        self.root = root
-        self.form = form
-        self.recipe = recipe
-        self.tsv_dir = tsv_dir
+        self._open = partial(ListOps, root, form=form, recipe=recipe)
+        self.recipe, self.tsv_dir = recipe, tsv_dir
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split."""
@@ -275,14 +257,14 @@ class ListOpsData(TreeDataModule):
             what = "ListOpsData: the pieces of this data set have no pretrained vectors"
             raise mismatch(ValueError, what, "vectors.source: none", self.vectors.source)
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
-        return ListOps(self.root, split, self.form, self.recipe, tsv)
+        return self._open(split=split, tsv=tsv)
 
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
         """Return the text that a picture shows at each node, operators without their bracket."""
         return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
 
 
-class SICKData(_WordData):
+class SICKData(TreeDataModule):
     """SICK relatedness: pairs of trees with a distribution over the scores 1 to 5.
 
     Args:
@@ -290,7 +272,7 @@ class SICKData(_WordData):
         raw_dir: Folder with the raw files; left out, ``root/raw``.
         trees: Which parses: ``dependency``, ``constituency``, or ``chain`` for none.
         vocabulary: Words of ``all`` splits, or of the ``train`` split alone.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> SICKData(batch_size=25).num_classes
@@ -323,7 +305,7 @@ class TreeFileData(TreeDataModule):
         vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
             can be used with any other ``test_file``.
         classes: Number of classes; left out, the largest label of ``train_file`` plus one.
-        **loading: Options of :class:`~pyg_dynbatch.tasks.TreeDataModule`.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
 
     Example:
         >>> TreeFileData("train.txt", "val.txt", classes=3).num_classes
@@ -345,9 +327,7 @@ class TreeFileData(TreeDataModule):
         self.files = {"train": train_file, "val": val_file, "test": test_file or val_file}
         defining = self.files.values() if vocabulary == "all" else [train_file]
         self.defining_files = list(dict.fromkeys(defining))
-        self.root = root
-        self.labels = labels
-        self.classes = classes
+        self.root, self.labels, self.classes = root, labels, classes
 
     @cached_property
     def _defining(self) -> TreeFile:
@@ -357,9 +337,7 @@ class TreeFileData(TreeDataModule):
     @property
     def num_classes(self) -> int:  # type: ignore[override]
         """Number of classes."""
-        if self.classes is not None:
-            return self.classes
-        found = self._defining.num_classes
+        found = self._defining.num_classes if self.classes is None else self.classes
         if found < 1:
             what, where = "TreeFileData: no node has a label", ", ".join(self.defining_files)
             expected, hint = "at least one label, such as the 3 of (3 word)", "the option classes"

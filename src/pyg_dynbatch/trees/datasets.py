@@ -11,6 +11,7 @@ from functools import partial
 from operator import is_
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -18,15 +19,14 @@ from jaxtyping import Int
 from torch import Tensor
 from torch_geometric.data import InMemoryDataset
 
-from pyg_dynbatch.core import files
+from pyg_dynbatch import files
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.progress import Progress
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
-from pyg_dynbatch.trees.columns import TreeColumns
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import DynTreeData, TreeColumns
 from pyg_dynbatch.trees.text import ParsedTree, parse_bracketed
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.words import Vocabulary
 
 Transform = Callable[[Any], Any]
 Item = TypeVar("Item")
@@ -95,15 +95,14 @@ class TreeDataset(InMemoryDataset, ABC):
         if not isinstance(vocabulary, Vocabulary) and vocabulary not in ("all", "train"):
             what, expected = f"{name}: unknown vocabulary", "all, train or a Vocabulary"
             raise mismatch(ValueError, what, expected, repr(vocabulary))
-        ending = None
+        packed = ending = None
         if root is not None:
             words = vocabulary if isinstance(vocabulary, str) else vocabulary.digest()
             fixed = {"format": _FORMAT, "words": words, "transform": _name_of(pre_transform, name)}
             text = json.dumps({**key, **fixed}, sort_keys=True)
             ending = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.pt"
-        packed = None if ending is None or force_reload else self._cached(f"{split}.{ending}")
-        if packed is None:
-            packed = self._build(split, build(), vocabulary, ending)
+            packed = None if force_reload else self._cached(f"{split}.{ending}")
+        packed = packed or self._build(split, build(), vocabulary, ending)
         unknown, *known = packed["words"]
         # The words whose rows ``token`` holds.
         self.vocabulary = Vocabulary(known, unknown, packed["lower_case"])
@@ -130,10 +129,9 @@ class TreeDataset(InMemoryDataset, ABC):
             counted = splits.values() if vocabulary == "all" else [splits["train"]]
             words = (word for items in counted for item in items for word in item.words)
             vocabulary = Vocabulary.from_words(words)
-        if ending is None:
-            return self._pack(split, content, vocabulary)
-        packed = {name: self._pack(name, content, vocabulary) for name in splits}
-        for name, part in packed.items():
+        built = [split] if ending is None else splits
+        packed = {name: self._pack(name, content, vocabulary) for name in built}
+        for name, part in packed.items() if ending else ():
             path = Path(self.processed_dir, f"{name}.{ending}")
             files.write_atomically(path, partial(torch.save, part))
         return packed[split]
@@ -201,8 +199,9 @@ class TreeDataset(InMemoryDataset, ABC):
             self._segments = source, _segments_of(*source)
         segments = self._segments[1]
         fields = {key: store[key] for key in segments if key in store and key != "num_nodes"}
-        known = "edge_index" in fields and fields.keys() <= TreeColumns.named
-        if not known or not all(map(is_plain, fields.values())):
+        if "edge_index" not in fields or not fields.keys() <= TreeColumns.named:
+            return None
+        if not all(map(is_plain, fields.values())):
             return None
         return TreeColumns(segments["num_nodes"], fields, {key: segments[key] for key in fields})
 
@@ -227,9 +226,7 @@ def parse_lines(path: Path, parse: Callable[[str, str], Item]) -> list[Item]:
 
 def choose_split(split: str, known: Sequence[str], aliases: Mapping[str, str], what: str) -> str:
     """Return the name that the data set uses for a split."""
-    name = aliases.get(split, split)
-    checked_choice(f"{what}: unknown split", name, known)
-    return name
+    return checked_choice(f"{what}: unknown split", aliases.get(split, split), known)
 
 
 def _name_of(transform: Transform | None, what: str) -> str:
@@ -305,27 +302,31 @@ class SST(TreeDataset):
         **options: Any,
     ) -> None:
         split = choose_split(split, _SPLITS, {"val": "dev"}, "SST")
-        given = None if raw_dir is None else Path(raw_dir)
-        folder = given or (None if root is None else Path(root) / "raw")
-        raw = _find_files(folder, may_download=given is None, verify=verify)
+        raw = _find_files(root, raw_dir, verify)
         key = {name: files.sha256_of(path) for name, path in raw.items()}
         super().__init__(root, split, key, partial(_build, raw), vocabulary, **options)
 
 
-def _find_files(folder: Path | None, *, may_download: bool, verify: bool) -> dict[str, Path]:
-    if folder is None:
+def _find_files(
+    root: str | Path | None, raw_dir: str | Path | None, verify: bool
+) -> dict[str, Path]:
+    """Find the raw files; unpack them where they are missing, from an archive or a download."""
+    if root is None and raw_dir is None:
         raise mismatch(ValueError, "SST: no folder is given", "root or raw_dir", "neither")
+    folder = Path(raw_dir or Path(str(root)) / "raw")
     raw = {name: folder / f"{name}.txt" for name in _SPLITS}
     absent = [path.name for path in raw.values() if not path.is_file()]
     names = "train.txt, dev.txt and test.txt"
     hint = f"put {names}, or {_ARCHIVE} from {_URL}, into {folder}, or pass raw_dir="
-    if absent and not may_download and not (folder / _ARCHIVE).is_file():
+    if absent and raw_dir is not None and not (folder / _ARCHIVE).is_file():
         what, got = "SST: raw files are missing", f"no {', no '.join(absent)}"
         raise mismatch(FileNotFoundError, what, names, got, where=folder, hint=hint)
     if absent:
         archive = files.download_verified(_URL, folder, _ARCHIVE_SHA256, "SST", hint=hint)
-        for name in absent:
-            files.extract_member(archive, f"trees/{name}", folder / name, "SST")
+        with ZipFile(archive) as opened:
+            for name in absent:
+                write = partial(Path.write_bytes, data=opened.read(f"trees/{name}"))
+                files.write_atomically(folder / name, write)
     for name, path in raw.items() if verify else ():
         files.check_sha256(path, _SHA256[name], "SST", "verify=False if the change is intended")
     return raw
@@ -390,9 +391,6 @@ class TreeFile(TreeDataset):
             featurize = partial(ParsedTree.to_data, labelled=labels != "none")
             return Content({_SPLIT: trees}, featurize, classes)
 
-        key = {
-            "files": " ".join(map(files.sha256_of, paths)),
-            "num_classes": str(num_classes),
-            "labels": labels,
-        }
+        key = {"files": " ".join(map(files.sha256_of, paths)), "labels": labels}
+        key["num_classes"] = str(num_classes)
         super().__init__(root, _SPLIT, key, build, vocabulary or "all", **options)

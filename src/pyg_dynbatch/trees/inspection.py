@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
+from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core import Recording, Signature, TensorType, Value
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
-from pyg_dynbatch.core.files import existing
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import ScheduleStats, Steps
 from pyg_dynbatch.core.structure import depth_of
+from pyg_dynbatch.files import existing
 from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
@@ -87,13 +87,13 @@ def draw_comparison(stats: dict[str, ScheduleStats], path: str | Path) -> Path:
 
 
 def _dataset(options: argparse.Namespace) -> TreeDataset:
-    name, folder = options.data, options.root or f"data/{options.data}"
+    name, place = options.data, (options.root or f"data/{options.data}", options.split)
     if name == "sst":
-        return SST(folder, options.split, raw_dir=options.raw_dir)
+        return SST(*place, raw_dir=options.raw_dir)
     if name == "listops":
-        return ListOps(folder, options.split)
+        return ListOps(*place)
     if name == "sick":
-        return SICK(folder, options.split, raw_dir=options.raw_dir, trees=options.trees)
+        return SICK(*place, raw_dir=options.raw_dir, trees=options.trees)
     existing(name, "sst, listops, sick, or a file of bracketed trees")
     return TreeFile(name, options.root, labels=options.labels)
 
@@ -127,8 +127,8 @@ def run_inspect(argv: list[str]) -> int:
         raise ValueError("inspect: --batch-size and --batches must be at least 1")
     check_outputs("inspect", [options.output], [options.data])
     dataset = _dataset(options)
-    is_file = isinstance(dataset, TreeFile)
-    title = options.data if is_file else f"{type(dataset).__name__} {options.split}"
+    named = f"{type(dataset).__name__} {options.split}"
+    title = options.data if isinstance(dataset, TreeFile) else named
     sizes = np.array(dataset.node_counts)
     print(f"{title}: {len(sizes):,} trees, {sizes.sum():,} nodes")
     print(f"nodes per tree: {sizes.mean():.1f} on average, {sizes.min()} to {sizes.max()}")

@@ -4,18 +4,18 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import islice
 from os.path import commonprefix
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.files import existing, sha256_of
+from pyg_dynbatch.files import existing, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
-from pyg_dynbatch.trees.text import ParsedTree, location, parse_bracketed
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.text import ParsedTree, fault_at, parse_bracketed
+from pyg_dynbatch.trees.words import Vocabulary
 
 FORMS = ("operator", "binary")
 
@@ -57,8 +57,7 @@ def read_listops(text: str, where: str = "", column: int = 1) -> list[str]:
 
     def wrong(problem: str, at: int, got: str = "") -> ValueError:
         expected = "for example ( ( ( [MIN 3 ) 1 ) ] ), or the same without parentheses"
-        at_column = location(where, column + at)
-        return mismatch(ValueError, f"ListOps: {problem}", expected, got, where=at_column)
+        return fault_at(where, column + at, f"ListOps: {problem}", expected, got)
 
     pieces: list[str] = []
     counts: list[int] = []  # arguments so far of each open list
@@ -107,10 +106,10 @@ def listops_tree(pieces: Sequence[str], form: str = "operator", labels: str = "r
     checked_choice(f"listops_tree with form {form!r}: unknown labels", labels, known)
     if form == "operator":
         marks = {operator: f"({operator}" for operator in OPERATORS} | {END: ")"}
-        text = " ".join(marks.get(piece, f"({piece})") for piece in pieces)
+        written = pieces
     else:
-        written = format_listops(pieces).split(" ")
-        text = " ".join(piece if piece in "()" else f"({piece})" for piece in written)
+        marks, written = {"(": "(", ")": ")"}, format_listops(pieces).split(" ")
+    text = " ".join(marks.get(piece, f"({piece})") for piece in written)
     tree, values = parse_bracketed(text, labels="none"), listops_values(pieces)
     count = len(values) if labels == "all" else 1
     tree.labels[:count] = values[:count]
@@ -184,22 +183,19 @@ class ListOpsRecipe:
         drawn: dict[tuple[str, ...], None] = {}
         idle = 0
         while len(drawn) < wanted:
-            pieces = self._draw(uniform)
-            known = len(drawn)
-            if len(pieces) <= self.max_length:
-                drawn[tuple(pieces)] = None
-            idle = 0 if len(drawn) > known else idle + 1
+            pieces = tuple(self._draw(uniform))
+            is_new = len(pieces) <= self.max_length and pieces not in drawn
+            if is_new:
+                drawn[pieces] = None
+            idle = 0 if is_new else idle + 1
             if idle == _PATIENCE:
                 what = "ListOpsRecipe: there are not enough distinct expressions"
                 hint = "fewer examples, or a larger max_depth, max_args or max_length"
                 raise mismatch(ValueError, what, wanted, len(drawn), hint=hint)
         # Short expressions are drawn first, so the order of drawing must not decide the split.
-        order = sorted(drawn, key=lambda _: uniform())
-        ends = (0, self.train, self.train + self.val, wanted)
-        return {
-            split: [list(pieces) for pieces in order[start:end]]
-            for split, (start, end) in zip(_SPLITS, pairwise(ends), strict=True)
-        }
+        order = iter(sorted(drawn, key=lambda _: uniform()))
+        sizes = {split: getattr(self, split) for split in _SPLITS}
+        return {split: list(map(list, islice(order, size))) for split, size in sizes.items()}
 
     def _draw(self, uniform: Callable[[], float]) -> list[str]:
         pieces: list[str] = []

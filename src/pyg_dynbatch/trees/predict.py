@@ -7,33 +7,100 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core.command_line import OneLineArguments, check_outputs
+from pyg_dynbatch import prediction
+from pyg_dynbatch.console import OneLineArguments, Progress, check_outputs
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.training import predictions
-from pyg_dynbatch.training.checkpoints import naming_file, read_checkpoint
-from pyg_dynbatch.training.ensemble import ensemble_of
+from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.trees.collate import Collater, DataLoader
 from pyg_dynbatch.trees.convert import from_nested
 from pyg_dynbatch.trees.data import DynTreeData
-from pyg_dynbatch.trees.datamodules import arity_of
 from pyg_dynbatch.trees.datasets import TreeFile
-from pyg_dynbatch.trees.task import TreeClassification
+from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
 from pyg_dynbatch.trees.text import parse_bracketed
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.words import Vocabulary
 
 
-def vocabulary_of(checkpoint: Mapping[str, Any], path: str | Path) -> Vocabulary:
-    """Return the words that the model of a checkpoint was trained on."""
-    notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
-    words = next((note["words"] for note in notes if "words" in note), None)
-    if words is None:
-        what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
-        expected = "a checkpoint written with a data module of trees, by this version"
-        raise mismatch(ValueError, what, expected, "none", where=path, hint=hint)
-    return Vocabulary(words[1:], words[0])
+class TreeModel(prediction.Model):
+    """Base of models of trees, with the words that they were trained on, if known."""
+
+    vocabulary: Vocabulary | None = None
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
+        """Build a model for prediction, with its vocabulary."""
+        model = super().from_checkpoint(checkpoint, path)
+        notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
+        if (words := next((note["words"] for note in notes if "words" in note), None)) is not None:
+            model.vocabulary = Vocabulary(words[1:], words[0])
+        return model
+
+
+class TreeClassificationModel(TreeModel):
+    """Predict a class for every node."""
+
+    task = "TreeClassification"
+    task_options = ("loss_on", "reduction", "polarity")
+
+    def __init__(self, num_tokens: int, num_classes: int, **network: Any) -> None:
+        super().__init__(TreeClassifier(num_tokens, num_classes, **network))
+        self.num_classes = num_classes
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Predict every node.
+
+        Returns:
+            Columns ``example``, ``node`` (its number in the tree), ``is_root``, ``prediction``,
+            ``probability`` (one column per class) and ``target`` (-1 if unlabelled).
+        """
+        chance = self(batch).float().softmax(-1)
+        example = batch.batch
+        node = torch.arange(example.numel(), device=example.device) - batch.ptr[example]
+        is_root = torch.zeros_like(example, dtype=torch.bool)
+        is_root[batch.root_index] = True
+        target = batch.y if "y" in batch else torch.full_like(example, -1)
+        return {
+            "example": example,
+            "node": node,
+            "is_root": is_root,
+            "prediction": chance.argmax(-1),
+            "probability": chance,
+            "target": target,
+        }
+
+
+class TreeRelatednessModel(TreeModel):
+    """Predict a score for every pair of trees."""
+
+    task = "TreeRelatedness"
+    task_options = ("reduction",)
+    first_class = 1
+
+    def __init__(self, num_tokens: int, num_classes: int = 5, **network: Any) -> None:
+        super().__init__(TreeSimilarity(num_tokens, num_classes, **network))
+
+    def predict(self, batch: Batch) -> dict[str, Tensor]:
+        """Predict every pair.
+
+        Returns:
+            Columns ``example``, ``prediction`` (the mean score), ``probability`` (one column per
+            whole score) and ``target``.
+        """
+        chance = self(batch).float().exp()
+        return {
+            "example": torch.arange(batch.num_graphs, device=chance.device),
+            "prediction": mean_score(chance),
+            "probability": chance,
+            "target": mean_score(batch.target.float()),
+        }
+
+
+def arity_of(model: nn.Module) -> int | None:
+    """Return the number of child slots that the schedules of a model need."""
+    layers = (module for module in model.modules() if isinstance(module, RecursiveLayer))
+    return next((layer.arity for layer in layers), None)
 
 
 class TreePredictor:
@@ -50,7 +117,8 @@ class TreePredictor:
     Example:
         >>> import torch
         >>> options = {"num_tokens": 3, "num_classes": 2, "hidden_channels": 4}
-        >>> contents = {"state_dict": TreeClassification(**options).state_dict()}
+        >>> weights = TreeClassifier(**options).state_dict().items()
+        >>> contents = {"state_dict": {f"model.network.{name}": each for name, each in weights}}
         >>> contents |= {"hyper_parameters": options, "pyg_dynbatch_task": "TreeClassification"}
         >>> contents |= {"data": {"words": ["<unk>", "good", "fun"]}}
         >>> path = getfixture("tmp_path") / "a.ckpt"
@@ -64,21 +132,25 @@ class TreePredictor:
     def __init__(self, checkpoints: Sequence[str | Path], device: str = "cpu") -> None:
         if not checkpoints:
             raise mismatch(ValueError, "TreePredictor: no checkpoints", "at least one", 0)
-        self.device = predictions.checked_device(device)
+        self.device = prediction.checked_device(device)
         first, *others = checkpoints
-        checkpoint = read_checkpoint(first)
-        task: TreeClassification = TreeClassification.from_checkpoint(checkpoint, first)
-        self.vocabulary = vocabulary_of(checkpoint, first)
+        checkpoint = prediction.read_checkpoint(first)
+        self.model: Any = TreeClassificationModel.from_checkpoint(checkpoint, first)
+        self.vocabulary = _vocabulary_of(self.model, first)
         for path in others:
-            with naming_file(path):
-                if vocabulary_of(read_checkpoint(path), path) != self.vocabulary:
+            with prediction.naming_file(path):
+                contents = prediction.read_checkpoint(path)
+                member = TreeClassificationModel.from_checkpoint(contents, path)
+                if _vocabulary_of(member, path) != self.vocabulary:
                     what = "the checkpoints were made with different vocabularies"
                     expected = f"the {len(self.vocabulary):,} words of the first checkpoint"
                     raise mismatch(ValueError, what, expected, "other words")
-        self.num_classes = task.num_classes
-        self.task: Any = ensemble_of(task, checkpoints).eval() if others else task
-        self.task.to(self.device)
-        self.collater = Collater(arity=arity_of(self.task))
+        self.num_classes = self.model.num_classes
+        if others:
+            options = checkpoint["hyper_parameters"]
+            self.model = prediction.average(self.model, options, checkpoints).eval()
+        self.model.to(self.device)
+        self.collater = Collater(arity=arity_of(self.model))
 
     def read(self, tree: Any) -> DynTreeData:
         """Read one tree: bracketed text, or nested lists of words.
@@ -104,38 +176,46 @@ class TreePredictor:
         what = "TreePredictor: a part of the tree is not a word"
         raise mismatch(ValueError, what, "a text, or a list of words and lists", repr(part)[:60])
 
-    def predict(self, trees: Sequence[DynTreeData]) -> predictions.Columns:
+    def predict(self, trees: Sequence[DynTreeData]) -> prediction.Columns:
         """Predict all nodes of trees in one batch.
 
         Args:
             trees: The trees, as :meth:`read` returns them.
 
         Returns:
-            The columns of :meth:`~pyg_dynbatch.tasks.TreeClassification.predict_step`, where
-            ``example`` is the number of the tree; ``is_root`` selects the roots.
+            Columns ``example`` (the number of the tree), ``node`` (its number in the tree),
+            ``is_root``, ``prediction``, ``probability`` (one column per class) and ``target``.
 
         Raises:
             ValueError: If there are no trees, or one does not fit the model.
         """
         return self.predict_batch(self.collater(trees))
 
-    def predict_batch(self, batch: Batch) -> predictions.Columns:
+    def predict_batch(self, batch: Batch) -> prediction.Columns:
         """Predict all nodes of a batch that the ``collater`` has merged."""
         with torch.inference_mode():
-            columns = self.task.predict_step(batch.to(self.device))
+            columns = self.model.predict(batch.to(self.device))
         return {name: value.cpu().numpy() for name, value in columns.items()}
 
 
-def predict_file(predictor: TreePredictor, trees: TreeFile, batch_size: int) -> predictions.Columns:
+def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
+    if model.vocabulary is None:
+        what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
+        expected = "a checkpoint written with a data module of trees, by this version"
+        raise mismatch(ValueError, what, expected, "none", where=path, hint=hint)
+    return model.vocabulary
+
+
+def predict_file(predictor: TreePredictor, trees: TreeFile, batch_size: int) -> prediction.Columns:
     """Predict all nodes of all trees of a file."""
-    parts: list[predictions.Columns] = []
+    parts: list[prediction.Columns] = []
     with Progress("predicting", "trees", len(trees)) as progress:
         for batch in DataLoader(trees, batch_size, collate_fn=predictor.collater):
             part = predictor.predict_batch(batch)
             part["example"] = part["example"] + progress.done
             progress.update(batch.num_graphs)
             parts.append(part)
-    return predictions.merge_columns(parts)
+    return prediction.merge_columns(parts)
 
 
 def run_tree_predict(argv: list[str]) -> int:
@@ -150,9 +230,9 @@ def run_tree_predict(argv: list[str]) -> int:
     classes, words = predictor.num_classes, predictor.vocabulary
     trees = TreeFile(options.input, None, classes, "optional", words)
     columns = predict_file(predictor, trees, options.batch_size)
-    predictions.write_table(options.output, predictions.tree_rows(columns))
+    prediction.write_table(options.output, prediction.tree_rows(columns))
     if options.nodes is not None:
-        predictions.write_table(options.nodes, predictions.node_rows(columns))
+        prediction.write_table(options.nodes, prediction.node_rows(columns))
     print(f"predicted {len(trees):,} trees", file=sys.stderr)
     return 0
 

@@ -1,5 +1,6 @@
 """Load SICK relatedness: pairs of sentences with a score from 1 to 5."""
 
+import math
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -12,21 +13,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.files import read_lines, sha256_of
+from pyg_dynbatch.files import read_lines, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_parents
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.words import Vocabulary
 
 _TREES = ("dependency", "constituency", "chain")
-
 _SPLITS = ("train", "dev", "test")
 _CLASSES = 5
 _PARENT_FILES = {"dependency": "parents", "constituency": "cparents"}
-_TSV_FILES = {
-    "train": ("SICK_train.txt",),
-    "dev": ("SICK_trial.txt",),
-    "test": ("SICK_test_annotated.txt", "SICK_test.txt"),
+_TABLES = {
+    "train": ["SICK_train.txt"],
+    "dev": ["SICK_trial.txt"],
+    "test": ["SICK_test_annotated.txt", "SICK_test.txt"],
 }
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -129,25 +129,24 @@ class SICK(TreeDataset):
 
 
 def _find_files(folder: Path, trees: str) -> dict[str, list[Path]]:
-    """Find, for each split, either one table or the files of words, parents and scores."""
+    """Find, for each split, either one table or the files of words, scores and parents."""
     checked_choice("SICK: unknown trees", trees, _TREES)
     names = ["a.toks", "b.toks", "sim.txt"]
-    if trees in _PARENT_FILES:
-        names += [f"a.{_PARENT_FILES[trees]}", f"b.{_PARENT_FILES[trees]}"]
+    names += [f"{sentence}.{_PARENT_FILES[trees]}" for sentence in "ab" if trees != "chain"]
     files = {split: [folder / split / name for name in names] for split in _SPLITS}
     absent = [path for path in chain(*files.values()) if not path.is_file()]
     if not absent:
         return files
     tables = {
         split: [folder / name for name in names if (folder / name).is_file()][:1]
-        for split, names in _TSV_FILES.items()
+        for split, names in _TABLES.items()
     }
     if trees == "chain" and all(tables.values()):
         return tables
     what, expected = "SICK: raw files are missing", f"in train/, dev/, test/: {', '.join(names)}"
     got = f"no {absent[0].relative_to(folder)}, {len(absent)} files missing"
     hint = "the preparation script of the Tree-LSTM release; trees='chain' needs only "
-    hint += ", ".join(names[0] for names in _TSV_FILES.values()) + " of SemEval 2014 task 1"
+    hint += ", ".join(names[0] for names in _TABLES.values()) + " of SemEval 2014 task 1"
     raise mismatch(FileNotFoundError, what, expected, got, where=folder, hint=hint)
 
 
@@ -177,9 +176,7 @@ def _read_folder(paths: list[Path]) -> list[_Pair]:
     for number, (first, second, score, *parents) in enumerate(zip(*columns, strict=True), start=1):
         # One sentence after the other: its words, its parents if any, and the file to name.
         sentences = zip((first, second), parents or (None, None), paths[3:] or paths, strict=False)
-        trees = [
-            _tree(words.split(" "), above, f"{path}:{number}") for words, above, path in sentences
-        ]
+        trees = [_tree(text.split(" "), above, f"{p}:{number}") for text, above, p in sentences]
         pairs.append(_Pair(trees, _score(score, f"{paths[2]}:{number}")))
     return pairs
 
@@ -203,7 +200,7 @@ def _read_table(path: Path) -> list[_Pair]:
 
 
 def _tree(words: list[str], parents: str | None, where: str) -> ParsedTree:
-    words = [word for word in words if word]
+    words = list(filter(None, words))
     if not words:
         raise mismatch(ValueError, "SICK: a sentence is empty", "at least one word", where=where)
     chain = " ".join(map(str, [*range(2, len(words) + 1), 0]))
@@ -214,8 +211,8 @@ def _score(text: str, where: str) -> float:
     try:
         score = float(text)
     except ValueError:
-        score = float("nan")
-    if not 1.0 <= score <= _CLASSES:
-        what = f"SICK: the relatedness is not a number from 1 to {_CLASSES}"
-        raise mismatch(ValueError, what, got=repr(text), where=where)
-    return score
+        score = math.nan
+    if 1.0 <= score <= _CLASSES:
+        return score
+    what = f"SICK: the relatedness is not a number from 1 to {_CLASSES}"
+    raise mismatch(ValueError, what, got=repr(text), where=where)

@@ -2,7 +2,7 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.training.ensemble import AveragedNetwork
+from pyg_dynbatch.prediction import Model
 from pyg_dynbatch.training.exact import Agreement, mse, pearson, spearman
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.report import FILES, panels
@@ -27,7 +27,8 @@ from pyg_dynbatch.training.task import (
     Task,
     summed_cross_entropy,
 )
-from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
+from pyg_dynbatch.trees.models import mean_score
+from pyg_dynbatch.trees.predict import TreeClassificationModel, TreeRelatednessModel
 from pyg_dynbatch.visualize import draw_tree, draw_tree_legend, save_figure
 
 
@@ -51,7 +52,7 @@ class TreeTask(Task):
     """Train a network on batches of trees; subclasses define the loss and the scores.
 
     Args:
-        network: What is trained, a plain module that takes a batch.
+        model: What is trained; it takes a batch of trees.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: What the summed loss is divided by.
@@ -60,13 +61,13 @@ class TreeTask(Task):
 
     def __init__(
         self,
-        network: nn.Module,
+        model: Model,
         optimizer: OptimizerOptions,
         rate: RateOptions,
         reduction: Reduction,
         scores: Callable[[], dict[str, Metric]],
     ) -> None:
-        super().__init__(network, optimizer, rate, reduction)
+        super().__init__(model, optimizer, rate, reduction)
         self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
 
     @classmethod
@@ -120,11 +121,11 @@ class TreeTask(Task):
         if stage != "fit":
             return
         limit = self.trainer.gradient_clip_val
-        if limit and any(getattr(module, "sparse", False) for module in self.network.modules()):
+        if limit and any(getattr(module, "sparse", False) for module in self.model.modules()):
             what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
-        embedding = getattr(self.network, "embedding", None)
+        embedding = getattr(self.model.network, "embedding", None)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
         if vectors is None or embedding is None:
             return
@@ -138,10 +139,6 @@ class TreeTask(Task):
             raise mismatch(ValueError, what, *shapes, hint=hint)
         with torch.no_grad():
             weight.copy_(vectors.matrix)
-
-    def averaged(self, members: Sequence[Any]) -> nn.Module:
-        """Average the probabilities of classes."""
-        return AveragedNetwork([member.network for member in members])
 
 
 class TreeClassification(TreeTask):
@@ -186,11 +183,11 @@ class TreeClassification(TreeTask):
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
     ) -> None:
-        classifier = TreeClassifier(num_tokens, num_classes, **network)
+        model = TreeClassificationModel(num_tokens, num_classes, **network)
         kinds = ("accuracy", "binary_accuracy") if polarity else ("accuracy",)
         names = [f"{prefix}{kind}" for kind in kinds for prefix in ("", "node_")]
         super().__init__(
-            classifier, optimizer, rate, reduction, lambda: {name: RatioMetric(0) for name in names}
+            model, optimizer, rate, reduction, lambda: {name: RatioMetric(0) for name in names}
         )
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
@@ -247,28 +244,6 @@ class TreeClassification(TreeTask):
         draw_tree_legend(figure, self.num_classes)
         save_figure(figure, folder / FILES["predicted trees"])
 
-    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Predict every node.
-
-        Returns:
-            Columns ``example``, ``node`` (its number in the tree), ``is_root``, ``prediction``,
-            ``probability`` (one column per class) and ``target`` (-1 if unlabelled).
-        """
-        chance = self(batch).float().softmax(-1)
-        example = batch.batch
-        node = torch.arange(example.numel(), device=example.device) - batch.ptr[example]
-        is_root = torch.zeros_like(example, dtype=torch.bool)
-        is_root[batch.root_index] = True
-        target = batch.y if "y" in batch else torch.full_like(example, -1)
-        return {
-            "example": example,
-            "node": node,
-            "is_root": is_root,
-            "prediction": chance.argmax(-1),
-            "probability": chance,
-            "target": target,
-        }
-
 
 class TreeRelatedness(TreeTask):
     r"""Train a model of pairs with the divergence from a distribution over scores.
@@ -295,7 +270,6 @@ class TreeRelatedness(TreeTask):
     """
 
     main_metric = "pearson"
-    first_class = 1
 
     def __init__(
         self,
@@ -306,8 +280,8 @@ class TreeRelatedness(TreeTask):
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
     ) -> None:
-        similarity = TreeSimilarity(num_tokens, num_classes, **network)
-        super().__init__(similarity, optimizer, rate, reduction, agreement_metrics)
+        model = TreeRelatednessModel(num_tokens, num_classes, **network)
+        super().__init__(model, optimizer, rate, reduction, agreement_metrics)
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
 
@@ -323,18 +297,3 @@ class TreeRelatedness(TreeTask):
         predicted, gold = mean_score(output.exp()).float(), mean_score(batch.target).float()
         for metric in scores.values():
             metric.update(predicted, gold)
-
-    def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
-        """Predict every pair.
-
-        Returns:
-            Columns ``example``, ``prediction`` (the mean score), ``probability`` (one column per
-            whole score) and ``target``.
-        """
-        chance = self(batch).float().exp()
-        return {
-            "example": torch.arange(batch.num_graphs, device=chance.device),
-            "prediction": mean_score(chance),
-            "probability": chance,
-            "target": mean_score(batch.target.float()),
-        }

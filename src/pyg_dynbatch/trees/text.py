@@ -10,8 +10,9 @@ import torch
 
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.structure import longest_paths
-from pyg_dynbatch.trees.data import DynTreeData, children_of
-from pyg_dynbatch.trees.vocabulary import Vocabulary
+from pyg_dynbatch.trees.convert import to_nested
+from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
+from pyg_dynbatch.trees.words import Vocabulary
 
 UNLABELLED = -1
 NO_PARENT = -1
@@ -70,25 +71,22 @@ def forest_to_data(
         >>> forest_to_data([leaf, leaf], Vocabulary(["good"])).root_index
         tensor([0, 1])
     """
-    child: list[int] = []
-    parent: list[int] = []
-    slots: list[int] = []
-    roots: list[int] = []
+    child, parent, slots, roots = (list[int]() for _ in range(4))
     start = 0
     for tree in trees:
-        for node, above in enumerate(tree.parents):
+        for node, (above, slot) in enumerate(zip(tree.parents, tree.slots, strict=True), start):
             if above == NO_PARENT:
-                roots.append(start + node)
+                roots.append(node)
             else:
-                child.append(start + node)
+                child.append(node)
                 parent.append(start + above)
-                slots.append(tree.slots[node])
+                slots.append(slot)
         start += len(tree)
     row = vocabulary.row
     tokens = [-1 if word is None else row(word) for tree in trees for word in tree.tokens]
     return DynTreeData(
-        edge_index=torch.tensor([child, parent], dtype=torch.long),
-        child_slot=torch.tensor(slots, dtype=torch.long),
+        torch.tensor([child, parent], dtype=torch.long),
+        torch.tensor(slots, dtype=torch.long),
         depth=torch.tensor([depth for tree in trees for depth in tree.depths]),
         token=torch.tensor(tokens),
         y=torch.tensor([label for tree in trees for label in tree.labels]) if labelled else None,
@@ -138,16 +136,12 @@ def parse_bracketed(
     fault = partial(_bracket_fault, line, where)
     node, opened = NO_PARENT, False  # the innermost open node; whether it opened just now
     for at, piece in enumerate(pieces):
-        if opened:
-            opened = False
-            if labels == "required" or (
-                labels == "optional" and _INTEGER.fullmatch(piece) and not _ends(pieces, at)
-            ):
-                problem = _label_problem(pieces, at, num_classes, labels)
-                if problem is not None:
-                    raise fault(at, *problem)
-                tree.labels[node] = int(piece)
-                continue
+        begins, opened = opened, False
+        if begins and _is_label(pieces, at, labels):
+            if (problem := _label_problem(pieces, at, num_classes, labels)) is not None:
+                raise fault(at, *problem)
+            tree.labels[node] = int(piece)
+            continue
         if piece == "(":
             if node < 0 and parents:
                 raise fault(at, "there is text after the tree", "one tree per line")
@@ -156,9 +150,9 @@ def parse_bracketed(
             tree.labels.append(UNLABELLED)
             node, opened = len(parents) - 1, True
             continue
+        if node < 0 and piece == ")":
+            raise fault(at, "a bracket is closed that was never opened", "balanced brackets")
         if node < 0:
-            if piece == ")":
-                raise fault(at, "a bracket is closed that was never opened", "balanced brackets")
             raise fault(at, "there is text outside the brackets", "(label ...)")
         empty = node == len(parents) - 1 and tokens[node] is None
         if piece == ")":
@@ -178,16 +172,20 @@ def parse_bracketed(
         what = f"{count} bracket{'s are' if count > 1 else ' is'} never closed"
         raise fault(len(pieces), what, "balanced brackets")
     _number_siblings(tree, range(len(tree)))
-    tree.depths = [0] * len(tree)
-    for node in range(len(tree) - 1, 0, -1):  # parents come before their children
-        above = parents[node]
-        tree.depths[above] = max(tree.depths[above], tree.depths[node] + 1)
+    tree.depths = depths_below(parents)
     return tree
 
 
 def _ends(pieces: Sequence[str], at: int) -> bool:
     """Return whether the node or the line ends after a piece."""
     return at + 1 == len(pieces) or pieces[at + 1] == ")"
+
+
+def _is_label(pieces: Sequence[str], at: int, labels: str) -> bool:
+    """Return whether the first piece of a node is its label, or has to be one."""
+    if labels == "optional":
+        return bool(_INTEGER.fullmatch(pieces[at])) and not _ends(pieces, at)
+    return labels == "required"
 
 
 def _label_problem(
@@ -212,13 +210,13 @@ def _bracket_fault(line: str, where: str, at: int, problem: str, expected: str) 
     """Return the error at a piece of the line, or at its end."""
     found = [(match.start(), match.group()) for match in _PIECES.finditer(line)]
     start, got = [*found, (len(line), "the end of the line")][at]
-    where = location(where, start + 1)
-    return mismatch(ValueError, f"bracketed tree: {problem}", expected, got, where=where)
+    return fault_at(where, start + 1, f"bracketed tree: {problem}", expected, got)
 
 
-def location(where: str, column: int) -> str:
-    """Name a column of a line, with or without the file."""
-    return f"{where}:{column}" if where else f"column {column}"
+def fault_at(where: str, column: int, what: str, expected: str, got: object) -> ValueError:
+    """Return an error that names a column of a line, with or without the file."""
+    place = f"{where}:{column}" if where else f"column {column}"
+    return mismatch(ValueError, what, expected, got, where=place)
 
 
 def _number_siblings(tree: ParsedTree, order: Iterable[int]) -> None:
@@ -286,33 +284,24 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         what, expected = "to_bracketed: the labels are not integers", "classes; -1 for none"
         raise mismatch(ValueError, what, expected, describe_value(data.y), hint="del data.y")
     data.validate(require_tree=True)
-    children = children_of(data)
     words = [vocabulary[row] if row >= 0 else None for row in data.token.tolist()]
-    for node, (below, word) in enumerate(zip(children, words, strict=True)):
-        where = f"node {node}"
-        slots = [slot for slot, _ in below]
+    for node, (below, word) in enumerate(zip(children_of(data), words, strict=True)):
+        slots, where = [slot for slot, _ in below], f"node {node}"
         if slots != list(range(len(slots))):
             what, expected = "to_bracketed: a node has an empty slot", "slots 0, 1, … without gaps"
             raise mismatch(ValueError, what, expected, f"slots {slots}", where=where)
         if word is not None and (_PIECES.fullmatch(word) is None or word in "()"):
             what = f"to_bracketed: the word {word!r} cannot be put in brackets"
-            expected, hint = (
-                "a word without spaces, tabs and brackets",
-                "-LRB- and -RRB- for brackets",
-            )
+            expected = "a word without spaces, tabs and brackets"
+            hint = "-LRB- and -RRB- for brackets"
             raise mismatch(ValueError, what, expected, where=where, hint=hint)
     labels = data.y.tolist() if "y" in data else [None] * len(words)
-    parts: list[str] = []
-    waiting = [int(data.root_index)]  # -1 closes a bracket
-    while waiting:
-        at = waiting.pop()
-        if at < 0:
-            parts.append(")")
-            continue
-        head = " ".join(str(part) for part in (labels[at], words[at]) if part is not None)
-        parts.append(f" ({head}")
-        waiting += [-1, *(child for _, child in reversed(children[at]))]
-    return "".join(parts).strip().replace("( (", "((")
+
+    def write(node: int, parts: tuple[str, ...]) -> str:
+        head = [str(part) for part in (labels[node], words[node]) if part is not None]
+        return f"({' '.join([*head, *parts])})"
+
+    return to_nested(data, write)
 
 
 _OUTSIDE = -1  # a token that belongs to no tree, such as punctuation in collapsed dependencies
@@ -340,22 +329,26 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
         >>> tree.tokens, tree.parents, tree.slots, tree.depths
         (['Cats', 'chase', 'mice'], [1, -1, 1], [0, 0, 1], [0, 1, 0])
     """
+
+    def wrong(problem: str, got: object) -> ValueError:
+        expected = "for each node the number of its parent from 1, 0 for the root, -1 if outside"
+        return mismatch(ValueError, f"parent pointers: {problem}", expected, got, where=where)
+
     try:
         pointers = [int(piece) for piece in line.split()]
     except ValueError as error:
-        raise _wrong("a parent pointer is not an integer", where, error) from error
+        raise wrong("a parent pointer is not an integer", error) from error
     if len(pointers) < len(words):
         got = f"{len(pointers)} pointers for {len(words)} words"
-        raise _wrong("there are fewer parent pointers than words", where, got)
+        raise wrong("there are fewer parent pointers than words", got)
     kept = [node for node, pointer in enumerate(pointers) if pointer != _OUTSIDE]
     number = {node + 1: at for at, node in enumerate(kept)} | {0: NO_PARENT}
     for node in kept:
         if pointers[node] not in number:
-            problem = f"the parent of node {node + 1} is not in the tree"
-            raise _wrong(problem, where, pointers[node])
+            raise wrong(f"the parent of node {node + 1} is not in the tree", pointers[node])
     parents = [number[pointers[node]] for node in kept]
     if parents.count(NO_PARENT) != 1:
-        raise _wrong("there is not exactly one root", where, f"{parents.count(NO_PARENT)} zeros")
+        raise wrong("there is not exactly one root", f"{parents.count(NO_PARENT)} zeros")
     tokens = [words[node] if node < len(words) else None for node in kept]
     tree = ParsedTree([UNLABELLED] * len(kept), tokens, parents)
     parent_of = np.array(parents)
@@ -363,7 +356,7 @@ def parse_parents(line: str, words: Sequence[str], where: str = "") -> ParsedTre
     depths = longest_paths(child, parent_of[child], len(parents))
     if (depths < 0).any():
         stuck = (np.flatnonzero(depths < 0) + 1).tolist()
-        raise _wrong("the parent pointers form a cycle", where, f"nodes {stuck[:10]}")
+        raise wrong("the parent pointers form a cycle", f"nodes {stuck[:10]}")
     tree.depths = depths.tolist()
     _order_siblings(tree)
     return tree
@@ -378,8 +371,3 @@ def _order_siblings(tree: ParsedTree) -> None:
         if above != NO_PARENT and tree.tokens[above] is None:
             first[above] = min(first[above], first[node])
     _number_siblings(tree, sorted(nodes, key=first.__getitem__))
-
-
-def _wrong(problem: str, where: str, got: object) -> ValueError:
-    expected = "for each node the number of its parent from 1, 0 for the root, -1 if outside"
-    return mismatch(ValueError, f"parent pointers: {problem}", expected, got, where=where)

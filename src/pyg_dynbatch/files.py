@@ -15,19 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any, cast
-from urllib.error import URLError
+from typing import Any, cast
+from urllib.error import HTTPError, URLError
 from zipfile import BadZipFile, ZipFile
 
 import torch
+from filelock import lock_descriptor
 
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.progress import Progress
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 def write_atomically(path: str | Path, write: Callable[[Path], object]) -> Path:
@@ -94,10 +90,14 @@ def _blamed_on_the_folder(path: Path) -> Iterator[None]:
     except (BlockingIOError, ConnectionError):
         raise  # in use, or the content could not be fetched: the folder is not to blame
     except OSError as error:
-        what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
-        got = f"{type(error).__name__}: {error.strerror or error}"
-        hint = "another folder; or check its permissions and the free space"
-        raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint) from error
+        raise mismatch(
+            OSError,
+            f"{path.name}: the file cannot be written",
+            "a folder that can be written",
+            f"{type(error).__name__}: {error.strerror or error}",
+            where=path.parent,
+            hint="another folder; or check its permissions and the free space",
+        ) from error
 
 
 class _WatchedFile(io.FileIO):
@@ -111,10 +111,8 @@ class _WatchedFile(io.FileIO):
         temporary.touch()
         super().__init__(temporary, "r+")
         try:
-            if not _locked(self, str(temporary)):
-                what, wanted = f"{path.name}: the file is in use", "one process that writes it"
-                got, hint = "another process, which has not finished", "wait, or use another file"
-                raise mismatch(BlockingIOError, what, wanted, got, where=path.parent, hint=hint)
+            if not _locked(self.fileno(), temporary):
+                raise _in_use(f"{path.name}: the file", "another process", path.parent, "file")
             if os.fstat(self.fileno()).st_size < resume_at:
                 raise OSError("the unfinished file is shorter than noted")
             self.truncate(resume_at)
@@ -138,49 +136,40 @@ def locked_folder(folder: str | Path, wait: bool = False, name: str = ".lock") -
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("a+")
         with file:
-            if not _locked(file, str(path.parent)):
-                file.seek(0)
+            if not _locked(file.fileno(), path.parent):
+                file.seek(1)  # elsewhere than on Unix, the first byte cannot be read
                 holder = file.read() or "another process"
                 if not wait:
-                    got, where = f"{holder}, which has not finished", path.parent
-                    wanted, hint = (
-                        "one process that writes to it",
-                        "wait, or use a different folder",
-                    )
-                    raise mismatch(
-                        BlockingIOError, "the folder is in use", wanted, got, where=where, hint=hint
-                    )
+                    raise _in_use("the folder", holder, path.parent, "folder")
                 print(f"{path.parent}: waiting for {holder}, which writes to it", file=sys.stderr)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            try:
-                locked = os.path.samestat(os.fstat(file.fileno()), path.stat())
-            except FileNotFoundError:
-                locked = False
-            if not locked:
+                lock_descriptor(file.fileno())
+            if os.fstat(file.fileno()).st_nlink == 0:
                 continue  # the process that had the lock has removed the file since it was opened
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.write(f" process {os.getpid()} on {socket.gethostname()}")
             file.flush()
             try:
                 yield
             finally:
-                if fcntl is not None:
+                if os.name == "posix":
                     path.unlink(missing_ok=True)  # while it is locked, so no other process has it
             return
 
 
-def _locked(file: IO[Any] | io.FileIO, what: str) -> bool:
+def _locked(descriptor: int, what: Path) -> bool:
     """Lock an open file unless another process has; warn if files cannot be locked."""
     try:
-        if fcntl is None:
-            raise OSError("this system has no such locks")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock_descriptor(descriptor, blocking=False)
     except OSError as error:
         text = f"{what} cannot be locked ({error.strerror or error})"
         warnings.warn(f"{text}; let no other process write to it", stacklevel=5)
-    return True
+        return True
+
+
+def _in_use(what: str, holder: str, folder: Path, kind: str) -> BlockingIOError:
+    wanted, got = "one process that writes to it", f"{holder}, which has not finished"
+    hint = f"wait, or use another {kind}"
+    return mismatch(BlockingIOError, f"{what} is in use", wanted, got, where=folder, hint=hint)
 
 
 def existing(path: str | Path, what: str) -> Path:
@@ -193,8 +182,7 @@ def existing(path: str | Path, what: str) -> Path:
     except OSError as error:
         found, got = f"{path.name}: the file cannot be read", error.strerror or error
         raise mismatch(type(error), found, what, got, where=path) from error
-    got = "a folder" if path.is_dir() else ""
-    found = f"{path.name or path}: there is no such file"
+    found, got = f"{path.name or path}: there is no such file", "a folder" if path.is_dir() else ""
     raise mismatch(FileNotFoundError, found, what, got, where=path)
 
 
@@ -207,34 +195,38 @@ class Lines:
         self.number = 0
         self._stream = stream
 
-    def __iter__(self) -> Iterator[str]:
+    def raw(self) -> Iterator[bytes]:
+        """Read the lines as bytes."""
         while True:
             try:
-                raw = self._stream.readline()
+                line = self._stream.readline()
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 what = f"{self.name}: the compressed file is corrupt or truncated"
                 wanted, got = "a complete gzip file", f"{type(error).__name__}: {error}"
                 where = f"{self.path}, after line {self.number}"
                 raise mismatch(ValueError, what, wanted, got, where=where) from error
-            if not raw:
+            if not line:
                 return
             self.number += 1
+            yield line
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.raw():
             if self.number == 1:
-                raw = raw.removeprefix(codecs.BOM_UTF8) or b"\n"
+                line = line.removeprefix(codecs.BOM_UTF8) or b"\n"
             try:
-                line = raw.decode("utf-8")
+                yield line.decode("utf-8")
             except UnicodeDecodeError as error:
                 what = f"{self.name}: the text is not UTF-8"
-                got = f"byte 0x{raw[error.start]:02x} ({error.reason})"
+                got = f"byte 0x{line[error.start]:02x} ({error.reason})"
                 where = f"{self.path}:{self.number}:{error.start + 1}"
                 hint = f"iconv -f <its encoding> -t utf-8 {self.name}"
                 raise mismatch(ValueError, what, "UTF-8", got, where=where, hint=hint) from error
-            yield line
 
 
 @contextmanager
 def open_lines(path: str | Path) -> Iterator[Lines]:
-    """Open a UTF-8 text file, which may be compressed with gzip, or standard input for ``-``."""
+    """Open a text file, which may be compressed with gzip, or standard input for ``-``."""
     if str(path) == "-":
         yield Lines(cast(io.BufferedIOBase, sys.stdin.buffer), "-")
         return
@@ -260,9 +252,8 @@ def read_lines(path: str | Path) -> list[str]:
 def check_checksums(path: str | Path) -> None:
     """Compare the checksums in a file that torch has written, which ``torch.load`` does not."""
     with ZipFile(path) as archive:
-        part = archive.testzip()
-    if part is not None:
-        raise BadZipFile(f"{part} does not match its checksum")
+        if (part := archive.testzip()) is not None:
+            raise BadZipFile(f"{part} does not match its checksum")
 
 
 def load_tensors(path: str | Path, kind: str, what: str) -> dict[str, Any]:
@@ -319,12 +310,11 @@ def download_verified(
 
     Example:
         >>> import tempfile
-        >>> source = Path(tempfile.mkdtemp()) / "words.txt"
-        >>> size = source.write_text("a film")
-        >>> folder = tempfile.mkdtemp()
-        >>> path = download_verified(source.as_uri(), folder, sha256_of(source), "Words")
-        >>> path.read_text()
-        'a film'
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> size = (folder / "words.txt").write_text("a film")
+        >>> sha256 = sha256_of(folder / "words.txt")
+        >>> download_verified("https://example.org/words.txt", folder, sha256, "Words").name
+        'words.txt'
     """
     path = Path(folder) / url.rpartition("/")[2]
     noted = path.with_name(f"{path.name}.sha256")
@@ -341,6 +331,8 @@ def download_verified(
         except (URLError, ConnectionError, TimeoutError, HTTPException) as error:
             failed, got = f"{what}: the download failed", f"{type(error).__name__}: {error}"
             wanted = "a network connection, or a copy of the file in the folder"
+            if isinstance(error, HTTPError):
+                error.close()
             raise mismatch(ConnectionError, failed, wanted, got, where=url, hint=hint) from error
         if sha256 is not None:
             check_sha256(temporary, sha256, what, hint)
@@ -361,19 +353,3 @@ def _download(url: str, target: Path, what: str) -> None:
                 progress.update(len(chunk))
     if progress.done < promised:
         raise ConnectionError(f"it ended after {progress.done:,} of {promised:,} bytes")
-
-
-def extract_member(archive: str | Path, member: str, target: str | Path, what: str) -> Path:
-    """Extract one file from a zip archive, atomically."""
-    try:
-        with ZipFile(archive) as opened:
-            content = opened.read(member)
-    except (BadZipFile, zlib.error, EOFError, KeyError) as error:
-        what, wanted = (
-            f"{what}: the archive is corrupt or truncated",
-            f"a zip archive with {member}",
-        )
-        got = f"{type(error).__name__}: {error}, {Path(archive).stat().st_size:,} bytes"
-        hint = "delete it and download it again"
-        raise mismatch(ValueError, what, wanted, got, where=archive, hint=hint) from error
-    return write_atomically(target, lambda temporary: temporary.write_bytes(content))

@@ -1,10 +1,11 @@
-"""Word vectors from published files or from a sentence encoder."""
+"""Number the words of a data set, and start from word vectors of files or a sentence encoder."""
 
-import gzip
+import hashlib
 import importlib.util
+import json
 import math
 import re
-import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,31 +17,165 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.files import existing, load_tensors, write_atomically
-from pyg_dynbatch.core.progress import Progress
-from pyg_dynbatch.trees.vocabulary import Vocabulary, unescape
+from pyg_dynbatch.files import existing, load_tensors, open_lines, write_atomically
+
+UNKNOWN = "<unk>"
+
+_ESCAPES = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How many running words (tokens) and distinct words (types) of a split have a vector.
+def unescape(word: str) -> str:
+    r"""Turn a Penn-Treebank token back into its text.
+
+    Brackets are written ``-LRB-``, ``-RRB-`` and so on in treebanks, slashes and asterisks carry a
+    backslash. Every other character, the no-break space included, is kept.
 
     Example:
-        >>> print(Coverage("dev", tokens=200, tokens_found=190, types=50, types_found=45))
-        dev: 95.0% of 200 tokens, 90.0% of 50 distinct words
+        >>> unescape("-LRB-"), unescape("1\\/2")
+        ('(', '1/2')
+    """
+    if word in _ESCAPES:
+        return _ESCAPES[word]
+    return word.replace("\\", "") if "\\" in word and word.strip("\\") else word
+
+
+class Vocabulary:
+    """Map words to rows ``1, 2, ...`` and every other word to row 0.
+
+    A vocabulary is immutable, so caches, embeddings and models that were built with it stay valid.
+
+    Args:
+        words: Distinct words in row order, without the unknown word.
+        unknown: Name of row 0.
+        lower_case: Whether words are lower-cased when given and looked up.
+
+    Raises:
+        ValueError: If a word appears twice, or is the unknown word itself.
+
+    Example:
+        >>> vocabulary = Vocabulary(["a", "film"])
+        >>> vocabulary.rows(["a", "dull", "film"]), vocabulary[2], len(vocabulary)
+        ([1, 0, 2], 'film', 3)
     """
 
-    split: str
-    tokens: int
-    tokens_found: int
-    types: int
-    types_found: int
+    def __init__(
+        self, words: Iterable[str], unknown: str = UNKNOWN, lower_case: bool = False
+    ) -> None:
+        given = [word.lower() for word in words] if lower_case else list(words)
+        self.words: tuple[str, ...] = (unknown, *given)
+        self.lower_case = lower_case
+        self._row = {word: row for row, word in enumerate(self.words)}
+        twice = next((w for row, w in enumerate(self.words) if self._row[w] != row), None)
+        if twice is not None:
+            own = f"leave out {unknown!r}, which has row 0"
+            hint = own if twice == unknown else "Vocabulary.from_words"
+            what = f"Vocabulary: the word {twice!r} has two rows"
+            got = f"rows {self.words.index(twice)} and {self._row[twice]}"
+            raise mismatch(ValueError, what, "distinct words", got, hint=hint)
 
-    def __str__(self) -> str:
-        tokens = f"{self.tokens_found / max(self.tokens, 1):.1%} of {self.tokens:,} tokens"
-        types = f"{self.types_found / max(self.types, 1):.1%} of {self.types:,} distinct words"
-        return f"{self.split}: {tokens}, {types}"
+    @classmethod
+    def from_words(cls, words: Iterable[str], *, lower_case: bool = False) -> "Vocabulary":
+        """Build a vocabulary of the distinct words, in order of first appearance.
+
+        Args:
+            words: Words, repeats allowed.
+            lower_case: Whether words are lower-cased.
+
+        Example:
+            >>> Vocabulary.from_words(["to", "be", "or", "not", "to", "be"]).words
+            ('<unk>', 'to', 'be', 'or', 'not')
+        """
+        distinct = dict.fromkeys(map(str.lower, words) if lower_case else words)
+        distinct.pop(UNKNOWN, None)
+        return cls(distinct, lower_case=lower_case)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Mapping[str, int],
+        *,
+        min_count: int = 1,
+        max_words: int | None = None,
+        lower_case: bool = False,
+    ) -> "Vocabulary":
+        """Build a vocabulary of the most frequent words, ties in alphabetical order.
+
+        Args:
+            counts: How often each word occurs.
+            min_count: Words rarer than this are unknown words.
+            max_words: At most this many words, row 0 not counted.
+            lower_case: Whether words are lower-cased; their counts are then added.
+
+        Example:
+            >>> Vocabulary.from_counts({"rare": 1, "the": 9, "a": 9}, min_count=2).words
+            ('<unk>', 'a', 'the')
+        """
+        summed: Counter[str] = Counter()
+        for word, count in counts.items():
+            summed[word.lower() if lower_case else word] += count
+        summed.pop(UNKNOWN, None)
+        kept = [word for word, count in summed.items() if count >= min_count]
+        kept.sort(key=lambda word: (-summed[word], word))
+        return cls(kept[:max_words], lower_case=lower_case)
+
+    @property
+    def unknown(self) -> str:
+        """The name of row 0."""
+        return self.words[0]
+
+    def row(self, word: str) -> int:
+        """Return the row of a word, or 0."""
+        return self._row.get(word.lower() if self.lower_case else word, 0)
+
+    def rows(self, words: Iterable[str]) -> list[int]:
+        """Return one row per word, 0 for unknown words."""
+        return [self.row(word) for word in words]
+
+    def digest(self) -> str:
+        """Return a digest of 16 hexadecimal digits, equal for equal vocabularies."""
+        return hashlib.sha256(self._to_json().encode()).hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        """Write the vocabulary to a JSON file atomically."""
+        text = self._to_json()
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Vocabulary":
+        """Read a vocabulary that `save` wrote; raise a ValueError if the file is not one."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            unknown, *words = content["words"]
+            return cls(words, unknown=unknown, lower_case=content["lower_case"])
+        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            what, got = "Vocabulary: not a saved vocabulary", f"{type(error).__name__}: {error}"
+            raise mismatch(ValueError, what, "words and lower_case", got, where=path) from error
+
+    def _to_json(self) -> str:
+        content = {"lower_case": self.lower_case, "words": self.words}
+        return json.dumps(content, ensure_ascii=False, indent=0)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, row: int) -> str:
+        return self.words[row]
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and self.row(word) > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Vocabulary):
+            return NotImplemented
+        return self.words == other.words and self.lower_case == other.lower_case
+
+    def __hash__(self) -> int:
+        return hash((self.words, self.lower_case))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} rows, row 0 = {self.unknown!r})"
 
 
 @dataclass(eq=False, repr=False)
@@ -63,8 +198,8 @@ class WordVectors:
     Example:
         >>> vocabulary = Vocabulary(["good", "film"])
         >>> vectors = WordVectors(vocabulary, torch.ones(3, 2), torch.tensor([False, True, False]))
-        >>> print(vectors.coverage({"dev": torch.tensor([0, 3, 1])})[0])
-        dev: 75.0% of 4 tokens, 50.0% of 2 distinct words
+        >>> vectors.coverage({"dev": torch.tensor([0, 3, 1])})
+        ['dev: 75.0% of 4 tokens, 50.0% of 2 distinct words']
     """
 
     vocabulary: Vocabulary
@@ -76,49 +211,28 @@ class WordVectors:
         if not len(self.vocabulary) == self.matrix.size(0) == self.found.size(0):
             expected = f"{len(self.vocabulary)} rows, one for each word of the vocabulary"
             got = f"matrix with {self.matrix.size(0)} rows, found with {self.found.size(0)}"
-            raise mismatch(
-                ValueError, "WordVectors: rows and words differ in number", expected, got
-            )
+            what = "WordVectors: rows and words differ in number"
+            raise mismatch(ValueError, what, expected, got)
 
     @property
     def width(self) -> int:
         """The length of one vector."""
         return self.matrix.size(1)
 
-    def coverage(self, counts: Mapping[str, Int[Tensor, " row"]]) -> list[Coverage]:
-        """Count the words that have a vector in each split.
+    def coverage(self, counts: Mapping[str, Int[Tensor, " row"]]) -> list[str]:
+        """Describe which part of the running and of the distinct words of each split has a vector.
 
         Args:
             counts: For each split how often each row occurs (`token_counts` of a data set).
         """
-        found = []
+        lines = []
         for split, count in counts.items():
-            occurs = count > 0
-            numbers = count.sum(), count[self.found].sum(), occurs.sum(), occurs[self.found].sum()
-            found.append(Coverage(split, *map(int, numbers)))
-        return found
-
-    def require(self, counts: Int[Tensor, " row"] | None = None) -> "WordVectors":
-        """Check that every word has a vector, and return the same object.
-
-        Args:
-            counts: How often each row occurs; if given, only words that occur need a vector.
-
-        Raises:
-            ValueError: If the vector of a word is missing; row 0 is exempt unless it occurs.
-        """
-        wanted = torch.ones_like(self.found) if counts is None else counts > 0
-        if counts is None:
-            wanted[0] = False
-        absent = (wanted & ~self.found).nonzero().flatten().tolist()
-        if absent:
-            words = [repr(self.vocabulary[row]) for row in absent[:5]] + ["..."] * (len(absent) > 5)
-            what = f"WordVectors: the vector of token {words[0]} is missing"
-            expected = f"a vector for each of {int(wanted.sum())} words"
-            got = f"{len(absent)} words without: {', '.join(words)}"
-            hint = "missing='uniform' with strict=False, or a fuller source"
-            raise mismatch(ValueError, what, expected, got, where=self.source, hint=hint)
-        return self
+            shares = []
+            for each, unit in ((count, "tokens"), ((count > 0).long(), "distinct words")):
+                share = int(each[self.found].sum()) / max(int(each.sum()), 1)
+                shares.append(f"{share:.1%} of {int(each.sum()):,} {unit}")
+            lines.append(f"{split}: {', '.join(shares)}")
+        return lines
 
     def only_found(self) -> "WordVectors":
         """Drop the words without a vector, so that they all share row 0.
@@ -203,8 +317,16 @@ def read_word_vectors(
         if vector is not None:
             matrix[row], found[row] = vector, True
     matrix[~found] = _initial(matrix[found], int((~found).sum()), missing, seed)
-    result = WordVectors(vocabulary, matrix, found, source=path.name)
-    return result.require() if strict else result
+    absent = [
+        repr(word) for word, has in zip(vocabulary.words, found.tolist(), strict=True) if not has
+    ]
+    if strict and absent[1:]:
+        what = f"read_word_vectors: the vector of token {absent[1]} is missing"
+        expected = f"a vector for each of {len(vocabulary) - 1} words"
+        shown = ", ".join([*absent[1:6], *["..."] * (len(absent) > 6)])
+        got, hint = f"{len(absent) - 1} words without: {shown}", "strict=False, or a fuller source"
+        raise mismatch(ValueError, what, expected, got, where=path.name, hint=hint)
+    return WordVectors(vocabulary, matrix, found, source=path.name)
 
 
 def _spellings(word: str, lower_case: bool) -> list[bytes]:
@@ -228,48 +350,37 @@ def _initial(vectors: Tensor, rows: int, missing: str, seed: int) -> Float[Tenso
 
 def _read_vectors(path: Path, wanted: set[bytes]) -> tuple[_Vectors, int]:
     """Read the vectors of the wanted words, and the width of all vectors."""
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    try:
+    vectors, width = _Vectors(), 0
+    with open_lines(path) as lines:
         # As bytes: few lines of a large file are wanted, and the others need not be decoded.
-        with gzip.open(path) if is_gzip else path.open("rb") as lines:
-            vectors, width = _wanted_vectors(lines, wanted, path)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        what = f"{path.name}: the compressed file is corrupt or truncated"
-        raise mismatch(ValueError, what, "a complete .gz file", error, where=path) from error
+        for line in map(bytes.rstrip, lines.raw()):
+            if lines.number == 1 and _HEADER.fullmatch(line):
+                width = int(line.split()[1])
+                continue
+            values, word = line.count(b" "), line[: line.find(b" ")]
+            width = width or values
+            # The first of two lines for one word counts: files are sorted by frequency.
+            if values == width and (word not in wanted or word in vectors):
+                continue
+            fields = line.split(b" ")[1:]
+            if values == width and all(map(_is_finite, fields)):
+                vectors[word] = torch.tensor([float(field) for field in fields])
+            # The 840B release has a few words with spaces, such as ". . ."; none is ever wanted.
+            elif not fields[:-width] or any(map(_is_finite, fields[:-width])):
+                raise _bad_line(word, fields, width, f"{path}:{lines.number}")
     if width == 0:
         what = f"{path.name}: no vectors in the file"
         raise mismatch(ValueError, what, "lines 'word v1 v2 ...'", where=path)
     return vectors, width
 
 
-def _wanted_vectors(lines: Iterable[bytes], wanted: set[bytes], path: Path) -> tuple[_Vectors, int]:
-    vectors: _Vectors = {}
-    width = 0
-    for number, line in enumerate(lines, start=1):
-        line = line.rstrip()
-        if number == 1 and _HEADER.fullmatch(line):
-            width = int(line.split()[1])
-            continue
-        values, word = line.count(b" "), line[: line.find(b" ")]
-        width = width or values
-        # The first of two lines for one word counts: files are sorted by frequency.
-        if values == width and (word not in wanted or word in vectors):
-            continue
-        fields = line.split(b" ")[1:]
-        if values == width and all(map(_is_finite, fields)):
-            vectors[word] = torch.tensor([float(field) for field in fields])
-            continue
-        # The 840B release has a few words with spaces, such as ". . ."; none is ever wanted.
-        surplus = fields[:-width]
-        if not surplus or any(map(_is_finite, surplus)):
-            name = word.decode(errors="replace")
-            what = f"read_word_vectors: the vector of {name!r} is not {width} numbers"
-            odd = [field.decode("latin-1") for field in fields if not _is_finite(field)][:1]
-            got = ", among them ".join([f"{values} values", *map(repr, odd)])
-            expected, hint = f"{width} finite numbers after the word", "download the file again"
-            raise mismatch(ValueError, what, expected, got, where=f"{path}:{number}", hint=hint)
-    return vectors, width
+def _bad_line(word: bytes, fields: list[bytes], width: int, where: str) -> ValueError:
+    name = word.decode(errors="replace")
+    what = f"read_word_vectors: the vector of {name!r} is not {width} numbers"
+    odd = [field.decode("latin-1") for field in fields if not _is_finite(field)][:1]
+    got = ", among them ".join([f"{len(fields)} values", *map(repr, odd)])
+    expected, hint = f"{width} finite numbers after the word", "download the file again"
+    return mismatch(ValueError, what, expected, got, where=where, hint=hint)
 
 
 def _is_finite(field: bytes) -> bool:
@@ -320,8 +431,9 @@ def sentence_vectors(
         >>> vectors.width, vectors.matrix[1].norm()  # doctest: +SKIP
         (384, tensor(6.0000))
     """
+    words = vocabulary.words[1:]
     known = _read_cache(Path(cache), model) if cache is not None else {}
-    absent = [word for word in vocabulary.words[1:] if word not in known]
+    absent = [word for word in words if word not in known]
     if absent:
         encoded = _encode(absent, model, batch_size, device)
         known.update(zip(absent, encoded, strict=True))
@@ -330,30 +442,26 @@ def sentence_vectors(
             content = {"format": _FORMAT, "model": model, "words": list(known), "vectors": vectors}
             write_atomically(cache, partial(torch.save, content))
     matrix = torch.zeros(len(vocabulary), len(next(iter(known.values()), ())))
-    if len(vocabulary) > 1:
-        matrix[1:] = torch.stack([known[word] for word in vocabulary.words[1:]])
+    if words:
+        matrix[1:] = torch.stack([known[word] for word in words])
         matrix[0] = matrix[1:].mean(dim=0)
-    found = torch.ones(len(vocabulary), dtype=torch.bool)
-    found[0] = False
+    found = torch.arange(len(vocabulary)) > 0
     return WordVectors(vocabulary, matrix * scale, found, source=model)
 
 
 def find_model(model: str) -> str:
     """Return the folder of a model that is on this machine, otherwise its name."""
-    folders, package = [Path(model)], model.replace("-", "_")
-    if not folders[0].is_dir():
-        spec = importlib.util.find_spec(package) if package.isidentifier() else None
-        folders = [
-            Path(folder) for folder in getattr(spec, "submodule_search_locations", None) or ()
-        ]
-    for folder in folders:
-        for path in (folder / _MARKER, *sorted(folder.glob(f"*/{_MARKER}"))):
-            if path.is_file():
-                return str(path.parent)
-    if Path(model).is_dir():
+    folder, package = Path(model), model.replace("-", "_")
+    folders = [folder] if folder.is_dir() else []
+    if not folders and package.isidentifier() and (spec := importlib.util.find_spec(package)):
+        folders = [Path(each) for each in spec.submodule_search_locations or ()]
+    markers = (p for each in folders for p in (each / _MARKER, *sorted(each.glob(f"*/{_MARKER}"))))
+    if (found := next(filter(Path.is_file, markers), None)) is not None:
+        return str(found.parent)
+    if folder.is_dir():
         what, expected = f"sentence_vectors: no model in {model}", f"a folder with {_MARKER}"
-        got = ", ".join(sorted(path.name for path in Path(model).iterdir())[:6])
-        raise mismatch(ValueError, what, expected, got or "nothing", where=Path(model).resolve())
+        got = ", ".join(sorted(path.name for path in folder.iterdir())[:6])
+        raise mismatch(ValueError, what, expected, got or "nothing", where=folder.resolve())
     return model
 
 

@@ -1,28 +1,24 @@
 """Files are written atomically, read as lines of text, and downloaded with checksums."""
 
 import errno
-import fcntl
 import gzip
 import hashlib
 import io
 import os
 import resource
 import sys
-import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from email.message import Message
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pyg_dynbatch.core.files import (
+from pyg_dynbatch import files
+from pyg_dynbatch.files import (
     atomic_file,
     download_verified,
-    extract_member,
     load_tensors,
     locked_folder,
     open_lines,
@@ -30,6 +26,7 @@ from pyg_dynbatch.core.files import (
     sha256_of,
     write_atomically,
 )
+from tests.conftest import Server
 
 
 @contextmanager
@@ -79,7 +76,7 @@ def write_piece_by_piece(path: Path) -> None:
     [
         write_piece_by_piece,
         lambda path: write_atomically(path, lambda temporary: temporary.write_text("x")),
-        lambda path: download_verified(Path(__file__).as_uri(), path.parent, None, "Words"),
+        lambda path: download_verified("http://127.0.0.1:9/x", path.parent, None, "Words"),
     ],
 )
 def test_a_folder_that_cannot_be_created(tmp_path: Path, write: Callable) -> None:
@@ -117,10 +114,10 @@ def test_two_processes_do_not_write_one_unfinished_file(tmp_path: Path) -> None:
 def test_where_files_cannot_be_locked_there_is_a_warning(
     tmp_path: Path, lock: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(files, "lock_descriptor", refused)
     path = tmp_path / "new"
     with pytest.warns(UserWarning, match="new.* cannot be locked .No locks"), lock(path):
         pass
@@ -133,20 +130,33 @@ def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
     assert read_lines(path) == ["one\u2028still", "", "two\x0bstill"]
 
 
+GZIPPED = gzip.compress(b"one\n" * 100_000)
+TORN = r"corrupt[\s\S]*a complete gzip[\s\S]*after line \d+"
+
+
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("name", "content", "words"),
     [
-        (b"", r"text.txt: the file is empty[\s\S]*where: .*text.txt"),
-        (b" \n\n", "text.txt: the file is empty"),
-        ("(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*text.txt:2:7"),
+        ("a.txt", b"", r"a.txt: the file is empty[\s\S]*where: .*a.txt"),
+        ("a.txt", b" \n\n", "a.txt: the file is empty"),
+        ("a.txt", "(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*:2:7"),
+        ("a.csv", "name\nok\ncafé\n".encode("latin-1"), r"byte 0xe9[\s\S]*a\.csv:3:4[\s\S]*iconv"),
+        ("a.csv", "name\n".encode("utf-16"), r"byte 0xff[\s\S]*a\.csv:1:1"),
+        ("a.csv.gz", b"no archive", TORN),
+        ("a.csv.gz", GZIPPED[:-20], TORN),
+        ("a.csv.gz", GZIPPED[:20] + b"x" * 40 + GZIPPED[60:], TORN),
+        ("a.txt", None, "^a.txt: there is no such file"),
+        ("", None, "^{folder}: there is no such file"),
     ],
 )
-def test_text_that_cannot_be_read(tmp_path: Path, content: bytes, found: str) -> None:
-    (tmp_path / "text.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=found):
-        read_lines(tmp_path / "text.txt")
-    with pytest.raises(FileNotFoundError, match="none.txt: there is no such file"):
-        read_lines(tmp_path / "none.txt")
+def test_text_that_cannot_be_read(tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    error = FileNotFoundError if content is None else ValueError
+    with pytest.raises(error, match=words.replace("{folder}", tmp_path.name)):
+        read_lines(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"^\.: there is no such file"):
+        read_lines(Path())
 
 
 def test_loading_corrupt_files_and_other_kinds(tmp_path: Path) -> None:
@@ -166,113 +176,70 @@ CONTENT = b"a film " * 20_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Response(io.BytesIO):
-    """Sends bytes and promises a length; may break in the middle."""
-
-    def __init__(self, content: bytes, promised: int, broken: bool = False) -> None:
-        super().__init__(content)
-        self.headers = Message()
-        self.headers["Content-Length"] = str(promised)
-        self.broken = broken
-
-    def read(self, size: int | None = -1) -> bytes:
-        if self.broken and self.tell() > 0:
-            raise ConnectionResetError("reset by peer")
-        return super().read(size)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    path = tmp_path / "there" / "words.txt"
-    path.parent.mkdir()
-    path.write_bytes(CONTENT)
-    return path
-
-
-def test_downloads_once(source: Path, tmp_path: Path, capsys) -> None:
-    path = download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words")
-    assert path == tmp_path / "here" / "words.txt"
-    assert path.read_bytes() == CONTENT
-    said = f"Words: {source.as_uri()}: 140,000 of 140,000 bytes in 0 s\n"
+def test_downloads_once(server: Server, tmp_path: Path, capsys) -> None:
+    server.files["words.txt"] = CONTENT
+    folder = tmp_path / "here"
+    path = download_verified(server.url("words.txt"), folder, SHA256, "Words")
+    assert path == folder / "words.txt" and path.read_bytes() == CONTENT
+    said = f"Words: {server.url('words.txt')}: 140,000 of 140,000 bytes in 0 s\n"
     assert capsys.readouterr() == ("", said)
-    source.unlink()
-    assert download_verified(source.as_uri(), tmp_path / "here", SHA256, "Words") == path
+    server.files.clear()
+    assert download_verified(server.url("words.txt"), folder, SHA256, "Words") == path
 
 
-def test_a_wrong_checksum(source: Path, tmp_path: Path) -> None:
+def test_a_wrong_checksum(server: Server, tmp_path: Path) -> None:
+    server.files["words.txt"] = CONTENT
     with pytest.raises(ValueError) as caught:
-        download_verified(source.as_uri(), tmp_path / "here", "0" * 64, "Words")
+        download_verified(server.url("words.txt"), tmp_path, "0" * 64, "Words", hint="by hand")
     message = str(caught.value)
-    assert "has a wrong checksum" in message
+    assert "Words: " in message and "has a wrong checksum" in message
     assert f"expected: sha256 {'0' * 64}" in message
     assert f"got:      sha256 {SHA256}, 140,000 bytes" in message
-    assert list((tmp_path / "here").iterdir()) == []
-    (tmp_path / "words.txt").write_text("something else")
+    assert "try:      by hand" in message
+    assert list(tmp_path.iterdir()) == []
+    mine = tmp_path / "words.txt"
+    mine.write_text("something else")
     with pytest.raises(ValueError, match=r"Words: words.txt has a wrong checksum[\s\S]*delete"):
-        download_verified(source.as_uri(), tmp_path, SHA256, "Words")
+        download_verified(server.url("words.txt"), tmp_path, SHA256, "Words")
+    assert mine.read_text() == "something else"
 
 
-def test_offline(tmp_path: Path) -> None:
-    # Nothing listens on port 9 of this machine.
-    url = "http://127.0.0.1:9/words.txt"
+@pytest.mark.parametrize("fault", ["offline", "missing", "truncated"])
+def test_a_failed_download(server: Server, tmp_path: Path, fault: str) -> None:
+    server.files["words.txt"] = CONTENT
+    server.sent = 100_000 if fault == "truncated" else None
+    url = server.url("none.txt" if fault == "missing" else "words.txt")
+    if fault == "offline":
+        url = "http://127.0.0.1:9/words.txt"  # nothing listens there
     with pytest.raises(ConnectionError) as caught:
-        download_verified(url, tmp_path / "here", SHA256, "Words", hint="put it there by hand")
+        download_verified(url, tmp_path / "here", None, "Words", hint="put it there by hand")
     message = str(caught.value)
     assert "Words: the download failed" in message
+    assert {"offline": "refused", "missing": "404", "truncated": "after 100,000 of 140,000 bytes"}[
+        fault
+    ] in message
     assert f"where:    {url}" in message
     assert "try:      put it there by hand" in message
     assert list((tmp_path / "here").iterdir()) == []
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_connection_that_ends_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: bool
-) -> None:
-    response = Response(CONTENT[:100_000], len(CONTENT), broken)
-    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: response)
-    with pytest.raises(ConnectionError) as caught:
-        download_verified("http://example.org/words.txt", tmp_path, SHA256, "Words")
-    reason = "reset by peer" if broken else "ended after 100,000 of 140,000 bytes"
-    assert reason in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+def test_an_unknown_checksum_is_noted_and_then_holds(server: Server, tmp_path: Path) -> None:
+    def download() -> str:
+        return download_verified(server.url("words.txt"), tmp_path, None, "Words").read_text()
 
-
-@pytest.mark.parametrize("damage", ["none", "missing", "truncated", "changed"])
-def test_extracts_one_member_of_an_archive(tmp_path: Path, damage: str) -> None:
-    archive, target = tmp_path / "all.zip", tmp_path / "a.txt"
-    member = "trees/b.txt" if damage == "missing" else "trees/a.txt"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
-        opened.writestr("trees/a.txt", CONTENT)
-    whole = archive.read_bytes()
-    if damage == "truncated":
-        archive.write_bytes(whole[: len(whole) // 2])
-    if damage == "changed":
-        archive.write_bytes(whole[:60] + b"x" * 20 + whole[80:])
-    if damage == "none":
-        assert extract_member(archive, member, target, "Words").read_bytes() == CONTENT
-        return
-    with pytest.raises(ValueError, match=rf"Words: the archive is corrupt[\s\S]*{member}"):
-        extract_member(archive, member, target, "Words")
-    assert not target.exists()
-
-
-def test_an_unknown_checksum_is_noted_and_then_holds(tmp_path):
-    source = tmp_path / "words.txt"
-    source.write_text("a film")
-    folder = tmp_path / "raw"
-    path = download_verified(source.as_uri(), folder, None, "Words")
-    noted = folder / "words.txt.sha256"
-    assert noted.read_text().strip() == sha256_of(source)
-    assert download_verified(source.as_uri(), folder, None, "Words") == path
+    server.files["words.txt"] = b"a film"
+    assert download() == download() == "a film"
+    path, noted = tmp_path / "words.txt", tmp_path / "words.txt.sha256"
+    assert noted.read_text().strip() == sha256_of(path)
     path.write_text("another film")
     with pytest.raises(ValueError, match="words.txt has a wrong checksum"):
-        download_verified(source.as_uri(), folder, None, "Words")
+        download()
     path.unlink()
-    source.write_text("something else")
+    server.files["words.txt"] = b"something else"
     with pytest.raises(ValueError, match="words.txt.* has a wrong checksum"):
-        download_verified(source.as_uri(), folder, None, "Words")
+        download()
     noted.unlink()
-    assert download_verified(source.as_uri(), folder, None, "Words").read_text() == "something else"
+    assert download() == "something else"
     (tmp_path / "mine.txt").write_text("mine")
     path = download_verified("https://nowhere.invalid/mine.txt", tmp_path, None, "Words")
     assert path.read_text() == "mine"
@@ -310,30 +277,3 @@ def test_lines_are_read_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_lines("-") as lines:
         assert next(iter(lines)) == "a\n"
         assert stream.tell() == 2
-
-
-def test_no_such_file(tmp_path: Path) -> None:
-    for path, name in ((tmp_path / "a.csv", "a.csv"), (tmp_path, tmp_path.name), (Path(), r"\.")):
-        with pytest.raises(FileNotFoundError, match=f"^{name}: there is no such file"):
-            read(path)
-
-
-def test_another_encoding_is_named_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes("name\nok\ncafé\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"not UTF-8[\s\S]*byte 0xe9[\s\S]*a\.csv:3:4[\s\S]*iconv"):
-        read(path)
-    path.write_bytes("name\n".encode("utf-16"))
-    with pytest.raises(ValueError, match=r"byte 0xff[\s\S]*a\.csv:1:1"):
-        read(path)
-
-
-def test_damaged_archives(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv.gz"
-    whole = gzip.compress(b"one\n" * 100_000)
-    broken = bytearray(whole)
-    broken[20:60] = b"x" * 40
-    for content in (b"no archive", whole[:-20], bytes(broken)):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"corrupt[\s\S]*a complete gzip[\s\S]*after line \d+"):
-            read(path)
