@@ -17,7 +17,7 @@ from torch_geometric.data import Batch, Data
 from pyg_dynbatch.data import DynTreeData, MoleculeData, Vocabulary, allow_batches
 from pyg_dynbatch.datasets import SST, ListOps, ListOpsRecipe, MoleculeFile, TreeDataset, TreeFile
 from pyg_dynbatch.loader import Collater, MoleculeCollater
-from pyg_dynbatch.molecules.pair_table import PairTable
+from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.trees.data import TreeColumns
 from pyg_dynbatch.trees.datasets import Content
 from tests.strategies import Dag, chain, structures
