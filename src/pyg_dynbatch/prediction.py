@@ -31,6 +31,9 @@ class Model(nn.Module, ABC):
 
     Args:
         network: Module that takes a batch.
+
+    Shape:
+        - output: that of the network, with a row per example, or per node.
     """
 
     task: ClassVar[str]

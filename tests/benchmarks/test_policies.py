@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import policies
 from benchmarks.policies import draw_batches
+from pyg_dynbatch.core.recording import records_of
 from pyg_dynbatch.core.scheduling import schedule_recordings
 
 
@@ -53,8 +54,10 @@ def test_shapes(shape: str, operations: set[str]) -> None:
 
 def test_words_of_a_lattice_are_read_where_they_end() -> None:
     (programs,) = draw_batches("lattice", 20, 1, random.Random(0))
-    words = [p.signatures[kind].name for p in programs for kind in p.call_signature].count("word")
-    read = sum(len(p.read_value) for p in programs)
+    records = [(p, record) for p in programs for record in records_of(p.sites, p.code)]
+    calls = [(p.sites[r.number].signature, r) for p, r in records if p.sites[r.number].signature]
+    words = [signature.name for signature, _ in calls].count("word")
+    read = sum(len(values) for _, record in calls for values in record.arguments)
     characters = sum(p.num_calls for p in programs) - words
     # Every call reads an input and a state; words that end within the sentence are read once.
     assert 0 < read - 2 * (words + characters) <= words

@@ -75,7 +75,7 @@ def test_encoders_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: str) -
     data = one_target(tmp_path)
     for options, message in (
         ({"hidden": 7}, r"does not fit[\s\S]*network.lin_atom.*[\s\S]*file: .*last.ckpt"),
-        ({"readout": "sum"}, r"expected: none[\s\S]*where: +model.network.readouts.1"),
+        ({"readout": "sum"}, r"expected: none[\s\S]*where: +network.readouts.1"),
     ):
         run = molecule_trainer(tmp_path, callbacks=[Pretrained(checkpoint)])
         with pytest.raises(ValueError, match=message):

@@ -65,16 +65,13 @@ class _Run(Run):
         try:
             super().make(number, step)
         except Exception as error:
-            name, values = self.operations[step.operation].signature.name, self.session.values
+            name = self.operations[step.operation].signature.name
             sites = self.session.table.sites
             site = next(s for s in sites if s.signature and s.signature.name == name)
             where = [name, site.where.rpartition(", ")[2]]  # its line
             if (row := self._failing(step)) is not None:
                 kind, first = step.results[0]
-                session = self.session
-                made = np.flatnonzero(values.row[: session.base] == first + row)
-                types = values.types_of(made, session.table.recorded, session.past)
-                where[1:1] = [f"example {session.example_of(int(made[types == kind][0]))}"]
+                where[1:1] = [f"example {self.session.example_with(kind, first + row)}"]
             error.add_note(NOTE + ", ".join(where))
             raise
 
@@ -155,6 +152,17 @@ class Session:
         """Return the example that made a value."""
         number = bisect_right(self.turns, value, key=itemgetter(0)) - 1
         return self.turns[number][1] if number >= 0 else None
+
+    def example_with(self, kind: int, row: int) -> int | None:
+        """Return the example that made a row of a row type."""
+        sites, code = self.table.recorded, self.past[: self.base]
+        begins = begins_of(sites, code)
+        values = begins[:, None] + np.arange(sites.most_results)
+        rows = self.values.row[np.minimum(values, self.base - 1)]
+        widths = np.array([len(site.results) for site in sites])[code[begins]]
+        found = (rows == row) & (sites.types[code[begins]] == kind)
+        found &= np.arange(sites.most_results) < widths[:, None]
+        return self.example_of(int(values[found][0]))
 
     def emit(self, name: str, value: Any) -> None:
         """Collect a value of the current example."""

@@ -111,8 +111,9 @@ class TreeDataModule(SplitDataModule):
     def dataset(self, split: SplitName) -> TreeDataset:
         """Return one split, loaded once."""
         if split not in self._loaded:
-            vectors = self.word_vectors if self._words_share else None
-            self._loaded[split] = self.load(split, vectors.vocabulary if vectors else None)
+            vectors = self.word_vectors  # which checks the options before the data are read
+            chosen = vectors.vocabulary if vectors and self._words_share else None
+            self._loaded[split] = self.load(split, chosen)
         return self._loaded[split]
 
     @property
