@@ -1,7 +1,7 @@
 """Schedule recorded calls: which run together, in which order, and which rows they read."""
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,29 +99,28 @@ class _Joined(NamedTuple):
 
 def _join(recordings: Sequence[Recording]) -> _Joined:
     sites, first_site = _joined_sites(recordings)
-    codes = [np.asarray(recording.code, dtype=np.int32) for recording in recordings]
-    ends = list(accumulate(map(len, codes)))
-    if ends[-1] > np.iinfo(np.int32).max:
+    code = np.concatenate([recording.code for recording in recordings], dtype=np.int32)
+    ends = np.cumsum([len(recording.code) for recording in recordings])
+    if code.size > np.iinfo(np.int32).max:
         what, wanted = "schedule_recordings: too many integers", "fewer than 2 ** 31"
-        raise mismatch(ValueError, what, wanted, ends[-1], hint="smaller mini-batches")
-    counts = np.zeros((1 + len(codes), len(sites.row_types)), dtype=np.int64)
-    outputs: dict[str, tuple[list[np.ndarray], list[int], list[int]]] = {}
-    for number, (recording, begin) in enumerate(zip(recordings, [0, *ends], strict=False)):
+        raise mismatch(ValueError, what, wanted, code.size, hint="smaller mini-batches")
+    counts = np.zeros((1 + len(recordings), len(sites.row_types)), dtype=np.int64)
+    outputs: dict[str, tuple[list[Any], list[int]]] = {}
+    for number, recording in enumerate(recordings):
         for row_type, rows in recording.num_inputs.items():
             counts[number + 1, sites.number_of_type[row_type]] = rows
         for name, values in recording.outputs.items():
-            found, examples, lengths = outputs.setdefault(name, ([], [], []))
-            found.append(np.asarray(values, dtype=np.int32) + np.int32(begin))
+            found, examples = outputs.setdefault(name, ([], []))
+            found.append(values)
             examples.append(number)
-            lengths.append(len(values))
     first_input = counts.cumsum(0)
-    code = np.concatenate(codes)
-    if len(codes) > 1:
+    if len(recordings) > 1:
         move(sites, code, ends, 0, first_site, first_input)
-    joined = {
-        name: (np.concatenate(found), np.repeat(examples, lengths))
-        for name, (found, examples, lengths) in outputs.items()
-    }
+    begins, joined = np.append(0, ends), {}
+    for name, (found, examples) in outputs.items():
+        example = np.repeat(examples, [len(values) for values in found])
+        numbers = np.concatenate(found, dtype=np.int32) + begins[example].astype(np.int32)
+        joined[name] = numbers, example
     return _Joined(sites, first_site, code, first_input, joined)
 
 
@@ -142,8 +141,8 @@ def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
 
 
 def move(
-    sites: Sites, code: np.ndarray, ends: Sequence[int], base: int, first_site: Sequence[int],
-    first_input: np.ndarray,
+    sites: Sites, code: np.ndarray, ends: np.ndarray | Sequence[int], base: int,
+    first_site: Sequence[int], first_input: np.ndarray,
 ) -> None:  # fmt: skip
     """Renumber the sites, values and input rows of examples that have been put into one code.
 
@@ -190,8 +189,8 @@ def _distinct_constants(recordings: Sequence[Recording], joined: _Joined) -> Con
     sites, found = joined.sites, Constants.none(joined.sites)
     pieces: dict[int, list[Rows]] = {}
     for recording, base in zip(recordings, joined.first_site, strict=True):
-        for site in recording.data:
-            pieces.setdefault(base + site, []).append(recording.constants_of(site))
+        for site, parts in recording.data.items():
+            pieces.setdefault(base + site, []).extend(parts)
     numbers, rows = [_NOTHING], [_NOTHING]
     total = different = 0
     for kind, row_type in enumerate(sites.row_types):
