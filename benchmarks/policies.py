@@ -28,26 +28,26 @@ BOUND = "lower bound"
 
 def chain(generator: random.Random, length: int) -> Recording:
     """Record a recurrent tagger: a cell along the sentence and a label per word."""
-    program, state = Recording(), None
+    recording, state = Recording(), None
     cell, label = Signature("cell", (ROW, ROW), (ROW,)), Signature("label", (ROW,), (ROW,))
     for word in range(length):
-        x = program.input(ROW, word)
-        state = program.call(cell, x, x if state is None else state)
-        program.output(program.call(label, state))
-    return program
+        x = recording.input(ROW, word)
+        state = recording.call(cell, x, x if state is None else state)
+        recording.output(recording.call(label, state))
+    return recording
 
 
 def tree(generator: random.Random, length: int, types: int = 1) -> Recording:
     """Record a recursive network in which each node has one of ``types`` operations."""
-    program, word = Recording(), Signature("word", (ROW,), (ROW,))
+    recording, word = Recording(), Signature("word", (ROW,), (ROW,))
     joins = [Signature(f"join_{number}", (ROW, ROW), (ROW,)) for number in range(types)]
-    phrases: list[Value] = [program.call(word, program.input(ROW, k)) for k in range(length)]
+    phrases: list[Value] = [recording.call(word, recording.input(ROW, k)) for k in range(length)]
     while len(phrases) > 1:
         at = generator.randrange(len(phrases) - 1)
-        joined = program.call(generator.choice(joins), *phrases[at : at + 2])
+        joined = recording.call(generator.choice(joins), *phrases[at : at + 2])
         phrases[at : at + 2] = [joined]
-    program.output(phrases[0])
-    return program
+    recording.output(phrases[0])
+    return recording
 
 
 def lattice(generator: random.Random, length: int) -> Recording:
@@ -59,31 +59,31 @@ def lattice(generator: random.Random, length: int) -> Recording:
     Reference:
         Zhang, Yang (2018), arXiv:1805.02023 (the shape only).
     """
-    program = Recording()
+    recording = Recording()
     character = Signature("character", (ROW, ROW, Ragged(ROW)), (ROW,))
     word = Signature("word", (ROW, ROW), (ROW,))
     ending: dict[int, list[Value]] = {}
-    state: Any = program.input(ROW, length)
+    state: Any = recording.input(ROW, length)
     for position in range(length):
-        x = program.input(ROW, position)
-        state = program.call(character, x, state, ending.get(position, []))
+        x = recording.input(ROW, position)
+        state = recording.call(character, x, state, ending.get(position, []))
         if generator.random() < 0.5:
             end = position + generator.randint(1, 3)
-            ending.setdefault(end, []).append(program.call(word, x, state))
-    program.output(state)
-    return program
+            ending.setdefault(end, []).append(recording.call(word, x, state))
+    recording.output(state)
+    return recording
 
 
 def turns(generator: random.Random, length: int) -> Recording:
     """Record a chain of two cells that mostly alternate."""
     cells = [Signature(f"cell_{number}", (ROW,), (ROW,)) for number in range(2)]
-    program, kind = Recording(), generator.randrange(2)
-    state: Any = program.input(ROW, 0)
+    recording, kind = Recording(), generator.randrange(2)
+    state: Any = recording.input(ROW, 0)
     for _ in range(length):
-        state = program.call(cells[kind], state)
+        state = recording.call(cells[kind], state)
         kind = 1 - kind if generator.random() < 0.8 else kind
-    program.output(state)
-    return program
+    recording.output(state)
+    return recording
 
 
 SHAPES: dict[str, Callable[[random.Random, int], Recording]] = {

@@ -23,11 +23,11 @@ from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
-from pyg_dynbatch.testing import program_of_structure
+from pyg_dynbatch.testing import recording_of_structure
 
 MODES = ("fused", "generic", "engine")
 PHASES = bench.phases("schedule", "forward", "backward", train=bench.TRAIN)
-"""The schedule is derived on the CPU, from edges or from recorded programs."""
+"""The schedule is derived on the CPU, from edges or from recorded recordings."""
 
 ALL_SIZES, LARGEST = "all sizes", "the two largest"
 
@@ -36,7 +36,7 @@ def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.counts("--sizes", [10**3, 10**4, 10**5, 10**6], "numbers of nodes (default: 10^3..10^6)")
     parser.choices("--shapes", FOREST_SHAPES)
-    text = "fused and generic layer on structures, engine on recorded programs"
+    text = "fused and generic layer on structures, engine on recorded recordings"
     parser.choices("--modes", MODES, help=text)
     parser.count("--tree-nodes", 10**4, "largest tree (default: 10000)")
     parser.count("--units", 16, "width (default: 16)")
@@ -57,17 +57,17 @@ class Ways:
         shape = (forest.nodes, layer.in_channels)
         self.x = torch.randn(shape, generator=generator).to(device).requires_grad_()
         self.grad = torch.randn(forest.nodes, layer.out_channels, generator=generator).to(device)
-        self.programs: list[Recording] = []
+        self.recordings: list[Recording] = []
 
     def schedule(self, mode: str) -> Any:
-        """Derive the schedule; that of the engine from programs recorded beforehand."""
+        """Derive the schedule; that of the engine from recordings recorded beforehand."""
         if mode != "engine":
             return schedule_structure(self.edges, self.forest.nodes, arity=self.layer.arity)
-        if not self.programs:
+        if not self.recordings:
             signature = self.engine.operations["node"].signature
             tree = Data(edge_index=self.forest.edges, num_nodes=self.forest.tree_nodes)
-            self.programs = [program_of_structure(signature, tree)] * self.forest.trees
-        return schedule_recordings(self.programs)
+            self.recordings = [recording_of_structure(signature, tree)] * self.forest.trees
+        return schedule_recordings(self.recordings)
 
     def forward(self, mode: str, schedule: Any) -> Tensor:
         """Compute the hidden rows of all nodes, ``[node, unit]``."""

@@ -1,7 +1,7 @@
 """Time, memory and work of two weave modules, compared with plain code, the engine and DeepChem.
 
-The factored layer, a plain implementation over all ordered pairs, the engine on recorded programs,
-and DeepChem's layers; then growth with the size of a single molecule.
+The factored layer, a plain implementation over all ordered pairs, the engine on recordings, and
+DeepChem's layers; then growth with the size of a single molecule.
 """
 
 import copy
@@ -26,7 +26,7 @@ from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.nets.models import WeaveProgram
+from pyg_dynbatch.molecules.nets.models import WeaveRecorder
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 
@@ -207,24 +207,24 @@ class Ways:
 
     def __init__(self, stack: WeaveStack, table: Tensor) -> None:
         self.stack = stack
-        self.program = WeaveProgram(stack, table)
+        self.recorder = WeaveRecorder(stack, table)
 
     def record(self, batch: WeaveBatch) -> None:
-        """Record the molecules as programs and derive the schedule that the engine runs."""
-        programs = []
+        """Record the molecules as recordings and derive the schedule that the engine runs."""
+        recordings = []
         for molecule in batch.molecules:
             atoms = int(molecule.num_nodes or 0)
             code = np.zeros((atoms, atoms), dtype=np.int64)
             code[np.triu_indices(atoms)] = molecule.pair_code.numpy()
-            programs.append(self.program.program(atoms, np.maximum(code, code.T).tolist()))
-        batch.schedule = schedule_recordings(programs).to(batch.x.device)
+            recordings.append(self.recorder.recording(atoms, np.maximum(code, code.T).tolist()))
+        batch.schedule = schedule_recordings(recordings).to(batch.x.device)
 
     def atoms(self, mode: str, batch: WeaveBatch) -> Tensor:
         """Compute the updated atom rows, ``[atom, unit]``."""
         if mode == PLAIN:
             return plain_weave(self.stack, batch.x, batch.pair, batch.ends)
         if mode == ENGINE:
-            return self.program.engine(batch.schedule, {"atom": batch.x})["output"]
+            return self.recorder.engine(batch.schedule, {"atom": batch.x})["output"]
         return self.stack(batch.x, batch.table, batch.pairs)
 
     def train(self, mode: str, batch: WeaveBatch) -> Tensor:

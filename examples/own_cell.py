@@ -58,14 +58,14 @@ torch.manual_seed(0)
 trees = [random_tree(int(torch.randint(2, 20, ()))) for _ in range(400)]
 cell = GatedSumCell(2, 16)
 
-# 1. Batched = one by one, in values and in gradients: on structures, and as recorded programs.
+# 1. Batched = one by one, in values and in gradients: on structures, and as recordings.
 testing.assert_cell_agrees(cell, TensorType((16,)), trees[:5], in_channels=2)
 inputs = {"input": torch.cat([tree.x for tree in trees[:5]])}
 engine = Engine.of_cell(cell, TensorType((16,)), input_type=TensorType((2,), tag="input"))
 node = engine.operations["node"].signature
-programs = [testing.program_of_structure(node, tree) for tree in trees[:5]]
-testing.assert_batching_agrees(engine, programs, inputs)
-print(f"batching agrees: {schedule_recordings(programs)}".splitlines()[0])
+recordings = [testing.recording_of_structure(node, tree) for tree in trees[:5]]
+testing.assert_batching_agrees(engine, recordings, inputs)
+print(f"batching agrees: {schedule_recordings(recordings)}".splitlines()[0])
 
 # 2. As a layer in any PyTorch model.
 layer, head = RecursiveLayer(cell), nn.Linear(16, 1)

@@ -1,6 +1,6 @@
 """Predict the sign of Python expressions from their syntax trees, with one module per node type.
 
-Every expression is recorded as a program; the engine runs calls of the same module together.
+Every expression is recorded; the engine runs calls of the same module together.
 """
 
 import ast
@@ -37,16 +37,16 @@ operators = {k: add(Combine(n), [STATE] * n, [STATE], name=k.__name__) for k, n 
 
 def record(source: str) -> Recording:
     """Record the calls of one expression; nothing is computed yet."""
-    program = Recording()
+    recording = Recording()
 
     def value(node: ast.expr) -> Value:
         if isinstance(node, ast.Constant):
-            return program.call(digit, program.constant(DIGIT, node.value))
+            return recording.call(digit, recording.constant(DIGIT, node.value))
         parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        return program.call(operators[type(node.op)], *map(value, parts))
+        return recording.call(operators[type(node.op)], *map(value, parts))
 
-    program.output(program.call(classify, value(ast.parse(source, mode="eval").body)))
-    return program
+    recording.output(recording.call(classify, value(ast.parse(source, mode="eval").body)))
+    return recording
 
 
 def expression(rng: random.Random, depth: int) -> str:
@@ -59,18 +59,18 @@ def expression(rng: random.Random, depth: int) -> str:
 
 torch.manual_seed(0)
 sources = [expression(random.Random(seed), depth=3) for seed in range(1500)]
-programs = [record(source) for source in sources]
+recordings = [record(source) for source in sources]
 signs = torch.tensor([(eval(s) > 0) - (eval(s) < 0) + 1 for s in sources])
 engine = Engine(operations)
 optimizer = torch.optim.Adam(engine.parameters(), lr=3e-3)
 for _ in range(10):
     for part in torch.randperm(1200).split(100):
-        logits = engine(schedule_recordings([programs[i] for i in part]))["output"]
+        logits = engine(schedule_recordings([recordings[i] for i in part]))["output"]
         loss = nn.functional.cross_entropy(logits, signs[part])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-schedule = schedule_recordings(programs[1200:])
+schedule = schedule_recordings(recordings[1200:])
 stats = schedule.stats()
 print(f"{stats.rows} distinct calls, {stats.merged_calls} repeated ones, {stats.steps} steps")
 with torch.no_grad():

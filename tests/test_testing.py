@@ -28,15 +28,15 @@ LAWS.append(testing.assert_order_is_free)
 
 
 def engine_of(module: Any) -> tuple[Engine, list[Recording]]:
-    """Return an engine with one operation, and two programs that call it on different rows."""
-    operations, programs = Operations(), []
+    """Return an engine with one operation, and two recordings that call it on different rows."""
+    operations, recordings = Operations(), []
     signature = operations.add(module, [VECTOR], [VECTOR], name="odd")
     for number in (1.0, 2.0):
-        program = Recording()
-        program.output(program.call(signature, program.input(VECTOR, 0)))
-        program.output(program.call(signature, program.constant(VECTOR, [number, 0.0, 1.0])))
-        programs.append(program)
-    return Engine(operations), programs
+        recording = Recording()
+        recording.output(recording.call(signature, recording.input(VECTOR, 0)))
+        recording.output(recording.call(signature, recording.constant(VECTOR, [number, 0.0, 1.0])))
+        recordings.append(recording)
+    return Engine(operations), recordings
 
 
 ROWS = {VECTOR: torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])}
@@ -58,25 +58,25 @@ def always_dropping(x: Tensor) -> Tensor:
 
 
 def test_correct_operations_pass_and_stay_unchanged() -> None:
-    engine, programs = engine_of(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
+    engine, recordings = engine_of(nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
     for law in LAWS:
-        law(engine, programs, ROWS)
+        law(engine, recordings, ROWS)
     assert engine.training
     assert {parameter.dtype for parameter in engine.parameters()} == {torch.float32}
     assert all(parameter.grad is None for parameter in engine.parameters())
 
 
 def test_batching_and_order_laws_are_broken() -> None:
-    engine, programs = engine_of(mixing)
+    engine, recordings = engine_of(mixing)
     with pytest.raises(AssertionError) as caught:
-        testing.assert_batching_agrees(engine, programs, ROWS)
+        testing.assert_batching_agrees(engine, recordings, ROWS)
     text = str(caught.value)
     assert "Law 'values: batched (depth) = one by one' is broken" in text
     assert "Mismatched elements: 11 / 12" in text
     assert "(up to 1e-10 allowed)" in text
     assert "item ['output']" in text
     with pytest.raises(AssertionError, match="do not depend on other examples' is broken"):
-        testing.assert_order_is_free(engine, programs, ROWS)
+        testing.assert_order_is_free(engine, recordings, ROWS)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -86,35 +86,35 @@ def test_dropout_in_evaluation_mode_breaks_every_law(law: Any) -> None:
 
 
 def test_gradient_law_is_broken() -> None:
-    engine, programs = engine_of(scaled_gradient)
-    testing.assert_batching_agrees(engine, programs, ROWS)
+    engine, recordings = engine_of(scaled_gradient)
+    testing.assert_batching_agrees(engine, recordings, ROWS)
     with pytest.raises(AssertionError, match="gradients: batched(?s:.*)'input float32"):
-        testing.assert_gradients_agree(engine, programs, ROWS)
+        testing.assert_gradients_agree(engine, recordings, ROWS)
 
 
 def test_the_tolerance_counts() -> None:
-    engine, programs = engine_of(lambda x: x * (1 + 1e-6 * len(x)))
-    testing.assert_batching_agrees(engine, programs, ROWS, tolerance=1e-4)
+    engine, recordings = engine_of(lambda x: x * (1 + 1e-6 * len(x)))
+    testing.assert_batching_agrees(engine, recordings, ROWS, tolerance=1e-4)
     with pytest.raises(AssertionError, match="up to 1e-08 allowed"):
-        testing.assert_batching_agrees(engine, programs, ROWS, tolerance=1e-8)
+        testing.assert_batching_agrees(engine, recordings, ROWS, tolerance=1e-8)
 
 
 def test_inputs_of_several_types_are_split_by_example() -> None:
     word, pair = TensorType((), torch.int64, "word"), (VECTOR, SCALAR)
-    operations, programs = Operations(), []
+    operations, recordings = Operations(), []
     embed = operations.add(nn.Embedding(5, 3), [word], [VECTOR], name="embed")
     scale = operations.add(
         lambda p, v: p[0] * p[1][:, None] + v, [pair, VECTOR], [VECTOR], name="s"
     )
     for words in ([0, 1], [], [2]):
-        program = Recording()
+        recording = Recording()
         for row in range(len(words)):
-            embedded = program.call(embed, program.input(word, row))
-            program.output(program.call(scale, program.input(pair, 0), embedded))
-        programs.append(program)
+            embedded = recording.call(embed, recording.input(word, row))
+            recording.output(recording.call(scale, recording.input(pair, 0), embedded))
+        recordings.append(recording)
     given = {"word": torch.tensor([3, 1, 4]), pair: (torch.randn(2, 3), torch.randn(2))}
     for law in LAWS:
-        law(Engine(operations), programs, given)
+        law(Engine(operations), recordings, given)
 
 
 def test_programs_of_structures() -> None:
@@ -122,11 +122,11 @@ def test_programs_of_structures() -> None:
     structure = TREE.clone()
     structure.child_slot = torch.tensor([1, 0])
     structure.has_input = torch.tensor([True, False, True])
-    program = testing.program_of_structure(node, structure)
-    assert program.num_calls == 3
-    assert program.num_inputs[node.inputs[0]] == 3
+    recording = testing.recording_of_structure(node, structure)
+    assert recording.num_calls == 3
+    assert recording.num_inputs[node.inputs[0]] == 3
     ragged = Signature("node", (VECTOR, Ragged(VECTOR)), (VECTOR,))
-    assert testing.program_of_structure(ragged, TREE).depth == 2
+    assert testing.recording_of_structure(ragged, TREE).depth == 2
 
 
 class Sum(nn.Module):
@@ -149,7 +149,7 @@ def test_steps_of_structures_and_programs_must_agree(monkeypatch: pytest.MonkeyP
     testing.assert_cell_agrees(Sum(mixing=False), VECTOR, [TREE], in_channels=3)
     other = schedule_structure(torch.tensor([[0, 1], [1, 2]]), 3)
     monkeypatch.setattr(testing, "schedule_structure", lambda *_, **__: other)
-    with pytest.raises(AssertionError, match="step sizes: structures = programs' is broken"):
+    with pytest.raises(AssertionError, match="step sizes: structures = recordings' is broken"):
         testing.assert_cell_agrees(Sum(mixing=False), VECTOR, [TREE], in_channels=3)
 
 

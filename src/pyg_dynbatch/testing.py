@@ -82,17 +82,17 @@ def _assert_agree(what: str, results: Mapping[str, Any], tolerance: float) -> No
         assert_same(f"{what}: {way} = {first}", wanted, found, tolerance)
 
 
-def _ways(engine: Engine, programs: Sequence[Recording]) -> dict[str, Run]:
-    """Return all ways to run programs, the reference first."""
-    ways: dict[str, Run] = {"one by one": partial(run_one_by_one, engine, programs)}
+def _ways(engine: Engine, recordings: Sequence[Recording]) -> dict[str, Run]:
+    """Return all ways to run recordings, the reference first."""
+    ways: dict[str, Run] = {"one by one": partial(run_one_by_one, engine, recordings)}
     for policy in ("depth", "agenda"):
-        schedule = schedule_recordings(programs, policy)
+        schedule = schedule_recordings(recordings, policy)
         ways[f"batched ({policy})"] = partial(engine, schedule)
     return ways
 
 
-def program_of_structure(signature: Signature, structure: Data) -> Recording:
-    """Record a tree, forest or acyclic graph as a program, node by node.
+def recording_of_structure(signature: Signature, structure: Data) -> Recording:
+    """Record a tree, forest or acyclic graph as a recording, node by node.
 
     Args:
         signature: First the input, then one :class:`Ragged` for all children, or one argument per
@@ -102,13 +102,13 @@ def program_of_structure(signature: Signature, structure: Data) -> Recording:
             the nodes that read an input row (by default all). Node n reads input row n.
 
     Returns:
-        The program; its output ``"node"`` lists all nodes in node order.
+        The recording; its output ``"node"`` lists all nodes in node order.
 
     Example:
         >>> row = TensorType((2,))
         >>> node = Signature("node", (row, Ragged(row)), (row,))
         >>> tree = Data(edge_index=torch.tensor([[0, 1], [2, 2]]), num_nodes=3)
-        >>> program_of_structure(node, tree).depth
+        >>> recording_of_structure(node, tree).depth
         2
     """
     input_type, *slot_types = signature.inputs
@@ -117,17 +117,17 @@ def program_of_structure(signature: Signature, structure: Data) -> Recording:
     edges = zip(data.child_slot.tolist(), *data.edge_index.tolist(), strict=True)
     for slot, child, parent in sorted(edges):
         children[parent].append((slot, child))
-    program = Recording()
+    recording = Recording()
 
     @cache
     def zeros(wanted: RowType | Ragged) -> Value:
         rows = tree_map(lambda p: torch.zeros(p.shape or (), dtype=p.dtype), row_type_of(wanted))
-        return program.constant(row_type_of(wanted), rows)
+        return recording.constant(row_type_of(wanted), rows)
 
     states: dict[int, Value] = {}
     for node in depth_of(data.edge_index, num_nodes).argsort(stable=True).tolist():
         reads = data.has_input[node]
-        x = program.input(row_type_of(input_type), node) if reads else zeros(input_type)
+        x = recording.input(row_type_of(input_type), node) if reads else zeros(input_type)
         if [type(wanted) for wanted in slot_types] == [Ragged]:
             arguments: list[Any] = [[states[child] for _, child in children[node]]]
         else:
@@ -136,11 +136,11 @@ def program_of_structure(signature: Signature, structure: Data) -> Recording:
                 states[child_at[slot]] if slot in child_at else zeros(wanted)
                 for slot, wanted in enumerate(slot_types)
             ]
-        states[node] = program.call(signature, x, *arguments)
-    program.declare_inputs(row_type_of(input_type), num_nodes)
+        states[node] = recording.call(signature, x, *arguments)
+    recording.declare_inputs(row_type_of(input_type), num_nodes)
     for node in range(num_nodes):
-        program.output(states[node], "node")
-    return program
+        recording.output(states[node], "node")
+    return recording
 
 
 def _with_defaults(structure: Data) -> Data:
@@ -152,7 +152,7 @@ def _with_defaults(structure: Data) -> Data:
 
 def assert_batching_agrees(
     engine: Engine,
-    programs: Sequence[Recording],
+    recordings: Sequence[Recording],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -161,7 +161,7 @@ def assert_batching_agrees(
 
     Args:
         engine: The engine with the operations.
-        programs: One program per example.
+        recordings: One recording per example.
         inputs: As for :meth:`Engine.forward`.
         tolerance: Largest difference allowed, relative for numbers above 1.
 
@@ -170,21 +170,21 @@ def assert_batching_agrees(
 
     Example:
         >>> from pyg_dynbatch.core import Operations, Recording, TensorType
-        >>> vector, operations, program = TensorType((3,)), Operations(), Recording()
+        >>> vector, operations, recording = TensorType((3,)), Operations(), Recording()
         >>> squash = operations.add(nn.Linear(3, 3), [vector], [vector], name="squash")
-        >>> first = program.call(squash, program.constant(vector, [1.0, 2.0, 3.0]))
-        >>> program.output(program.call(squash, first))
-        >>> assert_batching_agrees(Engine(operations), [program, program])
+        >>> first = recording.call(squash, recording.constant(vector, [1.0, 2.0, 3.0]))
+        >>> recording.output(recording.call(squash, first))
+        >>> assert_batching_agrees(Engine(operations), [recording, recording])
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
     with torch.no_grad():
-        results = {way: run(inputs) for way, run in _ways(engine, programs).items()}
+        results = {way: run(inputs) for way, run in _ways(engine, recordings).items()}
     _assert_agree("values", results, tolerance)
 
 
 def assert_gradients_agree(
     engine: Engine,
-    programs: Sequence[Recording],
+    recordings: Sequence[Recording],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -199,20 +199,21 @@ def assert_gradients_agree(
 
     Example:
         >>> from pyg_dynbatch.core import Operations, Recording, TensorType
-        >>> word, operations, program = TensorType((3,), tag="word"), Operations(), Recording()
+        >>> word, operations, recording = TensorType((3,), tag="word"), Operations(), Recording()
         >>> add = operations.add(nn.Bilinear(3, 3, 3), [word, word], [word], name="add")
-        >>> program.output(program.call(add, program.input(word, 0), program.input(word, 1)))
-        >>> assert_gradients_agree(Engine(operations), [program] * 2, {"word": torch.ones(4, 3)})
+        >>> one, two = (recording.input(word, row) for row in (0, 1))
+        >>> recording.output(recording.call(add, one, two))
+        >>> assert_gradients_agree(Engine(operations), [recording] * 2, {"word": torch.ones(4, 3)})
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
-    ways = _ways(engine, programs)
+    ways = _ways(engine, recordings)
     results = {way: gradients_of(engine, inputs, run) for way, run in ways.items()}
     _assert_agree("gradients", results, tolerance)
 
 
 def assert_order_is_free(
     engine: Engine,
-    programs: Sequence[Recording],
+    recordings: Sequence[Recording],
     inputs: Inputs | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -227,18 +228,19 @@ def assert_order_is_free(
 
     Example:
         >>> from pyg_dynbatch.core import Operations, Recording, TensorType
-        >>> scalar, operations, programs = TensorType(()), Operations(), [Recording(), Recording()]
+        >>> scalar, operations = TensorType(()), Operations()
+        >>> recordings = [Recording(), Recording()]
         >>> double = operations.add(lambda x: 2 * x, [scalar], [scalar], name="double")
-        >>> for number, program in enumerate(programs):
-        ...     program.output(program.call(double, program.constant(scalar, number)))
-        >>> assert_order_is_free(Engine(operations), programs)
+        >>> for number, recording in enumerate(recordings):
+        ...     recording.output(recording.call(double, recording.constant(scalar, number)))
+        >>> assert_order_is_free(Engine(operations), recordings)
     """
     engine, inputs = prepared(engine), tree_map(in_float64, dict(inputs or {}))
-    examples = list(zip(programs, _inputs_by_example(programs, inputs), strict=True))
+    examples = list(zip(recordings, _inputs_by_example(recordings, inputs), strict=True))
 
     def run(batch: Sequence[tuple[Recording, Inputs]]) -> dict[str, Any]:
         given = {key: joined([share[key] for _, share in batch]) for key in inputs}
-        return engine(schedule_recordings([program for program, _ in batch]), given)
+        return engine(schedule_recordings([recording for recording, _ in batch]), given)
 
     for law, batch in {"other examples": examples, "the order of examples": examples[::-1]}.items():
         with torch.no_grad():
@@ -248,14 +250,14 @@ def assert_order_is_free(
         assert_same(f"results do not depend on {law}", wanted, found, tolerance)
 
 
-def _inputs_by_example(programs: Sequence[Recording], inputs: Inputs) -> list[dict[Any, Any]]:
+def _inputs_by_example(recordings: Sequence[Recording], inputs: Inputs) -> list[dict[Any, Any]]:
     """Split the input rows of a batch into those of its examples."""
     used = dict.fromkeys(inputs, 0)
     shares = []
-    for program in programs:
+    for recording in recordings:
         counts = {
             row_type if row_type in inputs else parts_of(row_type)[0].tag: rows
-            for row_type, rows in program.num_inputs.items()
+            for row_type, rows in recording.num_inputs.items()
         }
         share = {}
         for key, rows in inputs.items():
@@ -274,15 +276,15 @@ def assert_cell_agrees(
     arity: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Assert that a cell agrees on structures, on recorded programs and node by node.
+    """Assert that a cell agrees on structures, on recorded recordings and node by node.
 
     Values and gradients must agree, and the schedule of the structures must have the same steps
-    as the schedule of the programs.
+    as the schedule of the recordings.
 
     Args:
         cell: As for :meth:`Engine.of_cell`.
         state: Type of a state.
-        structures: The examples, as for :func:`program_of_structure`, such as ``DynTreeData``.
+        structures: The examples, as for :func:`recording_of_structure`, such as ``DynTreeData``.
         in_channels: Width of an input row.
         arity: Number of arguments for children; ``None`` for a ragged argument.
         tolerance: Largest difference allowed, relative for numbers above 1.
@@ -300,7 +302,7 @@ def assert_cell_agrees(
     input_type = TensorType((in_channels,), tag="input")
     engine = prepared(Engine.of_cell(cell, state, arity, input_type))
     signature = engine.operations["node"].signature
-    programs = [program_of_structure(signature, structure) for structure in structures]
+    recordings = [recording_of_structure(signature, structure) for structure in structures]
     batch = Batch.from_data_list([_with_defaults(structure) for structure in structures])
     by_structure = schedule_structure(
         batch.edge_index,
@@ -309,8 +311,8 @@ def assert_cell_agrees(
         arity=arity,
         has_input=batch.has_input,
     )
-    by_program = [step.size for step in schedule_recordings(programs).steps]
-    sizes = {"programs": by_program, "structures": list(by_structure.level_sizes)}
+    by_program = [step.size for step in schedule_recordings(recordings).steps]
+    sizes = {"recordings": by_program, "structures": list(by_structure.level_sizes)}
     _assert_agree("step sizes", sizes, 0.0)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch.num_nodes, in_channels, dtype=torch.float64, generator=generator)
@@ -318,7 +320,7 @@ def assert_cell_agrees(
     def on_structures(given: Inputs) -> dict[str, Any]:
         return engine(by_structure, {"input": given["input"][by_structure.input_node]})
 
-    ways = _ways(engine, programs) | {"structures": on_structures}
+    ways = _ways(engine, recordings) | {"structures": on_structures}
     inputs = {"input": x}
     results = {way: (run(inputs), gradients_of(engine, inputs, run)) for way, run in ways.items()}
     _assert_agree("values and gradients", results, tolerance)
@@ -372,5 +374,5 @@ def assert_model_agrees(
 
 __all__ = [
     "assert_batching_agrees", "assert_cell_agrees", "assert_gradients_agree",
-    "assert_model_agrees", "assert_order_is_free", "program_of_structure",
+    "assert_model_agrees", "assert_order_is_free", "recording_of_structure",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The policies benchmark runs on tiny sizes; the programs it records are what they are called."""
+"""The policies benchmark runs on tiny sizes; the recordings it records are what they are called."""
 
 import random
 from typing import Any
@@ -45,19 +45,19 @@ def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_shapes(shape: str, operations: set[str]) -> None:
     first, again = (draw_batches(shape, 4, 2, random.Random(3)) for _ in range(2))
-    for programs, same in zip(first, again, strict=True):
-        schedule = schedule_recordings(programs)
+    for recordings, same in zip(first, again, strict=True):
+        schedule = schedule_recordings(recordings)
         assert schedule == schedule_recordings(same)
         assert set(schedule.stats().operations) == operations
     assert schedule != schedule_recordings(first[0])
 
 
 def test_words_of_a_lattice_are_read_where_they_end() -> None:
-    (programs,) = draw_batches("lattice", 20, 1, random.Random(0))
-    records = [(p, record) for p in programs for record in records_of(p.sites, p.code)]
+    (recordings,) = draw_batches("lattice", 20, 1, random.Random(0))
+    records = [(p, record) for p in recordings for record in records_of(p.sites, p.code)]
     calls = [(p.sites[r.number].signature, r) for p, r in records if p.sites[r.number].signature]
     words = [signature.name for signature, _ in calls].count("word")
     read = sum(len(values) for _, record in calls for values in record.arguments)
-    characters = sum(p.num_calls for p in programs) - words
+    characters = sum(p.num_calls for p in recordings) - words
     # Every call reads an input and a state; words that end within the sentence are read once.
     assert 0 < read - 2 * (words + characters) <= words

@@ -56,29 +56,29 @@ class Vectors:
         self.engine = Engine(operations)
 
 
-def constants(program: Recording, count: int) -> list[Any]:
+def constants(recording: Recording, count: int) -> list[Any]:
     """Different constant vectors."""
-    return [program.constant(VECTOR, [float(n), 0.5, -0.25 * n]) for n in range(count)]
+    return [recording.constant(VECTOR, [float(n), 0.5, -0.25 * n]) for n in range(count)]
 
 
 def chain_program(signature: Signature, length: int) -> Recording:
     """One call after another, each on the result of the one before and a constant."""
-    program = Recording()
-    state, other = constants(program, 2)
+    recording = Recording()
+    state, other = constants(recording, 2)
     for _ in range(length):
-        state = program.call(signature, state, other)
-    program.output(state)
-    return program
+        state = recording.call(signature, state, other)
+    recording.output(state)
+    return recording
 
 
 def tree_program(signature: Signature, shape: Any) -> Recording:
     """A binary tree written as nested pairs; a leaf is a number."""
-    program = Recording()
+    recording = Recording()
 
     def build(part: Any) -> Any:
         if isinstance(part, tuple):
-            return program.call(signature, build(part[0]), build(part[1]))
-        return program.constant(VECTOR, [float(part)] * 3)
+            return recording.call(signature, build(part[0]), build(part[1]))
+        return recording.constant(VECTOR, [float(part)] * 3)
 
-    program.output(build(shape))
-    return program
+    recording.output(build(shape))
+    return recording

@@ -60,12 +60,12 @@ def test_tuple_states_of_several_dtypes(dag: Dag) -> None:
 
 def test_matrices_as_rows() -> None:
     matrix = TensorType((2, 3, 4))
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     twice = operations.add(lambda x: 2 * x, [matrix], [matrix], name="twice")
-    once = program.call(twice, program.input(matrix, 1))
-    program.output(program.call(twice, once))
+    once = recording.call(twice, recording.input(matrix, 1))
+    recording.output(recording.call(twice, once))
     rows = torch.randn(2, 2, 3, 4, requires_grad=True)
-    found = Engine(operations)(schedule_recordings([program]), {matrix: rows})["output"]
+    found = Engine(operations)(schedule_recordings([recording]), {matrix: rows})["output"]
     assert torch.equal(found, 4 * rows[1:])
     found.sum().backward()
     assert rows.grad.flatten(1).sum(1).tolist() == [0.0, 4 * 24.0]
@@ -73,24 +73,24 @@ def test_matrices_as_rows() -> None:
 
 def test_complex_rows_carry_gradients() -> None:
     number = TensorType((), torch.complex128)
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     square = operations.add(lambda x: x * x, [number], [number], name="square")
-    program.output(program.call(square, program.call(square, program.input(number, 0))))
-    schedule, engine = schedule_recordings([program]), Engine(operations)
+    recording.output(recording.call(square, recording.call(square, recording.input(number, 0))))
+    schedule, engine = schedule_recordings([recording]), Engine(operations)
     z = torch.tensor([1.0 + 2.0j], dtype=torch.complex128, requires_grad=True)
     assert torch.autograd.gradcheck(lambda z: engine(schedule, {number: z})["output"], z)
 
 
 def test_float_and_integer_results_of_one_operation() -> None:
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     largest = operations.add(
         lambda x: tuple(x.max(1)), [VECTOR], [SCALAR, TensorType((), torch.int64)], name="largest"
     )
-    value, place = program.call(largest, program.input(VECTOR, 0))
-    program.output(value, "value")
-    program.output(place, "place")
+    value, place = recording.call(largest, recording.input(VECTOR, 0))
+    recording.output(value, "value")
+    recording.output(place, "place")
     x = torch.tensor([[1.0, 5.0, 2.0]], requires_grad=True)
-    found = Engine(operations)(schedule_recordings([program]), {VECTOR: x})
+    found = Engine(operations)(schedule_recordings([recording]), {VECTOR: x})
     assert found["place"].tolist() == [1]
     assert not found["place"].requires_grad
     found["value"].sum().backward()
@@ -100,35 +100,35 @@ def test_float_and_integer_results_of_one_operation() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
 def test_integers_and_float64_keep_their_dtype(dtype: torch.dtype) -> None:
     exact = TensorType((), dtype)
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     add = operations.add(torch.add, [exact, exact], [exact], name="add")
-    state = program.constant(exact, 1)
+    state = recording.constant(exact, 1)
     for _ in range(40):
-        state = program.call(add, state, state)
-    program.output(program.call(add, state, program.constant(exact, 1)))
-    found = Engine(operations)(schedule_recordings([program]))["output"]
+        state = recording.call(add, state, state)
+    recording.output(recording.call(add, state, recording.constant(exact, 1)))
+    found = Engine(operations)(schedule_recordings([recording]))["output"]
     assert found.tolist() == [2**40 + 1]  # float32 and int32 cannot hold it
     assert found.dtype == dtype and not found.requires_grad
 
 
 def test_a_value_is_read_at_any_later_level() -> None:
-    vectors, program = Vectors(), Recording()
-    first = program.call(vectors.squash, program.constant(VECTOR, [1.0, 2.0, 3.0]))
+    vectors, recording = Vectors(), Recording()
+    first = recording.call(vectors.squash, recording.constant(VECTOR, [1.0, 2.0, 3.0]))
     state = first
     for _ in range(10):
-        state = program.call(vectors.mix, state, first)
-    program.output(first)
-    program.output(state)
-    found = vectors.engine(schedule_recordings([program]))["output"]
-    assert found.allclose(run_one_by_one(vectors.engine, [program])["output"], atol=1e-6)
+        state = recording.call(vectors.mix, state, first)
+    recording.output(first)
+    recording.output(state)
+    found = vectors.engine(schedule_recordings([recording]))["output"]
+    assert found.allclose(run_one_by_one(vectors.engine, [recording])["output"], atol=1e-6)
 
 
 def test_outputs_may_be_changed() -> None:
-    vectors, program = Vectors(), Recording()
-    state = program.call(vectors.squash, program.input(VECTOR, 0))
-    program.output(state, "state")
-    program.output(program.call(vectors.score, state), "score")
-    schedule, x = schedule_recordings([program]), torch.randn(1, 3)
+    vectors, recording = Vectors(), Recording()
+    state = recording.call(vectors.squash, recording.input(VECTOR, 0))
+    recording.output(state, "state")
+    recording.output(recording.call(vectors.score, state), "score")
+    schedule, x = schedule_recordings([recording]), torch.randn(1, 3)
 
     def gradient(change: bool) -> Tensor:
         vectors.engine.zero_grad()
@@ -143,20 +143,20 @@ def test_outputs_may_be_changed() -> None:
 
 def test_outputs_keep_no_buffer_alive() -> None:
     vectors = Vectors()
-    program = Recording()
+    recording = Recording()
     for number in range(100):
-        value = program.call(vectors.squash, program.input(VECTOR, number))
-    program.output(value)
+        value = recording.call(vectors.squash, recording.input(VECTOR, number))
+    recording.output(value)
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            found = vectors.engine(schedule_recordings([program]), {VECTOR: torch.zeros(100, 3)})
+            found = vectors.engine(schedule_recordings([recording]), {VECTOR: torch.zeros(100, 3)})
         assert found["output"].untyped_storage().nbytes() == 3 * 4
 
 
 def test_working_precision_follows_double() -> None:
     vectors = Vectors()
-    programs = [tree_program(vectors.mix, ((1, 2), 3))]
-    schedule = schedule_recordings(programs)
+    recordings = [tree_program(vectors.mix, ((1, 2), 3))]
+    schedule = schedule_recordings(recordings)
     assert vectors.engine(schedule)["output"].dtype == torch.float32
     assert vectors.engine.double()(schedule)["output"].dtype == torch.float64
     assert vectors.engine.bfloat16()(schedule)["output"].dtype == torch.bfloat16
@@ -196,11 +196,11 @@ def test_hooks_fire_once_a_step() -> None:
     module = vectors.engine.operations["mix"].module
     module.register_forward_hook(lambda m, args, out: forward.append(len(out)))
     module.register_full_backward_hook(lambda m, into, out: backward.append(len(out[0])))
-    program = Recording()
-    first, second = (program.input(VECTOR, row) for row in range(2))
-    state = program.call(vectors.mix, first, second)
-    program.output(program.call(vectors.mix, program.call(vectors.mix, second, state), state))
-    schedule = schedule_recordings([program] * 2)
+    recording = Recording()
+    first, second = (recording.input(VECTOR, row) for row in range(2))
+    state = recording.call(vectors.mix, first, second)
+    recording.output(recording.call(vectors.mix, recording.call(vectors.mix, second, state), state))
+    schedule = schedule_recordings([recording] * 2)
     x = torch.randn(4, 3, requires_grad=True)
     vectors.engine(schedule, {VECTOR: x})["output"].sum().backward()
     assert forward == [step.size for step in schedule.steps]
@@ -213,15 +213,15 @@ def test_an_engine_without_operations() -> None:
 
 
 def test_operations_that_do_not_fit_the_schedule() -> None:
-    vectors, program = Vectors(), Recording()
+    vectors, recording = Vectors(), Recording()
     schedule = schedule_recordings([chain_program(vectors.mix, 2)])
     text = message(LookupError, Engine(Operations()), schedule)
     assert "Engine: no operation is called 'mix'" in text
     assert "one of none" in text
     assert "mix(float32[3], float32[3]) -> float32[3]" in text
     wide = TensorType((4,))
-    program.call(Signature("squash", (wide,), (wide,)), program.constant(wide, [0] * 4))
-    text = message(TypeError, vectors.engine, schedule_recordings([program]))
+    recording.call(Signature("squash", (wide,), (wide,)), recording.constant(wide, [0] * 4))
+    text = message(TypeError, vectors.engine, schedule_recordings([recording]))
     assert "Engine: operation 'squash' has a different signature" in text
     assert "squash(float32[3]) -> float32[3]" in text
     assert "squash(float32[4]) -> float32[4]" in text
@@ -263,7 +263,7 @@ def test_ragged_sum() -> None:
 
 def test_a_ragged_argument_of_tuples() -> None:
     pair = (SCALAR, TensorType((2,)))
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
 
     def total(x: RaggedRows) -> tuple[Tensor, Tensor]:
         first, second = x.rows
@@ -274,11 +274,11 @@ def test_a_ragged_argument_of_tuples() -> None:
         )
 
     signature = operations.add(total, [Ragged(pair)], [pair], name="total")
-    leaves = [program.input(pair, row) for row in range(3)]
-    state = program.call(signature, [leaves[0], leaves[2]])
-    program.output(program.call(signature, [state, leaves[2], program.call(signature, [])]))
+    leaves = [recording.input(pair, row) for row in range(3)]
+    state = recording.call(signature, [leaves[0], leaves[2]])
+    recording.output(recording.call(signature, [state, leaves[2], recording.call(signature, [])]))
     rows = (torch.tensor([1.0, 2.0, 3.0]), torch.eye(3, 2).requires_grad_())
-    first, second = Engine(operations)(schedule_recordings([program]), {pair: rows})["output"]
+    first, second = Engine(operations)(schedule_recordings([recording]), {pair: rows})["output"]
     assert first.tolist() == [7.0]
     assert second.tolist() == [[1.0, 0.0]]
     second.sum().backward()
@@ -408,10 +408,10 @@ PAIR = (VECTOR, SCALAR)
 
 
 def reading(row_type: Any, rows: int = 2) -> Steps:
-    program = Recording()
+    recording = Recording()
     for row in range(rows):
-        program.output(program.input(row_type, row))
-    return schedule_recordings([program])
+        recording.output(recording.input(row_type, row))
+    return schedule_recordings([recording])
 
 
 def complaint(error: type[Exception], row_type: Any, inputs: Any) -> str:
@@ -458,11 +458,11 @@ def test_floating_inputs_of_any_precision(dtype: torch.dtype) -> None:
 
 
 def returning(module: Any, *outputs: Any) -> str:
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     signature = operations.add(module, [VECTOR], outputs or [VECTOR], name="odd")
-    program.call(signature, program.constant(VECTOR, [0.0] * 3))
-    program.call(signature, program.constant(VECTOR, [1.0] * 3))
-    return message(TypeError, Engine(operations), schedule_recordings([program]))
+    recording.call(signature, recording.constant(VECTOR, [0.0] * 3))
+    recording.call(signature, recording.constant(VECTOR, [1.0] * 3))
+    return message(TypeError, Engine(operations), schedule_recordings([recording]))
 
 
 @pytest.mark.parametrize(
@@ -500,19 +500,21 @@ def test_too_few_results(module: Any) -> None:
     ],
 )
 def test_an_in_place_change_of_an_argument_raises(module: Any, row_type: Any) -> None:
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     result = SCALAR if row_type is PAIR else VECTOR
     signature = operations.add(module, [row_type], [result], name="odd")
     zeros = [0.0] * 3
-    program.call(signature, program.constant(row_type, (zeros, 1.0) if result == SCALAR else zeros))
-    text = message(RuntimeError, Engine(operations), schedule_recordings([program]))
+    recording.call(
+        signature, recording.constant(row_type, (zeros, 1.0) if result == SCALAR else zeros)
+    )
+    text = message(RuntimeError, Engine(operations), schedule_recordings([recording]))
     assert "Operation 'odd': its module changed an argument in place" in text
     assert "step 0" in text and "inplace=False" in text
 
 
 def test_an_in_place_change_of_other_tensors_is_fine() -> None:
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(inplace=True))
     signature = operations.add(module, [VECTOR], [VECTOR], name="fine")
-    program.output(program.call(signature, program.constant(VECTOR, [0.0] * 3)))
-    Engine(operations)(schedule_recordings([program]))["output"].sum().backward()
+    recording.output(recording.call(signature, recording.constant(VECTOR, [0.0] * 3)))
+    Engine(operations)(schedule_recordings([recording]))["output"].sum().backward()

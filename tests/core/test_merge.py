@@ -21,14 +21,14 @@ class Words:
         self.start = operations.add(Start(), [], [VECTOR], name="start")
         self.engine = Engine(operations)
 
-    def program(self, words: list[int], *path: str) -> Recording:
-        program = Recording()
+    def recording(self, words: list[int], *path: str) -> Recording:
+        recording = Recording()
         for word in words:
-            value = program.call(self.embed, program.constant(WORD, word))
+            value = recording.call(self.embed, recording.constant(WORD, word))
             for name in path:
-                value = program.call(getattr(self, name), value)
-            program.output(value)
-        return program
+                value = recording.call(getattr(self, name), value)
+            recording.output(value)
+        return recording
 
 
 class Start(nn.Module):
@@ -40,33 +40,33 @@ class Start(nn.Module):
         return 1 * self.row
 
 
-def widths(programs: list[Recording]) -> dict[str, int]:
-    stats = schedule_recordings(programs).stats()
+def widths(recordings: list[Recording]) -> dict[str, int]:
+    stats = schedule_recordings(recordings).stats()
     return dict(zip(stats.operations, stats.widths, strict=True))
 
 
-def assert_agree(engine: Engine, programs: list[Recording]) -> None:
-    found = engine(schedule_recordings(programs))["output"]
-    assert found.allclose(run_one_by_one(engine, programs)["output"], atol=1e-6)
+def assert_agree(engine: Engine, recordings: list[Recording]) -> None:
+    found = engine(schedule_recordings(recordings))["output"]
+    assert found.allclose(run_one_by_one(engine, recordings)["output"], atol=1e-6)
 
 
 def test_equal_calls_on_equal_constants_are_made_once() -> None:
     words = Words()
-    programs = [words.program([1, 2, 1], "squash"), words.program([2, 3], "squash")]
-    assert widths(programs) == {"embed": 3, "squash": 3}
-    assert schedule_recordings(programs).stats().merged_calls == 4
-    assert schedule_recordings(programs).constants[0][0].tolist() == [1, 2, 3]
-    assert_agree(words.engine, programs)
+    recordings = [words.recording([1, 2, 1], "squash"), words.recording([2, 3], "squash")]
+    assert widths(recordings) == {"embed": 3, "squash": 3}
+    assert schedule_recordings(recordings).stats().merged_calls == 4
+    assert schedule_recordings(recordings).constants[0][0].tolist() == [1, 2, 3]
+    assert_agree(words.engine, recordings)
 
 
 @given(
     st.integers(1, 4).flatmap(lambda n: st.lists(st.tuples(*[st.integers(0, 3)] * n), min_size=1))
 )
 def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
-    called, program = Signature("called", (WORD,) * len(rows[0]), (WORD,)), Recording()
+    called, recording = Signature("called", (WORD,) * len(rows[0]), (WORD,)), Recording()
     for row in rows:
-        program.output(program.call(called, *(program.constant(WORD, n) for n in row)))
-    schedule = schedule_recordings([program])
+        recording.output(recording.call(called, *(recording.constant(WORD, n) for n in row)))
+    schedule = schedule_recordings([recording])
     assert schedule.steps[0].size == len(set(rows))
     # The k-th output is the result of the first equal call.
     distinct = list(dict.fromkeys(rows))
@@ -76,61 +76,61 @@ def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
 
 def test_gradients_of_merged_calls_add_up() -> None:
     words = Words()
-    programs = [words.program([1, 1, 1, 2])]
-    words.engine(schedule_recordings(programs))["output"].sum().backward()
+    recordings = [words.recording([1, 1, 1, 2])]
+    words.engine(schedule_recordings(recordings))["output"].sum().backward()
     gradient = words.engine.operations["embed"].module.weight.grad
     assert gradient[:, 0].tolist() == [0, 3, 1, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_random_operations_are_not_merged() -> None:
     words = Words()
-    programs = [words.program([1] * 50, "drop", "squash")]
-    assert widths(programs) == {"embed": 1, "drop": 50, "squash": 50}
-    rows = words.engine(schedule_recordings(programs))["output"]
+    recordings = [words.recording([1] * 50, "drop", "squash")]
+    assert widths(recordings) == {"embed": 1, "drop": 50, "squash": 50}
+    rows = words.engine(schedule_recordings(recordings))["output"]
     assert len({tuple(row) for row in rows.tolist()}) > 1
 
 
 def test_calls_on_inputs_are_not_merged() -> None:
-    words, program = Words(), Recording()
+    words, recording = Words(), Recording()
     for row in (0, 0, 1):
-        program.output(program.call(words.squash, program.input(VECTOR, row)))
-    assert widths([program]) == {"squash": 3}
+        recording.output(recording.call(words.squash, recording.input(VECTOR, row)))
+    assert widths([recording]) == {"squash": 3}
 
 
 def test_the_lowest_calls_of_a_recursive_operation_are_merged() -> None:
     vectors = Vectors()
-    programs = [tree_program(vectors.mix, shape) for shape in (((1, 2), 3), ((1, 2), (1, 2)))]
-    assert widths(programs)["mix"] == 2
-    assert schedule_recordings(programs).stats().widths == (1, 2)
-    assert_agree(vectors.engine, programs)
+    recordings = [tree_program(vectors.mix, shape) for shape in (((1, 2), 3), ((1, 2), (1, 2)))]
+    assert widths(recordings)["mix"] == 2
+    assert schedule_recordings(recordings).stats().widths == (1, 2)
+    assert_agree(vectors.engine, recordings)
 
 
 def test_argument_order_and_equal_examples() -> None:
     vectors = Vectors()
     assert widths([tree_program(vectors.mix, shape) for shape in ((1, 2), (2, 1))])["mix"] == 2
-    programs = [tree_program(vectors.mix, ((1, 2), (3, 4)))] * 3
-    assert schedule_recordings(programs).stats().widths == (2, 1)
-    assert_agree(vectors.engine, programs)
+    recordings = [tree_program(vectors.mix, ((1, 2), (3, 4)))] * 3
+    assert schedule_recordings(recordings).stats().widths == (2, 1)
+    assert_agree(vectors.engine, recordings)
 
 
 def test_an_operation_without_arguments_is_made_once() -> None:
-    words, program = Words(), Recording()
+    words, recording = Words(), Recording()
     for _ in range(3):
-        program.output(program.call(words.squash, program.call(words.start)))
-    assert widths([program, program]) == {"start": 1, "squash": 1}
-    assert_agree(words.engine, [program, program])
-    words.engine(schedule_recordings([program, program]))["output"].sum().backward()
+        recording.output(recording.call(words.squash, recording.call(words.start)))
+    assert widths([recording, recording]) == {"start": 1, "squash": 1}
+    assert_agree(words.engine, [recording, recording])
+    words.engine(schedule_recordings([recording, recording]))["output"].sum().backward()
     row = words.engine.operations["start"].module.row
     assert row.grad.allclose(6 * (1 - torch.tanh(torch.ones(1, 3)) ** 2))
 
 
 def test_constants_of_two_types_are_not_confused() -> None:
-    program = Recording()
-    program.output(program.constant(SCALAR, 0.0), "float")
-    program.output(program.constant(WORD, 0), "word")
-    program.output(program.constant((SCALAR, WORD), (0.0, 0)), "pair")
-    program.output(program.constant((SCALAR, WORD), (0.0, 1)), "pair")
-    found = Engine(Operations())(schedule_recordings([program, program]))
+    recording = Recording()
+    recording.output(recording.constant(SCALAR, 0.0), "float")
+    recording.output(recording.constant(WORD, 0), "word")
+    recording.output(recording.constant((SCALAR, WORD), (0.0, 0)), "pair")
+    recording.output(recording.constant((SCALAR, WORD), (0.0, 1)), "pair")
+    found = Engine(Operations())(schedule_recordings([recording, recording]))
     assert found["float"].dtype == torch.float32
     assert found["word"].dtype == torch.int64
     assert found["pair"][1].tolist() == [0, 1, 0, 1]
@@ -145,8 +145,8 @@ def test_programs_of_different_languages() -> None:
     )
     numbers, empty = Recording(), Recording()
     numbers.output(numbers.call(double, numbers.constant(SCALAR, 3.0)), "number")
-    programs = [empty, tree_program(mix, (1, 2)), numbers, empty, tree_program(mix, (1, 3))]
-    schedule = schedule_recordings(programs)
+    recordings = [empty, tree_program(mix, (1, 2)), numbers, empty, tree_program(mix, (1, 3))]
+    schedule = schedule_recordings(recordings)
     assert schedule.num_examples == 5
     found = Engine(operations)(schedule)
     assert found["number"].tolist() == [6.0]
@@ -156,24 +156,24 @@ def test_programs_of_different_languages() -> None:
 
 
 def test_outputs_of_varying_count() -> None:
-    vectors, programs = Vectors(), []
+    vectors, recordings = Vectors(), []
     for count in (2, 0, 3):
-        program = Recording()
+        recording = Recording()
         for number in range(count):
-            program.output(program.constant(VECTOR, [float(number + 10 * count)] * 3))
-        programs.append(program)
-    schedule = schedule_recordings(programs)
+            recording.output(recording.constant(VECTOR, [float(number + 10 * count)] * 3))
+        recordings.append(recording)
+    schedule = schedule_recordings(recordings)
     assert vectors.engine(schedule)["output"][:, 0].tolist() == [20, 21, 30, 31, 32]
     assert schedule.example_of("output").tolist() == [0, 0, 2, 2, 2]
 
 
 def test_one_value_marked_twice() -> None:
-    program = Recording()
-    value = program.constant(SCALAR, 7.0)
-    program.output(value)
-    program.output(value)
-    program.output(value, "again")
-    found = Engine(Operations())(schedule_recordings([program]))
+    recording = Recording()
+    value = recording.constant(SCALAR, 7.0)
+    recording.output(value)
+    recording.output(value)
+    recording.output(value, "again")
+    found = Engine(Operations())(schedule_recordings([recording]))
     assert found["output"].tolist() == [7.0, 7.0]
     assert found["again"].tolist() == [7.0]
 
@@ -185,23 +185,23 @@ def test_only_empty_programs() -> None:
 
 
 def test_inputs_of_all_examples_stand_one_after_another() -> None:
-    programs = []
+    recordings = []
     for rows, declared in (([1, 0], 2), ([], 3), ([0], 1)):
-        program = Recording()
+        recording = Recording()
         for row in rows:
-            program.output(program.input(SCALAR, row))
-        program.declare_inputs(SCALAR, declared)
-        programs.append(program)
-    found = Engine(Operations())(schedule_recordings(programs), {SCALAR: torch.arange(6.0)})
+            recording.output(recording.input(SCALAR, row))
+        recording.declare_inputs(SCALAR, declared)
+        recordings.append(recording)
+    found = Engine(Operations())(schedule_recordings(recordings), {SCALAR: torch.arange(6.0)})
     assert found["output"].tolist() == [1.0, 0.0, 5.0]
 
 
 def test_ragged_arguments_of_a_type_without_values() -> None:
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(VECTOR)], [VECTOR], name="total")
-    program = Recording()
-    program.output(program.call(total, []))
-    found = Engine(operations)(schedule_recordings([program, program]))["output"]
+    recording = Recording()
+    recording.output(recording.call(total, []))
+    found = Engine(operations)(schedule_recordings([recording, recording]))["output"]
     assert found.tolist() == [[0.0] * 3] * 2
 
 
@@ -216,20 +216,20 @@ def test_ragged_rows_keep_the_order_of_the_call() -> None:
 
     pair = TensorType((2,))
     digits = operations.add(read, [Ragged(SCALAR)], [pair], name="digits")
-    program = Recording()
-    values = [program.constant(SCALAR, float(n)) for n in range(5)]
+    recording = Recording()
+    values = [recording.constant(SCALAR, float(n)) for n in range(5)]
     for order in ([3, 1, 1], [], [4, 0, 2, 3]):
-        program.output(program.call(digits, [values[n] for n in order]))
-    found = Engine(operations)(schedule_recordings([program, program]))["output"]
+        recording.output(recording.call(digits, [values[n] for n in order]))
+    found = Engine(operations)(schedule_recordings([recording, recording]))["output"]
     assert found.tolist() == [[311.0, 3.0], [0.0, 0.0], [4023.0, 4.0]] * 2
 
 
 def test_constants_without_entries_are_all_equal():
     empty, operations = TensorType((0,)), Operations()
     total = operations.add(lambda rows: rows.sum(1), [empty], [TensorType(())], name="total")
-    program = Recording()
+    recording = Recording()
     for _ in range(3):
-        program.output(program.call(total, program.constant(empty, [])))
-    schedule = schedule_recordings([program, program])
+        recording.output(recording.call(total, recording.constant(empty, [])))
+    schedule = schedule_recordings([recording, recording])
     assert schedule.stats().rows == 1
     assert Engine(operations)(schedule)["output"].tolist() == [0.0] * 6

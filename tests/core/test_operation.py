@@ -130,11 +130,11 @@ def test_random_leaves_of_a_cell_are_not_merged() -> None:
     cell = NaryTreeLSTMCell(2, 8, 2, recurrent_dropout=0.5)
     operations, state, vector = Operations(), cell.state_type, TensorType((2,))
     node = operations.add(cell, [vector, state, state], [state], name="node")
-    program = Recording()
-    zeros = program.constant(state, (torch.zeros(8), torch.zeros(8)))
+    recording = Recording()
+    zeros = recording.constant(state, (torch.zeros(8), torch.zeros(8)))
     for _ in range(2):
-        program.output(program.call(node, program.constant(vector, [1.0, 2.0]), zeros, zeros))
-    _, c = Engine(operations)(schedule_recordings([program]))["output"]
+        recording.output(recording.call(node, recording.constant(vector, [1.0, 2.0]), zeros, zeros))
+    _, c = Engine(operations)(schedule_recordings([recording]))["output"]
     assert not torch.equal(c[0], c[1])
 
 

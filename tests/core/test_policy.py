@@ -81,10 +81,10 @@ def test_policy_by_name_or_function() -> None:
 
 def test_a_function_as_policy() -> None:
     vectors = Vectors()
-    programs = [tree_program(vectors.mix, ((1, 2), (3, 4)))]
-    schedule = schedule_recordings(programs, lambda graph: np.arange(graph.num_calls) * 10)
+    recordings = [tree_program(vectors.mix, ((1, 2), (3, 4)))]
+    schedule = schedule_recordings(recordings, lambda graph: np.arange(graph.num_calls) * 10)
     assert [step.size for step in schedule.steps] == [1, 1, 1]
-    wanted = vectors.engine(schedule_recordings(programs))["output"]
+    wanted = vectors.engine(schedule_recordings(recordings))["output"]
     assert vectors.engine(schedule)["output"].allclose(wanted)
 
 
@@ -98,8 +98,8 @@ def test_a_function_as_policy() -> None:
     ],
 )
 def test_invalid_steps_of_a_function(policy: Any, problem: str) -> None:
-    programs = [chain_program(Vectors().mix, 3)]
-    text = message(ValueError, schedule_recordings, programs, policy)
+    recordings = [chain_program(Vectors().mix, 3)]
+    text = message(ValueError, schedule_recordings, recordings, policy)
     assert "invalid steps of the policy" in text
     assert problem in text
 
@@ -113,21 +113,21 @@ def test_a_function_that_mixes_kinds() -> None:
 
 def typed_tree(vectors: Vectors, length: int) -> Recording:
     """Alternate mix and squash, with a score at every node."""
-    program = Recording()
-    state, other = constants(program, 2)
+    recording = Recording()
+    state, other = constants(recording, 2)
     for _ in range(length):
-        state = program.call(vectors.mix, state, other)
-        program.output(program.call(vectors.score, state), "score")
-        state = program.call(vectors.squash, state)
-        program.output(program.call(vectors.score, state), "score")
-    return program
+        state = recording.call(vectors.mix, state, other)
+        recording.output(recording.call(vectors.score, state), "score")
+        state = recording.call(vectors.squash, state)
+        recording.output(recording.call(vectors.score, state), "score")
+    return recording
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_classifier_on_every_node_runs_in_one_step(policy: str) -> None:
     vectors = Vectors()
-    programs = [typed_tree(vectors, length) for length in (1, 4, 2)]
-    stats = schedule_recordings(programs, policy).stats()
+    recordings = [typed_tree(vectors, length) for length in (1, 4, 2)]
+    stats = schedule_recordings(recordings, policy).stats()
     assert stats.operations.count("score") == 1
     assert stats.operations[-1] == "score"
     assert stats.steps == stats.lower_bound == 4 + 4 + 1
@@ -140,44 +140,44 @@ def test_an_embedding_runs_in_one_step_and_first(policy: str) -> None:
     mix = operations.add(
         vectors.engine.operations["mix"].module, [VECTOR] * 2, [VECTOR], name="mix"
     )
-    program = Recording()
-    state = program.call(embed, program.constant(VECTOR, [1.0, 2.0, 3.0]))
+    recording = Recording()
+    state = recording.call(embed, recording.constant(VECTOR, [1.0, 2.0, 3.0]))
     for number in range(5):  # a chain: one new leaf a level
-        leaf = program.call(embed, program.constant(VECTOR, [number, 1.0, 1.0]))
-        state = program.call(mix, state, leaf)
-    program.output(state)
-    stats = schedule_recordings([program], policy).stats()
+        leaf = recording.call(embed, recording.constant(VECTOR, [number, 1.0, 1.0]))
+        state = recording.call(mix, state, leaf)
+    recording.output(state)
+    stats = schedule_recordings([recording], policy).stats()
     assert stats.operations == ("embed", *["mix"] * 5)
     assert stats.widths[0] == 6
-    assert Engine(operations)(schedule_recordings([program], policy))["output"].shape == (1, 3)
+    assert Engine(operations)(schedule_recordings([recording], policy))["output"].shape == (1, 3)
 
 
 def two_kind_program(vectors: Vectors, kinds: str) -> Recording:
     """A chain of mixes (m) and squashes (s), read from the left."""
-    program = Recording()
-    state, other = constants(program, 2)
+    recording = Recording()
+    state, other = constants(recording, 2)
     for letter in kinds:
         if letter == "m":
-            state = program.call(vectors.mix, state, other)
+            state = recording.call(vectors.mix, state, other)
         else:
-            state = program.call(vectors.squash, state)
-    program.output(state)
-    return program
+            state = recording.call(vectors.squash, state)
+    recording.output(state)
+    return recording
 
 
-def steps(programs: list[Recording], policy: Any) -> int:
-    return len(schedule_recordings(programs, policy).steps)
+def steps(recordings: list[Recording], policy: Any) -> int:
+    return len(schedule_recordings(recordings, policy).steps)
 
 
 def test_agenda_can_be_strictly_better_than_depth() -> None:
     vectors = Vectors()
     # By depth the examples always need different kinds; one step later they agree.
-    programs = [two_kind_program(vectors, "msmsms"), two_kind_program(vectors, "smsmsm")]
-    assert steps(programs, "agenda") < steps(programs, "depth")
-    assert steps(programs, "agenda") == 7
-    assert steps(programs, "depth") == 12
+    recordings = [two_kind_program(vectors, "msmsms"), two_kind_program(vectors, "smsmsm")]
+    assert steps(recordings, "agenda") < steps(recordings, "depth")
+    assert steps(recordings, "agenda") == 7
+    assert steps(recordings, "depth") == 12
     found, wanted = (
-        vectors.engine(schedule_recordings(programs, policy))["output"]
+        vectors.engine(schedule_recordings(recordings, policy))["output"]
         for policy in ("agenda", "depth")
     )
     assert found.allclose(wanted, atol=1e-6)
@@ -186,8 +186,8 @@ def test_agenda_can_be_strictly_better_than_depth() -> None:
 def test_agenda_falls_back_to_depth() -> None:
     # By average depth alone, the long run of mixes would come first, with nine steps.
     vectors = Vectors()
-    programs = [two_kind_program(vectors, word) for word in ("mmmmmm", "mmmmsms")]
-    assert steps(programs, "agenda") == steps(programs, "depth") == 8
+    recordings = [two_kind_program(vectors, word) for word in ("mmmmmm", "mmmmsms")]
+    assert steps(recordings, "agenda") == steps(recordings, "depth") == 8
 
 
 VECTORS = Vectors()
@@ -219,21 +219,21 @@ def test_steps_are_valid_and_between_the_bound_and_agenda(fields: Any) -> None:
 def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[str]) -> None:
     policy = LearnedPolicy().fit([programs_of(first)])
     for words in (first, second):  # seen and unseen
-        programs = programs_of(words)
-        stats = schedule_recordings(programs, policy).stats()
-        best = min(steps(programs, other) for other in ("depth", "agenda"))
+        recordings = programs_of(words)
+        stats = schedule_recordings(recordings, policy).stats()
+        best = min(steps(recordings, other) for other in ("depth", "agenda"))
         assert stats.lower_bound <= stats.steps <= best
 
 
 @settings(max_examples=10)
 @given(WORDS)
 def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
-    programs = programs_of(words)
-    policy = LearnedPolicy().fit([programs])
+    recordings = programs_of(words)
+    policy = LearnedPolicy().fit([recordings])
     engine, found = VECTORS.engine, []
     for each in ("depth", policy):
-        rows = engine(schedule_recordings(programs, each))["output"]
-        # A program of one constant has no gradients.
+        rows = engine(schedule_recordings(recordings, each))["output"]
+        # A recording of one constant has no gradients.
         loss = rows.square().sum() + 0 * sum(each.sum() for each in engine.parameters())
         found.append((rows, *torch.autograd.grad(loss, [*engine.parameters()])))
     for mine, right in zip(*found, strict=True):
@@ -241,10 +241,10 @@ def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
 
 
 def test_alternating_chains_reach_the_bound() -> None:
-    programs = programs_of(["msmsms", "smsmsm"])
-    stats = schedule_recordings(programs, LearnedPolicy().fit([programs])).stats()
+    recordings = programs_of(["msmsms", "smsmsm"])
+    stats = schedule_recordings(recordings, LearnedPolicy().fit([recordings])).stats()
     assert stats.steps == stats.lower_bound + 1 == 7
-    assert steps(programs, "depth") == 12
+    assert steps(recordings, "depth") == 12
 
 
 def test_the_search_saves_steps_where_no_rule_does() -> None:

@@ -22,14 +22,14 @@ ADD = Signature("add", (SCALAR, SCALAR), (SCALAR,))
 
 
 def constant_of(row_type: TensorType, data: object) -> np.ndarray:
-    program = Recording()
-    program.constant(row_type, data)
-    return program.constants_of(0)[0][0]
+    recording = Recording()
+    recording.constant(row_type, data)
+    return recording.constants_of(0)[0][0]
 
 
 def test_a_value_decides_nothing() -> None:
-    program = Recording()
-    h = program.call(ADD, program.constant(SCALAR, 0.0), program.constant(SCALAR, 0.0))
+    recording = Recording()
+    h = recording.call(ADD, recording.constant(SCALAR, 0.0), recording.constant(SCALAR, 0.0))
     for decide in (lambda: 1 if h else 2, lambda: not h, lambda: h and 1):
         text = message(TypeError, decide)
         assert "used as a truth value while calls are recorded" in text
@@ -37,9 +37,9 @@ def test_a_value_decides_nothing() -> None:
 
 
 def test_several_results_come_as_a_tuple() -> None:
-    program = Recording()
+    recording = Recording()
     split = Signature("split", (VECTOR,), (SCALAR, (SCALAR, VECTOR)))
-    left, right = program.call(split, program.constant(VECTOR, [1, 2, 3]))
+    left, right = recording.call(split, recording.constant(VECTOR, [1, 2, 3]))
     assert left.row_type == SCALAR
     assert right.row_type == (SCALAR, VECTOR)
 
@@ -55,10 +55,10 @@ def test_constants_from_anything(data: object) -> None:
 
 
 def test_constants_keep_float64() -> None:
-    program = Recording()
-    program.output(program.constant(SCALAR, 0.1))
+    recording = Recording()
+    recording.output(recording.constant(SCALAR, 0.1))
     engine = Engine(Operations())
-    schedule = schedule_recordings([program])
+    schedule = schedule_recordings([recording])
     assert engine(schedule)["output"].tolist() == torch.tensor([0.1]).tolist()
     assert engine.double()(schedule)["output"].tolist() == [0.1]
     double = TensorType((), torch.float64)
@@ -69,10 +69,10 @@ def test_constants_keep_float64() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.complex64])
 def test_constants_of_many_dtypes(dtype: torch.dtype) -> None:
-    program = Recording()
-    program.output(program.constant(TensorType((), dtype), 1))
+    recording = Recording()
+    recording.output(recording.constant(TensorType((), dtype), 1))
     engine = Engine(Operations())
-    found = engine(schedule_recordings([program, program]))["output"]
+    found = engine(schedule_recordings([recording, recording]))["output"]
     assert found.dtype == dtype
     assert found.tolist() == [1, 1]
 
@@ -122,58 +122,58 @@ def test_floats_beyond_the_dtype(dtype: torch.dtype, data: float) -> None:
 
 
 def test_declared_inputs() -> None:
-    program = Recording()
-    program.input(SCALAR, 1)
-    assert [*program.num_inputs.values()] == [2]
-    program.declare_inputs(SCALAR, 5)
-    assert [*program.num_inputs.values()] == [5]
-    text = message(ValueError, program.declare_inputs, SCALAR, 4)
+    recording = Recording()
+    recording.input(SCALAR, 1)
+    assert [*recording.num_inputs.values()] == [2]
+    recording.declare_inputs(SCALAR, 5)
+    assert [*recording.num_inputs.values()] == [5]
+    text = message(ValueError, recording.declare_inputs, SCALAR, 4)
     assert "fewer rows than are read" in text and "at least 5" in text
-    assert "Recording.input: negative row" in message(ValueError, program.input, SCALAR, -1)
+    assert "Recording.input: negative row" in message(ValueError, recording.input, SCALAR, -1)
 
 
 @pytest.mark.parametrize("operation", (torch.nn.Linear(3, 3), torch.tanh, "add", None))
 def test_what_is_not_registered_is_not_called(operation: object) -> None:
-    program = Recording()
-    text = message(TypeError, program.call, operation, program.constant(VECTOR, [1, 2, 3]))
+    recording = Recording()
+    text = message(TypeError, recording.call, operation, recording.constant(VECTOR, [1, 2, 3]))
     assert "Recording.call: not a signature" in text
     assert f"got:      {type(operation).__name__}" in text
     assert "operations.add(module, inputs, outputs)" in text
-    assert program.num_calls == 0
+    assert recording.num_calls == 0
 
 
 def test_invalid_arguments_of_a_call() -> None:
-    program, other = Recording(), Recording()
-    one, vector = program.constant(SCALAR, 1.0), program.constant(VECTOR, [1, 2, 3])
-    text = message(TypeError, program.call, ADD, one)
+    recording, other = Recording(), Recording()
+    one, vector = recording.constant(SCALAR, 1.0), recording.constant(VECTOR, [1, 2, 3])
+    text = message(TypeError, recording.call, ADD, one)
     assert "Operation 'add': wrong number of arguments" in text
     assert "2: add(float32[], float32[]) -> float32[]" in text and "call 0" in text
-    text = message(TypeError, program.call, ADD, one, vector)
+    text = message(TypeError, recording.call, ADD, one, vector)
     assert "Operation 'add': argument types differ" in text
     assert "call 0, argument 1" in text
-    text = message(TypeError, program.call, ADD, 1.0, one)
+    text = message(TypeError, recording.call, ADD, 1.0, one)
     assert "Recording: not a value of a recording" in text
     assert "float" in text and "recording.constant(row_type, data)" in text
-    text = message(ValueError, program.call, ADD, one, other.constant(SCALAR, 1.0))
+    text = message(ValueError, recording.call, ADD, one, other.constant(SCALAR, 1.0))
     assert "Recording: a value of a different recording" in text
     assert "Value(0, float32[], depth 0)" in text
-    assert program.num_calls == 0
+    assert recording.num_calls == 0
 
 
 def test_invalid_outputs() -> None:
-    program = Recording()
-    program.output(program.constant(SCALAR, 1.0), "a")
-    text = message(TypeError, program.output, program.constant(VECTOR, [1, 2, 3]), "a")
+    recording = Recording()
+    recording.output(recording.constant(SCALAR, 1.0), "a")
+    text = message(TypeError, recording.output, recording.constant(VECTOR, [1, 2, 3]), "a")
     assert "Recording.output: 'a' mixes two types" in text
     assert "use a separate name for each type" in text
     assert "output 'a'" in message(
-        ValueError, program.output, Recording().constant(SCALAR, 1.0), "a"
+        ValueError, recording.output, Recording().constant(SCALAR, 1.0), "a"
     )
 
 
 def test_a_value_is_not_pickled_alone() -> None:
-    program = Recording()
-    value = program.constant(SCALAR, 1.0)
+    recording = Recording()
+    value = recording.constant(SCALAR, 1.0)
     for copier in (pickle.dumps, copy.deepcopy):
         text = message(TypeError, copier, value)
         assert "a value cannot be pickled or copied" in text
@@ -181,75 +181,75 @@ def test_a_value_is_not_pickled_alone() -> None:
 
 
 def test_programs_are_pickled_and_copied() -> None:
-    program = Recording()
-    one = program.constant(SCALAR, 1.0)
-    program.output(program.call(ADD, one, program.call(ADD, one, one)))
-    wanted = schedule_recordings([program])
-    for twin in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
+    recording = Recording()
+    one = recording.constant(SCALAR, 1.0)
+    recording.output(recording.call(ADD, one, recording.call(ADD, one, one)))
+    wanted = schedule_recordings([recording])
+    for twin in (pickle.loads(pickle.dumps(recording)), copy.deepcopy(recording)):
         assert schedule_recordings([twin]) == wanted
 
 
 def test_a_ragged_argument_takes_a_sequence_or_one_value() -> None:
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(SCALAR)], [SCALAR], name="total")
-    program = Recording()
-    one, two = program.constant(SCALAR, 1.0), program.constant(SCALAR, 2.0)
+    recording = Recording()
+    one, two = recording.constant(SCALAR, 1.0), recording.constant(SCALAR, 2.0)
     for rows in ([one, two, two], one, [], (one, two)):
-        program.output(program.call(total, rows))
+        recording.output(recording.call(total, rows))
     engine = Engine(operations)
     wanted = [5.0, 1.0, 0.0, 3.0]
-    assert engine(schedule_recordings([program]))["output"].tolist() == wanted
-    assert run_one_by_one(engine, [program])["output"].tolist() == wanted
-    text = message(TypeError, program.call, total, [one, program.constant(VECTOR, [1, 2, 3])])
+    assert engine(schedule_recordings([recording]))["output"].tolist() == wanted
+    assert run_one_by_one(engine, [recording])["output"].tolist() == wanted
+    text = message(TypeError, recording.call, total, [one, recording.constant(VECTOR, [1, 2, 3])])
     assert "argument types differ" in text
 
 
 def recorded(language: Vectors, calls: int) -> Recording:
-    program = Recording()
-    left, right = constants(program, 2)
+    recording = Recording()
+    left, right = constants(recording, 2)
     for _ in range(calls):
-        left = program.call(language.mix, left, right)
-    program.output(program.call(language.score, left))
-    return program
+        left = recording.call(language.mix, left, right)
+    recording.output(recording.call(language.score, left))
+    return recording
 
 
 def test_recordings_are_the_same_after_pickling() -> None:
     language = Vectors()
-    programs = [recorded(language, calls) for calls in (1, 3, 2)]
-    finished = pickle.loads(pickle.dumps(programs))
-    wanted = run_one_by_one(language.engine, programs)["output"]
-    for mixed in (finished, [programs[0], *finished[1:]]):
+    recordings = [recorded(language, calls) for calls in (1, 3, 2)]
+    finished = pickle.loads(pickle.dumps(recordings))
+    wanted = run_one_by_one(language.engine, recordings)["output"]
+    for mixed in (finished, [recordings[0], *finished[1:]]):
         torch.testing.assert_close(run_one_by_one(language.engine, mixed)["output"], wanted)
-        assert schedule_recordings(mixed) == schedule_recordings(programs)
+        assert schedule_recordings(mixed) == schedule_recordings(recordings)
 
 
 def test_depth_size_and_repr() -> None:
     assert Recording().depth == Recording().num_calls == 0
     language = Vectors()
-    program = recorded(language, 4)
-    finished = pickle.loads(pickle.dumps(program))
-    assert (finished.depth, finished.num_calls) == (program.depth, program.num_calls) == (5, 5)
-    assert finished.code == program.code
-    assert repr(finished) == repr(program) == "Recording(5 calls, depth 5, outputs ['output'])"
+    recording = recorded(language, 4)
+    finished = pickle.loads(pickle.dumps(recording))
+    assert (finished.depth, finished.num_calls) == (recording.depth, recording.num_calls) == (5, 5)
+    assert finished.code == recording.code
+    assert repr(finished) == repr(recording) == "Recording(5 calls, depth 5, outputs ['output'])"
 
 
 def test_programs_grow_after_they_were_scheduled() -> None:
     language = Vectors()
-    program = recorded(language, 1)
-    before = schedule_recordings([program])
-    left, right = constants(program, 2)
-    program.output(program.call(language.mix, left, right), "more")
-    after = schedule_recordings([program])
+    recording = recorded(language, 1)
+    before = schedule_recordings([recording])
+    left, right = constants(recording, 2)
+    recording.output(recording.call(language.mix, left, right), "more")
+    after = schedule_recordings([recording])
     assert list(before.outputs) == ["output"] and list(after.outputs) == ["output", "more"]
-    found, wanted = language.engine(after), run_one_by_one(language.engine, [program])
+    found, wanted = language.engine(after), run_one_by_one(language.engine, [recording])
     assert all(torch.allclose(found[name], rows) for name, rows in wanted.items())
 
 
 def test_calls_without_arguments_add_no_depth() -> None:
-    language, program = Vectors(), Recording()
+    language, recording = Vectors(), Recording()
     start = language.engine.operations.add(lambda: torch.ones(1, 3), [], [VECTOR], name="start")
-    program.output(program.call(language.squash, program.call(start)))
-    assert program.depth == 1
+    recording.output(recording.call(language.squash, recording.call(start)))
+    assert recording.depth == 1
     only = Recording()
     only.output(only.call(start))
     assert only.depth == 0
@@ -257,9 +257,9 @@ def test_calls_without_arguments_add_no_depth() -> None:
 
 def test_equal_calls_are_merged_unless_told_otherwise() -> None:
     language = Vectors()
-    programs = [recorded(language, 1)] * 2
-    assert schedule_recordings(programs).steps[0].size == 1
-    apart = schedule_recordings(programs, merge_equal=False)
+    recordings = [recorded(language, 1)] * 2
+    assert schedule_recordings(recordings).steps[0].size == 1
+    apart = schedule_recordings(recordings, merge_equal=False)
     assert apart.steps[0].size == 2
     found = language.engine(apart)["output"]
-    torch.testing.assert_close(found, run_one_by_one(language.engine, programs)["output"])
+    torch.testing.assert_close(found, run_one_by_one(language.engine, recordings)["output"])

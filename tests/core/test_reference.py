@@ -7,24 +7,24 @@ from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, tree_prog
 def test_rows_come_example_by_example() -> None:
     operations = Operations()
     double = operations.add(lambda x: 2 * x, [SCALAR], [SCALAR], name="double")
-    programs = []
+    recordings = []
     for numbers in ([1.0], [], [2.0, 3.0]):
-        program = Recording()
+        recording = Recording()
         for number in numbers:
-            program.output(program.call(double, program.constant(SCALAR, number)))
-        programs.append(program)
-    assert run_one_by_one(Engine(operations), programs)["output"].tolist() == [2.0, 4.0, 6.0]
+            recording.output(recording.call(double, recording.constant(SCALAR, number)))
+        recordings.append(recording)
+    assert run_one_by_one(Engine(operations), recordings)["output"].tolist() == [2.0, 4.0, 6.0]
 
 
 def test_inputs_by_type_and_by_tag() -> None:
     word = TensorType((2,), tag="word")
     pair = (TensorType((), tag="pair"), SCALAR)
-    program = Recording()
-    program.output(program.input(word, 1), "word")
-    program.output(program.input(pair, 0), "pair")
+    recording = Recording()
+    recording.output(recording.input(word, 1), "word")
+    recording.output(recording.input(pair, 0), "pair")
     engine, rows = Engine(Operations()), torch.arange(8.0).view(4, 2)
     given = {"word": rows, pair: (torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0]))}
-    found = run_one_by_one(engine, [program, program], given)
+    found = run_one_by_one(engine, [recording, recording], given)
     assert found["word"].tolist() == [[2.0, 3.0], [6.0, 7.0]]
     assert [part.tolist() for part in found["pair"]] == [[5.0, 6.0], [7.0, 8.0]]
 
@@ -46,20 +46,20 @@ def test_empty_ragged_arguments_of_open_dtype() -> None:
     row_type = TensorType((2,), None)
     operations = Operations()
     total = operations.add(lambda x: x.sum(), [Ragged(row_type)], [row_type], name="total")
-    program = Recording()
-    program.output(program.call(total, []))
-    assert run_one_by_one(Engine(operations), [program])["output"].tolist() == [[0.0, 0.0]]
+    recording = Recording()
+    recording.output(recording.call(total, []))
+    assert run_one_by_one(Engine(operations), [recording])["output"].tolist() == [[0.0, 0.0]]
 
 
 def test_second_derivatives_are_right() -> None:
     vectors = Vectors()
     vectors.engine.double()
-    program = Recording()
-    row = program.input(VECTOR, 0)
-    program.output(program.call(vectors.mix, row, program.call(vectors.squash, row)))
+    recording = Recording()
+    row = recording.input(VECTOR, 0)
+    recording.output(recording.call(vectors.mix, row, recording.call(vectors.squash, row)))
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        return run_one_by_one(vectors.engine, [program], {VECTOR: x})["output"]
+        return run_one_by_one(vectors.engine, [recording], {VECTOR: x})["output"]
 
     x = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(run, x)

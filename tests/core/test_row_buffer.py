@@ -15,19 +15,19 @@ from pyg_dynbatch.testing import assert_gradients_agree
 from tests.core.helpers import VECTOR, Vectors
 
 
-def program(vectors: Vectors) -> Recording:
+def recording(vectors: Vectors) -> Recording:
     """A small graph with shared parts, inputs read at two levels, and several outputs."""
-    program = Recording()
-    a, b, c = (program.input(VECTOR, row) for row in range(3))
-    left = program.call(vectors.mix, a, b)
-    right = program.call(vectors.mix, b, c)
-    shared = program.call(vectors.squash, left)
-    top = program.call(vectors.mix, shared, program.call(vectors.mix, right, shared))
-    top = program.call(vectors.mix, top, a)
+    recording = Recording()
+    a, b, c = (recording.input(VECTOR, row) for row in range(3))
+    left = recording.call(vectors.mix, a, b)
+    right = recording.call(vectors.mix, b, c)
+    shared = recording.call(vectors.squash, left)
+    top = recording.call(vectors.mix, shared, recording.call(vectors.mix, right, shared))
+    top = recording.call(vectors.mix, top, a)
     for value in (top, shared, top):
-        program.output(value)
-        program.output(program.call(vectors.score, value), "score")
-    return program
+        recording.output(value)
+        recording.output(recording.call(vectors.score, value), "score")
+    return recording
 
 
 class Case:
@@ -36,8 +36,8 @@ class Case:
     def __init__(self) -> None:
         self.vectors = Vectors()
         self.engine = self.vectors.engine.double()
-        self.programs = [program(self.vectors) for _ in range(2)]
-        self.schedule = schedule_recordings(self.programs)
+        self.recordings = [recording(self.vectors) for _ in range(2)]
+        self.schedule = schedule_recordings(self.recordings)
         self.x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
         self.leaves = [self.x, *self.engine.parameters()]
         self.weight = torch.randn(6, 3, dtype=torch.float64)
@@ -46,7 +46,7 @@ class Case:
         return self.engine(self.schedule, {VECTOR: self.x if x is None else x})
 
     def one_by_one(self) -> dict[str, Any]:
-        return run_one_by_one(self.engine, self.programs, {VECTOR: self.x})
+        return run_one_by_one(self.engine, self.recordings, {VECTOR: self.x})
 
     def loss(self, found: dict[str, Any]) -> Tensor:
         return (found["output"] * self.weight).sum() + found["score"].square().sum()
@@ -217,7 +217,7 @@ def test_only_later_operations_are_trained() -> None:
     x = case.x.detach()
     leaves = [*case.engine.operations["squash"].parameters()]
     found = torch.autograd.grad(case.loss(case.batched(x)), leaves)
-    wanted = run_one_by_one(case.engine, case.programs, {VECTOR: x})
+    wanted = run_one_by_one(case.engine, case.recordings, {VECTOR: x})
     assert_close(found, torch.autograd.grad(case.loss(wanted), leaves))
 
 
@@ -246,12 +246,12 @@ def test_a_tensor_hook_may_change_the_gradient() -> None:
 
 def test_an_operation_may_return_its_gradient_unchanged() -> None:
     """The gradient of a sum is the slice of the gradient buffer itself."""
-    operations, program = Operations(), Recording()
+    operations, recording = Operations(), Recording()
     add = operations.add(torch.add, [VECTOR, VECTOR], [VECTOR], name="add")
-    a, b, c, d = (program.input(VECTOR, row) for row in range(4))
-    top = program.call(add, program.call(add, d, b), program.call(add, a, c))
-    program.output(program.call(add, top, d))
-    assert_gradients_agree(Engine(operations), [program, program], {VECTOR: torch.randn(8, 3)})
+    a, b, c, d = (recording.input(VECTOR, row) for row in range(4))
+    top = recording.call(add, recording.call(add, d, b), recording.call(add, a, c))
+    recording.output(recording.call(add, top, d))
+    assert_gradients_agree(Engine(operations), [recording, recording], {VECTOR: torch.randn(8, 3)})
 
 
 @pytest.mark.parametrize("stacked", [False, True])

@@ -20,7 +20,7 @@ VECTORS = Vectors()
 SHAPES = [((1, 2), (3, 4)), 5, ((1, 2), 6)]
 
 
-def program_schedule(policy: str = "depth") -> Steps:
+def recorded_schedule(policy: str = "depth") -> Steps:
     return schedule_recordings([tree_program(VECTORS.mix, s) for s in SHAPES], policy)
 
 
@@ -47,14 +47,14 @@ COPIERS = {
 
 
 @pytest.mark.parametrize("copier", COPIERS)
-@pytest.mark.parametrize("made", [program_schedule, structure_schedule])
+@pytest.mark.parametrize("made", [recorded_schedule, structure_schedule])
 def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
     schedule = made()
     twin = COPIERS[copier](schedule)
     assert twin == schedule
     if copier in ("pickle", "deepcopy", "clone", "torch.save"):
         assert twin.index.data_ptr() != schedule.index.data_ptr()
-    if made is program_schedule:
+    if made is recorded_schedule:
         found, wanted = (VECTORS.engine(s)["output"] for s in (twin, schedule))
         assert torch.equal(found, wanted)
 
@@ -67,7 +67,7 @@ def test_random_structures_give_the_same_schedule_twice(dags: list[Dag]) -> None
 
 
 def test_what_makes_schedules_differ() -> None:
-    schedule = program_schedule()
+    schedule = recorded_schedule()
     assert schedule != schedule_recordings([tree_program(VECTORS.mix, s) for s in SHAPES[::-1]])
     assert schedule != structure_schedule()
     assert schedule != "schedule"
@@ -77,16 +77,16 @@ def test_what_makes_schedules_differ() -> None:
     changed = schedule.clone()
     changed.index[0] += 1
     assert changed != schedule
-    program = Recording()
-    program.output(program.input(VECTOR, 0))
+    recording = Recording()
+    recording.output(recording.input(VECTOR, 0))
     other = Recording()
     other.output(other.constant(VECTOR, [0.0] * 3))
-    assert schedule_recordings([program]) != schedule_recordings([other])
+    assert schedule_recordings([recording]) != schedule_recordings([other])
     with pytest.raises(TypeError):
         hash(schedule)
 
 
-@pytest.mark.parametrize("schedule", [program_schedule(), structure_schedule()])
+@pytest.mark.parametrize("schedule", [recorded_schedule(), structure_schedule()])
 def test_moves_whole(schedule: Any) -> None:
     moved = schedule.to("meta")
     assert moved.device.type == "meta"
@@ -121,19 +121,19 @@ def test_moves_with_a_pyg_batch() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
 def test_pinned_and_on_the_gpu() -> None:
-    pinned = program_schedule().pin_memory()
+    pinned = recorded_schedule().pin_memory()
     assert pinned.is_pinned()
     moved = pinned.cuda(non_blocking=True)
     assert moved.device.type == "cuda"
     moved.record_stream(torch.cuda.current_stream())
-    assert moved.cpu() == program_schedule()
+    assert moved.cpu() == recorded_schedule()
     vectors = copy.deepcopy(VECTORS.engine)
     found = vectors.cuda()(moved)["output"].cpu()
-    assert found.allclose(VECTORS.engine(program_schedule())["output"], atol=1e-6)
+    assert found.allclose(VECTORS.engine(recorded_schedule())["output"], atol=1e-6)
 
 
 def test_reads_well() -> None:
-    schedule = program_schedule()
+    schedule = recorded_schedule()
     assert repr(schedule) == "Steps(3 examples, 2 steps, 4 rows)"
     lines = str(schedule).splitlines()
     assert lines[0] == repr(schedule)
@@ -162,7 +162,7 @@ def test_rows_calls_and_examples() -> None:
     assert children.rows_in(levels.index).tolist() == [1, 2]
     assert children.calls_in(levels.index).tolist() == [0, 0]
     assert levels.to_steps().example_of("node").tolist() == [0] * 5
-    assert program_schedule().example_of("output").tolist() == [0, 1, 2]
+    assert recorded_schedule().example_of("output").tolist() == [0, 1, 2]
     pairs = structure_schedule(arity=2)
     assert pairs.to_steps().steps[2].arguments[2].rows_in(pairs.index).tolist() == [0]
 
@@ -177,13 +177,13 @@ def test_edge_order_lists_the_edges_as_their_children_are_read(dag: Dag) -> None
 def test_programs_that_cannot_be_scheduled() -> None:
     text = message(ValueError, schedule_recordings, [])
     assert "the list of recordings is empty" in text and "at least one recording" in text
-    programs, wide = [tree_program(VECTORS.mix, (1, 2)), Recording()], TensorType((4,))
-    assert "unknown policy" in message(ValueError, schedule_recordings, programs, "widest")
-    programs[1].output(programs[1].constant(wide, [0] * 4))
-    text = message(TypeError, schedule_recordings, programs)
+    recordings, wide = [tree_program(VECTORS.mix, (1, 2)), Recording()], TensorType((4,))
+    assert "unknown policy" in message(ValueError, schedule_recordings, recordings, "widest")
+    recordings[1].output(recordings[1].constant(wide, [0] * 4))
+    text = message(TypeError, schedule_recordings, recordings)
     assert "output 'output' has two types" in text and "float32[4]" in text
-    programs[1].call(Signature("mix", (wide,), (wide,)), programs[1].constant(wide, [0] * 4))
-    text = message(TypeError, schedule_recordings, programs)
+    recordings[1].call(Signature("mix", (wide,), (wide,)), recordings[1].constant(wide, [0] * 4))
+    text = message(TypeError, schedule_recordings, recordings)
     assert "two signatures are called 'mix'" in text
     assert "take all signatures from one Operations object" in text
 
@@ -225,12 +225,12 @@ def test_folds_copies_by_hand() -> None:
 
 
 def test_folds_steps_are_every_operation_at_every_depth() -> None:
-    program = Recording()
-    (state,) = constants(program, 1)
-    state = program.call(VECTORS.squash, state)
-    state = program.call(VECTORS.mix, state, state)
-    program.output(program.call(VECTORS.score, state))
-    stats = schedule_recordings([program]).stats()
+    recording = Recording()
+    (state,) = constants(recording, 1)
+    state = recording.call(VECTORS.squash, state)
+    state = recording.call(VECTORS.mix, state, state)
+    recording.output(recording.call(VECTORS.score, state))
+    stats = schedule_recordings([recording]).stats()
     assert (stats.steps, stats.critical_path, stats.lower_bound) == (3, 3, 3)
     assert stats.fold_steps == 9
     assert stats.fold_copies == 0
@@ -259,7 +259,7 @@ def test_no_calls() -> None:
     stats = schedule_recordings([Recording(), Recording()]).stats()
     assert (stats.examples, stats.steps, stats.rows, stats.fold_copies) == (2, 0, 0, 0)
     assert (stats.critical_path, stats.lower_bound, stats.fold_steps) == (0, 0, 0)
-    program = Recording()
-    program.output(program.input(VECTOR, 3))
-    stats = schedule_recordings([program]).stats()
+    recording = Recording()
+    recording.output(recording.input(VECTOR, 3))
+    stats = schedule_recordings([recording]).stats()
     assert (stats.steps, stats.critical_path) == (0, 0)

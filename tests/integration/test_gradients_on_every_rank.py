@@ -51,7 +51,7 @@ def test_unused_operations_of_every_kind_of_argument() -> None:
     words = Words()
     never = nn.Linear(3, 3)
     words.engine.operations.add(never, [VECTOR], [VECTOR], name="never", random=True)
-    schedule = schedule_recordings([words.program([1], "squash")])
+    schedule = schedule_recordings([words.recording([1], "squash")])
     two_steps(words.engine, schedule)
     assert never.weight.grad is not None
     assert words.engine.operations["start"].module.row.grad.tolist() == [[0.0, 0.0, 0.0]]

@@ -17,7 +17,7 @@ def test_the_page_equals_the_engine() -> None:
     torch.manual_seed(1)
     merges = {name: page["Merge"]().double() for name in page["OPERATORS"]}
     modules = nn.ModuleDict({"leaf": nn.Embedding(2, width).double(), **merges})
-    programs = [page["record"](page["random_tree"](6)[0]) for _ in range(30)]
+    recordings = [page["record"](page["random_tree"](6)[0]) for _ in range(30)]
 
     operations, state = Operations(), TensorType((width,), torch.float64)
     bit = TensorType((), torch.int64)
@@ -25,9 +25,9 @@ def test_the_page_equals_the_engine() -> None:
     for name in merges:
         calls[name] = operations.add(modules[name], [state, state], [state], name=name)
     recorded = []
-    for program in programs:
+    for recording in recordings:
         ours, values = Recording(), []
-        for call in program:
+        for call in recording:
             read = [values[argument] for argument in call.arguments]
             values.append(
                 ours.call(calls[call.operation], *(read or [ours.constant(bit, call.constant)]))
@@ -35,7 +35,7 @@ def test_the_page_equals_the_engine() -> None:
         ours.output(values[-1])
         recorded.append(ours)
     merged = schedule_recordings(recorded)
-    steps, roots = page["schedule"](programs)
+    steps, roots = page["schedule"](recordings)
     assert len(steps) == len(merged.steps)
 
     found = page["run"](modules, steps, roots)

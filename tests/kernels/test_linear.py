@@ -34,7 +34,7 @@ class Mix(nn.Module):
 
 
 class Case:
-    """The same programs and parameters with Linear and with torch.nn.Linear."""
+    """The same recordings and parameters with Linear and with torch.nn.Linear."""
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         torch.manual_seed(0)
@@ -42,7 +42,7 @@ class Case:
         self.ours = Mix(Linear, linear).to(dtype)
         self.ours.load_state_dict(plain.state_dict())
         self.modules = [self.ours, plain]
-        self.programs = [self.program(turns) for turns in (1, 4)]
+        self.recordings = [self.recording(turns) for turns in (1, 4)]
         self.engines = []
         for module in self.modules:
             operations = Operations()
@@ -50,17 +50,17 @@ class Case:
             self.engines.append(Engine(operations).to(dtype))
         self.x = torch.randn(5, 3, dtype=dtype, requires_grad=True)
 
-    def program(self, turns: int) -> Recording:
-        operations, program = Operations(), Recording()
+    def recording(self, turns: int) -> Recording:
+        operations, recording = Operations(), Recording()
         mix = operations.add(self.modules[0], [VECTOR, VECTOR], [VECTOR], name="mix")
-        state = program.input(VECTOR, 0)
+        state = recording.input(VECTOR, 0)
         for row in range(turns):
-            state = program.call(mix, state, program.input(VECTOR, row if turns > 1 else 0))
-        program.output(state)
-        return program
+            state = recording.call(mix, state, recording.input(VECTOR, row if turns > 1 else 0))
+        recording.output(state)
+        return recording
 
     def run(self, engine: Engine) -> Tensor:
-        found: Tensor = engine(schedule_recordings(self.programs), {VECTOR: self.x})["output"]
+        found: Tensor = engine(schedule_recordings(self.recordings), {VECTOR: self.x})["output"]
         return found
 
     def both(self, compute: Callable[[Engine, list[Tensor]], Any]) -> list[Any]:
@@ -69,8 +69,8 @@ class Case:
 
 def test_batched_is_one_by_one() -> None:
     case = Case()
-    assert_batching_agrees(case.engines[0], case.programs, {VECTOR: case.x})
-    assert_gradients_agree(case.engines[0], case.programs, {VECTOR: case.x})
+    assert_batching_agrees(case.engines[0], case.recordings, {VECTOR: case.x})
+    assert_gradients_agree(case.engines[0], case.recordings, {VECTOR: case.x})
 
 
 def test_gradients_of_some_leaves_then_of_others_of_a_retained_graph() -> None:
@@ -177,10 +177,12 @@ def test_a_failed_run_leaves_nothing_behind() -> None:
     def fail(x: Tensor) -> Tensor:
         raise ValueError("not today")
 
-    operations, program = Operations(), Recording()
-    program.output(program.call(operations.add(fail, [VECTOR], [VECTOR]), program.input(VECTOR, 0)))
+    operations, recording = Operations(), Recording()
+    recording.output(
+        recording.call(operations.add(fail, [VECTOR], [VECTOR]), recording.input(VECTOR, 0))
+    )
     with pytest.raises(ValueError, match="not today"):
-        Engine(operations)(schedule_recordings([program]), {VECTOR: torch.ones(1, 3)})
+        Engine(operations)(schedule_recordings([recording]), {VECTOR: torch.ones(1, 3)})
     x = torch.ones(1, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(Linear(3, 2).double(), x)
 

@@ -88,7 +88,7 @@ def parts_of(state: Any) -> tuple[Any, ...]:
 
 
 def plain_recursion(case: CellCase, cell: nn.Module, dag: Dag, x: Tensor) -> tuple[Tensor, ...]:
-    """Call the cell node by node on single rows, without schedule, engine or program."""
+    """Call the cell node by node on single rows, without schedule, engine or recording."""
     types = parts_of(case.state)
     states: dict[int, tuple[Tensor, ...]] = {}
 

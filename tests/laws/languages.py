@@ -1,6 +1,6 @@
-"""Random programs in a small typed language, and a plain recursion that evaluates them.
+"""Random recordings in a small typed language, and a plain recursion that evaluates them.
 
-A program is drawn as a list of plain calls. :func:`recorded` converts it to a ``Recording``;
+A recording is drawn as a list of plain calls. :func:`recorded` converts it to a ``Recording``;
 :func:`meaning` evaluates it call by call on single rows, without any code of the core.
 """
 
@@ -138,7 +138,7 @@ class Language:
 
 @dataclass
 class Sketch:
-    """One random program: leaves, calls on values by number, and outputs, which are values too."""
+    """One random recording: leaves, calls on values by number, and outputs."""
 
     leaves: list[tuple[str, str, int]] = field(default_factory=list)
     calls: list[tuple[str, list[Any]]] = field(default_factory=list)
@@ -147,7 +147,7 @@ class Sketch:
 
 
 def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch:
-    """Draw a program with shared values, values read at any later level, any number of outputs.
+    """Draw a recording with shared values, values read at any later level, any number of outputs.
 
     ``integer(low, high)`` draws a number; both ends are included.
     """
@@ -166,7 +166,7 @@ def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch
             ragged = isinstance(each, list)
             known = [n for n, t in enumerate(sketch.types) if t == (each[0] if ragged else each)]
             count = integer(0, 3) if ragged else 1
-            # The newest values first, so that programs become deep.
+            # The newest values first, so that recordings become deep.
             drawn = [known[-1 - integer(0, len(known) - 1)] for _ in range(count)]
             arguments.append(drawn if ragged else drawn[0])
         sketch.calls.append((name, arguments))
@@ -179,12 +179,12 @@ def sketch_of(integer: Callable[[int, int], int], max_calls: int = 14) -> Sketch
 
 @st.composite
 def sketches(draw: st.DrawFn, max_calls: int = 14) -> Sketch:
-    """Draw random programs for a law."""
+    """Draw random recordings for a law."""
     return sketch_of(lambda low, high: draw(st.integers(low, high)), max_calls)
 
 
 def leaf(name: str, seed: int) -> Any:
-    """Return a constant of a type; float32, so that a program does not round it."""
+    """Return a constant of a type; float32, so that a recording does not round it."""
     if name == "word":
         return seed
     generator = torch.Generator().manual_seed(seed)
@@ -194,20 +194,20 @@ def leaf(name: str, seed: int) -> Any:
 
 
 def recorded(language: Language, sketch: Sketch) -> Recording:
-    """Record a sketch as a program."""
-    program, values = Recording(), []
+    """Record a sketch as a recording."""
+    recording, values = Recording(), []
     for kind, name, number in sketch.leaves:
         if kind == "input":
-            values.append(program.input(VECTOR, number))
+            values.append(recording.input(VECTOR, number))
         else:
-            values.append(program.constant(TYPES[name], leaf(name, number)))
+            values.append(recording.constant(TYPES[name], leaf(name, number)))
     for name, arguments in sketch.calls:
         given = [[values[n] for n in a] if isinstance(a, list) else values[a] for a in arguments]
-        results = program.call(language.signatures[name], *given)
+        results = recording.call(language.signatures[name], *given)
         values += results if isinstance(results, tuple) else [results]
     for value, name in sketch.outputs:
-        program.output(values[value], name)
-    return program
+        recording.output(values[value], name)
+    return recording
 
 
 def rows_read(sketch: Sketch) -> int:

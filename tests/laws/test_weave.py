@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveProgram
+from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveRecorder
 from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
@@ -94,11 +94,11 @@ def test_module_with_pair_rows_is_the_equations(
 def test_program_is_the_fused_layer(mols: Molecules, norm: str | None) -> None:
     stack = stack_of(norm, True, 3)
     x, table = inputs_of(mols)
-    weave = WeaveProgram(stack, table.detach()).double()
-    programs = [weave.program(len(codes), codes) for codes in mols.tables()]
+    weave = WeaveRecorder(stack, table.detach()).double()
+    recordings = [weave.recording(len(codes), codes) for codes in mols.tables()]
     if not sum(mols.sizes):
         return
-    found, expected = weave(x, programs), stack(x, table.detach(), pairs_of(mols))
+    found, expected = weave(x, recordings), stack(x, table.detach(), pairs_of(mols))
     close(found, expected)
     wanted = [x, *stack.parameters()]
     close(gradients([found], wanted), gradients([expected], wanted))
@@ -234,12 +234,12 @@ def test_changed_modules_are_called(change: str) -> None:
         # The largest singular value stands out, so that its iterations converge.
         nn.init.normal_(module.weight, 0.4, 0.15)
         CHANGES[change](module)
-    weave = WeaveProgram(stack, table.detach()).double()
-    programs = [weave.program(len(codes), codes) for codes in mols.tables()]
+    weave = WeaveRecorder(stack, table.detach()).double()
+    recordings = [weave.recording(len(codes), codes) for codes in mols.tables()]
     optimizer = SGD(stack.parameters(), 0.1)
     for _ in range(3):
         wanted = [x, *stack.parameters()]
-        found, expected = stack(x, table.detach(), pairs_of(mols)), weave(x, programs)
+        found, expected = stack(x, table.detach(), pairs_of(mols)), weave(x, recordings)
         close(found, expected)
         optimizer.zero_grad()
         expected.sum().backward()
@@ -274,7 +274,9 @@ def test_hooks_that_only_look_change_nothing(norm: str | None, training: bool) -
 
 def test_programs_refuse_modules_with_hooks() -> None:
     stack, table = WeaveStack(3, 2, 4), torch.eye(2)
-    weave = WeaveProgram(stack, table)
+    weave = WeaveRecorder(stack, table)
     stack.convs[0].register_forward_hook(lambda *_: None)
-    program = weave.program(1, [[0]])
-    refused(ValueError, lambda: weave(torch.randn(1, 3), [program]), "WeaveProgram: a module has")
+    recording = weave.recording(1, [[0]])
+    refused(
+        ValueError, lambda: weave(torch.randn(1, 3), [recording]), "WeaveRecorder: a module has"
+    )

@@ -16,11 +16,11 @@ def data_of(tree: Dag) -> DynTreeData:
 
 @given(trees(max_nodes=25, max_arity=4))
 def test_a_recorded_tree_has_its_nodes_its_depth_and_its_kinds(tree: Dag) -> None:
-    program = record_tree(data_of(tree))
-    assert program.num_calls == tree.num_nodes
-    assert program.depth == 1 + max(tree.depth)
+    recording = record_tree(data_of(tree))
+    assert recording.num_calls == tree.num_nodes
+    assert recording.depth == 1 + max(tree.depth)
     kinds = {len(children) for children in tree.children}
-    assert len(program.sites.signatures) == len(kinds)
+    assert len(recording.sites.signatures) == len(kinds)
 
 
 def test_statistics_of_two_trees_by_hand() -> None:

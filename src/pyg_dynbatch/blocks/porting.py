@@ -1,4 +1,4 @@
-"""For programs of TensorFlow Fold: its helpers for iterators, and what replaces other names."""
+"""For recordings of TensorFlow Fold: its helpers for iterators, and what replaces other names."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator

@@ -38,7 +38,7 @@ class Engine(nn.Module):
     """Run schedules, with one batched call of a module per step and one row buffer per row type.
 
     Args:
-        operations: The operations that programs may call. For the levels of a structure
+        operations: The operations that recordings may call. For the levels of a structure
             it needs one operation called ``"node"``, see :meth:`of_cell`.
 
     Raises:
@@ -53,9 +53,10 @@ class Engine(nn.Module):
         >>> from pyg_dynbatch.core.recording import Recording
         >>> scalar, operations = TensorType(()), Operations()
         >>> add = operations.add(torch.add, [scalar, scalar], [scalar], name="add")
-        >>> program = Recording()
-        >>> program.output(program.call(add, *(program.constant(scalar, x) for x in (1.0, 2.0))))
-        >>> Engine(operations)(schedule_recordings([program, program]))["output"]
+        >>> recording = Recording()
+        >>> one, two = (recording.constant(scalar, x) for x in (1.0, 2.0))
+        >>> recording.output(recording.call(add, one, two))
+        >>> Engine(operations)(schedule_recordings([recording, recording]))["output"]
         tensor([3., 3.])
     """
 

@@ -51,15 +51,15 @@ class LearnedPolicy:
         >>> one = operations.add(lambda x: x, [vector], [vector], name="one")
         >>> two = operations.add(lambda x: 2 * x, [vector], [vector], name="two")
         >>> def record(kinds):
-        ...     program = Recording()
-        ...     value = program.constant(vector, [1.0, 2.0])
+        ...     recording = Recording()
+        ...     value = recording.constant(vector, [1.0, 2.0])
         ...     for kind in kinds:
-        ...         value = program.call(kind, value)
-        ...     program.output(value)
-        ...     return program
-        >>> programs = [record([one, two] * 3), record([two, one] * 3)]
-        >>> policy = LearnedPolicy().fit([programs])
-        >>> [len(schedule_recordings(programs, p).steps) for p in ("depth", policy)]
+        ...         value = recording.call(kind, value)
+        ...     recording.output(value)
+        ...     return recording
+        >>> recordings = [record([one, two] * 3), record([two, one] * 3)]
+        >>> policy = LearnedPolicy().fit([recordings])
+        >>> [len(schedule_recordings(recordings, p).steps) for p in ("depth", policy)]
         [12, 7]
     """
 
@@ -75,15 +75,15 @@ class LearnedPolicy:
         """Fill the table with the entries that save steps, and return the policy itself.
 
         Args:
-            batches: At least one mini-batch, each a list of programs.
+            batches: At least one mini-batch, each a list of recordings.
             evaluations: Largest number of tables to try on each group of operations.
         """
         if not len(batches):
             raise mismatch(ValueError, "LearnedPolicy.fit: no batches", "at least one", 0)
         self.table = {}
         walks: dict[tuple[str, ...], list[_Walk]] = {}
-        for programs in batches:
-            for graph in _graphs_of(programs):
+        for recordings in batches:
+            for graph in _graphs_of(recordings):
                 if np.unique(graph.kind).size > 1:
                     walk = _Walk(graph)
                     walks.setdefault(tuple(sorted(walk.names)), []).append(walk)
@@ -177,7 +177,7 @@ def _moves(frontiers: Sequence[Frontier]) -> Iterator[tuple[Frontier, str]]:
             yield frontier, choice
 
 
-def _graphs_of(programs: Sequence[Recording]) -> list[DependencyGraph]:
+def _graphs_of(recordings: Sequence[Recording]) -> list[DependencyGraph]:
     """Return a graph for each group of operations that depend on each other."""
     found: list[DependencyGraph] = []
 
@@ -185,7 +185,7 @@ def _graphs_of(programs: Sequence[Recording]) -> list[DependencyGraph]:
         found.append(graph)
         return depth_policy(graph)
 
-    schedule_recordings(programs, record)
+    schedule_recordings(recordings, record)
     return found
 
 

@@ -62,7 +62,7 @@ class Signature:
     random: bool = False
 
     def __post_init__(self) -> None:
-        """Turn lists into tuples; raise an error for a signature that no program can call."""
+        """Turn lists into tuples; raise an error for a signature that no recording can call."""
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         if not self.name or not self.outputs:
@@ -209,7 +209,7 @@ class Operations(nn.Module):
                 the module, in training mode, on a copy.
 
         Returns:
-            The signature that programs call.
+            The signature that recordings call.
 
         Raises:
             ValueError: If the name is taken, or the module was added with other outputs.

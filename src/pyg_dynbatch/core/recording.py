@@ -1,4 +1,4 @@
-"""Recorded calls: the integers that blocks, autobatch and programs write, and schedules read.
+"""Recorded calls: the integers that blocks, autobatch and recordings write, and schedules read.
 
 A record is the number of a site, followed by what the call reads, and a value is named by where
 its record begins. With a site 0 for constants and a site 1 for ``add``, ``add(add(a, b), b)`` is::

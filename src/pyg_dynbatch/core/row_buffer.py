@@ -321,7 +321,9 @@ def check_backward(gradients: Sequence[Tensor | None]) -> None:
     if torch.is_grad_enabled():
         what = "Engine: second derivatives through a schedule are not available"
         wanted = "backward() or autograd.grad() without create_graph"
-        hint = "plain torch: model(examples, batch=False) of autobatch; run_one_by_one of programs"
+        hint = (
+            "plain torch: model(examples, batch=False) of autobatch; run_one_by_one of recordings"
+        )
         raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
 
 

@@ -40,27 +40,27 @@ _ROWS: dict[str, Callable[[ScheduleStats], float]] = {
 
 def record_tree(tree: Data) -> Recording:
     """Record a tree in which nodes with different numbers of children are different operations."""
-    program, children = Recording(), children_of(tree)
+    recording, children = Recording(), children_of(tree)
     tokens = tree.token.tolist() if "token" in tree else [-1] * len(children)
     values: dict[int, Value] = {}
     for node in depth_of(tree.edge_index, len(children)).argsort(stable=True).tolist():
         below = [values[child] for _, child in children[node]]
         name = f"node with {len(below)}" if below else "leaf"
         signature = Signature(name, (_TOKEN, *[_STATE] * len(below)), (_STATE,))
-        word = program.constant(_TOKEN, tokens[node])
-        values[node] = program.call(signature, word, *below)
+        word = recording.constant(_TOKEN, tokens[node])
+        values[node] = recording.call(signature, word, *below)
     for root in tree.root_index.tolist():
-        program.output(values[root])
-    return program
+        recording.output(values[root])
+    return recording
 
 
 def schedules_of(trees: Sequence[Data]) -> dict[str, Steps]:
     """Return the schedules of one mini-batch that are compared."""
-    programs = [record_tree(tree) for tree in trees]
+    recordings = [record_tree(tree) for tree in trees]
     return {
         "layer": Collater()(list(trees)).schedule.to_steps(),
-        "depth": schedule_recordings(programs, "depth"),
-        "agenda": schedule_recordings(programs, "agenda"),
+        "depth": schedule_recordings(recordings, "depth"),
+        "agenda": schedule_recordings(recordings, "agenda"),
     }
 
 
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch inspect",
         "Show the schedules of random mini-batches: what a tree layer runs, and what "
-        "the policies depth and agenda make of recorded programs in which nodes with "
+        "the policies depth and agenda make of recorded recordings in which nodes with "
         "different numbers of children are different operations.",
     )
     add = parser.add_argument

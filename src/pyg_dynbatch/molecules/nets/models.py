@@ -1,4 +1,4 @@
-"""The weave network, and weave modules written as programs for the engine."""
+"""The weave network, and weave modules recorded for the engine."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -195,14 +195,14 @@ def _readout(name: str, channels: int) -> Aggregation:
         raise mismatch(ValueError, what, expected, str(error).splitlines()[0]) from error
 
 
-# What a program records in place of.
+# What is recorded in place of.
 _WEAVE_METHODS = ("forward", "split", "sum_pairs", "update_pairs", "update_atoms")
 
 
-class WeaveProgram(nn.Module):
+class WeaveRecorder(nn.Module):
     """Run the modules of a :class:`WeaveStack` by dynamic batching, with the same weights.
 
-    A molecule is a program of calls of six functions, written as in the equations. The results
+    A molecule is a recording of calls of six functions, written as in the equations. The results
     equal those of the stack, so a new variant can be tried here before a fast layer is written.
 
     Args:
@@ -222,8 +222,8 @@ class WeaveProgram(nn.Module):
 
     Example:
         >>> stack, table = WeaveStack(3, 2, channels=8), torch.eye(2)
-        >>> weave = WeaveProgram(stack, table)
-        >>> water = weave.program(3, [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
+        >>> weave = WeaveRecorder(stack, table)
+        >>> water = weave.recording(3, [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
         >>> weave(torch.randn(6, 3), [water, water]).shape
         torch.Size([6, 8])
     """
@@ -232,7 +232,7 @@ class WeaveProgram(nn.Module):
         super().__init__()
         convs: list[WeaveConv] = list(stack.convs)  # type: ignore[arg-type]
         if any(conv.norm == "batch" for conv in convs):
-            what = "WeaveProgram: batch normalization depends on other calls"
+            what = "WeaveRecorder: batch normalization depends on other calls"
             raise mismatch(ValueError, what, "norm=None or norm='layer'", "norm='batch'")
         operations = Operations()
         self.code = TensorType((), torch.long, "code")
@@ -243,29 +243,29 @@ class WeaveProgram(nn.Module):
         self.levels = [_WeaveModule(operations, conv, level) for level, conv in enumerate(convs)]
         self.engine = Engine(operations)
 
-    def program(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Recording:
+    def recording(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Recording:
         """Record one molecule; the inputs are its atoms, the outputs the updated atoms.
 
         Args:
             num_atoms: Number of atoms.
             code: Code of every ordered pair, ``code[i][j]``; ``None`` for an unused pair.
         """
-        program, atoms = Recording(), range(num_atoms)
-        a: list[Value] = [program.input(self.atom, i) for i in atoms]
+        recording, atoms = Recording(), range(num_atoms)
+        a: list[Value] = [recording.input(self.atom, i) for i in atoms]
         p: dict[tuple[int, int], Value] = {
-            (i, j): program.call(self.lookup, program.constant(self.code, code[i][j]))
+            (i, j): recording.call(self.lookup, recording.constant(self.code, code[i][j]))
             for i in atoms
             for j in atoms
             if code[i][j] is not None
         }
         for module in self.levels:
-            a, p = module.record(program, a, p)
+            a, p = module.record(recording, a, p)
         for value in a:
-            program.output(value)
-        return program
+            recording.output(value)
+        return recording
 
     def forward(
-        self, x: Float[Tensor, "atom feature"], programs: Sequence[Recording]
+        self, x: Float[Tensor, "atom feature"], recordings: Sequence[Recording]
     ) -> Float[Tensor, "atom out"]:
         """Compute the atom rows of all molecules after the last module."""
         code = {name: getattr(WeaveConv, name) for name in _WEAVE_METHODS}
@@ -273,8 +273,8 @@ class WeaveProgram(nn.Module):
             if not calls_only(module.conv, **code):
                 what, got = "a module has hooks or overrides methods", type(module.conv).__name__
                 hint = "hooks on its linear layers and normalizations, or the stack itself"
-                raise mismatch(ValueError, f"WeaveProgram: {what}", "neither", got, hint=hint)
-        schedule = schedule_recordings(programs)
+                raise mismatch(ValueError, f"WeaveRecorder: {what}", "neither", got, hint=hint)
+        schedule = schedule_recordings(recordings)
         return self.engine(schedule.to(x.device), {"atom": x})["output"]
 
 
@@ -305,10 +305,10 @@ class _WeaveModule(nn.Module):
             self.of_pairs = ap, pp, add("p", *inputs, run=self.pair, tag="pair")
 
     def record(
-        self, program: Recording, a: list[Value], p: dict[tuple[int, int], Value]
+        self, recording: Recording, a: list[Value], p: dict[tuple[int, int], Value]
     ) -> tuple[list[Value], dict[tuple[int, int], Value]]:
         """Record equations 4 and 5 for one molecule."""
-        call, atoms = program.call, range(len(a))
+        call, atoms = recording.call, range(len(a))
         f_aa, f_pa, f_a = self.of_atoms
         new_a = []
         for i in atoms:

@@ -1,4 +1,4 @@
-"""Random DAG programs: batched = one by one = a plain recursion, in values and gradients."""
+"""Random DAG recordings: batched = one by one = a plain recursion, in values and gradients."""
 
 import random
 import sys
@@ -63,12 +63,12 @@ def gradients(run: Callable[[Tensor], dict[str, Any]], x: Tensor) -> list[Tensor
 @few(10)
 @given(BATCHES)
 def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]) -> None:
-    programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
+    recordings, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
     ways: list[Callable[[Tensor], dict[str, Any]]] = [
-        lambda x: run_one_by_one(LANGUAGE.engine, programs, {VECTOR: x})
+        lambda x: run_one_by_one(LANGUAGE.engine, recordings, {VECTOR: x})
     ]
     for policy in ("depth", "agenda"):
-        schedule = schedule_recordings(programs, policy)
+        schedule = schedule_recordings(recordings, policy)
         ways.append(lambda x, s=schedule: LANGUAGE.engine(s, {VECTOR: x}))
     wanted = meaning(LANGUAGE, batch, x)
     right = gradients(lambda x: meaning(LANGUAGE, batch, x), x)
@@ -82,20 +82,23 @@ def test_values_and_gradients_are_those_of_a_plain_recursion(batch: list[Sketch]
 @few(10)
 @given(BATCHES)
 def test_the_public_laws_hold(batch: list[Sketch]) -> None:
-    programs, inputs = [recorded(LANGUAGE, sketch) for sketch in batch], {VECTOR: inputs_of(batch)}
-    assert_batching_agrees(LANGUAGE.engine, programs, inputs)
-    assert_gradients_agree(LANGUAGE.engine, programs, inputs)
-    assert_order_is_free(LANGUAGE.engine, programs, inputs)
+    recordings, inputs = (
+        [recorded(LANGUAGE, sketch) for sketch in batch],
+        {VECTOR: inputs_of(batch)},
+    )
+    assert_batching_agrees(LANGUAGE.engine, recordings, inputs)
+    assert_gradients_agree(LANGUAGE.engine, recordings, inputs)
+    assert_order_is_free(LANGUAGE.engine, recordings, inputs)
 
 
 @few(10)
 @given(BATCHES)
 def test_agenda_needs_no_more_steps_and_neither_policy_beats_the_bound(batch: list[Sketch]) -> None:
-    programs = [recorded(LANGUAGE, sketch) for sketch in batch]
-    depth, agenda = (schedule_recordings(programs, p).stats() for p in ("depth", "agenda"))
+    recordings = [recorded(LANGUAGE, sketch) for sketch in batch]
+    depth, agenda = (schedule_recordings(recordings, p).stats() for p in ("depth", "agenda"))
     assert agenda.steps <= depth.steps
     assert agenda.rows == depth.rows
-    assert depth.merged_calls + depth.rows == sum(program.num_calls for program in programs)
+    assert depth.merged_calls + depth.rows == sum(recording.num_calls for recording in recordings)
     for stats in (depth, agenda):
         assert stats.lower_bound <= stats.steps == len(stats.widths)
         assert stats.critical_path <= stats.steps
@@ -116,14 +119,14 @@ def test_the_same_programs_give_the_same_schedule(batch: list[Sketch]) -> None:
 @settings(max_examples=6)
 @given(st.lists(sketches(max_calls=5), min_size=1, max_size=2))
 def test_gradcheck(batch: list[Sketch]) -> None:
-    programs, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
-    schedule = schedule_recordings(programs)
+    recordings, x = [recorded(LANGUAGE, sketch) for sketch in batch], inputs_of(batch)
+    schedule = schedule_recordings(recordings)
     parameters = [LANGUAGE.modules["gate"].a, LANGUAGE.modules["step"].w]
 
     def run(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         found = flat(LANGUAGE.engine(schedule, {VECTOR: x}))
         kept = [part for part in found if part.is_floating_point()]
-        # gradcheck needs an output that depends on its inputs, even for an empty program.
+        # gradcheck needs an output that depends on its inputs, even for an empty recording.
         return (x.sum() + sum(p.sum() for p in parameters), *kept)
 
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), *parameters))
@@ -134,15 +137,18 @@ def test_gradcheck(batch: list[Sketch]) -> None:
     [(0, 4), *(pytest.param(chunk, 100, marks=pytest.mark.long) for chunk in range(20))],
 )
 def test_batched_is_one_by_one_on_very_many_programs(chunk: int, batches: int) -> None:
-    """Check one chunk; all long chunks together are 100,000 programs."""
+    """Check one chunk; all long chunks together are 100,000 recordings."""
     numbers = random.Random(chunk)
     for _ in range(batches):
         batch = [sketch_of(numbers.randint) for _ in range(50)]
-        programs, inputs = [recorded(LANGUAGE, each) for each in batch], {VECTOR: inputs_of(batch)}
+        recordings, inputs = (
+            [recorded(LANGUAGE, each) for each in batch],
+            {VECTOR: inputs_of(batch)},
+        )
         with torch.no_grad():
-            wanted = run_one_by_one(LANGUAGE.engine, programs, inputs)
+            wanted = run_one_by_one(LANGUAGE.engine, recordings, inputs)
             policy = numbers.choice(("depth", "agenda"))
-            found = LANGUAGE.engine(schedule_recordings(programs, policy), inputs)
+            found = LANGUAGE.engine(schedule_recordings(recordings, policy), inputs)
         assert list(found) == list(wanted)
         assert_equal(flat(found), flat(wanted))
 
@@ -195,8 +201,8 @@ def test_one_by_one_takes_linear_time() -> None:
     x = inputs_of(chains[:1])
     with as_users_run_it():
         first, second, third = (
-            lines_executed(partial(run_one_by_one, LANGUAGE.engine, [program], {VECTOR: x}))
-            for program in [recorded(LANGUAGE, chain) for chain in chains]
+            lines_executed(partial(run_one_by_one, LANGUAGE.engine, [recording], {VECTOR: x}))
+            for recording in [recorded(LANGUAGE, chain) for chain in chains]
         )
     assert first < second < third
     assert third - second == pytest.approx(second - first, rel=0.01)
