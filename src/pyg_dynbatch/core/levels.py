@@ -450,20 +450,19 @@ def _lay_out_in_c(given: _Structure) -> _Layout | None:
     num_inputs = nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
     size = _places(nodes, edges, arity, num_inputs)["input_node"][1]
     numbers = np.empty(size, dtype=np.int64)
-    room = np.empty(5 * nodes + edges + 2, dtype=np.int64)
-    first, free = edge_index.data_ptr(), room.ctypes.data
+    found = np.empty((nodes, 3), dtype=np.int64)
+    room = np.empty(2 * nodes + edges + 2, dtype=np.int64)
+    first = edge_index.data_ptr()
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
     levels = native.schedule_levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
         examples=examples.size, source=source, target=target, slot=child_slot, filled=has_input,
-        example_sizes=examples, by_target=not down, index=numbers, levels=free,
-        room=free + 24 * nodes,
+        example_sizes=examples, by_target=not down, index=numbers, levels=found, room=room,
     )  # fmt: skip
     if levels < 0:
         return None
-    per_level = room[: 3 * levels].reshape(-1, 3).T.tolist()
-    sizes, inputs, children = map(tuple, per_level)
-    return _Layout(torch.from_numpy(numbers), sizes, inputs, children, bool(room[3 * nodes]))
+    sizes, inputs, children = map(tuple, found[:levels].T.tolist())
+    return _Layout(torch.from_numpy(numbers), sizes, inputs, children, bool(room[0]))
 
 
 def _is_plain(
