@@ -233,6 +233,7 @@ def _trace(model: nn.Module, queue: Any) -> None:
     queue.put(pickle.dumps([model.trace(example) for example in trees()]))
 
 
+@pytest.mark.long
 def test_traces_of_a_spawned_worker() -> None:
     model = autobatch(TreeLSTM())
     context = multiprocessing.get_context("spawn")

@@ -143,6 +143,7 @@ class Network(nn.Module):
         return self.model.emitted["classes"].rows  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .trainer.*logger")
 def test_our_tasks_of_trees_train_a_wrapped_model(tmp_path: Path) -> None:
     torch.manual_seed(0)

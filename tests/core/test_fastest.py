@@ -41,6 +41,7 @@ def test_the_winner_is_kept(folder: Path) -> None:
     assert fastest("other", ways(runs, slow="second")) == "first"
 
 
+@pytest.mark.long
 def test_a_later_process_takes_the_same(folder: Path) -> None:
     assert fastest("race", ways([])) == "second"
     code = "from pyg_dynbatch.core.native import fastest; print(fastest('race', dict.fromkeys("

@@ -4,6 +4,7 @@ from operator import attrgetter
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import event, given
@@ -230,8 +231,15 @@ def test_examples_of_a_batch_are_known():
     assert schedule.stats().examples == 3
 
 
-@pytest.mark.parametrize("sizes", [[2, 2], [6, -1]])
+@pytest.mark.parametrize("sizes", [[2, 2], [6, -1], [2**63 - 1, 2**63 - 1, 7]])
 def test_examples_must_add_up(sizes):
     with pytest.raises(ValueError, match="example_sizes does not fit the nodes") as error:
         schedule_structure(torch.zeros(2, 0, dtype=torch.long), 5, example_sizes=sizes)
     assert "add up to 5" in str(error.value)
+
+
+@pytest.mark.parametrize("sizes", [[2.5, 2.5], [True, True], ["2", "3"]])
+def test_examples_are_counted_in_integers(sizes):
+    sizes = np.array(sizes)
+    with pytest.raises(TypeError, match="example_sizes are not integers"):
+        schedule_structure(torch.zeros(2, 0, dtype=torch.long), 5, example_sizes=sizes)

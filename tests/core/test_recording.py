@@ -263,3 +263,9 @@ def test_equal_calls_are_merged_unless_told_otherwise() -> None:
     assert apart.steps[0].size == 2
     found = language.engine(apart)["output"]
     torch.testing.assert_close(found, run_one_by_one(language.engine, recordings)["output"])
+
+
+@pytest.mark.parametrize("data", [2 + 3j, np.ma.masked, np.ma.array([1.0], mask=[True])])
+def test_constants_lose_nothing(data: Any) -> None:
+    with pytest.raises(TypeError, match="Recording.constant: "):
+        Recording().constant(TensorType(() if np.ndim(data) == 0 else (1,)), data)

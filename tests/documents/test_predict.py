@@ -144,6 +144,7 @@ def test_a_run_is_continued(here: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert [int(row["epoch"]) for row in rows if row["val/accuracy"]] == list(range(11))
 
 
+@pytest.mark.long
 def test_numbers_are_predicted_in_their_units(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -243,6 +243,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_the_fingerprint_is_the_same_in_other_processes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(  # noqa: S603 - our own program

@@ -293,7 +293,7 @@ def schedule_structure(
         edge_index: Edges from child to parent, ``[2, edge]``.
         num_nodes: Number of nodes of the whole mini-batch.
         child_slot: Position of each edge's child among its siblings; by default in the order
-            of the edges.
+            of the edges, top-down that of the edges of each node's parents.
         arity: ``None`` for any number of children (ragged); N for N child slots per node,
             where a missing child is a row of zeros.
         has_input: Which nodes read an input row, bool ``[node]``; all by default.
@@ -315,7 +315,11 @@ def schedule_structure(
     if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
         wanted = "at least 0, or None for any number of children"
         raise mismatch(ValueError, "schedule_structure: invalid arity", wanted, repr(arity))
-    examples = np.array([num_nodes] if example_sizes is None else example_sizes, dtype=np.int64)
+    examples = np.array([num_nodes] if example_sizes is None else example_sizes)
+    if examples.size and examples.dtype.kind not in "iu":
+        what = "schedule_structure: example_sizes are not integers"
+        raise mismatch(TypeError, what, "one integer per example", examples.dtype)
+    examples = examples.astype(np.int64)
     down = direction == "top_down"
     given = _Structure(edge_index, num_nodes, child_slot, arity, has_input, examples, down)
     laid = _lay_out_in_c(given) or _lay_out(given)
@@ -409,7 +413,8 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         filled = _checked("has_input", has_input, nodes, "node", torch.bool)
     if arity is not None:
         _check_slots(source, target, slot, arity)
-    if examples.sum() != nodes or (examples < 0).any():
+    # Larger ones could add up to anything.
+    if examples.sum() != nodes or (examples < 0).any() or (examples > nodes).any():
         what = "schedule_structure: example_sizes does not fit the nodes"
         wanted = f"numbers >= 0 that add up to {nodes}"
         raise mismatch(ValueError, what, wanted, examples.tolist())

@@ -434,6 +434,8 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     if part.shape is None or part.dtype is None:
         what = "Recording.constant: the type leaves shape or dtype open"
         raise mismatch(TypeError, what, "a TensorType with shape and dtype", part)
+    if np.ma.is_masked(data):
+        raise mismatch(TypeError, "Recording.constant: an entry is masked", part, repr(data))
     # numpy reads Python floats in double precision, torch in single precision.
     tensor = torch.as_tensor(data if isinstance(data, torch.Tensor) else np.asarray(data))
     tensor = tensor.detach().cpu()
@@ -441,7 +443,8 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     if shape != part.shape:
         got = TensorType(shape, tensor.dtype)
         raise mismatch(ValueError, "Recording.constant: shape differs", part, got)
-    if has_gradient(tensor.dtype) and not has_gradient(part.dtype):
+    is_lost = tensor.is_complex() and not part.dtype.is_complex
+    if is_lost or (has_gradient(tensor.dtype) and not has_gradient(part.dtype)):
         got = TensorType(shape, tensor.dtype)
         raise mismatch(TypeError, "Recording.constant: dtype differs", part, got)
     # numpy has no bfloat16; float32 represents it exactly.
