@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from pyg_dynbatch.core import run_one_by_one
+from pyg_dynbatch.autobatch import autobatch
+from pyg_dynbatch.core import Recording, Signature, TensorType, run_one_by_one
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.testing import (
     assert_batching_agrees,
@@ -216,3 +218,39 @@ def test_a_freed_graph_raises_an_error() -> None:
     loss.backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
+
+
+NAMES = {"1": "one", "2": "two"}
+
+
+class Choose(nn.Module):
+    """The calls of each example are different ones, and so are the tables of its recording."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, calls: str) -> Tensor:
+        x = torch.ones(2)
+        for name in calls:
+            x = self.one(x) if name == "1" else self.two(x)
+        return x
+
+
+def by_hand(calls: str) -> Recording:
+    recording, pair = Recording(), TensorType((2,))
+    value = recording.constant(pair, [1.0, 1.0])
+    for name in calls:
+        value = recording.call(Signature(NAMES[name], (pair,), (pair,)), value)
+    return recording
+
+
+@pytest.mark.parametrize("recorder", [by_hand, autobatch(Choose()).trace])
+@given(calls=st.lists(st.text("12", max_size=4), min_size=1, max_size=5))
+def test_every_call_is_scheduled_under_its_own_name(recorder: Any, calls: list[str]) -> None:
+    steps = schedule_recordings([recorder(each) for each in calls], merge_equal=False)
+    found: Counter[str] = Counter()
+    for step in steps.steps:
+        found[steps.signatures[step.operation].name] += step.size
+    wanted = Counter(NAMES[name] for each in calls for name in each)
+    assert found == wanted

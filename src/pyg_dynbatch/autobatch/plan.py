@@ -101,14 +101,18 @@ class Planner:
     ) -> None:
         self.table, self.code, self.values, self.rows = table, code, values, rows
         self.sites = table.recorded
-        plan = Plan(self.sites, code, begins, values)
-        # Numbers that were met before are one value already.
-        plan.merge(Constants.none(self.sites), merge_equal=False)
-        self.begin, calls = plan.begin[: plan.calls], plan.calls
+        plan = self._merged(begins)
+        self.plan, self.begin, calls = plan, plan.begin[: plan.calls], plan.calls
         self.site = code[self.begin]
         self.first_read, self.read = plan.first_read, plan.read[: plan.first_read[calls]]
         self.reader = np.repeat(np.arange(calls), np.diff(self.first_read[: calls + 1]))
         self.maker = self.makers_of(self.read)  # of each read
+
+    def _merged(self, begins: np.ndarray) -> Plan:
+        plan = Plan(self.sites, self.code, begins, self.values)
+        # Numbers that were met before are one value already.
+        plan.merge(Constants.none(self.sites), merge_equal=False)
+        return plan
 
     def makers_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the calls that make values; -1 for values that have rows."""
@@ -157,8 +161,8 @@ class Planner:
     # Calls that the engine runs.
 
     def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Steps:
-        plan = Plan(self.sites, self.code, self.begin[chosen], self.values)
-        plan.merge(Constants.none(self.sites), merge_equal=False)
+        everything = chosen.size == self.begin.size
+        plan = self.plan if everything else self._merged(self.begin[chosen])
         before = self.rows.tolist()
         steps, index = plan.schedule(policy, self.rows)
         columns = zip(self.sites.row_types, before, self.rows.tolist(), strict=True)

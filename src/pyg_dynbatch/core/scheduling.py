@@ -130,12 +130,11 @@ def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
     tables: list[Sites] = []
     for recording in recordings:
         if id(recording.sites) not in first:
-            # Recordings of one model have equal tables, which takes longer to find out.
-            key = recording.model or recording.sites
-            if key not in first:
-                first[key] = sum(map(len, tables))
+            # Of one model, too: each recording of autobatch has the sites that it uses.
+            if recording.sites not in first:
+                first[recording.sites] = sum(map(len, tables))
                 tables.append(recording.sites)
-            first[id(recording.sites)] = first[key]
+            first[id(recording.sites)] = first[recording.sites]
     sites = tables[0] if len(tables) == 1 else Sites(chain(*tables))
     return sites, [first[id(recording.sites)] for recording in recordings]
 
