@@ -231,25 +231,6 @@ class ScheduleStats:
     fold_copies: int
 
 
-class IndexBuilder:
-    """Builder of the flat index of a schedule from index vectors."""
-
-    def __init__(self) -> None:
-        self.parts: list[np.ndarray] = []
-        self.size = 0
-
-    def add(self, part: np.ndarray) -> int:
-        """Append a vector; return its offset."""
-        self.parts.append(part)
-        self.size += part.size
-        return self.size - part.size
-
-    def tensor(self) -> Tensor:
-        """Return the concatenated vectors."""
-        parts = [np.zeros(0, np.int32), *self.parts]
-        return torch.from_numpy(np.concatenate(parts, dtype=np.int64))
-
-
 def contiguous(rows: np.ndarray) -> int:
     """Return the first of rows that are contiguous, 0 if there are none, GATHER otherwise."""
     if not rows.size:
@@ -276,25 +257,6 @@ def packed(slices: Sequence[IndexSlice], number: int) -> int:
         count += 1
     # Strided arguments can only be read all together.
     return count if stride in (1, count) else 1
-
-
-def first_rows(index: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the first row of each slice whose rows are contiguous; GATHER for the others."""
-    lengths = lengths.reshape(-1, *[1] * (index.ndim - 1))
-    if not len(index):
-        return np.zeros((starts.size, *index.shape[1:]), dtype=np.int64)
-    # Empty slices may take any entry.
-    begins = np.minimum(starts, len(index) - 1)
-    ends = np.maximum(starts + lengths.reshape(-1), 1) - 1
-    first = index[begins]
-    joined = index[ends] - first == lengths - 1
-    # Slices whose ends fit by chance mostly fail at the second row, which is cheap to check.
-    joined &= index[np.minimum(begins + 1, ends)] - first == np.minimum(lengths, 2) - 1
-    if (joined & (lengths > 3)).any():
-        jumps = np.zeros(index.shape, dtype=np.int64)
-        np.cumsum(index[1:] - index[:-1] != 1, axis=0, out=jumps[1:])
-        joined &= jumps[ends] == jumps[begins]
-    return np.where(lengths == 0, 0, np.where(joined, first, GATHER))
 
 
 torch.serialization.add_safe_globals(
