@@ -90,8 +90,6 @@ def test_folds(count, folds):
     assert all(covers(split, count) and split.seed == 2 for split in splits)
     methods = [f"fold {number} of {folds}" for number in range(1, folds + 1)]
     assert [split.method for split in splits] == methods
-        f"fold {n} of {folds}" for n in range(1, folds + 1)
-    ]
     words = r"the number of folds is out of range[\s\S]*3 to 6, the examples\n +got: +2"
     with pytest.raises(ValueError, match=words):
         kfold_splits(6, 2)

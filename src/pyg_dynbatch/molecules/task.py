@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -20,7 +20,7 @@ from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.training.elastic import sampler_of
 from pyg_dynbatch.training.exact import Rows
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import Task
+from pyg_dynbatch.training.task import Summed, Task
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 
@@ -34,7 +34,7 @@ def summed_property_loss(
     weight: Float[Tensor, " task"],
     positive_weight: Float[Tensor, " task"],
     regression: RegressionLoss = "mse",
-) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+) -> Summed:
     """Sum the losses of the known targets, and count them, without a device sync."""
     known = ~target.isnan()
     # Replace every NaN first: 0 * NaN is NaN, in the gradients too.
@@ -232,18 +232,18 @@ class MoleculeProperty(Task):
         network: Any = self.model.network
         network.descriptors.fit(descriptors)
 
-    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log the loss of a batch; collect outputs and targets unless it is of training."""
-        output = self(batch)
+    def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
+        """Sum the losses of the known targets."""
         target = batch.y.to(output.device)
         if self.schema.kind == "regression":
             target = self.model.scale.scaled(target)
         weights = (self.task_weight, self.positive)
-        loss, terms = summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
-        self.log_loss(stage, loss, terms, batch)
+        return summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
+
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
+        """Collect outputs and targets unless they are of training."""
         if stage != "train":
             self.evaluated.update(output, batch.y.to(output.device))
-        return loss, terms
 
     def on_validation_epoch_end(self) -> None:
         """Fit the temperatures of probabilities, and log the metrics of the validation split."""

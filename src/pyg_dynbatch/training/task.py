@@ -1,7 +1,7 @@
 """Base of all tasks: loss over ranks, optimiser, learning-rate schedule, checkpoints."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
@@ -32,13 +32,14 @@ from pyg_dynbatch.training.optimizers import (
 )
 
 Reduction = Literal["sum", "mean", "per_tree"]
+Summed = tuple[Float[Tensor, ""], Int[Tensor, ""]]  # a sum of losses, and the number of its terms
 
 UNLABELLED = -1
 
 
 def summed_cross_entropy(
     logits: Float[Tensor, "node class"], labels: Int[Tensor, " node"]
-) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+) -> Summed:
     """Sum the cross entropy of all labelled rows, and count them, without a device sync."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(exact, labels, ignore_index=UNLABELLED, reduction="sum")
@@ -82,6 +83,7 @@ class Task(pl.LightningModule, ABC):
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: Divisor of the summed training loss, see :meth:`scaled_loss`.
+        scores: Returns the metrics of one stage, by the names they are logged under.
     """
 
     main_metric: str
@@ -96,6 +98,7 @@ class Task(pl.LightningModule, ABC):
         optimizer: OptimizerOptions,
         rate: RateOptions,
         reduction: Reduction = "mean",
+        scores: Callable[[], dict[str, Metric]] = dict,
     ) -> None:
         super().__init__()
         self.model: Any = model
@@ -103,6 +106,8 @@ class Task(pl.LightningModule, ABC):
         self.optimizer_options = optimizer
         self.rate_options = rate
         self.losses = nn.ModuleDict({f"{stage}_loss": RatioMetric() for stage in STAGES})
+        stages: Any = {f"{stage}_scores": nn.ModuleDict(scores()) for stage in STAGES}
+        self.scores = nn.ModuleDict(stages)
         self.data_options: dict[str, Any] = {}
         """Options of the data module on the command line, for the checkpoint."""
         self._rates_changed = False
@@ -129,8 +134,9 @@ class Task(pl.LightningModule, ABC):
         return None
 
     def metric_names(self) -> tuple[str, ...]:
-        """List the metrics logged in training; empty if unknown."""
-        return ()
+        """List the metrics logged in training."""
+        scores: Any = self.scores["val_scores"]
+        return tuple(f"{stage}/{name}" for stage in STAGES[:2] for name in ("loss", *scores))
 
     @classmethod
     def from_plain(cls, options: Mapping[str, Any]) -> Any:
@@ -142,8 +148,27 @@ class Task(pl.LightningModule, ABC):
         return cls(**given)
 
     @abstractmethod
-    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log the loss of a batch, collect its scores, and return the summed loss and its terms."""
+    def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
+        """Sum the losses of a batch; return the sum and the number of its terms.
+
+        Args:
+            output: What the network returns.
+            batch: The batch.
+        """
+
+    @abstractmethod
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
+        """Add a batch to the metrics of its stage."""
+
+    def evaluate(self, batch: Batch, stage: str) -> Summed:
+        """Log loss and scores of a batch."""
+        output = self(batch)
+        loss, terms = self.summed_loss(output, batch)
+        self.log_loss(stage, loss, terms, batch)
+        self.update_scores(stage, output.detach(), batch)
+        scores: Any = self.scores[f"{stage}_scores"]
+        self.log_metrics(stage, list(scores.items()), batch)
+        return loss, terms
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Compute the loss of a batch, without a device sync."""

@@ -1,8 +1,7 @@
 """Lightning modules of trees: classification of nodes, relatedness of pairs, and their metrics."""
 
 import inspect
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,20 +9,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.prediction import Model
 from pyg_dynbatch.training.exact import Agreement, mse, pearson, spearman
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.report import FILES, panels
 from pyg_dynbatch.training.task import (
-    STAGES,
     UNLABELLED,
     RatioMetric,
     Reduction,
+    Summed,
     Task,
     summed_cross_entropy,
 )
@@ -49,26 +47,7 @@ def agreement_metrics() -> dict[str, Metric]:
 
 
 class TreeTask(Task):
-    """Train a network on batches of trees; subclasses define the loss and the scores.
-
-    Args:
-        model: What is trained; it takes a batch of trees.
-        optimizer: Options of the optimiser.
-        rate: Options of the learning-rate schedule.
-        reduction: What the summed loss is divided by.
-        scores: Returns the metrics of one stage, by the names they are logged under.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        optimizer: OptimizerOptions,
-        rate: RateOptions,
-        reduction: Reduction,
-        scores: Callable[[], dict[str, Metric]],
-    ) -> None:
-        super().__init__(model, optimizer, rate, reduction)
-        self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
+    """Base of the tasks of trees, which start from word vectors if the data module has any."""
 
     @classmethod
     def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -76,37 +55,6 @@ class TreeTask(Task):
         facts = {"num_tokens": 1, "num_classes": 5}
         known = inspect.signature(cls).parameters
         return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
-
-    @abstractmethod
-    def summed_loss(
-        self, output: Tensor, batch: Batch
-    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Sum the losses of a batch; return the sum and the number of its terms.
-
-        Args:
-            output: What the network returns.
-            batch: The trees.
-        """
-
-    @abstractmethod
-    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
-        """Add a batch to the metrics of its stage."""
-
-    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log loss and scores of a batch."""
-        output = self(batch)
-        loss, terms = self.summed_loss(output, batch)
-        self.log_loss(stage, loss, terms, batch)
-        scores: Any = self.scores[f"{stage}_scores"]
-        self.update_scores(scores, output.detach(), batch)
-        self.log_metrics(stage, list(scores.items()), batch)
-        return loss, terms
-
-    def metric_names(self) -> tuple[str, ...]:
-        """List what the task logs while it trains."""
-        scores: Any = self.scores["val_scores"]
-        names = ["loss", *scores]
-        return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
 
     def setup(self, stage: str) -> None:
         """Start the embedding from the word vectors of the data module, if it has any.
@@ -199,20 +147,19 @@ class TreeClassification(TreeTask):
         self.loss_on = loss_on
         self.polarity = polarity
 
-    def summed_loss(
-        self, output: Float[Tensor, "node class"], batch: Batch
-    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    def summed_loss(self, output: Float[Tensor, "node class"], batch: Batch) -> Summed:
         """Sum the cross entropy of the nodes that have a loss."""
         if self.loss_on == "roots":
             return summed_cross_entropy(output[batch.root_index], batch.y[batch.root_index])
         return summed_cross_entropy(output, batch.y)
 
-    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
         """Count hits at the roots and at all nodes."""
         labels, roots = batch.y, batch.root_index
         rows = {"accuracy": (output.argmax(-1) == labels, labels != UNLABELLED)}
         if self.polarity:
             rows["binary_accuracy"] = polarity_hits(output, labels)
+        scores: Any = self.scores[f"{stage}_scores"]
         for name, (hit, counts) in rows.items():
             hit = hit & counts
             scores[name].update(hit[roots].sum(), counts[roots].sum())
@@ -285,15 +232,14 @@ class TreeRelatedness(TreeTask):
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
 
-    def summed_loss(
-        self, output: Float[Tensor, "example score"], batch: Batch
-    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    def summed_loss(self, output: Float[Tensor, "example score"], batch: Batch) -> Summed:
         """Sum the divergences from the target."""
         loss = F.kl_div(output.float(), batch.target.float(), reduction="sum")
         return loss, torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
 
-    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
         """Compare predicted and gold scores."""
         predicted, gold = mean_score(output.exp()).float(), mean_score(batch.target).float()
+        scores: Any = self.scores[f"{stage}_scores"]
         for metric in scores.values():
             metric.update(predicted, gold)
