@@ -14,13 +14,24 @@ from torch_geometric.data import Batch
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, step_to
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.documents.data import collate, name_of_class, read_documents, traced
-from pyg_dynbatch.documents.predict import DocumentPredictionModel
+from pyg_dynbatch.documents.predict import (
+    DocumentPredictionModel,
+    collate,
+    name_of_class,
+    read_documents,
+    traced,
+)
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
-from pyg_dynbatch.training.exact import Agreement, rmse
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import RatioMetric, Summed, Task, summed_cross_entropy
+from pyg_dynbatch.training.task import (
+    Agreement,
+    RatioMetric,
+    Summed,
+    Task,
+    rmse,
+    summed_cross_entropy,
+)
 
 _LABELS = ("string", "number", "boolean")
 

@@ -15,11 +15,10 @@ from pyg_dynbatch.console import OneLineArguments, Progress, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.trees.collate import Collater, DataLoader
-from pyg_dynbatch.trees.convert import from_nested
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
-from pyg_dynbatch.trees.text import parse_bracketed
+from pyg_dynbatch.trees.text import from_nested, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
 
 
