@@ -48,6 +48,7 @@ from pyg_dynbatch.training.optimizers import build_optimizer
 from pyg_dynbatch.training.report import PredictionTable, RunReport, closing_lines, folder_of
 from pyg_dynbatch.training.task import Task, ensemble_of
 
+_CONFIG = re.compile("(-c|--config)=")
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 # The metric by which the best checkpoint is chosen by default.
@@ -91,15 +92,13 @@ def find_config(path: str) -> str:
 
 
 def with_packaged_configs(argv: Sequence[str]) -> list[str]:
-    """Replace the values of ``--config`` by the files that they name."""
-    words = list(argv)
-    for number, word in enumerate(words):
-        option, given, value = word.partition("=")
+    """Replace the values of ``--config`` by the files that they name, and check these."""
+    parts = (word.split("=", 1) if _CONFIG.match(word) else [word] for word in argv)
+    words = [word for part in parts for word in part]
+    for number, option in enumerate(words[:-1], start=1):
         if option in ("-c", "--config"):
-            if given:
-                words[number] = f"{option}={find_config(value)}"
-            elif number + 1 < len(words):
-                words[number + 1] = find_config(words[number + 1])
+            words[number] = find_config(words[number])
+            check_config_file(words[number])
     return words
 
 
@@ -282,10 +281,6 @@ class Run(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the options, and compare them with those of the checkpoint."""
-        files = OneLineArguments("pyg-dynbatch", add_help=False)
-        files.add_argument("-c", "--config", action="append", default=[])
-        for path in files.parse_known_args(args)[0].config:
-            check_config_file(path)
         self.config = options = parser.parse_args(args)
         table = options.predictions
         if table.folder is not None:

@@ -19,16 +19,9 @@ from uuid import uuid4
 import numpy as np
 
 import pyg_dynbatch
+from pyg_dynbatch import files
 from pyg_dynbatch.console import check_outputs
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.files import (
-    atomic_file,
-    check_sha256,
-    existing,
-    locked_folder,
-    sha256_of,
-    write_atomically,
-)
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
 from pyg_dynbatch.molecules.files import build, store
@@ -111,7 +104,7 @@ class _Job(ABC):
         """Return plain values on which the results depend; all shards of a job have the same."""
         facts = {
             "work": type(self).__name__,
-            "input": sha256_of(existing(self.input, "a file of molecules")),
+            "input": files.sha256_of(files.existing(self.input, "a file of molecules")),
             "reading": {name: value for name, value in self.reading.items() if value},
             "pyg_dynbatch": pyg_dynbatch.__version__,
             "rdkit": rdkit_version(),
@@ -150,7 +143,7 @@ class _Job(ABC):
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
         for parent in (folder.parent, folder):
             check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
-        with locked_folder(folder):
+        with files.locked_folder(folder):
             manifest = None if self._forced else _read_manifest(folder)
             if manifest is not None:
                 different = f"{what}: its folder is for different work"
@@ -171,7 +164,7 @@ class _Job(ABC):
                 text = "it has {shard:,} of {file:,} records, {bad:,} bad".format_map(counts)
                 print(f"{what}: no molecules: {text}; see --block-size", file=sys.stderr)
             written = (path for path in sorted(folder.glob("[!.]*")) if path.name != MANIFEST)
-            sums = {path.name: sha256_of(path) for path in written if path.is_file()}
+            sums = {path.name: files.sha256_of(path) for path in written if path.is_file()}
             write({**facts, "records": counts, "files": sums})
         return folder
 
@@ -286,9 +279,10 @@ class PredictJob(_Job):
 
     def _facts(self) -> dict[str, Any]:
         names = ("narrow", "dropout", "max_pairs", "max_atoms", "fingerprints", "block_size")
+        checkpoints = [files.existing(path, "a checkpoint") for path in self.checkpoints]
         return {
             **{name: getattr(self, name) for name in names},
-            "checkpoints": [sha256_of(existing(path, "a checkpoint")) for path in self.checkpoints],
+            "checkpoints": list(map(files.sha256_of, checkpoints)),
             "device": self.device.partition(":")[0],
         }
 
@@ -451,7 +445,7 @@ def merge(folder: str | Path) -> Path:
         hint = "delete the shards of all counts but one"
         raise mismatch(ValueError, what, "one count", got, where=folder, hint=hint)
     shards = [Shard(number, *found) for number in range(*found)]
-    with locked_folder(folder):
+    with files.locked_folder(folder):
         manifests = _finished(folder, shards)
         predicted = manifests[0]["identity"]["work"] == PredictJob.__name__
         join = _join_tables if predicted else _join_stores
@@ -480,8 +474,8 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
         _check_same(what, {**first, "shard": str(shard)}, found, path)
         hint = f"delete {path} and run the shard again"
         for name, sha256 in manifest["files"].items():
-            existing(path / name, f"a file of shard {shard}")
-            check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
+            files.existing(path / name, f"a file of shard {shard}")
+            files.check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
     return manifests
 
 
@@ -493,20 +487,19 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
-    """Yield the shard, the first row and the number of rows of each block of the file."""
+def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the shard, its part, the first row and the number of rows of each block of the file."""
     total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block_size"]
     for block, row in enumerate(range(0, total, size)):
-        yield block % len(manifests), row, min(size, total - row)
+        part, shard = divmod(block, len(manifests))
+        yield shard, part, row, min(size, total - row)
 
 
 def _join_stores(
     folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
 ) -> None:
     stores = [PackedMolecules(path) for path in paths]
-    # The n-th block is the part n // len(paths) of its shard.
-    dealt = enumerate(_blocks(manifests))
-    blocks = [(stores[shard], block // len(paths)) for block, (shard, _, _) in dealt]
+    blocks = [(stores[shard], part) for shard, part, _, _ in _blocks(manifests)]
     parts = [packed.parts[number] for packed, number in blocks]
     build.check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
@@ -524,13 +517,14 @@ def _join_tables(
         for left in folder.glob(f".{name}.*.tmp"):  # by a merge that was killed
             left.unlink()
         if name.endswith(".npy"):
-            write_atomically(folder / name, partial(store.write_npy, _rows(tables, manifests)))
+            write = partial(store.write_npy, _rows(tables, manifests))
+            files.write_atomically(folder / name, write)
             continue
-        with atomic_file(folder / name, "wb") as joined:
+        with files.atomic_file(folder / name, "wb") as joined:
             # The names of the columns, of the first shard.
             ends = [_copy(path, 0, 1, None if i else joined) for i, path in enumerate(tables)]
-            for shard, block, count in _blocks(manifests):
-                end = block + count if name == ERRORS else None
+            for shard, _, row, count in _blocks(manifests):
+                end = row + count if name == ERRORS else None
                 ends[shard] = _copy(tables[shard], ends[shard], count, joined, end)
     total, bad = (sum(one["records"][key] for one in manifests) for key in ("shard", "bad"))
     print(f"merge: {total - bad:,} of {total:,} records predicted", file=sys.stderr)
@@ -541,11 +535,9 @@ def _join_tables(
 
 def _rows(tables: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
     """Yield the fingerprints of each block."""
-    starts = [0] * len(tables)
-    for shard, _, count in _blocks(manifests):
-        rows = np.load(tables[shard], mmap_mode="r")
-        yield rows[starts[shard] : starts[shard] + count]
-        starts[shard] += count
+    size = manifests[0]["identity"]["block_size"]
+    for shard, part, _, count in _blocks(manifests):
+        yield np.load(tables[shard], mmap_mode="r")[part * size :][:count]
 
 
 def _copy(path: Path, start: int, count: int, target: Any, end: int | None = None) -> int:
