@@ -21,7 +21,7 @@ from pyg_dynbatch.molecules.task import ScoredSplit, task_table
 from pyg_dynbatch.molecules.work.baseline import Baseline
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor, column_names, predict_stream
 from pyg_dynbatch.prediction import write_table
-from pyg_dynbatch.training.report import PredictionTable, RunReport
+from pyg_dynbatch.training.runs import PredictionTable, RunReport
 from pyg_dynbatch.training.task import Agreement, average_precision, pearson, r2, spearman
 from tests.console import TRAINER, prepare, rows_of, run
 from tests.molecules.batches import TABLE

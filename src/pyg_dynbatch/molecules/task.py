@@ -26,7 +26,7 @@ from pyg_dynbatch.nn.weave import CountedBatchNorm
 from pyg_dynbatch.prediction import Columns, naming_file, read_checkpoint, write_table
 from pyg_dynbatch.training.data import sampler_of
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.report import FILES, panels
+from pyg_dynbatch.training.runs import FILES, panels
 from pyg_dynbatch.training.task import (
     Rows,
     Summed,

@@ -14,9 +14,8 @@ from pyg_dynbatch.console import OneLineArguments, check_outputs
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.prediction import read_table, write_table
-from pyg_dynbatch.training.checkpoints import best_checkpoint
 from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml
-from pyg_dynbatch.training.report import folder_of, panels, tested_scores
+from pyg_dynbatch.training.runs import best_checkpoint, folder_of, panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
 Runs = dict[tuple[str, str, str], list[float | None]]

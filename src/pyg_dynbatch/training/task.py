@@ -23,7 +23,6 @@ from torchmetrics.utilities import dim_zero_cat
 
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.prediction import Model, average
-from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
 from pyg_dynbatch.training.data import check_accumulation, continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions,
@@ -32,6 +31,7 @@ from pyg_dynbatch.training.optimizers import (
     build_scheduler,
     renew_rates,
 )
+from pyg_dynbatch.training.runs import SafeCheckpointIO, share_split
 
 # Metrics ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions, VectorOptions
-from pyg_dynbatch.training.report import FILES, panels
+from pyg_dynbatch.training.runs import FILES, panels
 from pyg_dynbatch.training.task import (
     UNLABELLED,
     Agreement,
