@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,15 @@ class OneLineArguments(argparse.ArgumentParser):
         """Print the message to the error stream and end the program."""
         line = " ".join(message.split())
         self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")
+
+
+def optional(module: str, what: str, extra: str, expected: object = "") -> Any:
+    """Import a module that an extra of the package installs, or raise an error that names it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        hint = f"pip install 'pyg_dynbatch[{extra}]'"
+        raise mismatch(ImportError, what, expected, error, hint=hint) from error
 
 
 def check_outputs(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dynbatch.console import optional
 from pyg_dynbatch.core.errors import checked_choice, describe_value, mismatch
 from pyg_dynbatch.core.structure import depth_of, longest_paths, roots_of
 from pyg_dynbatch.trees.data import DynTreeData, children_of, depths_below
@@ -261,11 +262,7 @@ def to_networkx(data: DynTreeData) -> Any:
         >>> list(to_networkx(from_nested((5, 6))).edges)
         [(0, 1), (0, 2)]
     """
-    try:
-        import networkx
-    except ImportError as error:
-        what, hint = "to_networkx: networkx is not installed", "pip install 'pyg_dynbatch[trees]'"
-        raise mismatch(ImportError, what, hint=hint) from error
+    networkx = optional("networkx", "to_networkx: networkx is not installed", "trees")
     edges = data.edge_index
     repeated = edges.unique(dim=1).size(1) < edges.size(1)
     graph = networkx.MultiDiGraph() if repeated else networkx.DiGraph()

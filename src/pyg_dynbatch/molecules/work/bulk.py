@@ -20,7 +20,7 @@ import numpy as np
 
 import pyg_dynbatch
 from pyg_dynbatch import files
-from pyg_dynbatch.console import check_outputs
+from pyg_dynbatch.console import check_outputs, optional
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
@@ -636,20 +636,16 @@ class _Worker:
 
 def run_on_ray(job: Any, shards: Any, ray: Any) -> None:
     """Run shards in actors that prepare the job once and have a CPU or, if it uses one, a GPU."""
-    try:
-        from ray.data import ActorPoolStrategy, from_items
-    except ImportError as error:
-        what, hint = "no Ray Data", 'pip install "pyg_dynbatch[ray]"'
-        raise mismatch(ImportError, what, got=error, hint=hint) from error
+    data = optional("ray.data", "no Ray Data", "ray")
     # Numbers need no pickling. In memory: tasks that read them would wait for the actors' CPUs.
-    items = from_items(list(range(len(shards))), override_num_blocks=len(shards))
+    items = data.from_items(list(range(len(shards))), override_num_blocks=len(shards))
     gpus = int("cuda" in getattr(job, "device", "cpu"))
     kind, resources = "GPU" if gpus else "CPU", ray.cluster_resources()
     if not (found := int(resources.get(kind, 0))):
         hint = 'a GPU, or device="cpu"' if gpus else "ray.init(num_cpus=…) with at least 1"
         what, got = f"Ray: the cluster has no {kind} for the shards", f"{kind} {found}"
         raise mismatch(ValueError, what, f"at least one {kind}", got, hint=hint)
-    pool = ActorPoolStrategy(size=min(len(shards), found), max_tasks_in_flight_per_actor=1)
+    pool = data.ActorPoolStrategy(size=min(len(shards), found), max_tasks_in_flight_per_actor=1)
     given: dict[str, Any] = {"fn_constructor_args": [job, shards], "num_gpus": gpus}
     for row in items.map_batches(_Worker, batch_size=1, compute=pool, **given).iter_rows():
         raise row["error"]  # all rows are errors
