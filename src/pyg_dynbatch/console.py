@@ -25,6 +25,20 @@ class OneLineArguments(argparse.ArgumentParser):
         self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")
 
 
+def prediction_arguments(
+    command: str, description: str, input: str, examples: str
+) -> OneLineArguments:
+    """Return the parser of a command that predicts the examples of a file from checkpoints."""
+    parser = OneLineArguments(f"pyg-dynbatch {command}", description)
+    add, batch = parser.add_argument, f"{examples} in a batch (default: 100)"
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add("--input", required=True, metavar="FILE", help=input)
+    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    add("--batch-size", type=int, default=100, metavar="N", help=batch)
+    return parser
+
+
 def optional(module: str, what: str, extra: str, expected: object = "") -> Any:
     """Import a module that an extra of the package installs, or raise an error that names it."""
     try:

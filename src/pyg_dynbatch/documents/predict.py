@@ -19,7 +19,7 @@ from pyg_dynbatch import prediction
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.documents import Unknown, block_of
 from pyg_dynbatch.blocks.schema import LARGEST, DocumentSchema, category_of
-from pyg_dynbatch.console import OneLineArguments, check_outputs
+from pyg_dynbatch.console import check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.files import open_lines
 from pyg_dynbatch.loading import empty_batch
@@ -332,14 +332,10 @@ def _without(owner: Any, key: Any) -> Iterator[None]:
 
 def run_documents(command: str, argv: list[str]) -> int:
     """Run ``predict`` or ``explain`` on a file of JSON documents."""
-    parser = OneLineArguments(f"pyg-dynbatch {command}", "Predict or explain JSON documents.")
+    text, files = "Predict or explain JSON documents.", "JSON lines, or an array in a .json file"
+    parser = prediction_arguments(command, text, files, "documents")
     add = parser.add_argument
-    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
-    add("--input", required=True, metavar="FILE", help="JSON lines, or an array in a .json file")
-    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
     add("--unknown", choices=("ignore", "refuse"), help="parts unknown to the schema")
-    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-    add("--batch-size", type=int, default=100, metavar="N", help="documents in a batch")
     if command == "explain":
         add("--label", metavar="NAME", help="class to explain (default: the predicted one)")
         add("--most", type=int, default=1000, metavar="N", help="parts of a document")
@@ -365,7 +361,6 @@ def run_documents(command: str, argv: list[str]) -> int:
     prediction.write_table(options.output, prediction.merge_columns(parts))
     print(f"{command}ed {count:,} documents", file=sys.stderr)
     if cut:
-        print(
-            f"stopped after {options.most:,} parts of {cut:,} of them; see --most", file=sys.stderr
-        )
+        more = f"stopped after {options.most:,} parts of {cut:,} of them; see --most"
+        print(more, file=sys.stderr)
     return 0
