@@ -218,14 +218,10 @@ class Table:
     @property
     def recorded(self) -> Sites:
         """The table of sites of recordings."""
-        if len(self._recorded) != len(self.sites):
-            made = list(self._recorded)
-            for site in self.sites[len(made) :]:
-                results = tuple(self.row_types[kind] for kind in site.kinds)
-                made.append(
-                    recording.Site(CALL if site.signature else INPUT, results, site.signature)
-                )
-            self._recorded = Sites(made)
+        for site in self.sites[len(self._recorded) :]:
+            results = tuple(self.row_types[kind] for kind in site.kinds)
+            kind = CALL if site.signature else INPUT
+            self._recorded.append(recording.Site(kind, results, site.signature))
         return self._recorded
 
 
