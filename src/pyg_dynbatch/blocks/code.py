@@ -38,13 +38,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from hashlib import sha256
 from itertools import repeat
 from types import GeneratorType
 from typing import Any, NamedTuple
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
+from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature
 from pyg_dynbatch.core.recording import CALL, CONSTANT, INPUT, Site, Sites
 from pyg_dynbatch.core.types import RowType
@@ -104,12 +104,9 @@ class CompiledSource:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of structure and host objects: without parameters, the same in every process."""
-        types = self.metric_types, self.result_type
-        digest = sha256(f"{self.source}{types}{self.host}".encode())
-        for site in self.sites:
-            digest.update(f"{site._replace(table=None)}".encode())
-            digest.update(b"" if site.table is None else site.table.tobytes())
-        return digest.hexdigest()[:16]
+        sites = [(repr(site._replace(table=None)), site.table) for site in self.sites]
+        types = repr((self.metric_types, self.result_type))
+        return digest([self.source, types, self.host, *sites])[:16]
 
 
 # Python allows at most 20 nested loops and 100 indentations.

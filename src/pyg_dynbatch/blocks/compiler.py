@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, opened, runners
-from pyg_dynbatch.blocks.cache import stable_text
 from pyg_dynbatch.blocks.code import Code, Model, TraceError
 from pyg_dynbatch.blocks.control import Record, Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
@@ -42,6 +41,7 @@ from pyg_dynbatch.blocks.types import (
 )
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.recording import Recording
@@ -203,7 +203,7 @@ class Compiler(nn.Module):
         tracer = compile_block(root, operations, self._passes)
         _check_root(root, tracer)
         # Now, since functions may change what they read; and once, for all worker processes.
-        tracer.source.host = stable_text(tracer.source.names, strict=False)
+        tracer.source.host = digest(tracer.source.names, strict=False)
         self._root, self._tracer, self.engine = root, tracer, Engine(operations)
         return self
 
