@@ -53,15 +53,16 @@ class TracedExamples:
         path: str | Path | None = None,
         pool: Any = None,
     ) -> None:
-        # Before tracing, in which a function may change what it reads.
-        model = tracer.source.fingerprint
-        key = None if path is None else (model, digest(tracer.source.names), len(examples))
-        found = None if key is None else _read(Path(path), key, tracer.source)  # type: ignore[arg-type]
+        file, source, found = path and Path(path), tracer.source, None
+        if file:
+            # Before tracing, in which a function may change what it reads.
+            key = source.fingerprint, digest(source.names), len(examples)
+            found = _read(file, key, source)
         if found is None:
             traced = map(tracer, examples, count())
             found = list(traced_in(pool, examples, 64, ordered=True) if pool else traced)
-            if key is not None:
-                _write(Path(path), key, found)  # type: ignore[arg-type]
+            if file:
+                _write(file, key, found)
         self._traced = found
 
     def __len__(self) -> int:

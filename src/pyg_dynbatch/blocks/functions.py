@@ -15,14 +15,7 @@ from torch.utils._pytree import tree_map_only
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, flattened, packed
 from pyg_dynbatch.blocks.layers import type_of_rows
-from pyg_dynbatch.blocks.types import (
-    BroadcastSequenceType,
-    IOBase,
-    ResultType,
-    SequenceType,
-    TensorType,
-    TupleType,
-)
+from pyg_dynbatch.blocks.types import IOBase, ResultType, SequenceType, TensorType, TupleType
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, NeedsPython, listed
@@ -160,7 +153,7 @@ class _ThreeCalls:
     """Run a function on random rows of some of three calls; ragged arguments have several each."""
 
     def __init__(self, function: Callable[..., Any], kinds: list[Any], device: Any) -> None:
-        self.kinds = sorted(kinds, key=lambda kind: isinstance(kind, Ragged))
+        self.kinds = kinds
         self.is_ragged = any(isinstance(kind, Ragged) for kind in kinds)
         self.lengths = (2, 1, 3) if self.is_ragged else (1, 1, 1)
         self.function, self.device = function, device
@@ -276,17 +269,13 @@ class NestedCall(nn.Module):
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         super().__init__()
         self.called, self.input_type = called, input_type
-        # The argument of each tensor in the type, since operations take ragged rows last.
-        tensors = tensors_in(input_type)
-        order = sorted(range(len(tensors)), key=lambda n: isinstance(tensors[n], Ragged))
-        self._order = [order.index(number) for number in range(len(order))]
         if (owner := module_of(called)) is not called:
             # The module of a method is trained and moved.
             self.owner = owner
 
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
-        nested = nest_rows(self.input_type, (rows[number] for number in self._order))
+        nested = nest_rows(self.input_type, iter(rows))
         is_tuple = isinstance(self.input_type, TupleType)
         found = tuple(flattened(self.called(*nested) if is_tuple else self.called(nested)))
         return found if len(found) > 1 else found[0]
@@ -312,33 +301,31 @@ def emit_call(
     random: bool | None = False,
 ) -> Any:
     """Write a call of a function, and return its output value."""
-    inputs = sorted(tensors_in(input_type), key=lambda wanted: isinstance(wanted, Ragged))
     plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
     module: Any = called
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: NestedCall(called, input_type))
-    signature = code.model.signature(module, inputs, tensors_in(output_type), name, random)
-    fixed, ragged = _arguments(code, input_type, value)
-    return output_type.unflatten(code.record_call(signature, fixed, ragged, once=once), None)
+    signature = code.model.signature(
+        module, tensors_in(input_type), tensors_in(output_type), name, random
+    )
+    arguments = _arguments(code, input_type, value)
+    return output_type.unflatten(code.record_call(signature, arguments, once=once), None)
 
 
-def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], list[str]]:
-    """The values of the fixed arguments, and expressions for lists of those of the ragged ones."""
-    if isinstance(input_type, SequenceType) and not isinstance(input_type, BroadcastSequenceType):
-        element = code.new(input_type.element_type, "e", varying=True)
-        if isinstance(element, str):
-            return [], [value]
-        of_parts = [f"[{part} for {packed(element)} in {value}]" for part in flattened(element)]
-        return [], [code.fresh("s", part) for part in of_parts]
-    if isinstance(input_type, TupleType):
-        found = [_arguments(code, *pair) for pair in zip(input_type, value, strict=True)]
-        fixed, ragged = (
-            [one for some in side for one in some] for side in zip(*found, strict=True)
-        )
-        return fixed, ragged
-    return ([value] if isinstance(input_type, TensorType) else []), []
+def _arguments(code: Code, kind: Any, value: Any) -> list[str]:
+    """Write each argument as in a record: a value, or the number of values and these."""
+    if isinstance(kind, TensorType):
+        return [value]
+    if isinstance(kind, TupleType):
+        parts = zip(kind, value, strict=True)
+        return [found for part in parts for found in _arguments(code, *part)]
+    lists, element = [value], code.new(kind.element_type, "e", varying=True)
+    if not isinstance(element, str):
+        written = (f"[{part} for {packed(element)} in {value}]" for part in flattened(element))
+        lists = [code.fresh("s", each) for each in written]
+    return [f"len({rows}), *{rows}" for rows in lists]
 
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:
