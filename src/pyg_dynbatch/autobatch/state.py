@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, zip_longest
 from operator import is_, itemgetter
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import HOOKS
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
+_PLAIN = int, float, str, bytes, type(None)  # others may be a cache, which all examples share
 
 
 class Fingerprint(NamedTuple):
@@ -67,14 +68,16 @@ class Fingerprint(NamedTuple):
         raise mismatch(ValueError, what, "the model that recorded it", where=where, hint=hint)
 
 
-def _code_of(part: nn.Module) -> Iterator[CodeType]:
-    """List the code of the user's classes of a module, and of functions that it holds."""
+def _code_of(part: nn.Module) -> Iterator[Any]:
+    """List code and plain defaults of the user's classes of a module, and of its functions."""
     own = [k for k in type(part).__mro__ if k.__module__.split(".")[0] not in ("torch", "builtins")]
     held = [value for name, value in vars(part).items() if name not in _INTERNAL]
     for value in (*(value for kind in own for value in vars(kind).values()), *held):
         found = getattr(value, "__func__", getattr(value, "fget", value))
         if isinstance(found, FunctionType | MethodType):
-            yield inspect.unwrap(found).__code__
+            function = inspect.unwrap(found)
+            defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+            yield from (function.__code__, *(d for d in defaults if isinstance(d, _PLAIN)))
 
 
 class _Held:

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import WRAPPER_ASSIGNMENTS, cache, partial
+from functools import WRAPPER_ASSIGNMENTS, cache, cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -114,6 +114,10 @@ def _parts(value: Any, strict: bool) -> Iterable[Any]:
             return value.__qualname__, getattr(value, "__self__", None)
         case staticmethod() | classmethod():
             return (value.__func__,)
+        case property():
+            return value.fget, value.fset
+        case cached_property():
+            return (value.func,)
         case set() | frozenset():
             is_plain = set(map(type, value)) <= _PLAIN
             return sorted(map(repr if is_plain else partial(digest, strict=strict), value))
@@ -163,8 +167,7 @@ def _parts_of_class(value: type) -> Iterator[Any]:
         is_own = not name.startswith("__") or callable(member) or isinstance(member, classmethod)
         # Not slots, and not the private registry of abstract classes.
         if is_own and name != "_abc_impl" and not isinstance(member, _SLOTS):
-            yield name
-            yield from (member.fget, member.fset) if isinstance(member, property) else (member,)
+            yield from (name, member)
 
 
 def _parts_of_function(value: FunctionType, strict: bool) -> Iterator[Any]:
