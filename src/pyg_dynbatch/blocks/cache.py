@@ -89,7 +89,7 @@ def _read(file: Path, key: tuple[str, str, int], source: CompiledSource) -> list
         warnings.warn(mismatch_text(what, expected, got, where=file), stacklevel=3)
         return None
     with np.load(BytesIO(raw[start:]), allow_pickle=False) as arrays:
-        found_key, names, metrics, labels = literal_eval(str(arrays["text"]))
+        found_key, names, labels = literal_eval(str(arrays["text"]))
         if found_key != key:
             return None
         columns = [
@@ -100,21 +100,19 @@ def _read(file: Path, key: tuple[str, str, int], source: CompiledSource) -> list
         {name: rows for name, rows in zip(names, parts, strict=True) if len(rows)}
         for parts in zip(*columns, strict=True)
     ]
-    return [_recording(one, metrics, labels.get(n, {}), source) for n, one in enumerate(fields)]
+    return [_recording(one, labels.get(n, {}), source) for n, one in enumerate(fields)]
 
 
 def _recording(
-    fields: dict[Any, np.ndarray],
-    metrics: list[str],
-    labels: dict[str, Any],
-    source: CompiledSource,
+    fields: dict[Any, np.ndarray], labels: dict[str, Any], source: CompiledSource
 ) -> Recording:
     """Create an example from arrays that are named by field, by call site or by output."""
     code, inputs = fields.pop("code"), fields.pop("inputs", np.zeros(0, np.int64)).tolist()
     data: Any = {name: [(rows,)] for name, rows in fields.items() if isinstance(name, int)}
     num_inputs = {kind: n for kind, n in zip(source.table.row_types, inputs, strict=False) if n}
     outputs = {name: rows for name, rows in fields.items() if isinstance(name, str)}
-    without = {name: [None] * len(outputs.get(f"metric:{name}", ())) for name in metrics}
+    sizes = {name: len(outputs.get(f"metric:{name}", ())) for name in source.metric_types}
+    without = {name: [None] * size for name, size in sizes.items()}
     more: Any = {"model": source.fingerprint, "result": without | labels}
     return Recording(source.table, code, data, num_inputs, outputs, **more)
 
@@ -134,10 +132,9 @@ def _write(file: Path, key: tuple[str, str, int], traced: list[Recording]) -> No
     for n, name in enumerate(names):
         arrays[f"rows{n}"] = np.concatenate([one[name] for one in fields if name in one])
         arrays[f"counts{n}"] = np.array([len(one.get(name, ())) for one in fields])
-    metrics = list(traced[0].result) if traced else []
     labels = {n: found for n, one in enumerate(traced) if (found := _plain_labels(one, n))}
     body = BytesIO()
-    np.savez(body, text=np.array(repr((key, names, metrics, labels))), **arrays)
+    np.savez(body, text=np.array(repr((key, names, labels))), **arrays)
     with atomic_file(file, "wb") as stream:
         stream.write(_MAGIC + sha256(body.getbuffer()).digest())
         stream.write(body.getbuffer())

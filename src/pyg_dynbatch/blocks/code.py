@@ -77,11 +77,6 @@ class CallSite(NamedTuple):
     # Of constants that are indices: the number of rows they choose from, and the reader's path.
     bound: tuple[int, str] | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it is a call without arguments, whose result is the same in all examples."""
-        return self.site.kind == CALL and not self.site.signature.inputs  # type: ignore[union-attr]
-
 
 @dataclass
 class CompiledSource:
@@ -165,12 +160,6 @@ class Model:
         self.sites.append(CallSite(site, path, table))
         return len(self.sites) - 1
 
-    def free_site(self, signature: Signature, path: str) -> int:
-        """Number the only call site of an operation without arguments."""
-        site = Site(CALL, signature.outputs, signature)
-        number: int = self.unique(("free", signature), lambda: self.site(site, path))
-        return number
-
     def function_of(self, block: Block) -> str:
         """Name the separate function of a block."""
         key, name = ("function", id(block)), f"f{len(self._functions)}"
@@ -185,7 +174,8 @@ class Model:
         for code, block in self._functions:
             code.path = block._path()
             code.write(block._known("input"), partial(code.inline, block))
-        free = [number for number, site in enumerate(self.sites) if site.is_free]
+        signatures = [(n, each.site.signature) for n, each in enumerate(self.sites)]
+        free = [n for n, called in signatures if called and not called.inputs]
         metrics = range(len(self.metric_types))
         data = [n for n, each in enumerate(self.sites) if each.site.kind != CALL]
         head = [
@@ -369,7 +359,9 @@ class Code:
 
     def record_free(self, signature: Signature) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
-        return f"z{self.model.free_site(signature, self.path)}"
+        site = Site(CALL, signature.outputs, signature)
+        key = ("free", signature)
+        return f"z{self.model.unique(key, lambda: self.model.site(site, self.path))}"
 
     def record_call(
         self, signature: Signature, arguments: Sequence[str], *, once: bool = False

@@ -40,7 +40,7 @@ from pyg_dynbatch.blocks.types import (
     repeated,
 )
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
@@ -129,13 +129,8 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     return (result, metrics) if metrics else result
 
 
-def _max_depth(block: Block, inp: Any) -> int:
-    """Compute the length of the longest chain of calls; see :meth:`Block.max_depth`."""
-    tracer = compile_block(block, Operations())
-    return tracer(inp).depth
-
-
-runners.update({"eval": _evaluate, "max_depth": _max_depth})
+runners["eval"] = _evaluate
+runners["max_depth"] = lambda block, inp: compile_block(block, Operations())(inp).depth
 
 
 class Compiler(nn.Module):
@@ -196,9 +191,8 @@ class Compiler(nn.Module):
         self._check_first("compile", self._root)
         root = convert_to_block(root_block_like)
         self._passes = tuple(passes)
-        if unknown := [name for name in self._passes if name not in PASSES]:
-            what = f"Compiler: unknown pass {unknown[0]!r}"
-            raise mismatch(ValueError, what, f"some of {PASSES}", repr(unknown[0]))
+        for name in self._passes:
+            checked_choice(f"Compiler: unknown pass {name!r}", name, PASSES)
         operations = Operations()
         tracer = compile_block(root, operations, self._passes)
         _check_root(root, tracer)

@@ -38,17 +38,10 @@ def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
     if isinstance(result_type, TupleType):
         return tuple(nest_rows(item, rows) for item in result_type)
     if isinstance(result_type, SequenceType):
-        nested = first = nest_rows(result_type.element_type, rows)
-        while not isinstance(first, RaggedRows):
-            first = first[0]
-        return RaggedRows(_rows_only(nested), first.segment_ids, first.num_calls)
+        ragged = [next(rows) for _ in result_type.terminal_types()]
+        inside = nest_rows(result_type.element_type, iter([each.rows for each in ragged]))
+        return ragged[0]._replace(rows=inside)
     return next(rows)
-
-
-def _rows_only(nested: Any) -> Any:
-    if isinstance(nested, RaggedRows):
-        return nested.rows
-    return tuple(_rows_only(item) for item in nested)
 
 
 def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any) -> ResultType:
@@ -59,13 +52,13 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
     owner, found = module_of(called) or nn.Module(), []
     like = next(owner.parameters(), torch.empty(0))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for rows in (2, 3):
-            arguments = _rows_of_zeros(input_type, rows, like)
-            spread = arguments if isinstance(input_type, TupleType) else (arguments,)
+        for size in (2, 3):
+            zeros = [_zeros(kind, size, like.device) for kind in tensors_in(input_type)]
             try:
                 if any(map(is_lazy, tensors_of(owner))):
-                    called(*spread)  # which gives it parameters
-                found.append(set_mode(shadow(called), False)(*spread))
+                    NestedCall(called, input_type).nested(*zeros)  # which gives it parameters
+                copied = set_mode(shadow(called), False)
+                found.append(NestedCall(copied, input_type).nested(*zeros))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
     problems = list(map(_problem_with, *map(flattened, found)))
@@ -80,17 +73,21 @@ def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
-def _rows_of_zeros(input_type: ResultType, num_rows: int, like: Tensor) -> Any:
-    """Rows of zeros, with two elements of each sequence for every row."""
-    segment_ids = torch.arange(num_rows, device=like.device).repeat_interleave(2)
+def _zeros(kind: Any, num_calls: int, device: torch.device) -> Any:
+    """An argument of zeros for some calls, with two rows per call if it is ragged."""
+    row: Any = row_type_of(kind)
+    size = 2 * num_calls if isinstance(kind, Ragged) else num_calls
+    rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=device)
+    return _argument(kind, rows, [2] * num_calls)
 
-    def zeros(kind: Any) -> Any:
-        row: Any = row_type_of(kind)
-        size = 2 * num_rows if isinstance(kind, Ragged) else num_rows
-        rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=like.device)
-        return RaggedRows(rows, segment_ids, num_rows) if isinstance(kind, Ragged) else rows
 
-    return nest_rows(input_type, map(zeros, tensors_in(input_type)))
+def _argument(kind: Any, rows: Tensor, lengths: Sequence[int]) -> Any:
+    """Rows as an argument of some calls; a ragged one has this many rows per call."""
+    if not isinstance(kind, Ragged):
+        return rows
+    calls = torch.arange(len(lengths), device=rows.device)
+    counts = torch.tensor(lengths, device=rows.device)
+    return RaggedRows(rows, calls.repeat_interleave(counts), len(lengths))
 
 
 def _problem_with(two: Any, three: Any) -> str:
@@ -171,13 +168,10 @@ class _ThreeCalls:
 
     def __call__(self, values: list[list[Tensor]], calls: Sequence[int] = (0, 1, 2)) -> Any:
         """Run the function on the rows of some calls."""
-        ids = torch.arange(len(calls), device=self.device)
-        lengths = torch.tensor([self.lengths[n] for n in calls], device=self.device)
-        rows = (torch.cat([value[n] for n in calls]) for value in values)
-        return self.function(*(
-            RaggedRows(row, ids.repeat_interleave(lengths), len(calls))
-            if isinstance(kind, Ragged) else row for kind, row in zip(self.kinds, rows, strict=True)
-        ))  # fmt: skip
+        rows = [torch.cat([value[n] for n in calls]) for value in values]
+        lengths = [self.lengths[n] for n in calls]
+        pairs = zip(self.kinds, rows, strict=True)
+        return self.function(*(_argument(kind, row, lengths) for kind, row in pairs))
 
 
 # The distribution of rows, by what a call is multiplied, and the bound of integers, which can be
@@ -273,11 +267,16 @@ class NestedCall(nn.Module):
             # The module of a method is trained and moved.
             self.owner = owner
 
+    def nested(self, *rows: Any) -> Any:
+        """Nest the rows, and call the function."""
+        nested = nest_rows(self.input_type, iter(rows))
+        return (
+            self.called(*nested) if isinstance(self.input_type, TupleType) else self.called(nested)
+        )
+
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
-        nested = nest_rows(self.input_type, iter(rows))
-        is_tuple = isinstance(self.input_type, TupleType)
-        found = tuple(flattened(self.called(*nested) if is_tuple else self.called(nested)))
+        found = tuple(flattened(self.nested(*rows)))
         return found if len(found) > 1 else found[0]
 
 
