@@ -48,4 +48,4 @@ def test_a_refused_site_is_not_added() -> None:
     recording.output(recording.call(Signature("g", (row,), (row,)), result))
     assert [site.signature and site.signature.name for site in recording.sites] == [None, "f", "g"]
     assert len(other.sites) == 0, "an empty table is no one's"
-    assert len(schedule_recordings([recording, recording]).steps) == 2
+    assert schedule_recordings([recording, recording]).num_examples == 2

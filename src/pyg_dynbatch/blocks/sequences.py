@@ -311,8 +311,7 @@ class RNN(Block):
             start.set_output_type(state)
         output, returned = self._returned()
         if returned is not None and returned != state:
-            expected, got = f"{state} as input", f"{returned} as output"
-            self._fail("the state changes its type", expected, got)
+            self._fail("the state changes its type", f"{state} as input", f"{returned} as output")
         if output is not None and sequence is not None:
             self.set_output_type((SequenceType(output), state))
 
