@@ -130,6 +130,10 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "number of an array": lambda n: np.int64(n),
     "dtype of a tensor": lambda n: torch.zeros(1, dtype=(torch.int8, torch.int16)[n]),
     "shape of a tensor": lambda n: torch.zeros(((1, 2), (2, 1))[n]),
+    "shape of an empty tensor": lambda n: torch.zeros(0, n),
+    "bfloat16": lambda n: torch.tensor([n], dtype=torch.bfloat16),
+    "view of conjugates": lambda n: torch.tensor([1j + n]).conj(),
+    "masked array": lambda n: np.ma.array([1, 999999], mask=[0, n]),  # type: ignore[no-untyped-call]
     "set in a set": lambda n: {frozenset({n})},
     "view": lambda n: types.MappingProxyType({"n": n}),
     "namespace": lambda n: types.SimpleNamespace(n=n),

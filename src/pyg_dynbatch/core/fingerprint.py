@@ -80,13 +80,13 @@ def digest(value: Any, strict: bool = True) -> str:
 def _some_parts(value: Any) -> Iterable[Any]:
     """The parts of an object that are the same in every run, if they can be read."""
     try:
-        if isinstance(value, Random | np.random.Generator | torch.Generator):
+        generators = Random | np.random.Generator | torch.Generator
+        has_weights = isinstance(value, torch.Tensor) and value.requires_grad
+        if has_weights or isinstance(value, generators):
             return ()
         if isinstance(value, nn.Module):
             own = vars(value).items()
             return [part for name, part in own if name[0] != "_" and name != "training"]
-        if isinstance(value, torch.Tensor):
-            value = () if value.requires_grad else value.numpy()
         if isinstance(value, np.ndarray) and value.size > _MOST:
             value = (value.shape, value.flat[:: value.size // _MOST])
         return tuple(_parts(value, strict=False))
@@ -125,10 +125,13 @@ def _parts(value: Any, strict: bool) -> Iterable[Any]:
             return (part for item in value.items() for part in item)
         case list() | tuple() if type(value) in (list, tuple):
             return value
-        case np.ndarray() if value.dtype != object:
+        case np.ndarray() if type(value) is np.ndarray and value.dtype != object:
             return str(value.dtype), value.shape, value.tobytes()
         case torch.Tensor():
-            return str(value.dtype), value.detach().cpu().tolist()
+            # numpy has no bfloat16; float32 represents it exactly.
+            is_short = value.is_floating_point() and value.itemsize < 4
+            rows = value.detach().cpu().resolve_conj().resolve_neg()
+            return str(value.dtype), (rows.float() if is_short else rows).numpy()
         case ReferenceType():
             return (value(),)
     # The state of a function with a cache around it is only its name.
