@@ -86,13 +86,7 @@ class RaggedColumns(Sequence[Data]):
         if "num_nodes" in excluded:
             return None
         nodes, count = self.nodes, len(self)
-        batch = copy(_empty_batch(self.kind))  # type: ignore[arg-type]  # a class can be hashed
-        fields = batch.stores[0]
-        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
-        fields._num_nodes = nodes.sizes.tolist()
-        batch._num_graphs = count
-        slices = batch._slice_dict = {}
-        shifts = batch._inc_dict = {}
+        fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         # One tensor for equal starts, so that a worker process sends it once.
         starts = {each: torch.from_numpy(each.starts) for each in (nodes, *self.segments.values())}
         first, zeros = starts[nodes][:-1], torch.zeros(count, dtype=torch.long)
@@ -110,6 +104,43 @@ class RaggedColumns(Sequence[Data]):
         fields["num_nodes"] = int(nodes.starts[-1])
         fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
         fields["ptr"] = starts[nodes]
+        return self._batch_of(fields, nodes.sizes.tolist(), slices, shifts)
+
+    @classmethod
+    def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch that a list of one example gives; None where :meth:`of` must try."""
+        values = example.to_dict() if type(example) is cls.kind else {}
+        nodes = values.pop("num_nodes", None)
+        if type(nodes) is not int or "num_nodes" in excluded:
+            return None
+        fields, slices, zero = dict[str, Any](), dict[str, Any](), torch.zeros(1, dtype=torch.long)
+        ends = {nodes: torch.from_numpy(np.array([0, nodes]))}
+        for key, value in values.items():
+            if key in excluded or isinstance(value, MovablePlan):
+                continue
+            if key not in cls.named or not is_plain(value):
+                return None
+            # The batch owns its rows, as that of several examples does.
+            fields[key], size = torch.cat((value,), axis := axis_of(key)), value.shape[axis]
+            if size not in ends:
+                ends[size] = torch.from_numpy(np.array([0, size]))
+            slices[key] = ends[size]
+        fields |= {"num_nodes": nodes, "batch": torch.zeros(nodes, dtype=torch.long), "ptr": ends[nodes]}
+        return cls._batch_of(fields, [nodes], slices, dict.fromkeys(slices, zero))
+
+    @classmethod
+    def _batch_of(
+        cls,
+        fields: dict[str, Any],
+        nodes: list[int],
+        slices: dict[str, Any],
+        shifts: dict[str, Any],
+    ) -> Batch:
+        batch = copy(_empty_batch(cls.kind))  # type: ignore[arg-type]  # a class can be hashed
+        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
+        # Its way to set a field raises and catches an error, which takes a microsecond.
+        batch.stores[0]._mapping, batch.stores[0]._num_nodes = fields, nodes
+        batch._num_graphs, batch._slice_dict, batch._inc_dict = len(nodes), slices, shifts
         return batch
 
     def __len__(self) -> int:
@@ -290,6 +321,10 @@ class PlanningCollater(PyGCollater, ABC):
             raise mismatch(TypeError, what, "a list of examples", batch, hint=hint)
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
+        if len(batch) == 1 and not self.follow_batch:
+            merged = self._merge_one(batch[0], excluded)
+        if merged is not None:
+            return merged
         if not self.follow_batch:
             quick = isinstance(batch, RaggedColumns)
             columns: Any = batch if quick else self.columns.of(batch, excluded)
@@ -311,6 +346,10 @@ class PlanningCollater(PyGCollater, ABC):
             hint = "T.ToSparseTensor(remove_edge_index=False)"
             raise mismatch(ValueError, what, expected, "adj_t in its place", hint=hint)
         return merged
+
+    def _merge_one(self, example: Any, excluded: Collection[str]) -> Batch | None:
+        """Return the batch of one example with its plan; None to merge it as several."""
+        return None
 
     @abstractmethod
     def _attach(self, merged: Batch, quick: bool) -> None:

@@ -1,13 +1,13 @@
 """Merge trees into a batch and attach its schedules, or name the example that prevents it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import checked_choice, checked_count
-from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels
+from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels, levels_of_one
 from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
 from pyg_dynbatch.trees.data import (
     EDGE_FIELDS,
@@ -91,12 +91,29 @@ class Collater(PlanningCollater):
         self.direction = direction
         checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
 
+    @property
+    def _plans(self) -> Iterable[tuple[str, str]]:
+        """The name of each schedule and its direction."""
+        directions = DIRECTIONS if self.direction == "both" else (self.direction,)
+        return zip(("schedule", "schedule_down"), directions, strict=False)
+
+    def _merge_one(self, example: Any, excluded: Collection[str]) -> Batch | None:
+        merged = TreeColumns.batch_of_one(example, excluded)
+        if merged is None:
+            return None
+        fields = merged.stores[0]._mapping
+        for key, each in self._plans:
+            levels = levels_of_one(fields, fields["num_nodes"], self.arity, each)
+            if levels is None:
+                return None
+            fields[key] = levels
+        return merged
+
     def _attach(self, merged: Batch, quick: bool) -> None:
         store, num_nodes = merged.stores[0], int(merged.num_nodes)
         if not quick:  # columns have checked this when they merge
             _check_merged(merged)
-        directions = DIRECTIONS if self.direction == "both" else (self.direction,)
-        for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
+        for key, each in self._plans:
             schedule = derive_levels("Collater", store, num_nodes, self.arity, each)
             # PyG's own way to set a field raises and catches an error: a tenth of the schedule.
             store._mapping[key] = schedule

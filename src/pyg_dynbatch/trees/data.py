@@ -12,7 +12,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.structure import array_of, depth_of, nodes_without_parent, roots_of, slots_of
-from pyg_dynbatch.loading import RaggedColumns, allow_batches
+from pyg_dynbatch.loading import RaggedColumns, allow_batches, slices_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
@@ -356,6 +356,18 @@ class TreeColumns(RaggedColumns):
         starts = {key: self.segments[key].starts for key in kept}
         check_rows(self.nodes.starts, starts, index.numpy())
         return super().merged(excluded)
+
+
+    @classmethod
+    def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch of one tree without its schedule; None where lengths may be wrong."""
+        batch = super().batch_of_one(example, excluded)
+        slices = {} if batch is None else slices_of(batch)
+        edges, nodes = slices.get("edge_index"), None if batch is None else batch.ptr
+        # Fields of equal length have the same slices.
+        if edges is None or any(slices.get(key, nodes) is not nodes for key in NODE_FIELDS):
+            return None
+        return batch if slices.get("child_slot", edges) is edges else None
 
 
 def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.ndarray) -> None:
