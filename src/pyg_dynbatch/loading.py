@@ -125,7 +125,11 @@ class RaggedColumns(Sequence[Data]):
             if size not in ends:
                 ends[size] = torch.from_numpy(np.array([0, size]))
             slices[key] = ends[size]
-        fields |= {"num_nodes": nodes, "batch": torch.zeros(nodes, dtype=torch.long), "ptr": ends[nodes]}
+        fields |= {
+            "num_nodes": nodes,
+            "batch": torch.zeros(nodes, dtype=torch.long),
+            "ptr": ends[nodes],
+        }
         return cls._batch_of(fields, [nodes], slices, dict.fromkeys(slices, zero))
 
     @classmethod
@@ -321,14 +325,8 @@ class PlanningCollater(PyGCollater, ABC):
             raise mismatch(TypeError, what, "a list of examples", batch, hint=hint)
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
-        if len(batch) == 1 and not self.follow_batch:
-            merged = self._merge_one(batch[0], excluded)
-        if merged is not None:
-            return merged
         if not self.follow_batch:
-            quick = isinstance(batch, RaggedColumns)
-            columns: Any = batch if quick else self.columns.of(batch, excluded)
-            merged = None if columns is None else columns.merged(excluded)
+            merged = self._merge_quickly(batch, excluded)
         quick = merged is not None
         if merged is None:
             if not isinstance(batch[0], Data):
@@ -347,9 +345,13 @@ class PlanningCollater(PyGCollater, ABC):
             raise mismatch(ValueError, what, expected, "adj_t in its place", hint=hint)
         return merged
 
-    def _merge_one(self, example: Any, excluded: Collection[str]) -> Batch | None:
-        """Return the batch of one example with its plan; None to merge it as several."""
-        return None
+    def _merge_quickly(self, batch: Sequence[Any], excluded: Collection[str]) -> Batch | None:
+        """Merge examples as columns; None where PyG has to merge."""
+        columns, is_list = self.columns, not isinstance(batch, RaggedColumns)
+        if is_list and len(batch) == 1 and (alone := columns.batch_of_one(batch[0], excluded)):
+            return alone
+        joined: Any = columns.of(batch, excluded) if is_list else batch
+        return None if joined is None else joined.merged(excluded)
 
     @abstractmethod
     def _attach(self, merged: Batch, quick: bool) -> None:

@@ -33,6 +33,7 @@ from pyg_dynbatch.core.steps import (
 )
 from pyg_dynbatch.core.structure import (
     array_of,
+    check_roots,
     checked_depth,
     checked_edges,
     checksum,
@@ -326,11 +327,11 @@ def schedule_structure(
 
 
 def _counts(example_sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-    examples = np.array(example_sizes)
+    examples = np.asarray(example_sizes)
     if examples.size and examples.dtype.kind not in "iu":
         what = "schedule_structure: example_sizes are not integers"
         raise mismatch(TypeError, what, "one integer per example", examples.dtype)
-    return examples.astype(np.int64)
+    return examples.astype(np.int64, copy=False)
 
 
 class _Structure(NamedTuple):
@@ -341,6 +342,7 @@ class _Structure(NamedTuple):
     input: Tensor | None  # which nodes read an input, bool, or the tokens of nodes
     examples: np.ndarray
     down: bool
+    roots: Tensor | None = None  # compared with the nodes that are no child
 
     def levels(
         self,
@@ -409,7 +411,7 @@ def _lay_out(given: _Structure) -> Levels:
 
 def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
     """Check all fields; return source, target and slot of each edge, level and input of nodes."""
-    edge_index, nodes, child_slot, arity, field, examples, down = given
+    edge_index, nodes, child_slot, arity, field, examples, down, roots = given
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
@@ -430,6 +432,8 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         what = "schedule_structure: example_sizes does not fit the nodes"
         wanted = f"numbers >= 0 that add up to {nodes}"
         raise mismatch(ValueError, what, wanted, examples.tolist())
+    if roots is not None:
+        check_roots(roots, target if down else source, nodes, name="schedule_structure")
     return tuple(each.tolist() for each in (source, target, slot, level, filled))
 
 
@@ -450,13 +454,10 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
         raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
 
 
-def _lay_out_in_c(given: _Structure, roots: Tensor | None = None) -> Levels | None:
-    """Like :func:`_lay_out`, in C; None without the extension and where something is invalid.
-
-    ``roots`` are compared with the nodes that are no child.
-    """
+def _lay_out_in_c(given: _Structure) -> Levels | None:
+    """Like :func:`_lay_out`, in C; None without the extension and where something is invalid."""
     native = extension()
-    edge_index, nodes, child_slot, arity, field, examples, down = given
+    edge_index, nodes, child_slot, arity, field, examples, down, roots = given
     if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
     edges, token = edge_index.size(1), None
@@ -482,7 +483,7 @@ def _lay_out_in_c(given: _Structure, roots: Tensor | None = None) -> Levels | No
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
         examples=examples.size, source=source, target=target, slot=child_slot, token=token,
         filled=filled, example_sizes=examples, roots=roots,
-        num_roots=0 if roots is None else roots.numel(), by_target=not down, index=numbers,
+        num_roots=-1 if roots is None else roots.numel(), by_target=not down, index=numbers,
         levels=found, room=room,
     )  # fmt: skip
     if levels < 0:
@@ -518,52 +519,53 @@ def _checked(
 
 
 def derive_levels(
-    owner: str, fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
+    owner: str,
+    fields: Mapping[str, Any],
+    num_nodes: int,
+    arity: int | None,
+    direction: str,
+    *,
+    checks_roots: bool = False,
 ) -> Levels:
     """Schedule a batch from its fields; an error gives the number of the invalid example."""
     # Fields: edge_index, and if present ptr (first node of each example, and the end),
-    # child_slot, and token or has_input.
-    edge_index, ptr = fields["edge_index"], fields.get("ptr")
-    starts = None if ptr is None else array_of(ptr)
+    # child_slot, token or has_input, and root_index.
+    starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
+
+    def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
+        edges, slots, roots = (own.get(key) for key in ("edge_index", "child_slot", "root_index"))
+        down, roots = direction == "top_down", roots if checks_roots else None
+        return _scheduled(
+            _Structure(edges, nodes, slots, arity, input_field(own), sizes, down, roots)
+        )
+
     try:
         sizes = _counts([num_nodes] if starts is None else starts[1:] - starts[:-1])
-        schedule = _scheduled(_structure_of(fields, num_nodes, sizes, arity, direction))
+        schedule = scheduled(fields, num_nodes, sizes)
     except ValueError as error:
-        for number, (first, end) in enumerate(pairwise([] if starts is None else starts.tolist())):
+        places = [] if starts is None else list(pairwise(starts.tolist()))
+        for number, (first, end) in enumerate(places):
             try:
-                own, size = _fields_of_example(fields, first, end), end - first
-                _scheduled(_structure_of(own, size, np.array([size]), arity, direction))
+                own = _fields_of_example(fields, first, end) if len(places) > 1 else fields
+                scheduled(own, end - first, np.array([end - first]))
             except IndexError:  # a field is too short, or has too few axes, to be split
                 break
             except ValueError as reason:
                 text = f"{owner}: example {number} of the batch: {reason}"
                 raise ValueError(Mismatch(text)) from error
         raise
-    return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
-
-
-def levels_of_one(
-    fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
-) -> Levels | None:
-    """Schedule one example in C, and check its ``root_index``; None if anything is wrong."""
-    sizes = np.array([num_nodes], np.int64)
-    given = _structure_of(fields, num_nodes, sizes, arity, direction)
-    return _lay_out_in_c(given, fields.get("root_index"))
-
-
-def _structure_of(
-    fields: Mapping[str, Any], nodes: int, sizes: np.ndarray, arity: int | None, direction: str
-) -> _Structure:
-    edges, slots, reads = fields["edge_index"], fields.get("child_slot"), input_field(fields)
-    return _Structure(edges, nodes, slots, arity, reads, sizes, direction == "top_down")
+    device = fields["edge_index"].device
+    return schedule if device.type == "cpu" else schedule.to(device)
 
 
 def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:
     """Select the fields of one example from those of a batch."""
-    edge_index = fields["edge_index"]
+    edge_index, roots = fields["edge_index"], fields.get("root_index")
     inside = (edge_index[1] >= first) & (edge_index[1] < end)
     own = {"edge_index": edge_index[:, inside] - first}
     for key in ("child_slot", "token", "has_input"):
         if fields.get(key) is not None:
             own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
+    if roots is not None:
+        own["root_index"] = roots[(roots >= first) & (roots < end)] - first
     return own

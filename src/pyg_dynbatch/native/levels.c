@@ -11,8 +11,8 @@ struct graph {
     const int64_t *token;                  /* of each node, -1 without an input; or none */
     uint8_t *filled; /* whether a node has an input, or none: all have; a result with tokens */
     const int64_t *example_sizes;
-    const int64_t *roots; /* to compare with the nodes that are no child, or none */
-    int64_t num_roots;
+    const int64_t *roots; /* to compare with the nodes that are no child */
+    int64_t num_roots;    /* -1 if there is nothing to compare */
     int64_t by_target; /* whether slots are counted by target; by source, top-down */
     int64_t *index;    /* result: the vectors below, one after another */
     int64_t *levels;   /* result: for each level its nodes, inputs and children; 3 per node */
@@ -47,7 +47,7 @@ static int check_nodes(struct graph *g)
             return -1;
         g->filled[node] = g->token[node] >= 0;
     }
-    if (!g->roots)
+    if (g->num_roots < 0)
         return 0;
     memset(is_child, 0, g->nodes * sizeof *is_child);
     for (int64_t edge = 0; edge < g->edges; edge++)

@@ -1,13 +1,13 @@
 """Merge trees into a batch and attach its schedules, or name the example that prevents it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import checked_choice, checked_count
-from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels, levels_of_one
+from pyg_dynbatch.core.levels import DIRECTIONS, derive_levels
 from pyg_dynbatch.loading import PlanningCollater, ResumableLoader, slices_of
 from pyg_dynbatch.trees.data import (
     EDGE_FIELDS,
@@ -15,7 +15,6 @@ from pyg_dynbatch.trees.data import (
     DynTreeData,
     TreeColumns,
     check_edge_form,
-    check_roots,
     check_rows,
 )
 
@@ -32,17 +31,6 @@ def _check_merged(batch: Any) -> None:
     nodes = ptr.cpu().numpy()
     first = nodes[:-1].repeat(np.diff(starts["edge_index"]))
     check_rows(nodes, starts, batch.edge_index.cpu().numpy() - first)
-
-
-def _check_roots(batch: Any, num_nodes: int) -> None:
-    """Check that ``root_index`` of a batch of trees belongs to its edges, or name the example."""
-    try:
-        check_roots(batch, num_nodes, name="Collater")
-    except ValueError:
-        for number in range(getattr(batch, "num_graphs", 0)):
-            one, where = batch.get_example(number), f"example {number} of the batch"
-            check_roots(one, int(one.num_nodes), name="Collater", where=where)
-        raise
 
 
 class Collater(PlanningCollater):
@@ -91,34 +79,17 @@ class Collater(PlanningCollater):
         self.direction = direction
         checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
 
-    @property
-    def _plans(self) -> Iterable[tuple[str, str]]:
-        """The name of each schedule and its direction."""
-        directions = DIRECTIONS if self.direction == "both" else (self.direction,)
-        return zip(("schedule", "schedule_down"), directions, strict=False)
-
-    def _merge_one(self, example: Any, excluded: Collection[str]) -> Batch | None:
-        merged = TreeColumns.batch_of_one(example, excluded)
-        if merged is None:
-            return None
-        fields = merged.stores[0]._mapping
-        for key, each in self._plans:
-            levels = levels_of_one(fields, fields["num_nodes"], self.arity, each)
-            if levels is None:
-                return None
-            fields[key] = levels
-        return merged
-
     def _attach(self, merged: Batch, quick: bool) -> None:
         store, num_nodes = merged.stores[0], int(merged.num_nodes)
         if not quick:  # columns have checked this when they merge
             _check_merged(merged)
-        for key, each in self._plans:
-            schedule = derive_levels("Collater", store, num_nodes, self.arity, each)
+        directions = DIRECTIONS if self.direction == "both" else (self.direction,)
+        given = "Collater", store, num_nodes, self.arity
+        for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
             # PyG's own way to set a field raises and catches an error: a tenth of the schedule.
-            store._mapping[key] = schedule
-        if isinstance(merged, DynTreeData) and "root_index" in store:
-            _check_roots(merged, num_nodes)
+            store._mapping[key] = derive_levels(
+                *given, each, checks_roots=isinstance(merged, DynTreeData)
+            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"
