@@ -490,7 +490,7 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
         return None
     per_level = found[:levels].T.tolist()
     used = torch.from_numpy(numbers[: size - nodes + sum(per_level[1])])
-    reads = None if filled is None else zlib.crc32(filled)
+    reads = None if filled is None else zlib.crc32(filled.data)
     return given.levels(used, per_level, bool(room[0]), reads)
 
 
@@ -533,11 +533,9 @@ def derive_levels(
     starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
 
     def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
-        edges, slots, roots = (own.get(key) for key in ("edge_index", "child_slot", "root_index"))
-        down, roots = direction == "top_down", roots if checks_roots else None
-        return _scheduled(
-            _Structure(edges, nodes, slots, arity, input_field(own), sizes, down, roots)
-        )
+        edges, slots, reads = own["edge_index"], own.get("child_slot"), input_field(own)
+        down, roots = direction == "top_down", own.get("root_index") if checks_roots else None
+        return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down, roots))
 
     try:
         sizes = _counts([num_nodes] if starts is None else starts[1:] - starts[:-1])
