@@ -461,9 +461,9 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
     levels = native.schedule_levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
-        examples=examples.size, source=source, target=target, slot=child_slot, token=None if is_bool else field,
-        filled=filled, example_sizes=examples, by_target=not down, index=numbers, levels=found,
-        room=room,
+        examples=examples.size, source=source, target=target, slot=child_slot,
+        token=None if is_bool else field, filled=filled, example_sizes=examples,
+        by_target=not down, index=numbers, levels=found, room=room,
     )  # fmt: skip
     if levels < 0:
         return None
