@@ -52,6 +52,7 @@ MAX_INHERITANCE = 3
 
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
+    "core/definitions.py:fuse": "the fields of the struct in C",
     "core/definitions.py:merge": "the fields of the struct in C",
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",
