@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from pyg_dynbatch.core.native import loaded_extension
+from pyg_dynbatch.kernels.native import is_native
 from pyg_dynbatch.nn.pairs import Pairs
 
 
@@ -43,6 +45,10 @@ class _Multiply(Function):
         return _Multiply.apply(gradient.contiguous(), ctx.transposed, ctx.matrix), None, None
 
 
+def _is_recorded(rows: Tensor) -> bool:
+    return torch.is_grad_enabled() and rows.requires_grad
+
+
 def in_single(rows: Tensor) -> Tensor:
     """Convert half to single precision, which sums over thousands of rows require."""
     return rows if rows.dtype == torch.float64 else rows.float()
@@ -58,9 +64,8 @@ def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "
         >>> pair_sum(torch.tensor([[1.0], [10.0], [100.0]]), pairs).flatten().tolist()
         [11.0, 110.0]
     """
-    return _Multiply.apply(
-        in_single(rows).contiguous(), CSR(pairs.entry, pairs.ptr), CSR(*pairs.ends)
-    )
+    transposed = CSR(*pairs.ends) if _is_recorded(rows) else None
+    return _Multiply.apply(in_single(rows).contiguous(), CSR(pairs.entry, pairs.ptr), transposed)
 
 
 def neighbor_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
@@ -114,8 +119,8 @@ def _order_matrices(rows: Tensor, pairs: Pairs) -> tuple[CSR, CSR | None]:
     Built before autograd begins: torch.compile does not support an autograd function with side
     effects, such as caching in ``pairs``.
     """
-    recorded = torch.is_grad_enabled() and rows.requires_grad
-    return _order_matrix(pairs), _order_matrix_transposed(pairs) if recorded else None
+    transposed = _order_matrix_transposed(pairs) if _is_recorded(rows) else None
+    return _order_matrix(pairs), transposed
 
 
 def order_gather(
@@ -144,8 +149,23 @@ class _OrderReLU(Function):
         return of_parts.view(-1, 2 * width), None, None
 
 
+class _NativeOrderReLU(Function):
+    """In C, where no backward pass follows; as a function, so that autograd notices any other."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, pairs: Pairs) -> Tensor:
+        width, count = parts.size(1) // 2, pairs.num_pairs
+        found = parts.new_empty(count, width)
+        given = parts, width, pairs.first, pairs.second, count, found, torch.get_num_threads()
+        loaded_extension().order_relu(*given)
+        return found
+
+
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
     """Compute max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and not _is_recorded(parts) and is_native(parts):
+        return _NativeOrderReLU.apply(parts.contiguous(), pairs)
     return _OrderReLU.apply(parts.contiguous(), *_order_matrices(parts, pairs))
 
 
