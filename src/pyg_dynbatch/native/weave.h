@@ -20,45 +20,27 @@ static void order_relu(const float *parts, int64_t width, const int32_t *first,
 }
 
 #define BINS 11
-#define STRETCH 16 /* columns that are computed together */
+#define FOR_BINS(bin) _Pragma("GCC unroll 11") for (int bin = 0; bin < BINS; bin++)
 
-typedef float bins_t[BINS][STRETCH];
-
-/* Distances to the bins in their widths, and the softmax of their negative squares. */
-INLINE void memberships(given_t x, int64_t count, given_t mean, given_t sharpness, bins_t distance,
-                        bins_t member)
-{
-    float nearest[STRETCH], sum[STRETCH] = {0};
-    for (int bin = 0; bin < BINS; bin++) {
-        #pragma omp simd
-        for (int64_t k = 0; k < count; k++) {
-            distance[bin][k] = (x[k] - mean[bin]) * sharpness[bin];
-            const float squared = distance[bin][k] * distance[bin][k];
-            nearest[k] = bin && nearest[k] < squared ? nearest[k] : squared;
-        }
-    }
-    for (int bin = 0; bin < BINS; bin++) {
-        #pragma omp simd
-        for (int64_t k = 0; k < count; k++) {
-            const float power = nearest[k] - distance[bin][k] * distance[bin][k];
-            member[bin][k] = power < -87.0f ? 0.0f : exponential(power);
-            sum[k] += member[bin][k];
-        }
-    }
-    for (int bin = 0; bin < BINS; bin++) {
-        #pragma omp simd
-        for (int64_t k = 0; k < count; k++)
-            member[bin][k] /= sum[k];
-    }
-}
-
+/* Adds the memberships of a row: the softmax of negative squares of distances in widths. */
 INLINE void add_memberships(given_t x, int64_t count, int64_t width, given_t mean,
-                            given_t sharpness, float *total)
+                            given_t sharpness, rows_t total)
 {
-    bins_t distance, member;
-    memberships(x, count, mean, sharpness, distance, member);
-    for (int bin = 0; bin < BINS; bin++)
-        add(count, total + bin * width, member[bin]);
+    #pragma omp simd
+    for (int64_t k = 0; k < count; k++) {
+        float member[BINS], nearest = 0.0f, sum = 0.0f;
+        FOR_BINS(bin) {
+            const float distance = (x[k] - mean[bin]) * sharpness[bin];
+            member[bin] = distance * distance;
+            nearest = bin && nearest < member[bin] ? nearest : member[bin];
+        }
+        FOR_BINS(bin) {
+            const float power = nearest - member[bin];
+            member[bin] = power < -87.0f ? 0.0f : exponential(power);
+            sum += member[bin];
+        }
+        FOR_BINS(bin) total[bin * width + k] += member[bin] / sum;
+    }
 }
 
 /* Adds the memberships of every element to the histograms of its set, [set, bin, column]. */
@@ -67,13 +49,10 @@ static void histogram(const float *x, const int64_t *set, int64_t rows, int64_t 
 {
     /* Every thread has columns of its own, so that no two write to one place. */
     PARALLEL_FOR(threads > 1 && rows *width > ENOUGH / BINS)
-    for (int64_t start = 0; start < width; start += STRETCH)
-        for (int64_t row = 0; row < rows; row++) {
-            const float *from = x + row * width + start;
-            float *total = out + set[row] * BINS * width + start;
-            if (start + STRETCH <= width) /* a constant is faster */
-                add_memberships(from, STRETCH, width, mean, sharpness, total);
-            else
-                add_memberships(from, width - start, width, mean, sharpness, total);
-        }
+    for (int64_t part = 0; part < threads; part++) {
+        const int64_t start = width * part / threads, end = width * (part + 1) / threads;
+        for (int64_t row = 0; row < rows; row++)
+            add_memberships(x + row * width + start, end - start, width, mean, sharpness,
+                            out + set[row] * BINS * width + start);
+    }
 }
