@@ -90,9 +90,10 @@ class MoleculeData(Data):
             y_mask = ~torch.isnan(y)
         given = {"x": x, "pair_code": pair_code, "descriptor": descriptor, "y": y}
         own = {"y_mask": y_mask, "smiles": smiles, "row": row, "num_nodes": num_nodes}
+        fields = self.stores[0]  # faster than by attribute
         for key, value in (given | own).items():
             if value is not None:
-                setattr(self, key, value)
+                fields[key] = value
 
     def is_node_attr(self, key: str) -> bool:
         """Return whether a field has one row per atom."""
@@ -332,8 +333,9 @@ class MoleculeCollater(PlanningCollater):
             expected = f"{wanted[number]} codes for {sizes[number]} atoms, with self pairs"
             where = f"molecule {number} of the batch"
             raise mismatch(ValueError, what, expected, int(found[number]), where=where)
-        merged.pairs = Pairs.from_codes(code, torch.from_numpy(sizes), self._kept)
-        merged.pairs.checksum = checksum(code)
+        pairs = Pairs.from_codes(code, torch.from_numpy(sizes), self._kept)
+        pairs.checksum = checksum(code)
+        merged.pairs = pairs
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(pairs={self.pairs!r}, self_pairs={self.self_pairs})"

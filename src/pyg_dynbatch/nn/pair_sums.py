@@ -6,6 +6,7 @@ are in the order in which the matrix lists its entries, so results are bitwise r
 and GPUs, and all functions can be differentiated any number of times.
 """
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +50,12 @@ def _is_recorded(rows: Tensor) -> bool:
     return torch.is_grad_enabled() and rows.requires_grad
 
 
+def without_autocast(rows: Tensor) -> Any:
+    """Return a context in which products keep their dtype; usually that is the case anyway."""
+    kind = rows.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
 def in_single(rows: Tensor) -> Tensor:
     """Convert half to single precision, which sums over thousands of rows require."""
     return rows if rows.dtype == torch.float64 else rows.float()
@@ -64,8 +71,10 @@ def pair_sum(rows: Float[Tensor, "pair width"], pairs: Pairs) -> Float[Tensor, "
         >>> pair_sum(torch.tensor([[1.0], [10.0], [100.0]]), pairs).flatten().tolist()
         [11.0, 110.0]
     """
-    transposed = CSR(*pairs.ends) if _is_recorded(rows) else None
-    return _Multiply.apply(in_single(rows).contiguous(), CSR(pairs.entry, pairs.ptr), transposed)
+    rows, matrix = in_single(rows).contiguous(), CSR(pairs.entry, pairs.ptr)
+    if not _is_recorded(rows):
+        return matrix.multiply(rows)
+    return _Multiply.apply(rows, matrix, CSR(*pairs.ends))
 
 
 def neighbor_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
@@ -197,4 +206,6 @@ class _CodeSum(Function):
 
 def code_rows(table: Float[Tensor, "code width"], pairs: Pairs) -> Float[Tensor, "pair width"]:
     """Look up each pair's code in a table."""
+    if not _is_recorded(table):
+        return table.index_select(0, pairs.code)
     return _CodeRows.apply(table, pairs)

@@ -48,6 +48,9 @@ class GaussianHistogramAggregation(Aggregation):
         [True, True]
     """
 
+    mean: Tensor
+    sharpness: Tensor
+
     def __init__(self, block: int = 64) -> None:
         super().__init__()
         self.block = block
@@ -78,7 +81,7 @@ class GaussianHistogramAggregation(Aggregation):
         if index is None and ptr is not None:
             index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        bins = (self.get_buffer("mean").to(x), self.get_buffer("sharpness").to(x))
+        bins = (self.mean.to(x), self.sharpness.to(x))
         plain = not torch.compiler.is_compiling() and index.dtype == torch.long
         return _Histogram.apply(x, index, dim_size, *bins, self.block, plain and is_native(x))
 
