@@ -95,9 +95,7 @@ def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> 
     return UpperPairs(first, second, column)
 
 
-def incidence_of(
-    half: UpperPairs, num_atoms: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def incidence_of(half: UpperPairs, num_atoms: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """List for every atom the pairs that contain it: ``ptr``, ``entry`` and ``other``."""
     number = np.arange(half.first.size)
     proper = np.flatnonzero(half.first != half.second)
@@ -215,9 +213,7 @@ class Pairs(MovablePlan):
         """Locate the parts of the plan."""
         self._parts, length = _layout(*self._counts())
         if self.plan.numel() != length:
-            raise mismatch(
-                ValueError, "Pairs: wrong length of the plan", length, self.plan.numel()
-            )
+            raise mismatch(ValueError, "Pairs: wrong length of the plan", length, self.plan.numel())
         self._remembered: dict[Any, Any] = {}
 
     # Building.
@@ -385,6 +381,11 @@ class Pairs(MovablePlan):
     entry = _part("entry", "The pairs of each atom; a self pair once.")
     other = _part("other", "The other atom of each entry's pair.")
     atom_ptr = _part("atom_ptr", "First atom of each molecule, then their total.")
+
+    @property
+    def begins(self) -> Int[Tensor, " order"]:
+        """The first atom of every ordered pair: those of all pairs, then of their reverses."""
+        return self.plan.narrow(0, 0, 2 * self.num_pairs)  # first and second
 
     @property
     def ends(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " pair_1"]]:
