@@ -86,13 +86,7 @@ class RaggedColumns(Sequence[Data]):
         if "num_nodes" in excluded:
             return None
         nodes, count = self.nodes, len(self)
-        batch = copy(_empty_batch(self.kind))  # type: ignore[arg-type]  # a class can be hashed
-        fields = batch.stores[0]
-        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
-        fields._num_nodes = nodes.sizes.tolist()
-        batch._num_graphs = count
-        slices = batch._slice_dict = {}
-        shifts = batch._inc_dict = {}
+        fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         # One tensor for equal starts, so that a worker process sends it once.
         starts = {each: torch.from_numpy(each.starts) for each in (nodes, *self.segments.values())}
         first, zeros = starts[nodes][:-1], torch.zeros(count, dtype=torch.long)
@@ -110,6 +104,47 @@ class RaggedColumns(Sequence[Data]):
         fields["num_nodes"] = int(nodes.starts[-1])
         fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
         fields["ptr"] = starts[nodes]
+        return self._batch_of(fields, nodes.sizes.tolist(), slices, shifts)
+
+    @classmethod
+    def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch that a list of one example gives; None where :meth:`of` must try."""
+        values = example.to_dict() if type(example) is cls.kind else {}
+        nodes = values.pop("num_nodes", None)
+        if type(nodes) is not int or "num_nodes" in excluded:
+            return None
+        fields, slices, zero = dict[str, Any](), dict[str, Any](), torch.zeros(1, dtype=torch.long)
+        ends = {nodes: torch.from_numpy(np.array([0, nodes]))}
+        for key, value in values.items():
+            if key in excluded or isinstance(value, MovablePlan):
+                continue
+            if key not in cls.named or not is_plain(value):
+                return None
+            # The batch owns its rows, as that of several examples does.
+            fields[key], size = torch.cat((value,), axis := axis_of(key)), value.shape[axis]
+            if size not in ends:
+                ends[size] = torch.from_numpy(np.array([0, size]))
+            slices[key] = ends[size]
+        fields |= {
+            "num_nodes": nodes,
+            "batch": torch.zeros(nodes, dtype=torch.long),
+            "ptr": ends[nodes],
+        }
+        return cls._batch_of(fields, [nodes], slices, dict.fromkeys(slices, zero))
+
+    @classmethod
+    def _batch_of(
+        cls,
+        fields: dict[str, Any],
+        nodes: list[int],
+        slices: dict[str, Any],
+        shifts: dict[str, Any],
+    ) -> Batch:
+        batch = copy(_empty_batch(cls.kind))  # type: ignore[arg-type]  # a class can be hashed
+        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
+        # Its way to set a field raises and catches an error, which takes a microsecond.
+        batch.stores[0]._mapping, batch.stores[0]._num_nodes = fields, nodes
+        batch._num_graphs, batch._slice_dict, batch._inc_dict = len(nodes), slices, shifts
         return batch
 
     def __len__(self) -> int:
@@ -291,9 +326,7 @@ class PlanningCollater(PyGCollater, ABC):
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
         if not self.follow_batch:
-            quick = isinstance(batch, RaggedColumns)
-            columns: Any = batch if quick else self.columns.of(batch, excluded)
-            merged = None if columns is None else columns.merged(excluded)
+            merged = self._merge_quickly(batch, excluded)
         quick = merged is not None
         if merged is None:
             if not isinstance(batch[0], Data):
@@ -311,6 +344,14 @@ class PlanningCollater(PyGCollater, ABC):
             hint = "T.ToSparseTensor(remove_edge_index=False)"
             raise mismatch(ValueError, what, expected, "adj_t in its place", hint=hint)
         return merged
+
+    def _merge_quickly(self, batch: Sequence[Any], excluded: Collection[str]) -> Batch | None:
+        """Merge examples as columns; None where PyG has to merge."""
+        columns, is_list = self.columns, not isinstance(batch, RaggedColumns)
+        if is_list and len(batch) == 1 and (alone := columns.batch_of_one(batch[0], excluded)):
+            return alone
+        joined: Any = columns.of(batch, excluded) if is_list else batch
+        return None if joined is None else joined.merged(excluded)
 
     @abstractmethod
     def _attach(self, merged: Batch, quick: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.core.levels import Levels, derive_levels, schedule_structure
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.core.steps import ZEROS
 from pyg_dynbatch.core.structure import slots_of
@@ -70,6 +70,30 @@ def test_c_follows_the_definition(dag: Dag, data: st.DataObject) -> None:
         facts = attrgetter("level_children", "single_parent", "checksums")
         assert facts(found[0]) == facts(found[1])
     event(type(found[0]).__name__)
+
+
+@given(structures(), st.data())
+def test_tokens_and_roots_are_read_by_c_as_by_definition(dag: Dag, data: st.DataObject) -> None:
+    token = data.draw(st.lists(st.integers(-2, 5), min_size=dag.num_nodes, max_size=dag.num_nodes))
+    roots = data.draw(st.sampled_from([dag.roots, dag.roots[1:], [*dag.roots, 0], dag.roots[::-1]]))
+    fields = {"edge_index": dag.edge_index, "token": torch.tensor(token, dtype=torch.long)}
+    fields["root_index"] = torch.tensor(roots, dtype=torch.long)
+    fields["ptr"] = torch.tensor([0, dag.num_nodes])
+    found: list[Any] = []
+    for switch in "01":
+        with mock.patch.dict(os.environ, {NATIVE_SWITCH: switch}):
+            try:
+                given = "Collater", fields, dag.num_nodes, None, "bottom_up"
+                found.append(derive_levels(*given, checks_roots=True))
+            except ValueError as error:
+                found.append(str(error))
+    assert found[0] == found[1]
+    is_right = min(token, default=0) >= -1 and roots == dag.roots
+    assert isinstance(found[0], Levels) == is_right, found[0]
+    if is_right:
+        assert found[0].checksums == found[1].checksums
+        assert found[0].num_inputs == sum(each >= 0 for each in token)
+        assert found[0].index.untyped_storage().nbytes() == found[0].index.nbytes
 
 
 def test_any_default_device() -> None:

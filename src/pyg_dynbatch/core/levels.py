@@ -1,8 +1,9 @@
 """The levels of trees or graphs: one recurrent operation, level by level."""
 
 import weakref
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, count, pairwise
@@ -32,6 +33,7 @@ from pyg_dynbatch.core.steps import (
 )
 from pyg_dynbatch.core.structure import (
     array_of,
+    check_roots,
     checked_depth,
     checked_edges,
     checksum,
@@ -315,27 +317,21 @@ def schedule_structure(
     if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
         wanted = "at least 0, or None for any number of children"
         raise mismatch(ValueError, "schedule_structure: invalid arity", wanted, repr(arity))
-    examples = np.array([num_nodes] if example_sizes is None else example_sizes)
+    if has_input is not None and has_input.dtype != torch.bool:
+        _checked("has_input", has_input, num_nodes, "node", torch.bool)
+    sizes = [num_nodes] if example_sizes is None else example_sizes
+    down = direction == "top_down"
+    return _scheduled(
+        _Structure(edge_index, num_nodes, child_slot, arity, has_input, _counts(sizes), down)
+    )
+
+
+def _counts(example_sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    examples = np.asarray(example_sizes)
     if examples.size and examples.dtype.kind not in "iu":
         what = "schedule_structure: example_sizes are not integers"
         raise mismatch(TypeError, what, "one integer per example", examples.dtype)
-    examples = examples.astype(np.int64)
-    down = direction == "top_down"
-    given = _Structure(edge_index, num_nodes, child_slot, arity, has_input, examples, down)
-    laid = _lay_out_in_c(given) or _lay_out(given)
-    return Levels(
-        index=laid.numbers,
-        num_nodes=num_nodes,
-        num_edges=edge_index.size(1),
-        num_examples=examples.size,
-        arity=arity,
-        direction=direction,
-        level_sizes=laid.sizes,
-        level_inputs=laid.inputs,
-        level_children=laid.children,
-        single_parent=laid.single_parent,
-        checksums=tuple(map(checksum, (edge_index, child_slot, has_input))),
-    )
+    return examples.astype(np.int64, copy=False)
 
 
 class _Structure(NamedTuple):
@@ -343,22 +339,40 @@ class _Structure(NamedTuple):
     num_nodes: int
     child_slot: Tensor | None
     arity: int | None
-    has_input: Tensor | None
+    input: Tensor | None  # which nodes read an input, bool, or the tokens of nodes
     examples: np.ndarray
     down: bool
+    roots: Tensor | None = None  # compared with the nodes that are no child
+
+    def levels(
+        self,
+        numbers: Tensor,
+        per_level: Iterable[Sequence[int]],
+        single_parent: bool,
+        reads: int | None,
+    ) -> Levels:
+        """Return the levels with a flat index, and nodes, inputs and children per level."""
+        sizes, inputs, children = map(tuple, per_level)
+        return Levels(
+            index=numbers,
+            num_nodes=self.num_nodes,
+            num_edges=self.edge_index.size(1),
+            num_examples=self.examples.size,
+            arity=self.arity,
+            direction=DIRECTIONS[self.down],
+            level_sizes=sizes,
+            level_inputs=inputs,
+            level_children=children,
+            single_parent=single_parent,
+            checksums=(checksum(self.edge_index), checksum(self.child_slot), reads),
+        )
 
 
-class _Layout(NamedTuple):
-    """The flat index, and the numbers of nodes, inputs and children of each level."""
-
-    numbers: Tensor
-    sizes: tuple[int, ...]
-    inputs: tuple[int, ...]
-    children: tuple[int, ...]
-    single_parent: bool
+def _scheduled(given: _Structure) -> Levels:
+    return _lay_out_in_c(given) or _lay_out(given)
 
 
-def _lay_out(given: _Structure) -> _Layout:
+def _lay_out(given: _Structure) -> Levels:
     """Compute the flat index by its definition, or raise an error that names what is wrong."""
     nodes, arity = given.num_nodes, given.arity
     source, target, slot, level, filled = _checked_fields(given)
@@ -392,12 +406,12 @@ def _lay_out(given: _Structure) -> _Layout:
     numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
     per_level = ([counter[own] for own in sorted(sizes)] for counter in (sizes, inputs, listed))
     single_parent = max(Counter(source).values(), default=0) <= 1
-    return _Layout(numbers, *map(tuple, per_level), single_parent)  # type: ignore[call-arg, arg-type]
+    return given.levels(numbers, per_level, single_parent, checksum(reads_input(given.input)))
 
 
 def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
     """Check all fields; return source, target and slot of each edge, level and input of nodes."""
-    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    edge_index, nodes, child_slot, arity, field, examples, down, roots = given
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
@@ -409,7 +423,7 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         source, target = target, source
     level = checked_depth(source, target, nodes)
     filled = np.ones(nodes, dtype=bool)
-    if has_input is not None:
+    if (has_input := reads_input(field)) is not None:
         filled = _checked("has_input", has_input, nodes, "node", torch.bool)
     if arity is not None:
         _check_slots(source, target, slot, arity)
@@ -418,6 +432,8 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         what = "schedule_structure: example_sizes does not fit the nodes"
         wanted = f"numbers >= 0 that add up to {nodes}"
         raise mismatch(ValueError, what, wanted, examples.tolist())
+    if roots is not None:
+        check_roots(roots, target if down else source, nodes, name="schedule_structure")
     return tuple(each.tolist() for each in (source, target, slot, level, filled))
 
 
@@ -438,36 +454,44 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
         raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
 
 
-def _lay_out_in_c(given: _Structure) -> _Layout | None:
-    """Like :func:`_lay_out`, in C; None without the extension and for invalid graphs."""
+def _lay_out_in_c(given: _Structure) -> Levels | None:
+    """Like :func:`_lay_out`, in C; None without the extension and where something is invalid."""
     native = extension()
-    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    edge_index, nodes, child_slot, arity, field, examples, down, roots = given
     if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
-    edges = edge_index.size(1)
+    edges, token = edge_index.size(1), None
+    is_bool = field is None or field.dtype == torch.bool
     is_plain = (
         _is_plain(edge_index, (2, edges))
         and _is_plain(child_slot, (edges,))
-        and _is_plain(has_input, (nodes,), torch.bool)
+        and _is_plain(field, (nodes,), torch.bool if is_bool else torch.int64)
+        and (roots is None or _is_plain(roots, (roots.numel(),)))
     )
     if not is_plain or is_in_torch_dispatch_mode():
         return None
-    num_inputs = nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
-    size = _places(nodes, edges, arity, num_inputs)["input_node"][1]
-    numbers = np.empty(size, dtype=np.int64)
-    found = np.empty((nodes, 3), dtype=np.int64)
-    room = np.empty(2 * nodes + edges + 2, dtype=np.int64)
+    filled = None if field is None else field.numpy() if is_bool else np.empty(nodes, np.uint8)
+    if not is_bool:
+        token = field
+    # At least as long as needed: the last vector has one entry per input.
+    size = _places(nodes, edges, arity, nodes)["input_node"][1]
+    numbers, found = np.empty(size, np.int64), np.empty((nodes, 3), np.int64)
+    room = np.empty(2 * nodes + edges + 2, np.int64)
     first = edge_index.data_ptr()
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
     levels = native.schedule_levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
-        examples=examples.size, source=source, target=target, slot=child_slot, filled=has_input,
-        example_sizes=examples, by_target=not down, index=numbers, levels=found, room=room,
+        examples=examples.size, source=source, target=target, slot=child_slot, token=token,
+        filled=filled, example_sizes=examples, roots=roots,
+        num_roots=-1 if roots is None else roots.numel(), by_target=not down, index=numbers,
+        levels=found, room=room,
     )  # fmt: skip
     if levels < 0:
         return None
-    sizes, inputs, children = map(tuple, found[:levels].T.tolist())
-    return _Layout(torch.from_numpy(numbers), sizes, inputs, children, bool(room[0]))
+    per_level = found[:levels].T.tolist()
+    used = torch.from_numpy(numbers[: size - nodes + sum(per_level[1])])
+    reads = None if filled is None else zlib.crc32(filled.data)
+    return given.levels(used, per_level, bool(room[0]), reads)
 
 
 def _is_plain(
@@ -495,47 +519,51 @@ def _checked(
 
 
 def derive_levels(
-    owner: str, fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
+    owner: str,
+    fields: Mapping[str, Any],
+    num_nodes: int,
+    arity: int | None,
+    direction: str,
+    *,
+    checks_roots: bool = False,
 ) -> Levels:
     """Schedule a batch from its fields; an error gives the number of the invalid example."""
     # Fields: edge_index, and if present ptr (first node of each example, and the end),
-    # child_slot, and token or has_input.
-    edge_index, ptr = fields["edge_index"], fields.get("ptr")
+    # child_slot, token or has_input, and root_index.
+    starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
 
-    def scheduled(own: Mapping[str, Any], nodes: int, sizes: Any) -> Levels:
-        return schedule_structure(
-            own["edge_index"],
-            nodes,
-            child_slot=own.get("child_slot"),
-            arity=arity,
-            has_input=reads_input(input_field(own)),
-            example_sizes=sizes,
-            direction=direction,
-        )
+    def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
+        edges, slots, reads = own["edge_index"], own.get("child_slot"), input_field(own)
+        down, roots = direction == "top_down", own.get("root_index") if checks_roots else None
+        return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down, roots))
 
-    starts = None if ptr is None else array_of(ptr)
     try:
-        sizes = None if starts is None else starts[1:] - starts[:-1]
+        sizes = _counts([num_nodes] if starts is None else starts[1:] - starts[:-1])
         schedule = scheduled(fields, num_nodes, sizes)
     except ValueError as error:
-        for number, (first, end) in enumerate(pairwise([] if starts is None else starts.tolist())):
+        places = [] if starts is None else list(pairwise(starts.tolist()))
+        for number, (first, end) in enumerate(places):
             try:
-                scheduled(_fields_of_example(fields, first, end), end - first, None)
+                own = _fields_of_example(fields, first, end) if len(places) > 1 else fields
+                scheduled(own, end - first, np.array([end - first]))
             except IndexError:  # a field is too short, or has too few axes, to be split
                 break
             except ValueError as reason:
                 text = f"{owner}: example {number} of the batch: {reason}"
                 raise ValueError(Mismatch(text)) from error
         raise
-    return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
+    device = fields["edge_index"].device
+    return schedule if device.type == "cpu" else schedule.to(device)
 
 
 def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:
     """Select the fields of one example from those of a batch."""
-    edge_index = fields["edge_index"]
+    edge_index, roots = fields["edge_index"], fields.get("root_index")
     inside = (edge_index[1] >= first) & (edge_index[1] < end)
     own = {"edge_index": edge_index[:, inside] - first}
     for key in ("child_slot", "token", "has_input"):
         if fields.get(key) is not None:
             own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
+    if roots is not None:
+        own["root_index"] = roots[(roots >= first) & (roots < end)] - first
     return own

@@ -8,8 +8,11 @@ struct graph {
     int64_t nodes, edges, arity, examples; /* arity: -1 for any number of children */
     const int64_t *source, *target;        /* of each edge */
     const int64_t *slot;                   /* of each edge, or none */
-    const uint8_t *filled;                 /* whether a node has an input, or none: all have */
+    const int64_t *token;                  /* of each node, -1 without an input; or none */
+    uint8_t *filled; /* whether a node has an input, or none: all have; a result with tokens */
     const int64_t *example_sizes;
+    const int64_t *roots; /* to compare with the nodes that are no child */
+    int64_t num_roots;    /* -1 if there is nothing to compare */
     int64_t by_target; /* whether slots are counted by target; by source, top-down */
     int64_t *index;    /* result: the vectors below, one after another */
     int64_t *levels;   /* result: for each level its nodes, inputs and children; 3 per node */
@@ -32,6 +35,27 @@ static void find_places(struct graph *g)
     g->row = g->edge_order + ragged * g->edges;
     g->example = g->row + g->nodes;
     g->input_node = g->example + g->nodes;
+}
+
+/* Whether nodes have the given inputs and roots; marks nodes with a token as filled. */
+static int check_nodes(struct graph *g)
+{
+    const int64_t *child = g->by_target ? g->source : g->target;
+    int64_t *is_child = g->room, found = 0;
+    for (int64_t node = 0; g->token && node < g->nodes; node++) {
+        if (g->token[node] < -1)
+            return -1;
+        g->filled[node] = g->token[node] >= 0;
+    }
+    if (g->num_roots < 0)
+        return 0;
+    memset(is_child, 0, g->nodes * sizeof *is_child);
+    for (int64_t edge = 0; edge < g->edges; edge++)
+        is_child[child[edge]] = 1;
+    for (int64_t node = 0; node < g->nodes; node++)
+        if (!is_child[node] && (found >= g->num_roots || g->roots[found++] != node))
+            return -1;
+    return found == g->num_roots ? 0 : -1;
 }
 
 /* Depth of every node by removing nodes without incoming edges; -1 if there is a cycle. `first` and
@@ -194,7 +218,7 @@ static int64_t schedule_graph(struct graph *g)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes || (g->slot && g->slot[edge] < 0))
             return -1;
-    if (find_depth(g, depth, g->row, g->example)) /* which are filled below */
+    if (check_nodes(g) || find_depth(g, depth, g->row, g->example)) /* which are filled below */
         return -1;
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
@@ -219,9 +243,10 @@ static int64_t schedule_graph(struct graph *g)
 
 static const struct field fields[] = {
     FIELD(graph, nodes), FIELD(graph, edges), FIELD(graph, arity), FIELD(graph, examples),
-    FIELD(graph, source), FIELD(graph, target), FIELD(graph, slot), FIELD(graph, filled),
-    FIELD(graph, example_sizes), FIELD(graph, by_target), FIELD(graph, index),
-    FIELD(graph, levels), FIELD(graph, room),
+    FIELD(graph, source), FIELD(graph, target), FIELD(graph, slot), FIELD(graph, token),
+    FIELD(graph, filled), FIELD(graph, example_sizes), FIELD(graph, roots),
+    FIELD(graph, num_roots), FIELD(graph, by_target), FIELD(graph, index), FIELD(graph, levels),
+    FIELD(graph, room),
 };
 
 static PyObject *schedule_levels(PyObject *module, PyObject *const *args, Py_ssize_t count,
