@@ -113,15 +113,22 @@ class RaggedColumns(Sequence[Data]):
         nodes = values.pop("num_nodes", None)
         if type(nodes) is not int or "num_nodes" in excluded:
             return None
-        fields, slices, zero = dict[str, Any](), dict[str, Any](), torch.zeros(1, dtype=torch.long)
+        fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        zero = torch.zeros(1, dtype=torch.long)
         ends = {nodes: torch.from_numpy(np.array([0, nodes]))}
         for key, value in values.items():
             if key in excluded or isinstance(value, MovablePlan):
                 continue
-            if key not in cls.named or not is_plain(value):
+            if key not in cls.named:
                 return None
             # The batch owns its rows, as that of several examples does.
-            fields[key], size = torch.cat((value,), axis := axis_of(key)), value.shape[axis]
+            if is_plain(value):
+                joined, size = torch.cat((value,), axis := axis_of(key)), value.shape[axis]
+            elif (joined := _join(key, [value])) is not None:
+                size = 1
+            else:
+                return None
+            fields[key], shifts[key] = joined, None if isinstance(joined, list) else zero
             if size not in ends:
                 ends[size] = torch.from_numpy(np.array([0, size]))
             slices[key] = ends[size]
@@ -130,7 +137,7 @@ class RaggedColumns(Sequence[Data]):
             "batch": torch.zeros(nodes, dtype=torch.long),
             "ptr": ends[nodes],
         }
-        return cls._batch_of(fields, [nodes], slices, dict.fromkeys(slices, zero))
+        return cls._batch_of(fields, [nodes], slices, shifts)
 
     @classmethod
     def _batch_of(

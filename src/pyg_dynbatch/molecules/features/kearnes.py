@@ -95,7 +95,8 @@ class KearnesAtoms(AtomFeatures):
         rows = self._table.rows(keys, self._make_row)
         if not atoms:
             return rows
-        if self.chirality and mol.GetAtomsMatchingQuery(_has_chiral_tag()):
+        tagged = rdkit_module("Chem.rdqueries").HasChiralTagQueryAtom()
+        if self.chirality and mol.GetAtomsMatchingQuery(tagged):
             for atom, label in cip_labels(mol):
                 if label in _LABELS:
                     rows[atom, _METAL_COLUMN + 1 + _LABELS.index(label)] = 1
@@ -126,11 +127,6 @@ class KearnesAtoms(AtomFeatures):
             row[self._hybridization + place] = 1.0
         row[self._hybridization + 5] = float(aromatic)
         return row
-
-
-@cache
-def _has_chiral_tag() -> Any:
-    return rdkit_module("Chem.rdqueries").HasChiralTagQueryAtom()
 
 
 def cip_labels(mol: Mol) -> list[tuple[int, str]]:
