@@ -108,45 +108,31 @@ class RaggedColumns(Sequence[Data]):
 
     @classmethod
     def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch that a list of one example gives; None where :meth:`of` must try."""
-        values = example.to_dict() if type(example) is cls.kind else {}
-        nodes = values.pop("num_nodes", None)
+        """Build the batch of a list of one example; None where :meth:`of` has to try."""
+        rows = example.to_dict() if type(example) is cls.kind else {}
+        nodes = rows.pop("num_nodes", None)
         if type(nodes) is not int or "num_nodes" in excluded:
             return None
         fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        zero = torch.zeros(1, dtype=torch.long)
-        ends = {nodes: torch.from_numpy(np.array([0, nodes]))}
-        for key, value in values.items():
+        batch, zero = (torch.zeros(size, dtype=torch.long) for size in (nodes, 1))
+        ends = {nodes: torch.from_numpy(np.array([0, nodes], np.int64))}
+        for key, value in rows.items():
             if key in excluded or isinstance(value, MovablePlan):
                 continue
-            if key not in cls.named:
-                return None
             # The batch owns its rows, as that of several examples does.
-            if is_plain(value):
-                joined, size = torch.cat((value,), axis := axis_of(key)), value.shape[axis]
-            elif (joined := _join(key, [value])) is not None:
-                size = 1
-            else:
+            column = torch.cat((value,), axis_of(key)) if is_plain(value) else _join(key, [value])
+            if column is None or key not in cls.named:
                 return None
-            fields[key], shifts[key] = joined, None if isinstance(joined, list) else zero
+            size = 1 if isinstance(column, list) else column.shape[axis_of(key)]
             if size not in ends:
-                ends[size] = torch.from_numpy(np.array([0, size]))
-            slices[key] = ends[size]
-        fields |= {
-            "num_nodes": nodes,
-            "batch": torch.zeros(nodes, dtype=torch.long),
-            "ptr": ends[nodes],
-        }
+                ends[size] = torch.from_numpy(np.array([0, size], np.int64))
+            fields[key], slices[key] = column, ends[size]
+            shifts[key] = None if isinstance(column, list) else zero
+        fields |= {"num_nodes": nodes, "batch": batch, "ptr": ends[nodes]}
         return cls._batch_of(fields, [nodes], slices, shifts)
 
     @classmethod
-    def _batch_of(
-        cls,
-        fields: dict[str, Any],
-        nodes: list[int],
-        slices: dict[str, Any],
-        shifts: dict[str, Any],
-    ) -> Batch:
+    def _batch_of(cls, fields: dict[str, Any], nodes: list[int], slices: Any, shifts: Any) -> Batch:
         batch = copy(_empty_batch(cls.kind))  # type: ignore[arg-type]  # a class can be hashed
         # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
         # Its way to set a field raises and catches an error, which takes a microsecond.
@@ -230,8 +216,7 @@ def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
         return torch.tensor(values)
     if kinds != {Tensor}:
         return None
-    several = len(values) > 1
-    if several and len({value.dtype for value in values}) > 1:
+    if len({value.dtype for value in values}) > 1:
         return None
     try:
         joined = torch.cat(values, axis_of(key))
@@ -239,7 +224,7 @@ def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
         # Of several widths or devices, or scalars: the error comes from the checks before PyG.
         return None
     # Along with matrices, cat accepts empty vectors.
-    if several and joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}:
+    if joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}:
         return None
     return joined if is_plain(joined) else None
 
@@ -333,7 +318,12 @@ class PlanningCollater(PyGCollater, ABC):
         if not len(batch):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
         if not self.follow_batch:
-            merged = self._merge_quickly(batch, excluded)
+            quick = isinstance(batch, RaggedColumns)
+            if len(batch) == 1 and not quick:
+                merged = self.columns.batch_of_one(batch[0], excluded)
+            if merged is None:
+                columns: Any = batch if quick else self.columns.of(batch, excluded)
+                merged = None if columns is None else columns.merged(excluded)
         quick = merged is not None
         if merged is None:
             if not isinstance(batch[0], Data):
@@ -351,14 +341,6 @@ class PlanningCollater(PyGCollater, ABC):
             hint = "T.ToSparseTensor(remove_edge_index=False)"
             raise mismatch(ValueError, what, expected, "adj_t in its place", hint=hint)
         return merged
-
-    def _merge_quickly(self, batch: Sequence[Any], excluded: Collection[str]) -> Batch | None:
-        """Merge examples as columns; None where PyG has to merge."""
-        columns, is_list = self.columns, not isinstance(batch, RaggedColumns)
-        if is_list and len(batch) == 1 and (alone := columns.batch_of_one(batch[0], excluded)):
-            return alone
-        joined: Any = columns.of(batch, excluded) if is_list else batch
-        return None if joined is None else joined.merged(excluded)
 
     @abstractmethod
     def _attach(self, merged: Batch, quick: bool) -> None:

@@ -33,7 +33,6 @@ from pyg_dynbatch.core.steps import (
 )
 from pyg_dynbatch.core.structure import (
     array_of,
-    check_roots,
     checked_depth,
     checked_edges,
     checksum,
@@ -342,30 +341,16 @@ class _Structure(NamedTuple):
     input: Tensor | None  # which nodes read an input, bool, or the tokens of nodes
     examples: np.ndarray
     down: bool
-    roots: Tensor | None = None  # compared with the nodes that are no child
 
     def levels(
-        self,
-        numbers: Tensor,
-        per_level: Iterable[Sequence[int]],
-        single_parent: bool,
-        reads: int | None,
+        self, index: Tensor, per_level: Iterable[Any], single_parent: bool, reads: int | None
     ) -> Levels:
-        """Return the levels with a flat index, and nodes, inputs and children per level."""
+        """Return the levels; per level, nodes, inputs and children are counted."""
+        counts = self.num_nodes, self.edge_index.size(1), self.examples.size
+        kind = self.arity, DIRECTIONS[self.down]
         sizes, inputs, children = map(tuple, per_level)
-        return Levels(
-            index=numbers,
-            num_nodes=self.num_nodes,
-            num_edges=self.edge_index.size(1),
-            num_examples=self.examples.size,
-            arity=self.arity,
-            direction=DIRECTIONS[self.down],
-            level_sizes=sizes,
-            level_inputs=inputs,
-            level_children=children,
-            single_parent=single_parent,
-            checksums=(checksum(self.edge_index), checksum(self.child_slot), reads),
-        )
+        made_of = checksum(self.edge_index), checksum(self.child_slot), reads
+        return Levels(index, *counts, *kind, sizes, inputs, children, single_parent, made_of)
 
 
 def _scheduled(given: _Structure) -> Levels:
@@ -411,7 +396,7 @@ def _lay_out(given: _Structure) -> Levels:
 
 def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
     """Check all fields; return source, target and slot of each edge, level and input of nodes."""
-    edge_index, nodes, child_slot, arity, field, examples, down, roots = given
+    edge_index, nodes, child_slot, arity, field, examples, down = given
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
@@ -432,8 +417,6 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         what = "schedule_structure: example_sizes does not fit the nodes"
         wanted = f"numbers >= 0 that add up to {nodes}"
         raise mismatch(ValueError, what, wanted, examples.tolist())
-    if roots is not None:
-        check_roots(roots, target if down else source, nodes, name="schedule_structure")
     return tuple(each.tolist() for each in (source, target, slot, level, filled))
 
 
@@ -457,22 +440,19 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
 def _lay_out_in_c(given: _Structure) -> Levels | None:
     """Like :func:`_lay_out`, in C; None without the extension and where something is invalid."""
     native = extension()
-    edge_index, nodes, child_slot, arity, field, examples, down, roots = given
+    edge_index, nodes, child_slot, arity, field, examples, down = given
     if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
-    edges, token = edge_index.size(1), None
+    edges = edge_index.size(1)
     is_bool = field is None or field.dtype == torch.bool
     is_plain = (
         _is_plain(edge_index, (2, edges))
         and _is_plain(child_slot, (edges,))
         and _is_plain(field, (nodes,), torch.bool if is_bool else torch.int64)
-        and (roots is None or _is_plain(roots, (roots.numel(),)))
     )
     if not is_plain or is_in_torch_dispatch_mode():
         return None
     filled = None if field is None else field.numpy() if is_bool else np.empty(nodes, np.uint8)
-    if not is_bool:
-        token = field
     # At least as long as needed: the last vector has one entry per input.
     size = _places(nodes, edges, arity, nodes)["input_node"][1]
     numbers, found = np.empty(size, np.int64), np.empty((nodes, 3), np.int64)
@@ -481,10 +461,9 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
     levels = native.schedule_levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
-        examples=examples.size, source=source, target=target, slot=child_slot, token=token,
-        filled=filled, example_sizes=examples, roots=roots,
-        num_roots=-1 if roots is None else roots.numel(), by_target=not down, index=numbers,
-        levels=found, room=room,
+        examples=examples.size, source=source, target=target, slot=child_slot,
+        token=None if is_bool else field, filled=filled, example_sizes=examples,
+        by_target=not down, index=numbers, levels=found, room=room,
     )  # fmt: skip
     if levels < 0:
         return None
@@ -519,23 +498,17 @@ def _checked(
 
 
 def derive_levels(
-    owner: str,
-    fields: Mapping[str, Any],
-    num_nodes: int,
-    arity: int | None,
-    direction: str,
-    *,
-    checks_roots: bool = False,
+    owner: str, fields: Mapping[str, Any], num_nodes: int, arity: int | None, direction: str
 ) -> Levels:
     """Schedule a batch from its fields; an error gives the number of the invalid example."""
     # Fields: edge_index, and if present ptr (first node of each example, and the end),
-    # child_slot, token or has_input, and root_index.
+    # child_slot, and token or has_input.
     starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
 
     def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
         edges, slots, reads = own["edge_index"], own.get("child_slot"), input_field(own)
-        down, roots = direction == "top_down", own.get("root_index") if checks_roots else None
-        return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down, roots))
+        down = direction == "top_down"
+        return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down))
 
     try:
         sizes = _counts([num_nodes] if starts is None else starts[1:] - starts[:-1])
@@ -545,7 +518,7 @@ def derive_levels(
         for number, (first, end) in enumerate(places):
             try:
                 own = _fields_of_example(fields, first, end) if len(places) > 1 else fields
-                scheduled(own, end - first, np.array([end - first]))
+                scheduled(own, end - first, _counts([end - first]))
             except IndexError:  # a field is too short, or has too few axes, to be split
                 break
             except ValueError as reason:
@@ -558,12 +531,10 @@ def derive_levels(
 
 def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:
     """Select the fields of one example from those of a batch."""
-    edge_index, roots = fields["edge_index"], fields.get("root_index")
+    edge_index = fields["edge_index"]
     inside = (edge_index[1] >= first) & (edge_index[1] < end)
     own = {"edge_index": edge_index[:, inside] - first}
     for key in ("child_slot", "token", "has_input"):
         if fields.get(key) is not None:
             own[key] = fields[key][inside if key == "child_slot" else slice(first, end)]
-    if roots is not None:
-        own["root_index"] = roots[(roots >= first) & (roots < end)] - first
     return own

@@ -208,21 +208,3 @@ def nodes_without_parent(child: np.ndarray, num_nodes: int) -> np.ndarray:
     is_root = np.ones(num_nodes, dtype=bool)
     is_root[child] = False
     return is_root.nonzero()[0]
-
-
-def check_roots(
-    given: Tensor, child: np.ndarray, num_nodes: int, *, name: str, where: str = ""
-) -> int:
-    """Check that given roots are those of the edges, whose nodes exist; count them."""
-    right, found = nodes_without_parent(child, num_nodes), array_of(given)
-    if found.shape != right.shape or (found != right).any():
-        what = f"{name}: root_index does not belong to edge_index"
-        shown, hint = map(shown_nodes, (right, found)), "leave root_index out: it is computed"
-        raise mismatch(ValueError, what, *shown, where=where, hint=f"{hint} from edge_index")
-    return right.size
-
-
-def shown_nodes(nodes: np.ndarray) -> str:
-    """Show the first of some nodes."""
-    head = ", ".join(map(str, nodes[:10].tolist()))
-    return f"[{head}]" if nodes.size <= 10 else f"[{head}, … {nodes.size} in all]"

@@ -11,8 +11,6 @@ struct graph {
     const int64_t *token;                  /* of each node, -1 without an input; or none */
     uint8_t *filled; /* whether a node has an input, or none: all have; a result with tokens */
     const int64_t *example_sizes;
-    const int64_t *roots; /* to compare with the nodes that are no child */
-    int64_t num_roots;    /* -1 if there is nothing to compare */
     int64_t by_target; /* whether slots are counted by target; by source, top-down */
     int64_t *index;    /* result: the vectors below, one after another */
     int64_t *levels;   /* result: for each level its nodes, inputs and children; 3 per node */
@@ -37,25 +35,15 @@ static void find_places(struct graph *g)
     g->input_node = g->example + g->nodes;
 }
 
-/* Whether nodes have the given inputs and roots; marks nodes with a token as filled. */
-static int check_nodes(struct graph *g)
+/* Marks the nodes with a token as filled; -1 if a token is out of range. */
+static int read_tokens(struct graph *g)
 {
-    const int64_t *child = g->by_target ? g->source : g->target;
-    int64_t *is_child = g->room, found = 0;
     for (int64_t node = 0; g->token && node < g->nodes; node++) {
         if (g->token[node] < -1)
             return -1;
         g->filled[node] = g->token[node] >= 0;
     }
-    if (g->num_roots < 0)
-        return 0;
-    memset(is_child, 0, g->nodes * sizeof *is_child);
-    for (int64_t edge = 0; edge < g->edges; edge++)
-        is_child[child[edge]] = 1;
-    for (int64_t node = 0; node < g->nodes; node++)
-        if (!is_child[node] && (found >= g->num_roots || g->roots[found++] != node))
-            return -1;
-    return found == g->num_roots ? 0 : -1;
+    return 0;
 }
 
 /* Depth of every node by removing nodes without incoming edges; -1 if there is a cycle. `first` and
@@ -218,7 +206,7 @@ static int64_t schedule_graph(struct graph *g)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes || (g->slot && g->slot[edge] < 0))
             return -1;
-    if (check_nodes(g) || find_depth(g, depth, g->row, g->example)) /* which are filled below */
+    if (read_tokens(g) || find_depth(g, depth, g->row, g->example)) /* which are filled below */
         return -1;
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
@@ -244,9 +232,8 @@ static int64_t schedule_graph(struct graph *g)
 static const struct field fields[] = {
     FIELD(graph, nodes), FIELD(graph, edges), FIELD(graph, arity), FIELD(graph, examples),
     FIELD(graph, source), FIELD(graph, target), FIELD(graph, slot), FIELD(graph, token),
-    FIELD(graph, filled), FIELD(graph, example_sizes), FIELD(graph, roots),
-    FIELD(graph, num_roots), FIELD(graph, by_target), FIELD(graph, index), FIELD(graph, levels),
-    FIELD(graph, room),
+    FIELD(graph, filled), FIELD(graph, example_sizes), FIELD(graph, by_target),
+    FIELD(graph, index), FIELD(graph, levels), FIELD(graph, room),
 };
 
 static PyObject *schedule_levels(PyObject *module, PyObject *const *args, Py_ssize_t count,

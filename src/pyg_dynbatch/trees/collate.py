@@ -15,6 +15,7 @@ from pyg_dynbatch.trees.data import (
     DynTreeData,
     TreeColumns,
     check_edge_form,
+    check_roots,
     check_rows,
 )
 
@@ -31,6 +32,17 @@ def _check_merged(batch: Any) -> None:
     nodes = ptr.cpu().numpy()
     first = nodes[:-1].repeat(np.diff(starts["edge_index"]))
     check_rows(nodes, starts, batch.edge_index.cpu().numpy() - first)
+
+
+def _check_roots(batch: Any, num_nodes: int) -> None:
+    """Check that ``root_index`` of a batch of trees belongs to its edges, or name the example."""
+    try:
+        check_roots(batch, num_nodes, name="Collater")
+    except ValueError:
+        for number in range(getattr(batch, "num_graphs", 0)):
+            one, where = batch.get_example(number), f"example {number} of the batch"
+            check_roots(one, int(one.num_nodes), name="Collater", where=where)
+        raise
 
 
 class Collater(PlanningCollater):
@@ -84,12 +96,11 @@ class Collater(PlanningCollater):
         if not quick:  # columns have checked this when they merge
             _check_merged(merged)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
-        given = "Collater", store, num_nodes, self.arity
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
-            # PyG's own way to set a field raises and catches an error: a tenth of the schedule.
-            store._mapping[key] = derive_levels(
-                *given, each, checks_roots=isinstance(merged, DynTreeData)
-            )
+            # As `RaggedColumns` sets fields.
+            store._mapping[key] = derive_levels("Collater", store, num_nodes, self.arity, each)
+        if isinstance(merged, DynTreeData) and "root_index" in store:
+            _check_roots(merged, num_nodes)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(arity={self.arity}, direction={self.direction!r})"

@@ -11,14 +11,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
-from pyg_dynbatch.core.structure import (
-    array_of,
-    check_roots,
-    depth_of,
-    roots_of,
-    shown_nodes,
-    slots_of,
-)
+from pyg_dynbatch.core.structure import array_of, depth_of, nodes_without_parent, roots_of, slots_of
 from pyg_dynbatch.loading import RaggedColumns, allow_batches, slices_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
@@ -129,6 +122,17 @@ def _check_single_parents(data: "DynTreeData", nodes: int, where: str) -> None:
         raise _fault(where, what, expected, got, hint)
 
 
+def check_roots(data: Any, num_nodes: int, *, name: str, where: str = "") -> int:
+    """Check that ``root_index`` belongs to the edges, whose nodes exist; count the roots."""
+    roots = nodes_without_parent(array_of(data.edge_index)[0], num_nodes)
+    given = array_of(data.root_index)
+    if given.shape != roots.shape or (given != roots).any():
+        what = f"{name}: root_index does not belong to edge_index"
+        shown = _shown(torch.from_numpy(roots)), _shown(data.root_index)
+        raise mismatch(ValueError, what, *shown, where=where, hint=hint_for("root_index"))
+    return roots.size
+
+
 def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -> None:
     value = getattr(data, key, None)
     if value is None or value.is_floating_point():
@@ -137,6 +141,11 @@ def _check_range(data: "DynTreeData", key: str, limit: int | None, where: str) -
     if (node := _first(wrong)) is not None:
         expected = f"-1 (none) or 0 {'upwards' if limit is None else f'to {limit - 1}'}"
         raise _fault(where, f"{key} is out of range at node {node}", expected, int(value[node]))
+
+
+def _shown(nodes: Tensor) -> str:
+    head = ", ".join(map(str, nodes[:10].tolist()))
+    return f"[{head}]" if nodes.numel() <= 10 else f"[{head}, … {nodes.numel()} in all]"
 
 
 def _nodes_of(fields: Mapping[str, Any]) -> int:
@@ -292,11 +301,10 @@ class DynTreeData(Data):
         _check_slots(self, where)
         if require_tree:
             _check_single_parents(self, nodes, where)
-        child = array_of(self.edge_index)[0]
-        found = check_roots(self.root_index, child, nodes, name="DynTreeData", where=where)
+        found = check_roots(self, nodes, name="DynTreeData", where=where)
         wanted = 1 if require_tree and roots is None else roots
         if wanted not in (None, found):
-            shown = f"{found}: nodes {shown_nodes(array_of(self.root_index))}"
+            shown = f"{found}: nodes {_shown(self.root_index)}"
             raise _fault(where, "wrong number of roots", wanted, shown)
         if "x" in self and feature_width not in (None, width := self.x.size(1)):
             expected = f"{feature_width} features per node"
@@ -338,27 +346,22 @@ class TreeColumns(RaggedColumns):
         Raises:
             ValueError: If a field has the wrong length, or an edge names a missing node.
         """
-        shifted = [self.fields[key] for key in self.shifted & self.fields.keys()]
-        if any(getattr(column, "dtype", None) != torch.int64 for column in shifted):
+        shifted = (self.fields[key] for key in self.shifted & self.fields.keys())
+        index, dtypes = self.fields.get("edge_index"), {getattr(s, "dtype", None) for s in shifted}
+        if index is None or index.dim() != 2 or dtypes != {torch.int64}:
             return None
-        index = self.fields.get("edge_index")
-        if index is None or index.dim() != 2:
-            return None
-        kept = self.segments.keys() - set(excluded)
-        starts = {key: self.segments[key].starts for key in kept}
+        starts = {key: each.starts for key, each in self.segments.items() if key not in excluded}
         check_rows(self.nodes.starts, starts, index.numpy())
         return super().merged(excluded)
 
     @classmethod
     def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of one tree without its schedule; None where lengths may be wrong."""
+        """Build the batch of one tree without its schedule; None where a length is wrong."""
         batch = super().batch_of_one(example, excluded)
-        slices = {} if batch is None else slices_of(batch)
-        edges, nodes = slices.get("edge_index"), None if batch is None else batch.ptr
+        slices, nodes = ({}, None) if batch is None else (slices_of(batch), batch.ptr)
         # Fields of equal length have the same slices.
-        if edges is None or any(slices.get(key, nodes) is not nodes for key in NODE_FIELDS):
-            return None
-        return batch if slices.get("child_slot", edges) is edges else None
+        wanted = {**dict.fromkeys(NODE_FIELDS, nodes), "child_slot": slices.get("edge_index")}
+        return batch if all(each is wanted.get(key, each) for key, each in slices.items()) else None
 
 
 def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.ndarray) -> None:
