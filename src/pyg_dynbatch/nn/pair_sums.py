@@ -135,8 +135,7 @@ class _OrderReLU(Function):
 
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
     """Compute max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
-    compiling = torch.compiler.is_compiling()
-    native = not compiling and not _is_recorded(parts) and is_native(parts)
+    native = not (torch.compiler.is_compiling() or _is_recorded(parts)) and is_native(parts)
     return _OrderReLU.apply(parts.contiguous(), pairs, native)
 
 

@@ -157,12 +157,11 @@ def _layout(
     atoms: int, pairs: int, molecules: int, entries: int, codes: int
 ) -> tuple[dict[str, tuple[int, int]], int]:
     """Return where the parts of a plan begin and their lengths, and the length of the plan."""
-    coded = pairs if codes else 0
+    coded, starts = (pairs, codes + 1) if codes else (0, 0)
     lengths = {"first": pairs, "second": pairs, "code": coded, "column": pairs, "ptr": atoms + 1}
     lengths |= {"entry": entries, "other": entries, "atom_ptr": molecules + 1, "end": entries}
     lengths |= {"end_ptr": pairs + 1, "order_entry": 2 * pairs, "order_ptr": atoms + 1}
-    lengths |= {"code_count": atoms * codes, "code_order": coded}
-    lengths["code_ptr"] = codes + 1 if codes else 0
+    lengths |= {"code_count": atoms * codes, "code_order": coded, "code_ptr": starts}
     parts, start = {}, 0
     for name, length in lengths.items():
         parts[name] = start, length
@@ -278,17 +277,18 @@ class Pairs(MovablePlan):
         cls, pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int
     ) -> "Pairs | None":
         """Plan bytes in C; None where that is not possible or something is wrong."""
-        native = extension()
-        if native is None or pair_code.dtype != torch.uint8 or not pair_code.is_cpu:
+        native, code = extension(), pair_code.contiguous()
+        used = None if kept is None else kept.cpu().bool().contiguous()
+        plain = code.is_cpu and code.dtype == torch.uint8
+        if native is None or not plain or (used is not None and used.numel() != num_codes):
             return None
-        if kept is not None and not (kept.numel() == num_codes and kept.is_cpu):
-            return None
-        counts, code = np.zeros(3, dtype=np.int64), pair_code.contiguous()
-        fields = {
-            "molecules": atoms.size, "codes": num_codes, "stored": code.numel(),
-            "sizes": np.ascontiguousarray(atoms), "code": code,
-            "kept": None if kept is None else kept.contiguous(), "counts": counts,
-        }  # fmt: skip
+        counts, atoms = np.zeros(3, dtype=np.int64), np.ascontiguousarray(atoms)
+        fields: dict[str, Any] = {
+            "molecules": atoms.size,
+            "codes": num_codes,
+            "stored": code.numel(),
+        }
+        fields |= {"sizes": atoms, "code": code, "kept": used, "counts": counts}
         if native.plan_pairs(**fields):
             return None
         num_atoms, num_pairs, num_entries = counts.tolist()

@@ -82,8 +82,8 @@ class GaussianHistogramAggregation(Aggregation):
             index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         bins = (self.mean.to(x), self.sharpness.to(x))
-        plain = not torch.compiler.is_compiling() and index.dtype == torch.long
-        return _Histogram.apply(x, index, dim_size, *bins, self.block, plain and is_native(x))
+        native = not torch.compiler.is_compiling() and is_native(x)
+        return _Histogram.apply(x, index, dim_size, *bins, self.block, native)
 
     def __repr__(self) -> str:
         """Show the class."""
@@ -110,7 +110,7 @@ class _Histogram(Function):
         ctx.save_for_backward(x, index, mean, sharpness)
         ctx.num_sets, ctx.block = num_sets, block
         total = x.new_zeros(num_sets, mean.size(0), x.size(1))
-        if native:
+        if native := native and index.dtype == torch.long:
             x, index = x.contiguous(), index.contiguous()
             given = x, index, *x.shape, mean, sharpness, num_sets, total
             loaded_extension().histogram(*given, torch.get_num_threads())
