@@ -129,9 +129,7 @@ def test_wrong_options_and_missing_files(folder: Path, argv: str, said: str, cap
 
 
 @pytest.mark.parametrize("form", [["--config", "listops.yaml"], ["--config=configs/listops.yaml"]])
-def test_a_configuration_of_the_package_is_found_by_its_name(
-    folder: Path, capsys, form: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_of_the_package_is_found_by_its_name(folder, capsys, form, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(command_file, "rank_zero_info", lines.append)
     assert run("fit", *form, "--print_config") == 0
@@ -191,9 +189,7 @@ def _stopping(monitor: str) -> str:
         ("--config", "mistyped.yaml", "data.init_arg. expected"),
     ],
 )
-def test_wrong_settings_are_found_before_data_is_processed(
-    folder: Path, option: str, value: str, said: str, capsys
-) -> None:
+def test_wrong_settings_are_found_before_data_is_processed(folder, option, value, said, capsys):
     Path("empty.yaml").touch()
     Path("broken.yaml").write_text("model:\n  [", encoding="utf-8")
     mistyped = yaml.safe_dump(CONFIG).replace("init_args", "init_arg")
@@ -221,9 +217,7 @@ def test_a_foreign_file_is_no_checkpoint(folder: Path, capsys) -> None:
         assert "the file is not a checkpoint" in complaint(capsys, *argv)
 
 
-def test_a_checkpoint_without_options_or_other_weights_does_not_predict(
-    folder: Path, capsys
-) -> None:
+def test_a_checkpoint_without_options_or_other_weights_does_not_predict(folder, capsys):
     contents: dict = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
     contents["pyg_dynbatch_task"] = "TreeClassification"
     alone = ["predict", "--checkpoint", "odd.ckpt", "--input", "test.txt"]

@@ -111,9 +111,7 @@ def test_two_processes_do_not_write_one_unfinished_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lock", [locked_folder, lambda path: atomic_file(path, resume_at=0)])
-def test_where_files_cannot_be_locked_there_is_a_warning(
-    tmp_path: Path, lock: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_cannot_be_locked_there_is_a_warning(tmp_path, lock, monkeypatch):
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

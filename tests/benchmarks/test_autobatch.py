@@ -27,9 +27,7 @@ SMALL = ["--repeats", "1", "--trees", "4", "--width", "4", "--sentences", "3"]
 
 
 @pytest.mark.long
-def test_trees(
-    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "dynet_config", None)
     sizes = ["--leaves", "4", "--units", "3", "--words", "9", "--batch-sizes", "1", "3"]
     records = run(autobatch, *SMALL, *sizes, "--models", "trees", "--profile")

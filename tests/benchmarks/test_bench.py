@@ -68,9 +68,7 @@ def test_disagreement(found: list[float], got: str) -> None:
         (table1, "--cells tai --leaves 5", NaryTreeLSTM, "forward", "dynamic"),
     ],
 )
-def test_nothing_is_timed_if_results_differ(
-    benchmark: Any, argv: str, wrong: Any, name: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_timed_if_results_differ(benchmark, argv, wrong, name, what, monkeypatch):
     right = getattr(wrong, name)
 
     def off(*given: Any, **named: Any) -> Any:

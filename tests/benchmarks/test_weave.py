@@ -124,9 +124,7 @@ def test_a_deepchem_that_differs_is_not_timed(run: Any, interpreter: Callable[[s
 
 
 @pytest.mark.parametrize("mode", ["fused", "plain"])
-def test_the_count_of_operations_is_that_of_torch(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_count_of_operations_is_that_of_torch(mode, monkeypatch):
     # The counter follows modules by global hooks, which the fast way would make room for.
     monkeypatch.setattr("torch.nn.modules.module._has_any_global_hook", lambda: False)
     featurizer = MoleculeFeaturizer("deepchem", "deepchem")

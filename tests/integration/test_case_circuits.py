@@ -129,9 +129,7 @@ def test_the_first_levels_of_a_circuit_are_its_first_levels() -> None:
 
 
 @pytest.mark.long
-def test_the_command_beats_the_formula(
-    shared_data: Any, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_beats_the_formula(shared_data, tmp_path, capsys):
     pytest.importorskip("aigverse")
     from circuits import main
 

@@ -381,9 +381,7 @@ def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> 
 
 
 @pytest.mark.long
-def test_the_command_learns_from_a_database_of_the_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_learns_from_a_database_of_the_user(tmp_path, capsys):
     duckdb = pytest.importorskip("duckdb")
     from plan_data import create_tables, draw_queries
     from query_plans import main

@@ -7,7 +7,6 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -84,9 +83,15 @@ SLOW = (
     "autobatch_syntax",
     "autobatch_translation",
     "blocks_attention",
+    "blocks_calculator",
     "blocks_sentiment",
     "blocks_text",
+    "blocks_tree_lstm",
+    "blocks_weave",
+    "dynamic_batching_in_one_page",
     "molecule_predict_and_draw",
+    "python_ast",
+    "tree_lstm_in_pyg_model",
     "weave_in_pyg_model",
 )
 # Lines of the whole file, if more than 80.
@@ -156,9 +161,7 @@ def test_example_is_short(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW)) for name in BOUNDS]
 )
-def test_example_runs_and_learns(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_runs_and_learns(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = printed_by(name)
     for before, least, most in BOUNDS[name]:
@@ -247,9 +250,7 @@ METRICS = {
 
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("source", ["samples", "treebank"])
-def test_model_of_sentiment_trains_on_real_trees(
-    name: str, source: str, samples: Path, shared_data: Callable[[str], Path]
-) -> None:
+def test_model_of_sentiment_trains_on_real_trees(name, source, samples, shared_data):
     path = samples / "sst" / "train.txt" if source == "samples" else shared_data("sst/train.txt")
     lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")[:50]
     trees = [defined_in("blocks_tree_lstm")["read_tree"](line) for line in lines]

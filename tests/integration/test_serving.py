@@ -151,9 +151,7 @@ def test_a_batch_of_bad_requests_alone_is_answered(tree_file: str, one_thread: N
     assert [answer.status for answer in found] == [422, 422]
 
 
-def test_a_request_that_the_model_fails_on_is_answered_alone(
-    own_file: Path, one_thread: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_the_model_fails_on_is_answered_alone(own_file, one_thread, caplog):
     trees = [*FORMULAS, {"+": [1]}, {"-": [1, 2]}]
     found = answered(
         "load_service", f"{own_file}:serve", [{"formula": {"tree": tree}} for tree in trees]

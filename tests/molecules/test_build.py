@@ -74,13 +74,6 @@ def test_a_store_on_disk_is_that_in_memory(tmp_path):
     assert np.load(column(tmp_path / "store", "y"), mmap_mode="r").shape == (48, 2)
 
 
-@pytest.mark.long
-def test_processes_change_nothing(tmp_path):
-    build(tmp_path / "one")
-    build(tmp_path / "two", num_workers=2)
-    assert content(tmp_path / "one") == content(tmp_path / "two")
-
-
 def test_bad_rows_are_reported(tmp_path, capsys):
     dataset = build(tmp_path)
     assert [error.row for error in dataset.errors] == list(BAD)

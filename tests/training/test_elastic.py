@@ -135,9 +135,7 @@ def assert_equal_runs(one: Any, other: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", [trees, molecules])
-def test_a_run_stopped_within_an_epoch_goes_on_with_any_number_of_ranks(
-    tmp_path: Path, make: Any
-) -> None:
+def test_a_run_stopped_within_an_epoch_goes_on_with_any_number_of_ranks(tmp_path, make):
     whole = run(tmp_path, 4, make(tmp_path))
     steps = steps_of(whole[2])
     assert all(len(batches) == 4 for batches in steps.values())

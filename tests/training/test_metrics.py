@@ -114,9 +114,7 @@ def test_loss_of_no_labels_is_zero_and_has_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
-def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(
-    reduction: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(reduction, monkeypatch):
     task = TreeClassification(num_tokens=2, num_classes=3, hidden_channels=2)
     losses, terms, trees = torch.tensor([6.0, 7.0]), torch.tensor([2, 3]), (1, 3)
     batches = [Batch(ptr=torch.zeros(count + 1)) for count in trees]

@@ -174,9 +174,7 @@ def test_mixed_precision(tmp_path: Path) -> None:
     assert {weight.dtype for weight in module.parameters()} == {torch.float32}
 
 
-def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where Lightning keeps its checkpoint meanwhile
     data = listops(tmp_path)
     module, run = task(data), trainer(tmp_path, epochs=5)
