@@ -124,22 +124,6 @@ def test_full_passes_increment_the_epoch_on_one_rank():
     assert sampler.epoch == 1, "a pass that was broken off is not an epoch"
 
 
-def test_resumes_at_the_next_batch():
-    sizes = list(range(1, 50))
-    sampler = NodeBudgetBatchSampler(None, sizes, 60, seed=3)
-    list(sampler)
-    rest = iter(sampler)
-    taken = [next(rest) for _ in range(5)]
-    assert where(sampler) == (1, 5)
-    resumed = NodeBudgetBatchSampler(None, sizes, 60, seed=3)
-    resumed.load_state_dict(sampler.state_dict())
-    left = list(resumed)
-    assert left == list(rest)
-    assert sorted(flat(taken + left)) == list(range(49))
-    assert list(resumed) == list(sampler)
-    assert len(resumed) == len(sampler)
-
-
 def test_state_of_a_finished_and_of_a_different_epoch():
     sizes = list(range(1, 50))
     sampler = NodeBudgetBatchSampler(None, sizes, 60)
@@ -281,14 +265,6 @@ def test_any_number_of_ranks_takes_the_same_steps(sizes, planned, position, shuf
                     # The resumed sampler takes over the number of virtual ranks.
                     left = virtual(sizes, ranks, None, state, **options)
                     assert left == expected[state["position"] :]
-
-
-def test_a_step_that_was_begun_is_repeated():
-    sampler = NodeBudgetBatchSampler(None, list(range(1, 50)), 60, virtual_ranks=4)
-    batches = iter(sampler)
-    for _ in range(7):
-        next(batches)
-    assert where(sampler) == (0, 1)
 
 
 @pytest.mark.parametrize(

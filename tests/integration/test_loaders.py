@@ -165,8 +165,7 @@ class Stop(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize("kind", ["plain", "budget"])
-@pytest.mark.parametrize("step", [3, 12])
+@pytest.mark.parametrize(("kind", "step"), [("plain", 3), ("budget", 12)])
 def test_a_run_stopped_in_an_epoch_resumes_with_the_next_batch(tmp_path, kind, step):
     whole = Recorder(tmp_path, kind)
     path = tmp_path / "stopped.ckpt"

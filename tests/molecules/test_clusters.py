@@ -26,6 +26,7 @@ from pyg_dynbatch.molecules import featurize, predict
 from pyg_dynbatch.molecules.work import clusters
 from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
+from tests.molecules.packed import files_of
 from tests.training.helpers import OLD_NAME
 
 # Ray Data sets two options that it has deprecated.
@@ -131,11 +132,6 @@ def smiles(tmp_path: Path) -> Path:
     return molecule_file(tmp_path / "molecules.smi", bad=slice(7, None, 100))
 
 
-def merged(folder: Path) -> dict[str, bytes]:
-    """Read the files of a folder, except those of its shards."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
 class Killer(Thread):
     """Kill the process that writes to a folder as soon as it has saved some of its work."""
 
@@ -166,7 +162,7 @@ def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
     assert len(many) == 2_970
     assert killer.killed() == {}  # the shard was not finished when its process was killed
     featurize(smiles, tmp_path / "one", options=SMALL_BLOCKS)
-    assert merged(tmp_path / "many") == merged(tmp_path / "one")
+    assert files_of(tmp_path / "many") == files_of(tmp_path / "one")
 
 
 @OLD_NAME
@@ -181,8 +177,8 @@ def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, m
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3_001
     assert killer.killed() == {}
     predict(smiles, "one", [checkpoint], **options)  # errors.csv has absolute paths
-    assert merged(Path("many")) == merged(Path("one"))
-    assert {"predictions.csv", "prints.npy"} <= merged(Path("one")).keys()
+    assert files_of(Path("many")) == files_of(Path("one"))
+    assert {"predictions.csv", "prints.npy"} <= files_of(Path("one")).keys()
 
 
 @pytest.mark.long
@@ -339,12 +335,3 @@ def test_ray_without_ray_data_is_refused(smiles, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(ImportError, match=r"(?s)Ray Data.*pyg_dynbatch\[ray\]"):
         featurize(smiles, tmp_path / "packed", shards=2, client=ray)
-
-
-@pytest.mark.long
-def test_nothing_is_imported_before_it_is_used() -> None:
-    code = (
-        "import sys, pyg_dynbatch.molecules; print({'dask', 'distributed', 'ray'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Subset
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.loader import MoleculeCollater, node_counts, pair_counts
+from pyg_dynbatch.loader import MoleculeCollater
 from pyg_dynbatch.molecules.data import MoleculeColumns
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.molecules.batches import TABLE, molecule
@@ -103,25 +102,6 @@ def test_further_fields_are_merged_by_pyg(extra):
     assert batch.pairs == MoleculeCollater(TABLE)([molecule(2), molecule(3)]).pairs
 
 
-def test_follow_and_exclude():
-    data = [molecule(2), molecule(3)]
-    batch = MoleculeCollater(TABLE, follow_batch=["pair_code"], exclude_keys=["smiles"])(data)
-    assert batch.pair_code_batch.tolist() == [0] * 3 + [1] * 6
-    assert "smiles" not in batch
-    quick = MoleculeCollater(TABLE, exclude_keys=["smiles", "y"])(data)
-    kept = set(quick.keys())
-    assert kept.isdisjoint({"smiles", "y"})
-    packed = MoleculeCollater(TABLE, follow_batch=["x"])(MoleculeColumns.of(data, ()))
-    assert packed.x_batch.tolist() == [0, 0, 1, 1, 1]
-
-
-def test_molecules_in_tuples():
-    pairs = [(molecule(2), molecule(1)), (molecule(3), molecule(1))]
-    first, second = MoleculeCollater(TABLE)(pairs)
-    assert first.pairs.num_pairs == 9
-    assert second.pairs.num_pairs == 2
-
-
 def coded(atoms, codes):
     return molecule(atoms, pair_code=torch.tensor(codes, dtype=torch.uint8))
 
@@ -152,10 +132,3 @@ def test_collater_and_columns_travel_to_workers():
     columns = pickle.loads(pickle.dumps(MoleculeColumns.of(data, ())))
     assert collate(columns).pairs == MoleculeCollater(TABLE, 2, False)(data).pairs
     assert repr(collate) == "MoleculeCollater(pairs=2, self_pairs=False)"
-
-
-def test_counts():
-    data = [molecule(4), molecule(0), molecule(1)]
-    assert node_counts(data) == [4, 0, 1]
-    assert pair_counts(data) == [10, 0, 1]
-    assert pair_counts(Subset(data, [2, 0])) == [1, 10]

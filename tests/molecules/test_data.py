@@ -2,7 +2,6 @@ import re
 
 import pytest
 import torch
-from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.nn import GCNConv
 
@@ -89,20 +88,6 @@ def test_bonds_of_an_unknown_code():
     words = r"bonds_of: a code is not in the table[\s\S]*codes from 0 to 4\n +got: +7"
     with pytest.raises(ValueError, match=words):
         bonds_of(torch.tensor([7], dtype=torch.uint8), TABLE)
-
-
-def test_batches_are_taken_apart_again():
-    data = [molecule(n, row=n) for n in (2, 0, 1)]
-    batch = Batch.from_data_list(data)
-    assert batch.ptr.tolist() == [0, 2, 2, 3]
-    assert batch.y.shape == batch.y_mask.shape == (3, 2)
-    assert batch.descriptor.shape == (3, 3)
-    assert batch.row.tolist() == [2, 0, 1]
-    for one, other in zip(batch.to_data_list(), data, strict=True):
-        assert torch.equal(one.pair_code, other.pair_code)
-        assert torch.equal(one.descriptor.nan_to_num(), other.descriptor.nan_to_num())
-        assert one.smiles == other.smiles
-        assert one.num_nodes == other.num_nodes
 
 
 def test_saved_and_read_without_unsafe_loading(tmp_path):

@@ -57,21 +57,6 @@ def test_every_method_divides_all_molecules(tmp_path: Path, method) -> None:
         assert parts[1] == set(range(2, 32, 4))
 
 
-def test_folds_test_every_molecule_once(tmp_path: Path) -> None:
-    tested = []
-    for fold in range(4):
-        options = SplitOptions("kfold", seed=0, folds=4, fold=fold)
-        tested += molecule_data(tmp_path, split=options).indices("test").tolist()
-    assert sorted(tested) == list(range(32))
-
-
-def test_written_split_is_read_again(tmp_path: Path) -> None:
-    data = molecule_data(tmp_path)
-    path = data.parts.write(tmp_path / "split.json")
-    again = molecule_data(tmp_path, split=SplitOptions("file", file=str(path)))
-    assert again.parts.digest == data.parts.digest
-
-
 def test_batches_by_pairs_and_pair_sets(tmp_path: Path) -> None:
     data = molecule_data(tmp_path, max_pairs=150, pairs="bonds", self_pairs=False)
     batches = list(data.test_dataloader())
@@ -402,12 +387,3 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
 def test_wrong_options_are_refused_before_any_molecule_is_read(make, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
-
-
-@pytest.mark.long
-def test_real_file(shared_data, tmp_path: Path) -> None:
-    folder = str(shared_data("molecules/freesolv.csv").parent)
-    data = MoleculeNetData("FreeSolv", str(tmp_path), folder, reading=QUIET)
-    assert data.kind == "regression"
-    assert data.schema["task_names"] == ["expt"]
-    assert np.isfinite(data.targets("train").numpy()).all()

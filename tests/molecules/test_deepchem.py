@@ -182,6 +182,10 @@ def test_widths_and_kinds(samples: Path) -> None:
     for made, atoms, pairs, codes in ((plain, 75, 14, 46), (chiral, 78, 18, 136)):
         table = made.pair_table
         assert (len(made.atom_names), len(table.names), len(table)) == (atoms, pairs, codes)
+        kinds = dict(zip(made.atom_names, made.atom_kinds, strict=True))
+        counts = [name for name, kind in kinds.items() if kind == "count"]
+        assert counts == ["formal_charge", "radical_electrons"]
+        assert set(kinds.values()) == {"bit", "count"}
     # The samples must tell the two apart, or the comparison proves nothing about stereo.
     last = np.concatenate([one.atom[:, 75:] for one in golden(samples, True)])
     assert (last.sum(0) > 0).all()

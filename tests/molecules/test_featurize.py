@@ -104,11 +104,6 @@ def test_a_process_works_fails_and_dies():
     assert "num_workers=0 to see why" in str(caught.value)
 
 
-def test_skipped_rows_are_left_out():
-    found = featurize_stream(records(10, [3]), Letters(), num_tasks=2, bad="skip")
-    assert [one.row for one in molecules(found)] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-
-
 def test_a_stream_is_not_read_to_its_end_first():
     read = []
 

@@ -142,11 +142,6 @@ def test_a_quote_that_is_never_closed_swallows_no_records(tmp_path: Path) -> Non
     assert [raw.extra["z"] for raw in read_molecules(path)] == ["a\nb", "c"]
 
 
-def test_names_of_columns_in_a_smi_file_after_a_comment(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.smi", "# from a vendor\n\nSMILES ID\nCO a\nsmiles b\n")
-    assert [(raw.row, raw.smiles) for raw in read_molecules(path)] == [(0, "CO"), (1, "smiles")]
-
-
 def test_empty_files(tmp_path: Path) -> None:
     none = r"the file contains no molecules[\s\S]*one \w+ record"
     empty = r"the file is empty[\s\S]*names the columns[\s\S]*b\.csv"
@@ -155,7 +150,9 @@ def test_empty_files(tmp_path: Path) -> None:
     for name, words, text in [*cases, ("a.csv", none, "smiles,y\n")]:
         with pytest.raises(ValueError, match=words):
             list(read_molecules(write(tmp_path, name, text)))
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"c\.csv: there is no such[\s\S]*a csv file of mol"
+    ):
         list(read_molecules(tmp_path / "c.csv"))
 
 
@@ -172,10 +169,12 @@ def test_lists_of_smiles(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("header", ["smiles", "SMILES name", "smiles\tid"])
-def test_a_line_of_column_names_is_no_molecule(tmp_path: Path, header: str) -> None:
-    path = write(tmp_path, "a.txt.gz", f"{header}\nCO a\n")
-    assert [raw.smiles for raw in read_molecules(path)] == ["CO"]
+@pytest.mark.parametrize(
+    "head", ["smiles\n", "SMILES name\n", "smiles\tid\n", "# from a vendor\n\nSMILES ID\n"]
+)
+def test_a_line_of_column_names_is_no_molecule(tmp_path: Path, head: str) -> None:
+    path = write(tmp_path, "a.txt.gz", f"{head}CO a\nsmiles b\n")
+    assert [(raw.row, raw.smiles) for raw in read_molecules(path)] == [(0, "CO"), (1, "smiles")]
 
 
 def sdf() -> str:

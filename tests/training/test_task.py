@@ -87,8 +87,8 @@ def test_all_metrics_are_logged_with_the_values_of_the_whole_split(tmp_path: Pat
 
 def test_the_model_learns(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
-    module = task(data, optimizer=OptimizerOptions("adam", lr=0.05))
-    run = trainer(tmp_path, epochs=40, check_val_every_n_epoch=40)
+    module = task(data, optimizer=OptimizerOptions("adam", lr=0.1))
+    run = trainer(tmp_path, epochs=20, check_val_every_n_epoch=20)
     run.fit(module, datamodule=data)
     assert run.callback_metrics["train/accuracy"] > 0.9
 
@@ -144,15 +144,14 @@ def test_polarity_needs_a_middle() -> None:
         TreeClassification(4, 4, polarity=True, **SIZES)
 
 
-@pytest.mark.parametrize("name", ["step", "exponential", "cosine", "constant"])
+@pytest.mark.parametrize("name", ["step", "cosine"])
 def test_schedules_run_in_a_trainer(tmp_path: Path, name: str) -> None:
     data = listops(tmp_path)
     module = task(data, rate=RateOptions(name, gamma=0.5, warmup=2))
     run = trainer(tmp_path, epochs=2)
     run.fit(module, datamodule=data)
     rate = run.optimizers[0].param_groups[0]["lr"]
-    wanted = {"step": 0.01 * 0.25, "exponential": 0.01 * 0.25, "cosine": 0.0, "constant": 0.01}
-    assert rate == pytest.approx(wanted[name], abs=1e-12)
+    assert rate == pytest.approx({"step": 0.01 * 0.25, "cosine": 0.0}[name], abs=1e-12)
 
 
 def test_sparse_gradients_cannot_be_clipped(tmp_path: Path) -> None:
