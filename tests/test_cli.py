@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import numpy as np
 import pytest
 import torch
@@ -20,10 +19,6 @@ from tests.training.helpers import tree_files
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
-pytestmark = [
-    # Lightning 2.6 uses names that jsonargparse has since replaced.
-    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
-]
 
 CONFIG = {
     "trainer": {**TRAINER, "max_epochs": 2},

@@ -7,7 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 import torch
 import yaml
@@ -17,8 +16,6 @@ from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv, trained
 from tests.test_files import files_of_at_most
-
-pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 CONFIG = {
     "trainer": {**TRAINER, "max_epochs": 1},

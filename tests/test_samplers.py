@@ -59,15 +59,6 @@ def test_every_example_comes_once_and_all_ranks_get_equally_many(sizes, ranks, e
         assert max(seen.values()) == 1
 
 
-def test_ranks_run_batches_of_about_equal_size_in_one_step():
-    sizes = np.random.default_rng(0).integers(1, 60, 500).tolist()
-    plans = ranked(sizes, 2, max_nodes=300)
-    loads = [[sum(sizes[i] for i in batch) for batch in plan] for plan in plans]
-    differences = sorted(abs(a - b) for a, b in zip(*loads, strict=True))
-    assert differences[-2] < 30, "all steps but the one with the last, unfilled batch"
-    assert abs(sum(loads[0]) - sum(loads[1])) < 200, "of 7800 nodes each"
-
-
 def test_batches_are_well_filled_and_not_sorted_by_size():
     sizes = [*np.random.default_rng(0).integers(1, 60, 1000).tolist(), *[2] * 7]
     sampler = NodeBudgetBatchSampler(None, sizes, max_nodes=95)
@@ -281,15 +272,6 @@ def test_virtual_ranks_get_nearly_equal_batches_in_every_step(planned, budget):
     assert sorted(flat(first)) == list(range(8544))
     companions = [set(next(b for b in plan if 0 in b)) for plan in (first, list(sampler))]
     assert len(set.intersection(*companions)) < len(companions[0]) / 2, "epochs must differ"
-
-
-def test_a_position_is_of_one_epoch_only():
-    inner = DistributedSampler(range(49), num_replicas=2, rank=1)
-    sampler = NodeBudgetBatchSampler(inner, SIZES, 60)
-    sampler.load_state_dict({"epoch": 0, "position": 3})
-    sampler.set_epoch(1)  # as Lightning does, after an epoch that was cut short
-    assert len(list(sampler)) == len(sampler)
-    assert where(sampler) == (2, 0)
 
 
 def test_more_lone_examples_than_batches():

@@ -12,11 +12,6 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 VARIANTS = ("bbbp", "freesolv", "lipophilicity", "listops_long", "sst_sentence_vectors", "sst_tai")
 VARIANTS += ("tox21",)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    # A model of six units gives nearly the same score to the few pairs of the sample.
-    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
-]
 
 # Options that replace the sizes and the data of a configuration with small ones.
 SMALL = "--trainer.max_epochs 1 --trainer.enable_progress_bar false --data.init_args.root {folder}"

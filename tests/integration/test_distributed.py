@@ -19,11 +19,7 @@ from pyg_dynbatch.training.report import closing_lines
 from tests.console import rows_of
 from tests.training.helpers import FORKS, checkpointing, last_of, task, trainer, tree_files
 
-pytestmark = [
-    *FORKS,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:Experiment logs directory"),
-]
+pytestmark = [*FORKS, pytest.mark.filterwarnings("ignore:Experiment logs directory")]
 
 RANKS: dict[str, Any] = {"devices": 2, "strategy": "ddp_fork"}
 

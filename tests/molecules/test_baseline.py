@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import numpy as np
 import pytest
 import torch
@@ -20,8 +19,6 @@ from tests.test_cli_molecules import CONFIG
 
 ensemble = pytest.importorskip("sklearn.ensemble")
 linear_model = pytest.importorskip("sklearn.linear_model")
-
-pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 
 @pytest.fixture

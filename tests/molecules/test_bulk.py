@@ -29,9 +29,6 @@ from tests.molecules.packed import (
     open_files_limited,
 )
 from tests.test_files import files_of_at_most
-from tests.training.helpers import OLD_NAME
-
-pytestmark = OLD_NAME
 
 
 @pytest.fixture(scope="module")

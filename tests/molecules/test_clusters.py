@@ -27,7 +27,6 @@ from pyg_dynbatch.molecules.work import clusters
 from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.molecules.packed import files_of
-from tests.training.helpers import OLD_NAME
 
 # Ray Data sets two options that it has deprecated.
 pytestmark = pytest.mark.filterwarnings(
@@ -165,7 +164,6 @@ def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
     assert files_of(tmp_path / "many") == files_of(tmp_path / "one")
 
 
-@OLD_NAME
 @pytest.mark.long
 def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, monkeypatch):
     # The workers have another working folder, in which these paths do not exist.
@@ -194,7 +192,6 @@ def test_an_error_names_row_and_shard(client: Any, tmp_path: Path) -> None:
     assert len(packed) == 3_000
 
 
-@OLD_NAME
 @pytest.mark.long
 @pytest.mark.parametrize("work", ["shards", "repeat and tune"])
 def test_the_scripts_of_the_guide_run(nothing_left, tmp_path, monkeypatch, work):

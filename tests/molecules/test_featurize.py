@@ -57,11 +57,9 @@ def test_order_is_kept_and_bad_rows_are_named(workers):
             assert_same(good[one.row], one)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_blank_has_no_known_descriptor(workers):
+def test_a_blank_has_no_known_descriptor():
     letters = Letters(descriptors=True)
-    pieces = featurize_stream(records(5, [3]), letters, num_workers=workers)
-    (piece,) = pieces
+    (piece,) = featurize_stream(records(5, [3]), letters)
     columns = packing_of(letters, 0).unpack(piece.arrays, np.arange(5))
     lengths = [len(text) for text in texts(5)]
     for one, length in zip(columns, lengths, strict=True):

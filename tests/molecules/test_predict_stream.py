@@ -19,9 +19,6 @@ from pyg_dynbatch.molecules.work.predict import (
     predict_stream,
 )
 from tests.molecules.molecules import molecule_data, property_task, trained, with_descriptors
-from tests.training.helpers import OLD_NAME
-
-pytestmark = OLD_NAME
 
 RECORDS = [
     RawMolecule(number, f"a.smi:{number + 1}", smiles=text, name=f"m{number}")

@@ -39,9 +39,7 @@ from tests.molecules.molecules import (
     trained,
     with_descriptors,
 )
-from tests.training.helpers import OLD_NAME, last_of
-
-pytestmark = [OLD_NAME, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+from tests.training.helpers import last_of
 
 
 @pytest.mark.parametrize(
@@ -169,26 +167,10 @@ def test_calibration_needs_both_labels_and_a_binary_property(tmp_path: Path) -> 
         property_task(molecule_data(tmp_path), calibration="temperature")
 
 
-def test_checkpoint_holds_all_that_predicting_needs(tmp_path: Path) -> None:
-    saved = torch.load(trained(tmp_path), weights_only=True)
-    schema = saved["hyper_parameters"]["schema"]
-    assert schema["task_names"] == ["first", "second"]
-    assert schema["featurizer"]["format"].startswith("MoleculeFeaturizer")
-    assert MoleculeSchema.from_dict(schema).pair_table.distance[0] == 0
-    data = molecule_data(tmp_path)
-    assert saved["MoleculeFileData"]["split"]["digest"] == data.parts.digest
-    mean = data.targets("train").nanmean(0)
-    torch.testing.assert_close(saved["state_dict"]["model.scale.mean"], mean)
-
-
-DESCRIBED = pytest.mark.parametrize("make", [molecule_data, with_descriptors])
-
-
-@DESCRIBED
-def test_resumed_run_equals_the_straight_one(tmp_path: Path, make: Any) -> None:
+def test_resumed_run_equals_the_straight_one(tmp_path: Path) -> None:
     def run_of(epochs: int, path: str | None = None) -> str:
         torch.manual_seed(5)
-        data = make(tmp_path)
+        data = with_descriptors(tmp_path)
         task = property_task(data, dropout=0.2, rate=RateOptions("exponential", gamma=0.9))
         run = molecule_trainer(tmp_path, epochs)
         run.fit(task, datamodule=data, ckpt_path=path)
@@ -201,9 +183,8 @@ def test_resumed_run_equals_the_straight_one(tmp_path: Path, make: Any) -> None:
         assert torch.equal(weight, resumed["state_dict"][name]), name
 
 
-@DESCRIBED
-def test_averaged_weights(tmp_path: Path, make: Any) -> None:
-    data = make(tmp_path)
+def test_averaged_weights(tmp_path: Path) -> None:
+    data = with_descriptors(tmp_path)
     task = property_task(data)
     average = EMAWeightAveraging(decay=0.5)
     run = molecule_trainer(tmp_path, 2, callbacks=[average])
@@ -213,10 +194,9 @@ def test_averaged_weights(tmp_path: Path, make: Any) -> None:
     assert not torch.equal(saved["state_dict"][name], saved["current_model_state"][name])
     weights = saved["state_dict"]
     torch.testing.assert_close(weights["model.scale.mean"], data.targets("train").nanmean(0))
-    if make is with_descriptors:
-        mean = data.descriptors("train").double().nanmean(0).float()
-        torch.testing.assert_close(weights["model.network.descriptors.mean"], mean)
-        assert weights["model.network.descriptors.deviation"][-1] == 0
+    mean = data.descriptors("train").double().nanmean(0).float()
+    torch.testing.assert_close(weights["model.network.descriptors.mean"], mean)
+    assert weights["model.network.descriptors.deviation"][-1] == 0
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,6 @@ from pyg_dynbatch.prediction import read_checkpoint
 from pyg_dynbatch.training.checkpoints import claim_folder
 from tests.training.helpers import last_of, listops, task, trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
-
 
 def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}

@@ -224,22 +224,6 @@ def test_ranks_with_seeds_of_their_own_share_one_epoch(tmp_path, loading, monkey
     assert sorted(seen) == sorted(str(tree.token.tolist()) for tree in data.dataset("train"))
 
 
-@pytest.mark.long
-def test_a_data_module_goes_on_to_spawned_processes(tmp_path: Path) -> None:
-    data = ListOpsData(str(tmp_path / "data"), recipe=RECIPE, batch_size=4, arity=5)
-    next(iter(data.train_dataloader()))
-    # The trainer of this run stays with the data module, and its loaders with it.
-    trainer(tmp_path, 1, max_epochs=1, limit_val_batches=0).fit(
-        classifier(data).double(), datamodule=data
-    )
-    module = classifier(data).double()
-    start = {name: weight.clone() for name, weight in module.state_dict().items()}
-    trainer(tmp_path, 2, "ddp_spawn", max_epochs=1, limit_val_batches=0).fit(
-        module, datamodule=data
-    )
-    assert any(not torch.equal(start[k], weight) for k, weight in module.state_dict().items())
-
-
 def test_a_loader_that_was_used_goes_to_spawned_processes() -> None:
     generator = torch.Generator().manual_seed(7)
     tree = DynTreeData(torch.empty(2, 0, dtype=torch.long), num_nodes=1)

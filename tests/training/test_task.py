@@ -16,7 +16,7 @@ from pyg_dynbatch.lightning import (
 )
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.training.command import check_monitor
-from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
+from tests.training.helpers import SIZES, last_of, listops, task, trainer, tree_files
 
 
 def batch_of(data, count: int = 5):
@@ -93,7 +93,6 @@ def test_the_model_learns(tmp_path: Path) -> None:
     assert run.callback_metrics["train/accuracy"] > 0.9
 
 
-@OLD_NAME
 def test_hyper_parameters_are_plain_and_rebuild_the_model(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
     module = task(

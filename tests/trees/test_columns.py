@@ -241,10 +241,7 @@ def all_kinds(folder: Path, samples: Path) -> Batches:
     return Batches([*collaters, (molecules, MoleculeCollater(molecules.pair_table))])
 
 
-@pytest.mark.parametrize(
-    "context",
-    [None, *(pytest.param(name, marks=pytest.mark.long) for name in ("spawn", "forkserver"))],
-)
+@pytest.mark.parametrize("context", [None, pytest.param("spawn", marks=pytest.mark.long)])
 def test_batches_before_there_and_afterwards(context, tmp_path, samples):
     batches = all_kinds(tmp_path, samples)
     before = [batches[i] for i in range(len(batches))]

@@ -154,9 +154,7 @@ def test_loss_is_the_divergence_from_the_target(tmp_path: Path, samples: Path) -
 NARY = {"cell": "nary", "arity": 2}
 
 
-@pytest.mark.parametrize(
-    ("trees", "options"), [("dependency", {}), ("constituency", NARY), ("chain", {"cell": "gru"})]
-)
+@pytest.mark.parametrize(("trees", "options"), [("constituency", NARY), ("chain", {"cell": "gru"})])
 def test_a_whole_run(tmp_path: Path, samples: Path, trees: str, options: dict) -> None:
     data = pairs(samples, tmp_path, trees)
     module = model(data, **options)
