@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from benchmarks import bench, blocks, peers, policies, scaling, sst, table1, tree_lstm
+from benchmarks import bench, blocks, peers, policies, scaling, sst, table1, tree_lstm, weave
 from pyg_dynbatch.nn import NaryTreeLSTM
 
 CPU = torch.device("cpu")
@@ -66,6 +66,7 @@ def test_disagreement(found: list[float], got: str) -> None:
         (peers, "--peers padded --leaves 4 --words 9", peers.Padded, "roots", "padded"),
         (sst, "--modes engine --trees 6", tree_lstm.Pair, "forward", "engine"),
         (table1, "--cells tai --leaves 5", NaryTreeLSTM, "forward", "dynamic"),
+        (weave, "--molecules 5 --batches 1 --modes fused plain", weave, "plain_weave", "plain"),
     ],
 )
 def test_nothing_is_timed_if_results_differ(benchmark, argv, wrong, name, what, monkeypatch):
@@ -102,21 +103,8 @@ def test_table_aligns_numbers_to_the_right_and_leaves_out_empty_rows() -> None:
 
 def test_threads_are_restored() -> None:
     before = torch.get_num_threads()
-    bench.main(
-        policies,
-        [
-            "--shapes",
-            "chain",
-            "--batch-sizes",
-            "1",
-            "--fit",
-            "1",
-            "--batches",
-            "1",
-            "--threads",
-            "2",
-        ],
-    )
+    few = "--shapes chain --batch-sizes 1 --fit 1 --batches 1 --threads 2"
+    bench.main(policies, few.split())
     assert torch.get_num_threads() == before
 
 

@@ -141,19 +141,6 @@ def check_seen(ranks: list[list[list[int]]], exact: bool) -> None:
         assert sum(seen.values()) == COUNT + 1, "Lightning pads to an even number"
 
 
-@pytest.mark.parametrize("kind", ["plain", "budget"])
-def test_predictions_come_with_their_example_numbers(tmp_path, kind):
-    class Writer(pl.callbacks.BasePredictionWriter):
-        def write_on_epoch_end(self, trainer, module, predictions, batch_indices):
-            self.pairs = list(zip(predictions, batch_indices[0], strict=True))
-
-    writer = Writer("epoch")
-    trainer(tmp_path, callbacks=[writer]).predict(Recorder(tmp_path, kind))
-    assert writer.pairs
-    for predicted, indices in writer.pairs:
-        assert predicted.tolist() == indices
-
-
 class Stop(pl.Callback):
     """Save a checkpoint in the middle of an epoch."""
 

@@ -1,6 +1,5 @@
 """Kearnes's 27 numbers, against a plain reading of their definition, and the table of rows."""
 
-import csv
 import math
 import pickle
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pyg_dynbatch.molecules.features import base as features
 from pyg_dynbatch.molecules.features import kearnes as atoms
 from pyg_dynbatch.molecules.features.base import RowTable
 from pyg_dynbatch.molecules.features.kearnes import hydrogen_bonding_atoms
+from tests.console import rows_of
 from tests.molecules.writings import ODD
 
 SYMBOLS = ["H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I"]
@@ -72,10 +72,8 @@ def test_odd_molecules_as_defined(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["esol", "tox21", "bbbp"])
 def test_real_molecules_as_defined(name: str, shared_data: Callable[[str], Path]) -> None:
-    with shared_data(f"molecules/{name}.csv").open(encoding="utf-8") as file:
-        some = [row["smiles"] for row in csv.DictReader(file)][:: 40 if name == "esol" else 250]
-    for smiles in some:
-        mol = parse_smiles(smiles)
+    for row in rows_of(shared_data(f"molecules/{name}.csv"))[:: 40 if name == "esol" else 250]:
+        mol = parse_smiles(row["smiles"])
         np.testing.assert_allclose(KearnesAtoms().rows(mol), naive(mol), rtol=0, atol=1e-6)
 
 

@@ -1,6 +1,5 @@
 """DeepChem's 75 and 14 numbers: by their definition, and as DeepChem itself computed them."""
 
-import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import DeepChemAtoms, DeepChemPairs, parse_smiles
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
+from tests.console import rows_of
 from tests.molecules.writings import ODD, distances
 
 SYMBOLS = [
@@ -99,10 +99,8 @@ def test_added_hydrogens_as_defined() -> None:
 
 @pytest.mark.parametrize("name", ["esol", "tox21", "bbbp"])
 def test_real_molecules_as_defined(name: str, shared_data: Callable[[str], Path]) -> None:
-    with shared_data(f"molecules/{name}.csv").open(encoding="utf-8") as file:
-        some = [row["smiles"] for row in csv.DictReader(file)][:: 40 if name == "esol" else 250]
-    for smiles in some:
-        mol = parse_smiles(smiles)
+    for row in rows_of(shared_data(f"molecules/{name}.csv"))[:: 40 if name == "esol" else 250]:
+        mol = parse_smiles(row["smiles"])
         wanted = [naive_atom(atom, chirality=True) for atom in mol.GetAtoms()]
         assert DeepChemAtoms(chirality=True).rows(mol).tolist() == wanted
         check_pairs(mol, True)

@@ -1,6 +1,5 @@
 """Files of molecules, read as a stream."""
 
-import csv
 import gzip
 import io
 import re
@@ -14,6 +13,7 @@ from rdkit import Chem
 from pyg_dynbatch.data import MoleculeFeaturizer, RawMolecule, read_molecules
 from pyg_dynbatch.molecules.features.rdkit_access import parse_mol_block, rdkit_data_folder
 from pyg_dynbatch.molecules.files.read import BadMolecule, summary_of, write_error_report
+from tests.console import rows_of
 
 TABLE = """name,SMILES, logP,kind
 methanol,CO ,-0.77,alcohol
@@ -301,8 +301,7 @@ BAD = BadMolecule(3, "mine.csv:5", 'C("\n', "an open, bracket", 2)
 def test_report_is_read_back_as_it_was(tmp_path):
     none = BadMolecule(4, "mine.csv:6", None, "no text")
     path = write_error_report(tmp_path / "deep" / "errors.csv", [BAD, none])
-    with path.open(newline="") as handle:
-        rows = list(csv.DictReader(handle))
+    rows = rows_of(path)
     cells = ["3", "mine.csv:5", 'C("\n', "an open, bracket", "2"]
     assert rows[0] == dict(zip(("row", "where", "smiles", "reason", "atom"), cells, strict=True))
     assert rows[1]["smiles"] == rows[1]["atom"] == ""

@@ -1,6 +1,5 @@
 """Training on molecules: losses, checkpoints, resuming, averages of weights and of models."""
 
-import csv
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
 from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, TargetScale
 from pyg_dynbatch.molecules.task import balanced_positive_weight, summed_property_loss
+from tests.console import rows_of
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import (
     QUIET,
@@ -65,8 +65,7 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
     places = {name: path for name, path in report.places(run).items() if path.is_file()}
     expected = {"split", "learning curve", "task table", picture} - {None}
     assert set(places) == expected
-    with table.places(run)["predictions"].open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(table.places(run)["predictions"])
     chosen = data.indices("test").tolist()
     assert [int(row["example"]) for row in rows] == list(range(len(chosen)))
     assert [row["smiles"] for row in rows] == [data.molecules.smiles(i) for i in chosen]
@@ -78,8 +77,7 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
     if kind == "regression":
         errors = [(float(r["prediction_first"]), r["target_first"]) for r in rows]
         known = [(guess - float(gold)) ** 2 for guess, gold in errors if gold]
-        with places["task table"].open(newline="", encoding="utf-8") as file:
-            first, second, mean = csv.DictReader(file)
+        first, second, mean = rows_of(places["task table"])
         assert float(first["rmse"]) == pytest.approx((sum(known) / len(known)) ** 0.5, rel=1e-3)
         # The properties have different units: of their errors there is a mean only after scaling.
         both = (first, second)
@@ -91,8 +89,7 @@ def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: s
         assert result["test/scaled_rmse"] == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
         assert float(mean["scaled_rmse"]) == pytest.approx(float(sum(scaled)) / 2, rel=1e-3)
         assert task.notes()[1] == f"test/rmse_second: {float(second['rmse']):.4g}"
-    with Path(run.log_dir or "", "metrics.csv").open(newline="", encoding="utf-8") as file:
-        assert set(task.metric_names()) <= set(csv.DictReader(file).fieldnames or ())
+    assert set(task.metric_names()) <= rows_of(Path(run.log_dir or "", "metrics.csv"))[0].keys()
 
 
 def test_calibration_is_fitted_kept_and_used_everywhere(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """SICK relatedness: two trees, one score; the divergence, and a run on pairs of trees."""
 
-import csv
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pyg_dynbatch.lightning import OptimizerOptions, PredictionTable, SICKData, 
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.trees.models import mean_score
 from pyg_dynbatch.trees.sick import score_to_target
+from tests.console import rows_of
 from tests.training.helpers import SIZES, trainer
 
 TITLES = "sentence_A\tsentence_B\trelatedness_score"
@@ -165,8 +165,7 @@ def test_a_whole_run(tmp_path: Path, samples: Path, trees: str, options: dict) -
     assert names <= set(run.callback_metrics)
     run.test(module, datamodule=data, verbose=False)
     run.predict(module, datamodule=data)
-    with (tmp_path / "predictions.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(tmp_path / "predictions.csv")
     probabilities = [f"probability_{k}" for k in range(1, 6)]
     assert list(rows[0]) == ["example", "prediction", *probabilities, "target"]
     for row, example in zip(rows, data.dataset("test"), strict=True):
