@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from pyg_dynbatch import __version__
+from pyg_dynbatch import __version__, cli
 from pyg_dynbatch.cli import main, one_line
+from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.training import command as command_file
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.training.helpers import tree_files
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+OURS = mismatch_text("Layer: rows of the wrong form", "[row, 3]", "[row, 4]")
 
 
 CONFIG = {
@@ -239,6 +242,55 @@ def test_one_line_joins_notes_and_names_silent_errors() -> None:
     assert one_line(error) == "What: wrong. expected: a; got: b; file: c.ckpt"
     assert one_line(KeyError) == "<class 'KeyError'>"
     assert one_line(ValueError()) == "ValueError"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError(OURS),
+        RuntimeError(OURS),
+        ValueError("a plain error"),
+        FileNotFoundError("no such file"),
+        MisconfigurationException("no GPU here"),
+    ],
+)
+def test_an_error_of_the_user_is_one_line(error: Exception, monkeypatch, capsys) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert cli.main(["fit"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("pyg-dynbatch: error: ")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("int + str"), RuntimeError(f"not ours: {OURS}"), KeyError("x"), AssertionError()],
+)
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(type(error)):
+        cli.main(["fit"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
+        (["inspect"], "the following arguments are required: DATA"),
+        (["ensemble"], "the following arguments are required: --checkpoints"),
+    ],
+)
+def test_wrong_options_are_reported_on_one_line(argv, text: str, capsys) -> None:
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
 
 
 # Runs ---------------------------------------------------------------------------------------------

@@ -7,15 +7,14 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
+from benchmarks.autobatch import PaddedTranslate
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.autobatch import autobatch
 from tests.example_files import FOLDER, defined_in
@@ -195,47 +194,27 @@ def test_spinn_flushes_no_more_often_than_its_longest_example() -> None:
     torch.testing.assert_close(model(sentences), model(sentences, batch=False))
 
 
-def padded_translation(model: nn.Module, examples: list[Any]) -> Tensor:
-    """Compute the scores with padding and masks, on the parameters of the example's model."""
-    sources, targets = (
-        pad_sequence([torch.stack(pair[part]) for pair in examples], batch_first=True)
-        for part in (0, 1)
-    )
-    lengths = torch.tensor([len(source) for source, _ in examples])
-    mask = torch.arange(sources.size(1)) < lengths[:, None]
-    width = model.zero.numel()
-    lstm = nn.LSTM(width, width, batch_first=True, bidirectional=True)
-    weights = {f"{name}_l0": weight for name, weight in model.forwards.named_parameters()}
-    weights |= {f"{name}_l0_reverse": weight for name, weight in model.backwards.named_parameters()}
-    packed = pack_padded_sequence(model.word(sources), lengths, True, enforce_sorted=False)
-    memory, _ = pad_packed_sequence(functional_call(lstm, weights, (packed,))[0], True)
-    context, state, last = (
-        memory[range(len(examples)), lengths - 1],
-        None,
-        torch.zeros_like(lengths),
-    )
-    scores = []
-    for step in range(sources.size(1)):
-        state = model.decoder(torch.cat([model.word(last), context], 1), state)
-        products = (memory @ model.query(state[0])[:, :, None])[:, :, 0]
-        attention = products.masked_fill(~mask, -torch.inf).softmax(1)
-        context = (attention[:, :, None] * memory).sum(1)
-        scores.append(model.score(torch.cat([state[0], context], 1)))
-        last = targets[:, step]
-    return torch.stack(scores, 1)[mask]
-
-
 def test_translation_equals_the_padded_and_masked_model() -> None:
     torch.manual_seed(0)
     names = defined_in("autobatch_translation")
-    model = autobatch(names["Translate"](6).double())
     examples = names["draw"](20, seed=1)
+    source, target = (
+        pad_sequence([torch.stack(example[part]) for example in examples], True) for part in (0, 1)
+    )
+    lengths = torch.tensor([len(words) for words, _ in examples])
+    model = autobatch(names["Translate"](6).double())
+    padded = PaddedTranslate(model.plain).double()
     model(examples)
-    found, expected = model.emitted["scores"].rows, padded_translation(model.plain, examples)
+    scores, example = model.emitted["scores"]
+    words = torch.cat([torch.stack(part) for _, part in examples])
+    found = torch.zeros(20, dtype=torch.double).index_add(
+        0, example, cross_entropy(scores, words, reduction="none") / lengths[example]
+    )
+    expected = padded(source, lengths, target)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     ours, theirs = (
-        torch.autograd.grad(scores.logsumexp(1).square().sum(), list(model.parameters()))
-        for scores in (found, expected)
+        torch.autograd.grad(losses.square().sum(), list(parameters))
+        for losses, parameters in ((found, model.parameters()), (expected, padded.in_order))
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
