@@ -27,7 +27,7 @@ OPTIMIZERS = [
 LOADING: list[dict] = [{}, {"max_nodes": 120}, {"num_workers": 2}]
 
 
-@pytest.mark.parametrize(("optimizer", "loading"), zip(OPTIMIZERS, LOADING, strict=True))
+@pytest.mark.parametrize(("optimizer", "loading"), [*zip(OPTIMIZERS, LOADING, strict=True)])
 def test_resumed_run_equals_the_straight_one_bit_by_bit(tmp_path, optimizer, loading):
     options = {
         "optimizer": optimizer,
