@@ -116,12 +116,9 @@ def broken(**fields) -> DynTreeData:
     return data
 
 
-FAR = broken(edge_index=TREE.edge_index.index_fill(1, torch.tensor([0]), 0))
-FAR.edge_index[0, 0] = 5
 WITH_Y = broken(y=torch.zeros(5).long())
 NARROW, WIDE = broken(x=torch.zeros(5, 2)), broken(x=torch.zeros(5, 3))
-FLOATS, SHORT = broken(token=TREE.token.float()), broken(token=TREE.token[:3])
-SLOTTED, WIDER = broken(child_slot=torch.tensor([0])), from_nested((1, 2, 3))
+FLOATS, WIDER = broken(token=TREE.token.float()), from_nested((1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -133,9 +130,6 @@ SLOTTED, WIDER = broken(child_slot=torch.tensor([0])), from_nested((1, 2, 3))
         ([WITH_Y, WIDE], {"exclude_keys": ["y"]}, "got:      also x"),
         ([TREE, FLOATS], {}, "token has a different dtype or .*\n.*int64.*\n.*float32.*\n.*1 of"),
         ([NARROW, NARROW, WIDE], {}, "float32 tensor .5, 2.\n.* tensor .5, 3.\n.*example 2"),
-        ([LEAF, FAR, TREE], {}, "an edge has a node that .*\n.*0 to 4\n.*5 -> 0\n.*example 1"),
-        ([TREE, SHORT], {}, "token has the wrong length.\n.* 5 rows\n.* 3\n.*example 1 of"),
-        ([LEAF, SLOTTED], {}, r"child_slot has the wrong length[\s\S]*try: +leave child_slot out"),
         ([LEAF, TREE, WIDER], {"arity": 2}, "Collater: example 2 of the"),
         ([TREE], {"arity": 0}, "Collater: arity is too small"),
         ([TREE], {"direction": "up"}, "Collater: unknown direction"),
