@@ -60,118 +60,83 @@ def part(name: str, time: float, *plans: dict[str, Any], kind: str = "Part") -> 
     return {**node(kind, time, *plans), **others}
 
 
+def init(name: str, time: float, *plans: dict[str, Any]) -> dict[str, Any]:
+    return part(f"InitPlan {name}", time, *plans)
+
+
+def cte(name: str, time: float, *plans: dict[str, Any]) -> dict[str, Any]:
+    return part(f"CTE {name}", time, *plans)
+
+
+def read_cte(name: str, time: float, kind: str = "CTE Scan", **others: Any) -> dict[str, Any]:
+    return node(kind, time, CTE_Name=name, **others)
+
+
+FIRST, X = init("1 (returns $0)", 60), cte("x", 60)
+READS_X = cte("x", 60, read_cte("x", 50))
 # A plan of PostgreSQL, and the own milliseconds of its nodes from top to bottom.
 PLANS: dict[str, tuple[dict[str, Any], list[float]]] = {
-    "named InitPlan": (
-        node("Sort", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 90, Filter="(a < $0)")),
-        [10, 60, 30],
-    ),
+    "named InitPlan": (node("Sort", 100, FIRST, node("Scan", 90, Filter="(a < $0)")), [10, 60, 30]),
     "named InitPlan of PostgreSQL 17": (
-        node("Sort", 100, part("InitPlan 1", 60), node("Scan", 90, Filter="a < (InitPlan 1).col1")),
+        node("Sort", 100, init("1", 60), node("Scan", 90, Filter="a < (InitPlan 1).col1")),
         [10, 60, 30],
     ),
     "other names": (
-        node("Sort", 100, part("InitPlan 1 (returns $1)", 9), node("Scan", 30, Filter="(a < $10)")),
+        node("Sort", 100, init("1 (returns $1)", 9), node("Scan", 30, Filter="(a < $10)")),
         [61, 9, 30],
     ),
-    "InitPlan in SELECT": (
-        node("Sort", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 90)),
-        [10, 60, 30],
-    ),
+    "InitPlan in SELECT": (node("Sort", 100, FIRST, node("Scan", 90)), [10, 60, 30]),
     "InitPlan in SELECT of the node itself": (
-        node("Result", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 20)),
+        node("Result", 100, FIRST, node("Scan", 20)),
         [20, 60, 20],
     ),
     "InitPlan that workers need": (
-        node(
-            "Gather",
-            100,
-            part("InitPlan 1 (returns $0)", 30),
-            node("Scan", 50, Filter="(a < $0)", Actual_Loops=3),
-        ),
-        [20, 30, 50],
+        node("Gather", 99, FIRST, node("Scan", 20, Filter="(a < $0)", Actual_Loops=3)),
+        [19, 60, 20],
     ),
-    "CTE": (node("Sort", 100, part("CTE x", 60), node("CTE Scan", 90, CTE_Name="x")), [10, 60, 30]),
+    "CTE": (node("Sort", 100, X, read_cte("x", 90)), [10, 60, 30]),
     "CTE that was read twice, once for all": (
-        node(
-            "Join",
-            100,
-            part("CTE x", 60),
-            node("CTE Scan", 70, CTE_Name="x"),
-            node("CTE Scan", 20, CTE_Name="x"),
-        ),
+        node("Join", 100, X, read_cte("x", 70), read_cte("x", 20)),
         [10, 60, 10, 20],
     ),
     "CTE that was read twice, by each in part": (
-        node(
-            "Join",
-            100,
-            part("CTE x", 60),
-            node("CTE Scan", 50, CTE_Name="x"),
-            node("CTE Scan", 30, CTE_Name="x"),
-        ),
+        node("Join", 100, X, read_cte("x", 50), read_cte("x", 30)),
         [20, 60, 12.5, 7.5],
     ),
     "CTE of a CTE": (
-        node(
-            "Sort",
-            100,
-            part("CTE x", 30),
-            part("CTE y", 60, node("CTE Scan", 50, CTE_Name="x")),
-            node("CTE Scan", 90, CTE_Name="y"),
-        ),
+        node("Sort", 100, cte("x", 30), cte("y", 60, read_cte("x", 50)), read_cte("y", 90)),
         [10, 30, 10, 20, 30],
     ),
     "CTE with the name of an outer one": (
-        node(
-            "Sort",
-            100,
-            part("CTE x", 30),
-            node(
-                "Group",
-                90,
-                part("CTE x", 60, node("CTE Scan", 50, CTE_Name="x")),
-                node("CTE Scan", 80, CTE_Name="x"),
-            ),
-        ),
+        node("Sort", 100, cte("x", 30), node("Group", 90, READS_X, read_cte("x", 80))),
         [10, 30, 10, 10, 20, 20],
     ),
     "recursive CTE": (
         node(
             "Aggregate",
             100,
-            part("CTE x", 80, node("WorkTable Scan", 5, CTE_Name="x", Actual_Loops=10)),
-            node("CTE Scan", 90, CTE_Name="x"),
+            cte("x", 80, read_cte("x", 5, "WorkTable Scan", Actual_Loops=10)),
+            read_cte("x", 90),
         ),
         [10, 30, 50, 10],
     ),
-    "CTE that goes on after the root": (
-        node("Limit", 2, part("CTE x", 60), node("CTE Scan", 1, CTE_Name="x")),
-        [1, 60, 0],
-    ),
+    "CTE that goes on after the root": (node("Limit", 2, X, read_cte("x", 1)), [1, 60, 0]),
     "InitPlan that reads a CTE too": (
         node(
             "Aggregate",
             100,
-            part("CTE x", 60),
-            part("InitPlan 2 (returns $1)", 25, node("CTE Scan", 20, CTE_Name="x")),
-            node("CTE Scan", 90, CTE_Name="x", Filter="(a = $1)"),
+            X,
+            init("2 (returns $1)", 25, read_cte("x", 20)),
+            read_cte("x", 90, Filter="(a = $1)"),
         ),
         [10, 60, 5, 20, 5],
     ),
     "parallel": (
-        node(
-            "Gather Merge", 50, node("Append", 40, node("Scan", 90, Actual_Loops=1), Actual_Loops=3)
-        ),
+        node("Gather Merge", 50, node("Append", 40, node("Scan", 90), Actual_Loops=3)),
         [10, 10, 30],
     ),
     "parallel in a loop": (
-        node(
-            "Loop",
-            100,
-            node("Gather", 9, node("Scan", 8, Actual_Loops=20), Actual_Loops=10),
-            Actual_Loops=1,
-        ),
+        node("Loop", 100, node("Gather", 9, node("Scan", 8, Actual_Loops=20), Actual_Loops=10)),
         [10, 10, 80],
     ),
     "many short loops": (
