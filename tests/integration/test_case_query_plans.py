@@ -10,20 +10,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from plan_baselines import ridge
+from plan_model import prepared, run_time, totals
+from plan_reader import operators_of, read_plan, seconds_of
+from query_plans import main
 
 from pyg_dynbatch import blocks as td
 
-CASES = Path(__file__).parents[2] / "examples" / "cases"
-
-
-@pytest.fixture(autouse=True)
-def _cases_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(CASES))
-
 
 def read(path: Path) -> dict[str, Any]:
-    from plan_reader import read_plan
-
     return read_plan(path.read_text(encoding="utf-8"))
 
 
@@ -33,8 +28,6 @@ def without_seconds(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_plan_of_postgresql(samples: Path) -> None:
-    from plan_reader import operators_of, seconds_of
-
     plan = read(samples / "plans" / "postgresql.json")
     kinds = [each["kind"] for each in operators_of(plan)]
     assert kinds == ["Sort", "Nested Loop", "Seq Scan", "Index Scan"]
@@ -149,8 +142,6 @@ PLANS: dict[str, tuple[dict[str, Any], list[float]]] = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_second_of_a_plan_of_postgresql_counts_once(name: str) -> None:
-    from plan_reader import operators_of, read_plan
-
     given, expected = PLANS[name]
     found = [each["seconds"] * 1000 for each in operators_of(read_plan([{"Plan": given}]))]
     assert found == pytest.approx(expected)
@@ -171,8 +162,6 @@ COMPARED = {
 
 @pytest.mark.parametrize("text", COMPARED)
 def test_constants_that_columns_are_compared_with(text: str) -> None:
-    from plan_reader import read_plan
-
     for given in (text, [text]):
         operator = read_plan({"Plan": node("Scan", 1, Filter=given)})
         assert operator["values"] == COMPARED[text]
@@ -180,8 +169,6 @@ def test_constants_that_columns_are_compared_with(text: str) -> None:
 
 
 def test_plan_of_postgresql_holds_nothing_measured(samples: Path) -> None:
-    from plan_reader import read_plan
-
     def planned(node: dict[str, Any]) -> dict[str, Any]:
         measured = ("Actual", "Sort Method", "Sort Space", "Rows Removed")
         kept = {key: value for key, value in node.items() if not key.startswith(measured)}
@@ -204,15 +191,11 @@ BAD = ["[]", "{}", "3", "null", '{"Planning Time": 1}', '{"Plan": {}}', "[" * 30
 
 @pytest.mark.parametrize("document", [*BAD, '[{"Plan": {}}, {"Plan": {}}]', "[{}]\n[{}]"])
 def test_other_documents_are_refused(document: str) -> None:
-    from plan_reader import read_plan
-
     with pytest.raises(ValueError, match="not a query plan|one JSON document|nested too deeply"):
         read_plan(document)
 
 
 def test_plans_of_many_levels_are_read_or_refused() -> None:
-    from plan_reader import operators_of, read_plan
-
     def plan(levels: int) -> dict[str, Any]:
         found = node("Scan", 1)
         for level in range(2, levels + 1):
@@ -244,8 +227,6 @@ def broken(document: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", ["postgresql", "duckdb_1", "duckdb_2"])
 def test_broken_plans_are_refused_or_read_as_plans(samples: Path, name: str) -> None:
-    from plan_reader import operators_of, read_plan
-
     document = json.loads((samples / "plans" / f"{name}.json").read_text(encoding="utf-8"))
     for given in [*broken(document), *broken(read_plan(document))]:
         try:
@@ -261,8 +242,6 @@ def test_broken_plans_are_refused_or_read_as_plans(samples: Path, name: str) -> 
 
 
 def test_the_time_of_a_plan_is_the_sum_of_its_operators(samples: Path) -> None:
-    from plan_model import prepared, run_time, totals
-
     torch.manual_seed(0)
     plans = [prepared(read(path), {"Sort"}) for path in sorted((samples / "plans").iterdir())]
     model = td.Compiler.create(run_time({"Sort"}, 8)).eval()
@@ -275,8 +254,6 @@ def test_the_time_of_a_plan_is_the_sum_of_its_operators(samples: Path) -> None:
 
 
 def test_a_penalty_keeps_ridge_from_following_noise() -> None:
-    from plan_baselines import ridge
-
     rng = np.random.default_rng(0)
     tables = [np.hstack([np.ones((40, 1)), rng.normal(size=(40, 30))]) for _ in range(3)]
     log = [table[:, 1] + rng.normal(size=40) for table in tables]
@@ -288,7 +265,6 @@ def test_a_penalty_keeps_ridge_from_following_noise() -> None:
 def test_plans_of_a_real_database_hold_nothing_measured() -> None:
     duckdb = pytest.importorskip("duckdb")
     from plan_data import create_tables, draw_queries, run_queries
-    from plan_reader import operators_of, read_plan
 
     connection = duckdb.connect()
     create_tables(connection, 5000)
@@ -303,8 +279,6 @@ def test_plans_of_a_real_database_hold_nothing_measured() -> None:
 
 def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    from query_plans import main
-
     database = tmp_path / "my.duckdb"
     duckdb.connect(str(database)).close()
 
@@ -349,7 +323,6 @@ def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> 
 def test_the_command_learns_from_a_database_of_the_user(tmp_path, capsys):
     duckdb = pytest.importorskip("duckdb")
     from plan_data import create_tables, draw_queries
-    from query_plans import main
 
     with duckdb.connect(str(tmp_path / "my.duckdb")) as connection:
         create_tables(connection, 50_000)

@@ -23,12 +23,6 @@ from tests.strategies import Dag
 ETHER = ("CCOCC", (("CCO", ()), ("CCO", ())))
 
 
-@pytest.fixture(autouse=True)
-def beside_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a case import the file next to it."""
-    monkeypatch.syspath_prepend(str(FOLDER / "cases"))
-
-
 def case(name: str) -> dict[str, Any]:
     return defined_in(f"cases/{name}")
 
