@@ -104,19 +104,19 @@ def test_short_help_names_only_options_that_exist(folder: Path, command: str, ca
 # Complaints ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        ("fti", "unknown command 'fti'"),
-        ("fti", "did you mean 'fit'?"),
-        ("fit --config none.yaml", "none.yaml"),
-        ("fit --config nowhere/listops.yaml", "nowhere/listops.yaml"),
-        ("fit --config listop.yaml", "listops.yaml, listops_long.yaml"),
-        ("fit", "model"),
-        ("fit --config small.yaml --trainer.devices 3x", "Trainer: an option"),
-        ("inspect listops --batches 0", "--batches"),
-    ],
-)
+WRONG_OPTIONS = [
+    ("fti", "unknown command 'fti'"),
+    ("fti", "did you mean 'fit'?"),
+    ("fit --config none.yaml", "none.yaml"),
+    ("fit --config nowhere/listops.yaml", "nowhere/listops.yaml"),
+    ("fit --config listop.yaml", "listops.yaml, listops_long.yaml"),
+    ("fit", "model"),
+    ("fit --config small.yaml --trainer.devices 3x", "Trainer: an option"),
+    ("inspect listops --batches 0", "--batches"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), WRONG_OPTIONS)
 def test_wrong_options_and_missing_files(folder: Path, argv: str, said: str, capsys) -> None:
 
     assert said in complaint(capsys, *argv.split())
@@ -153,36 +153,32 @@ def _stopping(monitor: str) -> str:
     return f"{{class_path: EarlyStopping, init_args: {{monitor: {monitor}}}}}"
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--trainer.max_epoch", "2", "did you mean '--trainer.max_epochs'?"),
-        ("--trainer.max_epochs", "two", '"trainer.max_epochs": Does not validate'),
-        ("--model", "TreeClasification", "did you mean 'TreeClassification'?"),
-        (
-            "--model.init_args.hidden_channel",
-            "2",
-            "did you mean '--model.init_args.hidden_channels'?",
-        ),
-        ("--model.init_args.optimizer.lrr", "2", "did you mean '--model.init_args.optimizer.lr'?"),
-        ("--model.init_args.optimizer.name", "x", '"optimizer.name": Expected a typing.Literal'),
-        ("--model.init_args.optimizer.lr", "-1", "OptimizerOptions: lr is out of range"),
-        ("--model.init_args.rate.gamma", "-1", "RateOptions: gamma is out of range"),
-        ("--model.init_args.output_dropout", "1.5", "dropout"),
-        ("--model.init_args.cell", "foo", "no layer for cell 'foo'"),
-        ("--checkpoint.monitor", "val/acuracy", "did you mean 'val/accuracy'?"),
-        ("--checkpoint.mode", "mx", "mx"),
-        ("--trainer.callbacks", "EarlyStopping", "are required: monitor"),
-        ("--trainer.callbacks", _stopping("val/acuracy"), "did you mean 'val/accuracy'?"),
-        ("--trainer.callbacks", f"[{_stopping('val/los')}]", "callbacks.monitor val/loss"),
-        ("--data.init_args.batch_size", "0", "batch_size"),
-        ("--data.init_args.form", "x", '"form": Expected a typing.Literal'),
-        ("--data.init_args.vectors", "{source: glove, file: none.txt}", "none.txt"),
-        ("--config", "empty.yaml", "got: an empty file; where: empty.yaml"),
-        ("--config", "broken.yaml", "where: broken.yaml:2"),
-        ("--config", "mistyped.yaml", "data.init_arg. expected"),
-    ],
-)
+WRONG_SETTINGS = [
+    ("--trainer.max_epoch", "2", "did you mean '--trainer.max_epochs'?"),
+    ("--trainer.max_epochs", "two", '"trainer.max_epochs": Does not validate'),
+    ("--model", "TreeClasification", "did you mean 'TreeClassification'?"),
+    ("--model.init_args.hidden_channel", "2", "did you mean '--model.init_args.hidden_channels'?"),
+    ("--model.init_args.optimizer.lrr", "2", "did you mean '--model.init_args.optimizer.lr'?"),
+    ("--model.init_args.optimizer.name", "x", '"optimizer.name": Expected a typing.Literal'),
+    ("--model.init_args.optimizer.lr", "-1", "OptimizerOptions: lr is out of range"),
+    ("--model.init_args.rate.gamma", "-1", "RateOptions: gamma is out of range"),
+    ("--model.init_args.output_dropout", "1.5", "dropout"),
+    ("--model.init_args.cell", "foo", "no layer for cell 'foo'"),
+    ("--checkpoint.monitor", "val/acuracy", "did you mean 'val/accuracy'?"),
+    ("--checkpoint.mode", "mx", "mx"),
+    ("--trainer.callbacks", "EarlyStopping", "are required: monitor"),
+    ("--trainer.callbacks", _stopping("val/acuracy"), "did you mean 'val/accuracy'?"),
+    ("--trainer.callbacks", f"[{_stopping('val/los')}]", "callbacks.monitor val/loss"),
+    ("--data.init_args.batch_size", "0", "batch_size"),
+    ("--data.init_args.form", "x", '"form": Expected a typing.Literal'),
+    ("--data.init_args.vectors", "{source: glove, file: none.txt}", "none.txt"),
+    ("--config", "empty.yaml", "got: an empty file; where: empty.yaml"),
+    ("--config", "broken.yaml", "where: broken.yaml:2"),
+    ("--config", "mistyped.yaml", "data.init_arg. expected"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "said"), WRONG_SETTINGS)
 def test_wrong_settings_are_found_before_data_is_processed(folder, option, value, said, capsys):
     Path("empty.yaml").touch()
     Path("broken.yaml").write_text("model:\n  [", encoding="utf-8")
@@ -244,16 +240,16 @@ def test_one_line_joins_notes_and_names_silent_errors() -> None:
     assert one_line(ValueError()) == "ValueError"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        TypeError(OURS),
-        RuntimeError(OURS),
-        ValueError("a plain error"),
-        FileNotFoundError("no such file"),
-        MisconfigurationException("no GPU here"),
-    ],
-)
+MISTAKES = [
+    TypeError(OURS),
+    RuntimeError(OURS),
+    ValueError("a plain error"),
+    FileNotFoundError("no such file"),
+    MisconfigurationException("no GPU here"),
+]
+
+
+@pytest.mark.parametrize("error", MISTAKES)
 def test_an_error_of_the_user_is_one_line(error: Exception, monkeypatch, capsys) -> None:
     def fail(argv: list[str]) -> int:
         raise error
@@ -278,14 +274,14 @@ def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch) -> None:
         cli.main(["fit"])
 
 
-@pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
-        (["inspect"], "the following arguments are required: DATA"),
-        (["ensemble"], "the following arguments are required: --checkpoints"),
-    ],
-)
+MISSING_ARGUMENTS = [
+    (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
+    (["inspect"], "the following arguments are required: DATA"),
+    (["ensemble"], "the following arguments are required: --checkpoints"),
+]
+
+
+@pytest.mark.parametrize(("argv", "text"), MISSING_ARGUMENTS)
 def test_wrong_options_are_reported_on_one_line(argv, text: str, capsys) -> None:
     assert cli.main(argv) == 2
     error = capsys.readouterr().err

@@ -104,15 +104,15 @@ def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> 
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("data", "main"),
-    [
-        ({"class_path": "MoleculeNetData", "init_args": {"name": "bbbp"}}, "val/roc_auc"),
-        ({"class_path": "MoleculeNetData", "init_args": {"name": "qm8"}}, "val/scaled_rmse"),
-        ({"class_path": "NCIData"}, "val/rmse"),
-        ({"class_path": "PackedMoleculeData", "init_args": {"root": "packed"}}, "val/rmse"),
-    ],
-)
+MAIN_METRICS = [
+    ({"class_path": "MoleculeNetData", "init_args": {"name": "bbbp"}}, "val/roc_auc"),
+    ({"class_path": "MoleculeNetData", "init_args": {"name": "qm8"}}, "val/scaled_rmse"),
+    ({"class_path": "NCIData"}, "val/rmse"),
+    ({"class_path": "PackedMoleculeData", "init_args": {"root": "packed"}}, "val/rmse"),
+]
+
+
+@pytest.mark.parametrize(("data", "main"), MAIN_METRICS)
 def test_a_metric_is_checked_before_data_is_processed(folder, data, main, capsys, monkeypatch):
     argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
     assert run(*argv, "--targets", "first") == 0
@@ -383,55 +383,55 @@ EXPLAIN = "explain --checkpoint CKPT --output o"
 FEATURIZE = "featurize --output o --input"
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (f"{PREDICT} none.csv", "none.csv"),
-        (f"{PREDICT} some.csv --shard 0/2", "--shard: expected a folder as --output"),
-        (f"{FEATURIZE} some.csv --shard 2/2", "out of range. expected: i/n with i from 0 to n-1"),
-        ("merge none", "merge: the folder has no shards"),
-        (f"{PREDICT} some.csv --smiles-column nope", "nope"),
-        (f"{PREDICT} some.csv --workers -1", "--workers: expected at least 0"),
-        (f"{PREDICT} some.csv --max-pairs 0", "--max-pairs: expected at least 1"),
-        (f"{PREDICT} some.csv --dropout 5", "no dropout to switch on"),
-        (f"{PREDICT} some.csv --device nowhere", "the device cannot be used"),
-        (f"{PREDICT} some.csv --fingerprints a.txt", "unknown kind of file"),
-        (f"{PREDICT} some.csv --features some.csv", "was not trained with a FeatureFile"),
-        (f"{PREDICT} some.csv --features none --output o", "none: there is no such file"),
-        ("predict --input some.csv", "required: --checkpoint"),
-        (EXPLAIN, "--input or --smiles"),
-        (f"{EXPLAIN} --smiles C(", "no record is a"),
-        (f"{EXPLAIN} --smiles C --task x", "does not predict this property"),
-        (f"{EXPLAIN} --smiles C --most 0", "--most: expected at least 1"),
-        (f"{EXPLAIN} --smiles C --features some.csv", "was not trained with a FeatureFile"),
-        (f"{EXPLAIN} --smiles C --device x", "the device cannot be used"),
-        (f"{FEATURIZE} some.csv --atoms x", "x"),
-        (f"{FEATURIZE} some.csv --bad x", "x"),
-        (f"{FEATURIZE} some.csv --bad raise", "some.csv:3"),
-        (f"{FEATURIZE} bad.csv", "bad"),
-        (f"{FEATURIZE} some.csv --targets y", "y"),
-        (f"{FEATURIZE} some.csv --targets name name", "a target is named twice"),
-        ("ensemble --config small.yaml", "--checkpoints or --members"),
-        ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
-    ],
-)
+WRONG_OPTIONS = [
+    (f"{PREDICT} none.csv", "none.csv"),
+    (f"{PREDICT} some.csv --shard 0/2", "--shard: expected a folder as --output"),
+    (f"{FEATURIZE} some.csv --shard 2/2", "out of range. expected: i/n with i from 0 to n-1"),
+    ("merge none", "merge: the folder has no shards"),
+    (f"{PREDICT} some.csv --smiles-column nope", "nope"),
+    (f"{PREDICT} some.csv --workers -1", "--workers: expected at least 0"),
+    (f"{PREDICT} some.csv --max-pairs 0", "--max-pairs: expected at least 1"),
+    (f"{PREDICT} some.csv --dropout 5", "no dropout to switch on"),
+    (f"{PREDICT} some.csv --device nowhere", "the device cannot be used"),
+    (f"{PREDICT} some.csv --fingerprints a.txt", "unknown kind of file"),
+    (f"{PREDICT} some.csv --features some.csv", "was not trained with a FeatureFile"),
+    (f"{PREDICT} some.csv --features none --output o", "none: there is no such file"),
+    ("predict --input some.csv", "required: --checkpoint"),
+    (EXPLAIN, "--input or --smiles"),
+    (f"{EXPLAIN} --smiles C(", "no record is a"),
+    (f"{EXPLAIN} --smiles C --task x", "does not predict this property"),
+    (f"{EXPLAIN} --smiles C --most 0", "--most: expected at least 1"),
+    (f"{EXPLAIN} --smiles C --features some.csv", "was not trained with a FeatureFile"),
+    (f"{EXPLAIN} --smiles C --device x", "the device cannot be used"),
+    (f"{FEATURIZE} some.csv --atoms x", "x"),
+    (f"{FEATURIZE} some.csv --bad x", "x"),
+    (f"{FEATURIZE} some.csv --bad raise", "some.csv:3"),
+    (f"{FEATURIZE} bad.csv", "bad"),
+    (f"{FEATURIZE} some.csv --targets y", "y"),
+    (f"{FEATURIZE} some.csv --targets name name", "a target is named twice"),
+    ("ensemble --config small.yaml", "--checkpoints or --members"),
+    ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), WRONG_OPTIONS)
 def test_wrong_options_and_input(folder, checkpoint, argv, said, capsys):
     given = [checkpoint if word == "CKPT" else word for word in argv.split()]
     assert said in complaint(capsys, *given)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("--data.init_args.targets [nope]", "nope"),
-        ("--data.init_args.file none.csv", "none.csv"),
-        ("--data.init_args.kind binary", "by this metric. expected: val/roc_auc"),
-        ("--data.init_args.kind binary --checkpoint.monitor val/loss", "a label is out of range"),
-        ("--data.init_args.pairs 9", "pairs"),
-        ("--data.init_args.split.method nope", "method"),
-        ("--model.init_args.readout nope", "readout"),
-        ("--model.init_args.optimizer.name nope", "name"),
-    ],
-)
+WRONG_SETTINGS = [
+    ("--data.init_args.targets [nope]", "nope"),
+    ("--data.init_args.file none.csv", "none.csv"),
+    ("--data.init_args.kind binary", "by this metric. expected: val/roc_auc"),
+    ("--data.init_args.kind binary --checkpoint.monitor val/loss", "a label is out of range"),
+    ("--data.init_args.pairs 9", "pairs"),
+    ("--data.init_args.split.method nope", "method"),
+    ("--model.init_args.readout nope", "readout"),
+    ("--model.init_args.optimizer.name nope", "name"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG_SETTINGS)
 def test_wrong_settings_of_a_run(folder: Path, options: str, said: str, capsys) -> None:
     assert said in complaint(capsys, "fit", "--config", "small.yaml", *options.split())

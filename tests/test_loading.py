@@ -130,14 +130,14 @@ def test_a_state_of_virtual_ranks_counts_steps(workers):
         make(2).load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("other", "taken", "message"),
-    [
-        (lambda: loader_of("budget"), 2, "batch_size differs"),
-        (lambda: DataLoader(DATA, 3, shuffle=True, seed=2), 0, "DataLoader: .*, seed differs"),
-        (lambda: DataLoader(DATA[1:], 3, shuffle=True, seed=1), 0, r"examples differs[\s\S]*24"),
-    ],
-)
+OTHER_LOADERS = [
+    (lambda: loader_of("budget"), 2, "batch_size differs"),
+    (lambda: DataLoader(DATA, 3, shuffle=True, seed=2), 0, "DataLoader: .*, seed differs"),
+    (lambda: DataLoader(DATA[1:], 3, shuffle=True, seed=1), 0, r"examples differs[\s\S]*24"),
+]
+
+
+@pytest.mark.parametrize(("other", "taken", "message"), OTHER_LOADERS)
 def test_a_state_of_other_batches_is_refused(other, taken, message):
     running = iter(loader := loader_of("shuffled"))
     for _ in range(taken):

@@ -154,18 +154,18 @@ def test_sampler_pickles_and_has_a_repr():
     assert "3 examples, max_nodes=7, shuffle=True, seed=0, epoch=1" in repr(again)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sizes": []}, "there are no examples"),
-        ({"sizes": [1, -2]}, "a size is negative"),
-        ({"max_nodes": 0}, "max_nodes is too small"),
-        ({"virtual_ranks": 0}, "virtual_ranks is too small"),
-        ({"seed": -1}, "seed is negative"),
-        ({"oversize": "cut"}, "unknown value of oversize"),
-        ({"sampler": SequentialSampler(range(5))}, "sizes belong to a different data set"),
-    ],
-)
+BAD_OPTIONS = [
+    ({"sizes": []}, "there are no examples"),
+    ({"sizes": [1, -2]}, "a size is negative"),
+    ({"max_nodes": 0}, "max_nodes is too small"),
+    ({"virtual_ranks": 0}, "virtual_ranks is too small"),
+    ({"seed": -1}, "seed is negative"),
+    ({"oversize": "cut"}, "unknown value of oversize"),
+    ({"sampler": SequentialSampler(range(5))}, "sizes belong to a different data set"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         NodeBudgetBatchSampler(**{"sampler": None, "sizes": [1, 2], "max_nodes": 3} | options)
@@ -297,17 +297,17 @@ def test_batches_of_equal_numbers_are_balanced_by_weight():
 SIZES = list(range(1, 50))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"virtual_ranks": 2}, r"virtual_ranks differs[\s\S]*expected: 4\s+got: +2"),
-        ({"seed": 1}, "seed differs"),
-        ({"sizes": [*SIZES, 1]}, r"examples differs[\s\S]*expected: 49\s+got: +50"),
-        ({"sizes": SIZES[::-1]}, r"sizes differs[\s\S]*the same order"),
-        ({"max_nodes": 70}, r"max_nodes differs[\s\S]*at the end of an epoch"),
-        ({"drop_last": True}, "drop_last differs"),
-    ],
-)
+OTHER_PLANS = [
+    ({"virtual_ranks": 2}, r"virtual_ranks differs[\s\S]*expected: 4\s+got: +2"),
+    ({"seed": 1}, "seed differs"),
+    ({"sizes": [*SIZES, 1]}, r"examples differs[\s\S]*expected: 49\s+got: +50"),
+    ({"sizes": SIZES[::-1]}, r"sizes differs[\s\S]*the same order"),
+    ({"max_nodes": 70}, r"max_nodes differs[\s\S]*at the end of an epoch"),
+    ({"drop_last": True}, "drop_last differs"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OTHER_PLANS)
 def test_a_state_of_another_plan_is_refused(options, message):
     given = {"sizes": SIZES, "max_nodes": 60, "virtual_ranks": 4}
     sampler = NodeBudgetBatchSampler(None, **given)

@@ -51,17 +51,17 @@ class Page(HTMLParser):
             self.loaded.append(given["src"])
 
 
-@pytest.mark.parametrize(
-    ("link", "origin", "expected"),
-    [
-        ("docs/trees.md", "README.md", "/trees.md"),
-        ("../examples/own_cell.py", "docs/cells.md", "/generated/examples/own_cell.md"),
-        ("../benchmarks/RESULTS.md#sst", "docs/speed.md", "/generated/results.md#sst"),
-        ("trees.md#files", "docs/index.md", "/trees.md#files"),
-        ("../LICENSE", "docs/index.md", "../LICENSE"),
-        ("https://pyg.org/a.md", "docs/index.md", "https://pyg.org/a.md"),
-    ],
-)
+LINKS = [
+    ("docs/trees.md", "README.md", "/trees.md"),
+    ("../examples/own_cell.py", "docs/cells.md", "/generated/examples/own_cell.md"),
+    ("../benchmarks/RESULTS.md#sst", "docs/speed.md", "/generated/results.md#sst"),
+    ("trees.md#files", "docs/index.md", "/trees.md#files"),
+    ("../LICENSE", "docs/index.md", "../LICENSE"),
+    ("https://pyg.org/a.md", "docs/index.md", "https://pyg.org/a.md"),
+]
+
+
+@pytest.mark.parametrize(("link", "origin", "expected"), LINKS)
 def test_links_point_to_the_site(site_pages, link, origin, expected):
     text = f"see [this]({link})\n```python\nx[0](trees.md)\n```\n"
     adapted = text.replace(f"]({link})", f"]({expected})")

@@ -70,20 +70,20 @@ def changed(key, value):
     return data
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        (0, 0.5, "kind 'bit' does not fit.\n +expected: whole numbers from 0 to 1\n +got: +0.5"),
-        (3, 2.0, r"where: +feature 'd'[\s\S]*the kind \"real\""),
-        (2, 128.0, "kind 'count' does not fit.\n +expected: whole numbers from -128 to 127"),
-        (4, 1.5, "where: +feature 'e'"),
-        ("x", torch.zeros(3, 4), SIZES),
-        ("pair_code", torch.zeros(5, dtype=torch.uint8), SIZES),
-        ("y", torch.zeros(1, 3), SIZES),
-        ("descriptor", torch.zeros(1, 2), SIZES),
-        ("descriptor", None, SIZES),
-    ],
-)
+MISFITS = [
+    (0, 0.5, "kind 'bit' does not fit.\n +expected: whole numbers from 0 to 1\n +got: +0.5"),
+    (3, 2.0, r"where: +feature 'd'[\s\S]*the kind \"real\""),
+    (2, 128.0, "kind 'count' does not fit.\n +expected: whole numbers from -128 to 127"),
+    (4, 1.5, "where: +feature 'e'"),
+    ("x", torch.zeros(3, 4), SIZES),
+    ("pair_code", torch.zeros(5, dtype=torch.uint8), SIZES),
+    ("y", torch.zeros(1, 3), SIZES),
+    ("descriptor", torch.zeros(1, 2), SIZES),
+    ("descriptor", None, SIZES),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), MISFITS)
 def test_molecules_that_do_not_fit(key, value, words):
     with pytest.raises(ValueError, match=words):
         PACKING.pack([changed(key, value)])

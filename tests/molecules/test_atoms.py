@@ -105,24 +105,24 @@ KINDS = {*SYMBOLS, "metal"}
 RINGS = {f"rings_of_{size}" for size in range(3, 9)}
 
 
-@pytest.mark.parametrize(
-    ("smiles", "atom", "group", "found"),
-    [
-        ("C[C@H](N)O", 1, STEREO, {"cip_R"}),
-        ("C[C@@H](N)O", 1, STEREO, {"cip_S"}),
-        ("CC(N)O", 1, STEREO, set()),
-        ("CC[Pt](Cl)Cl", 0, CHARGES, {"partial_charge_missing"}),
-        ("CCO", 0, CHARGES, {"partial_charge"}),
-        ("[Na+]", 0, KINDS, {"metal"}),
-        ("N[Pt](N)(Cl)Cl", 1, KINDS, {"metal"}),
-        ("[U]", 0, KINDS, {"metal"}),
-        *((one, 0, KINDS, set()) for one in ("B", "[SiH4]", "[SeH2]", "[AsH3]", "[He]", "*")),
-        ("[TeH2]", 0, KINDS, set()),
-        (ODD["macrocycle"], 0, RINGS, set()),
-        ("C1CCCCCCC1", 0, RINGS, {"rings_of_8"}),
-        ("C1CCCCCCCC1", 0, RINGS, set()),
-    ],
-)
+ATOMS = [
+    ("C[C@H](N)O", 1, STEREO, {"cip_R"}),
+    ("C[C@@H](N)O", 1, STEREO, {"cip_S"}),
+    ("CC(N)O", 1, STEREO, set()),
+    ("CC[Pt](Cl)Cl", 0, CHARGES, {"partial_charge_missing"}),
+    ("CCO", 0, CHARGES, {"partial_charge"}),
+    ("[Na+]", 0, KINDS, {"metal"}),
+    ("N[Pt](N)(Cl)Cl", 1, KINDS, {"metal"}),
+    ("[U]", 0, KINDS, {"metal"}),
+    *((one, 0, KINDS, set()) for one in ("B", "[SiH4]", "[SeH2]", "[AsH3]", "[He]", "*")),
+    ("[TeH2]", 0, KINDS, set()),
+    (ODD["macrocycle"], 0, RINGS, set()),
+    ("C1CCCCCCC1", 0, RINGS, {"rings_of_8"}),
+    ("C1CCCCCCCC1", 0, RINGS, set()),
+]
+
+
+@pytest.mark.parametrize(("smiles", "atom", "group", "found"), ATOMS)
 def test_columns_of_one_atom(smiles: str, atom: int, group: set[str], found: set[str]) -> None:
     assert columns(smiles, atom) & group == found
 

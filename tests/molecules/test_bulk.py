@@ -99,15 +99,15 @@ def test_merged_stores_are_those_of_one_process(tmp_path, monkeypatch, kind, see
     assert PackedMolecules("out").errors == PackedMolecules("one").errors
 
 
-@pytest.mark.parametrize(
-    ("kind", "prints", "options"),
-    [
-        ("csv", "p.npy", {"--narrow": ""}),
-        pytest.param("csv", "p.csv", {}, marks=pytest.mark.long),
-        pytest.param("smi.gz", "", {}, marks=pytest.mark.long),
-        pytest.param("sdf", "", {}, marks=pytest.mark.long),
-    ],
-)
+FILES = [
+    ("csv", "p.npy", {"--narrow": ""}),
+    pytest.param("csv", "p.csv", {}, marks=pytest.mark.long),
+    pytest.param("smi.gz", "", {}, marks=pytest.mark.long),
+    pytest.param("sdf", "", {}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("kind", "prints", "options"), FILES)
 def test_merged_predictions_are_those_of_one_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -429,19 +429,19 @@ def test_where_shards_cannot_be_written(letters: FeaturizeJob) -> None:
 OUT_OF_RANGE = r"the shard is out of range[\s\S]*got: +%s\n[\s\S]*sbatch --array=0-"
 
 
-@pytest.mark.parametrize(
-    ("make", "given", "words"),
-    [
-        *((Shard.parse, text, OUT_OF_RANGE % text) for text in ("3/3", "-1/3", "0/0")),
-        *((Shard.parse, t, "cannot be read") for t in ("", "3", "a/b", "1/3/5", "1/-3")),
-        (lambda path: FeaturizeJob(path, "out"), "-", "standard input cannot be sharded"),
-        *((predict_job("block_size"), n, "block size is out of range") for n in (0, -128, 100)),
-        (predict_job("fingerprints"), "a/b.npy", "the fingerprints of a shard"),
-        (predict_job("fingerprints"), "predictions.csv", "the fingerprints of a shard"),
-        (predict_job("fingerprints"), "errors.csv", "the fingerprints of a shard"),
-        (lambda p: PredictJob(p, "o", ["a"]).run(Shard()), "none.csv", "there is no such file"),
-    ],
-)
+WRONG = [
+    *((Shard.parse, text, OUT_OF_RANGE % text) for text in ("3/3", "-1/3", "0/0")),
+    *((Shard.parse, t, "cannot be read") for t in ("", "3", "a/b", "1/3/5", "1/-3")),
+    (lambda path: FeaturizeJob(path, "out"), "-", "standard input cannot be sharded"),
+    *((predict_job("block_size"), n, "block size is out of range") for n in (0, -128, 100)),
+    (predict_job("fingerprints"), "a/b.npy", "the fingerprints of a shard"),
+    (predict_job("fingerprints"), "predictions.csv", "the fingerprints of a shard"),
+    (predict_job("fingerprints"), "errors.csv", "the fingerprints of a shard"),
+    (lambda p: PredictJob(p, "o", ["a"]).run(Shard()), "none.csv", "there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("make", "given", "words"), WRONG)
 def test_what_is_no_shard_of_a_job(make: Any, given: Any, words: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         make(given)

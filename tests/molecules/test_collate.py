@@ -106,21 +106,17 @@ def coded(atoms, codes):
     return molecule(atoms, pair_code=torch.tensor(codes, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize(
-    ("options", "data", "words"),
-    [
-        ({}, [], "MoleculeCollater: the batch is empty"),
-        ({"exclude_keys": ["pair_code"]}, [], "exclude_keys holds what the plan is made from"),
-        ({"pairs": "some"}, [], "unknown set of pairs"),
-        ({}, [molecule(2), molecule(2, y=None)], "an example has other fields.*example 1 of the b"),
-        ({}, [molecule(2), coded(3, [0] * 5)], "wrong number of pairs.*6 codes for 3 atoms.*le 1"),
-        (
-            {},
-            [molecule(3), molecule(0), coded(2, [0, 5, 0])],
-            "not in the table.*where: *example 2",
-        ),
-    ],
-)
+FAULTS = [
+    ({}, [], "MoleculeCollater: the batch is empty"),
+    ({"exclude_keys": ["pair_code"]}, [], "exclude_keys holds what the plan is made from"),
+    ({"pairs": "some"}, [], "unknown set of pairs"),
+    ({}, [molecule(2), molecule(2, y=None)], "an example has other fields.*example 1 of the b"),
+    ({}, [molecule(2), coded(3, [0] * 5)], "wrong number of pairs.*6 codes for 3 atoms.*le 1"),
+    ({}, [molecule(3), molecule(0), coded(2, [0, 5, 0])], "not in the table.*where: *example 2"),
+]
+
+
+@pytest.mark.parametrize(("options", "data", "words"), FAULTS)
 def test_faults_are_named(options, data, words):
     with pytest.raises(ValueError, match=f"(?s){words}"):
         MoleculeCollater(TABLE, **options)(data)

@@ -45,16 +45,16 @@ def test_nci_of_an_rdkit_without_data(monkeypatch, tmp_path):
     assert (rdkit_data_folder() / "NCI" / "first_5k.tpsa.csv").is_file()
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "good", "bad", "tasks"),
-    [
-        ("FreeSolv", "freesolv", 642, 0, 1),
-        pytest.param("ESOL", "esol", 1128, 0, 1, marks=pytest.mark.long),
-        pytest.param("Lipophilicity", "lipophilicity", 4200, 0, 1, marks=pytest.mark.long),
-        pytest.param("BBBP", "bbbp", 2039, 11, 1, marks=pytest.mark.long),
-        pytest.param("Tox21", "tox21", 7823, 8, 12, marks=pytest.mark.long),
-    ],
-)
+REAL_SETS = [
+    ("FreeSolv", "freesolv", 642, 0, 1),
+    pytest.param("ESOL", "esol", 1128, 0, 1, marks=pytest.mark.long),
+    pytest.param("Lipophilicity", "lipophilicity", 4200, 0, 1, marks=pytest.mark.long),
+    pytest.param("BBBP", "bbbp", 2039, 11, 1, marks=pytest.mark.long),
+    pytest.param("Tox21", "tox21", 7823, 8, 12, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "good", "bad", "tasks"), REAL_SETS)
 def test_real_sets(shared_data, name, file, good, bad, tasks):
     raw = shared_data(f"molecules/{file}.csv").parent
     dataset = MoleculeNet(None, name, raw_dir=raw, options=QUIET)
@@ -91,15 +91,15 @@ def net(root=None, name="FreeSolv", **options):
     return MoleculeNet(root, name, options=QUIET, **({"verify": False} | options))
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("FreeSolv", "freesolv.csv"),
-        ("freesolv", "SAMPL.csv"),
-        ("SAMPL", "SAMPL.csv.gz"),
-        ("FreeSolv", "freesolv/raw/SAMPL.csv"),
-    ],
-)
+PLACES = [
+    ("FreeSolv", "freesolv.csv"),
+    ("freesolv", "SAMPL.csv"),
+    ("SAMPL", "SAMPL.csv.gz"),
+    ("FreeSolv", "freesolv/raw/SAMPL.csv"),
+]
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES)
 def test_where_files_are_found(tmp_path, raw, name, place):
     content = gzip.compress(raw.encode()) if place.endswith("gz") else raw
     write((tmp_path / place).parent, content, place.rpartition("/")[2])

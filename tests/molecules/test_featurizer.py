@@ -182,34 +182,34 @@ KINDS = r"unknown kind of feature[\s\S]*'bit', 'count' or 'real'[\s\S]*'bits'"
 OWN_SETS = {"atoms": KearnesAtoms(), "pairs": KearnesPairs()}
 
 
-@pytest.mark.parametrize(
-    ("kind", "call", "words"),
-    [
-        *(
-            (MoleculeError, lambda bad=bad: KEARNES(bad), "cannot be used")
-            for bad in ("", "CC(C)(C)(C)C", "C1CC", None, math.nan)
-        ),
-        *(
-            (TypeError, lambda v=v: KEARNES(v), f"is not a molecule(?s:.)*{type(v).__name__}")
-            for v in (3, b"CCO", ["CCO"])
-        ),
-        (ValueError, made(atoms="weave"), r"unknown atoms[\s\S]*'kearnes' or 'deep[\s\S]*'weave'"),
-        (ValueError, made(pairs="weave"), "unknown pairs"),
-        (ValueError, made(fragments="some"), r"unknown fragments[\s\S]*'all' or 'largest'"),
-        (ValueError, made(extra_atoms=[KearnesAtoms()]), r"have the same name[\s\S]*got: +H"),
-        (ValueError, made(extra_pairs=[Given(None, 10)]), "must fit in one byte"),
-        (ValueError, made(standardize=["salts"]), "unknown standardize"),
-        (ValueError, made(max_atoms=0), "max_atoms is too small"),
-        (ValueError, made(chirality=True, **OWN_SETS), "chirality has no effect on your own feat"),
-        (ValueError, lambda: Mass(names=("a", "a")), "Mass: names and kinds do not match"),
-        (ValueError, features(["a"], ["bits"]), KINDS),
-        (ValueError, features(["a"], ["bit"], {"t": torch.zeros(1)}), r"be saved[\s\S]*not JSON"),
-        *(
-            (ValueError, lambda c=c: MoleculeFeaturizer.from_spec(c), "the spec cannot be read")
-            for c in ({}, {"format": "something"}, [], None)
-        ),
-    ],
-)
+REFUSED = [
+    *(
+        (MoleculeError, lambda bad=bad: KEARNES(bad), "cannot be used")
+        for bad in ("", "CC(C)(C)(C)C", "C1CC", None, math.nan)
+    ),
+    *(
+        (TypeError, lambda v=v: KEARNES(v), f"is not a molecule(?s:.)*{type(v).__name__}")
+        for v in (3, b"CCO", ["CCO"])
+    ),
+    (ValueError, made(atoms="weave"), r"unknown atoms[\s\S]*'kearnes' or 'deep[\s\S]*'weave'"),
+    (ValueError, made(pairs="weave"), "unknown pairs"),
+    (ValueError, made(fragments="some"), r"unknown fragments[\s\S]*'all' or 'largest'"),
+    (ValueError, made(extra_atoms=[KearnesAtoms()]), r"have the same name[\s\S]*got: +H"),
+    (ValueError, made(extra_pairs=[Given(None, 10)]), "must fit in one byte"),
+    (ValueError, made(standardize=["salts"]), "unknown standardize"),
+    (ValueError, made(max_atoms=0), "max_atoms is too small"),
+    (ValueError, made(chirality=True, **OWN_SETS), "chirality has no effect on your own feat"),
+    (ValueError, lambda: Mass(names=("a", "a")), "Mass: names and kinds do not match"),
+    (ValueError, features(["a"], ["bits"]), KINDS),
+    (ValueError, features(["a"], ["bit"], {"t": torch.zeros(1)}), r"be saved[\s\S]*not JSON"),
+    *(
+        (ValueError, lambda c=c: MoleculeFeaturizer.from_spec(c), "the spec cannot be read")
+        for c in ({}, {"format": "something"}, [], None)
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "call", "words"), REFUSED)
 def test_what_cannot_be_is_refused(kind, call, words):
     with pytest.raises(kind, match=words):
         call()
@@ -254,27 +254,27 @@ def test_only_own_features() -> None:
 SHAPE = r"has an invalid shape or dtype[\s\S]*"
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "words"),
-    [
-        ("pairs", np.array([[0, 1], [0, 0]]), r"Given: codes\(\) is not symmetric"),
-        ("pairs", np.array([[0, 1], [0, 0]]), r"1 for atoms \(0, 1\), 0 for \(1, 0\)"),
-        ("pairs", np.array([[0, 2], [2, 0]]), r"in its table[\s\S]*0 to 1[\s\S]*2 for atoms \(0"),
-        ("pairs", np.array([[0, -1], [-1, 0]]), "-1 for atoms"),
-        ("pairs", np.zeros((2, 2)), SHAPE + r"whole numbers \[2, 2\][\s\S]*float64 \[2, 2\]"),
-        ("pairs", np.zeros((3, 3), int), r"int64 \[3, 3\]"),
-        ("pairs", [[0, 0], [0, 0]], r"got: +list"),
-        ("atoms", np.zeros((2, 2)), rf"GivenRows: rows\(\) {SHAPE}\[2, 1\][\s\S]*\[2, 2\]"),
-        ("atoms", np.zeros((3, 1)), r"float64 \[3, 1\]"),
-        ("atoms", np.array([["a"], ["b"]]), r"<U1 \[2, 1\]"),
-        ("atoms", [[0.0], [0.0]], r"got: +list"),
-        ("atoms", np.array([[0.0], [np.nan]]), r"'given_0' is nan, not finite[\s\S]*atom 1"),
-        ("descriptors", np.zeros((1, 1)), rf"GivenRow: row\(\) {SHAPE}\[1\][\s\S]*\[1, 1\]"),
-        ("descriptors", np.zeros(2), r"float64 \[2\]"),
-        ("descriptors", np.array(["a"]), r"<U1 \[1\]"),
-        ("descriptors", [0.0], r"got: +list"),
-    ],
-)
+INVALID_FEATURES = [
+    ("pairs", np.array([[0, 1], [0, 0]]), r"Given: codes\(\) is not symmetric"),
+    ("pairs", np.array([[0, 1], [0, 0]]), r"1 for atoms \(0, 1\), 0 for \(1, 0\)"),
+    ("pairs", np.array([[0, 2], [2, 0]]), r"in its table[\s\S]*0 to 1[\s\S]*2 for atoms \(0"),
+    ("pairs", np.array([[0, -1], [-1, 0]]), "-1 for atoms"),
+    ("pairs", np.zeros((2, 2)), SHAPE + r"whole numbers \[2, 2\][\s\S]*float64 \[2, 2\]"),
+    ("pairs", np.zeros((3, 3), int), r"int64 \[3, 3\]"),
+    ("pairs", [[0, 0], [0, 0]], r"got: +list"),
+    ("atoms", np.zeros((2, 2)), rf"GivenRows: rows\(\) {SHAPE}\[2, 1\][\s\S]*\[2, 2\]"),
+    ("atoms", np.zeros((3, 1)), r"float64 \[3, 1\]"),
+    ("atoms", np.array([["a"], ["b"]]), r"<U1 \[2, 1\]"),
+    ("atoms", [[0.0], [0.0]], r"got: +list"),
+    ("atoms", np.array([[0.0], [np.nan]]), r"'given_0' is nan, not finite[\s\S]*atom 1"),
+    ("descriptors", np.zeros((1, 1)), rf"GivenRow: row\(\) {SHAPE}\[1\][\s\S]*\[1, 1\]"),
+    ("descriptors", np.zeros(2), r"float64 \[2\]"),
+    ("descriptors", np.array(["a"]), r"<U1 \[1\]"),
+    ("descriptors", [0.0], r"got: +list"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "words"), INVALID_FEATURES)
 def test_own_features_of_invalid_form_are_refused(kind: str, given: object, words: str) -> None:
     part = {"pairs": Given, "atoms": GivenRows, "descriptors": GivenRow}[kind](given)
     with pytest.raises(ValueError, match=words):
@@ -353,16 +353,16 @@ def test_other_columns_are_an_error(key: str) -> None:
         MoleculeFeaturizer.from_spec(spec)
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no_such_module:Mass", "No module named 'no_such_module'"),
-        ("tests.molecules.own_features:Volume", "has no attribute 'Volume'"),
-        ("tests.molecules.own_features:BothHetero", "a subclass of AtomFeatures"),
-        ("json:dumps", "a subclass of AtomFeatures"),
-        ("tests.a:f.<locals>.Mass", "a class made within a function"),
-    ],
-)
+CLASSES = [
+    ("no_such_module:Mass", "No module named 'no_such_module'"),
+    ("tests.molecules.own_features:Volume", "has no attribute 'Volume'"),
+    ("tests.molecules.own_features:BothHetero", "a subclass of AtomFeatures"),
+    ("json:dumps", "a subclass of AtomFeatures"),
+    ("tests.a:f.<locals>.Mass", "a class made within a function"),
+]
+
+
+@pytest.mark.parametrize(("path", "message"), CLASSES)
 def test_classes_that_cannot_be_imported(path: str, message: str) -> None:
     spec = KEARNES.spec
     spec["atoms"][0]["class"] = path

@@ -75,15 +75,15 @@ def test_a_named_column_of_smiles(tmp_path: Path) -> None:
     assert raw == RawMolecule(0, f"{path}:2", smiles="CC", targets=(0.5, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("options", "wrong"),
-    [
-        ({}, "'smiles'"),
-        ({"smiles_column": "SMILES"}, "'SMILES'"),
-        ({"smiles_column": "mol", "target_columns": ["y", "z", "p"]}, "'z', 'p'"),
-        ({"smiles_column": "mol", "name_column": "id"}, "'id'"),
-    ],
-)
+MISSING_COLUMNS = [
+    ({}, "'smiles'"),
+    ({"smiles_column": "SMILES"}, "'SMILES'"),
+    ({"smiles_column": "mol", "target_columns": ["y", "z", "p"]}, "'z', 'p'"),
+    ({"smiles_column": "mol", "name_column": "id"}, "'id'"),
+]
+
+
+@pytest.mark.parametrize(("options", "wrong"), MISSING_COLUMNS)
 def test_a_missing_column_is_named_with_those_there_are(tmp_path, options, wrong):
     path = write(tmp_path, "a.csv", "mol,y\nCC,1\n")
     message = rf"column {wrong} not found\.\n +expected: one of: 'mol', 'y'\n[\s\S]*a\.csv:1"
@@ -240,17 +240,17 @@ def test_standard_input_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(1 for _ in records) == 999
 
 
-@pytest.mark.parametrize(
-    ("path", "options", "message"),
-    [
-        ("-", {}, r"the format is unknown[\s\S]*pass format="),
-        ("a.xlsx", {}, r"the format is unknown[\s\S]*csv, sdf, smi, tsv[\s\S]*a\.xlsx"),
-        ("a.csv", {"format": "mol2"}, r"the format is unknown[\s\S]*'mol2'"),
-        ("a.smi", {"target_columns": ["y"]}, r"smi files have no labels[\s\S]*got: +y"),
-        ("a.smi", {"smiles_column": "y"}, "smi files have no columns of SMILES"),
-        ("a.sdf", {"name_column": "y"}, "sdf files have no columns of SMILES"),
-    ],
-)
+WRONG_ARGUMENTS = [
+    ("-", {}, r"the format is unknown[\s\S]*pass format="),
+    ("a.xlsx", {}, r"the format is unknown[\s\S]*csv, sdf, smi, tsv[\s\S]*a\.xlsx"),
+    ("a.csv", {"format": "mol2"}, r"the format is unknown[\s\S]*'mol2'"),
+    ("a.smi", {"target_columns": ["y"]}, r"smi files have no labels[\s\S]*got: +y"),
+    ("a.smi", {"smiles_column": "y"}, "smi files have no columns of SMILES"),
+    ("a.sdf", {"name_column": "y"}, "sdf files have no columns of SMILES"),
+]
+
+
+@pytest.mark.parametrize(("path", "options", "message"), WRONG_ARGUMENTS)
 def test_wrong_arguments_are_refused_at_once(path: str, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_molecules(path, **options)
@@ -271,15 +271,15 @@ def test_the_molecules_that_come_with_rdkit() -> None:
     assert len(named) > 4900 and all(named)
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "rows"),
-    [
-        ("esol", ["measured log solubility in mols per litre"], 1128),
-        ("freesolv", ["expt"], 642),
-        ("bbbp", ["p_np"], 2050),
-        ("tox21", ["NR-AR", "SR-p53"], 7831),
-    ],
-)
+REAL_TABLES = [
+    ("esol", ["measured log solubility in mols per litre"], 1128),
+    ("freesolv", ["expt"], 642),
+    ("bbbp", ["p_np"], 2050),
+    ("tox21", ["NR-AR", "SR-p53"], 7831),
+]
+
+
+@pytest.mark.parametrize(("name", "targets", "rows"), REAL_TABLES)
 def test_real_tables(name, targets, rows, shared_data):
     path = shared_data(f"molecules/{name}.csv")
     found = list(read_molecules(path, target_columns=targets))

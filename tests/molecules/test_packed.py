@@ -158,16 +158,16 @@ def test_no_store_and_missing_columns(dataset, tmp_path):
         PackedMolecules(dataset.folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: text[:-5], "JSONDecodeError"),
-        (lambda text: "[]", "TypeError"),
-        (lambda text: "{}", "KeyError"),
-        (lambda text: text.replace("first", "worst"), "other content than was written"),
-        (None, "format other"),
-    ],
-)
+CORRUPT_HEADERS = [
+    (lambda text: text[:-5], "JSONDecodeError"),
+    (lambda text: "[]", "TypeError"),
+    (lambda text: "{}", "KeyError"),
+    (lambda text: text.replace("first", "worst"), "other content than was written"),
+    (None, "format other"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CORRUPT_HEADERS)
 def test_a_corrupt_header(dataset, change, message):
     path = dataset.folder / HEADER
     if change is None:

@@ -18,18 +18,18 @@ def make(width: int = 2) -> PairTable:
     return PairTable(features, tuple("abcdefgh"[:width]), DISTANCE)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "codes"),
-    [
-        ("all", [1, 2, 3, 4, 5, 6]),
-        ("connected", [1, 2, 3, 4, 5]),
-        ("bonds", [1, 2]),
-        (1, [1, 2]),
-        (2, [1, 2, 3]),
-        (6, [1, 2, 3]),
-        (7, [1, 2, 3, 4]),
-    ],
-)
+PAIR_SETS = [
+    ("all", [1, 2, 3, 4, 5, 6]),
+    ("connected", [1, 2, 3, 4, 5]),
+    ("bonds", [1, 2]),
+    (1, [1, 2]),
+    (2, [1, 2, 3]),
+    (6, [1, 2, 3]),
+    (7, [1, 2, 3, 4]),
+]
+
+
+@pytest.mark.parametrize(("pairs", "codes"), PAIR_SETS)
 def test_sets_of_pairs(pairs: str | int, codes: list[int]) -> None:
     table = make()
     assert table.kept(pairs, self_pairs=False).nonzero().flatten().tolist() == codes
@@ -86,34 +86,34 @@ ZEROS, UNKNOWN = torch.zeros(2, 1), torch.tensor([[0.0], [torch.nan]])
 FULL = PairTable(torch.zeros(256, 1), ("a",), torch.zeros(256, dtype=torch.long))
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        *((lambda p=p: make().kept(p), SETS % repr(p)) for p in ("some", "", 0, 8, -1, True)),
-        *(
-            (lambda p=p: check_pair_set(p), f"unknown set of pairs(?s:.)*{re.escape(repr(p))}")
-            for p in (2.5, None, 7.0, [1])
-        ),
-        (lambda: FULL.times(table(ZEROS, ("b",), [0, 1])), r"one byte[\s\S]*got: +512"),
-        (lambda: table(torch.zeros(0, 1), ("a",), []), "1 to 256 codes"),
-        (lambda: table(torch.zeros(2, 2), ("a",), [0, 1]), r"2 different names[\s\S]*got: +a$"),
-        (lambda: table(torch.zeros(2, 2), ("a", "a"), [0, 1]), "2 different names"),
-        (lambda: table(ZEROS, (), [0, 1]), "no names"),
-        (lambda: table(ZEROS, ("a",), [0, 9]), r"out of range[\s\S]*got: +9[\s\S]*code 1"),
-        (lambda: table(ZEROS, ("a",), [0, -2]), "out of range"),
-        (lambda: table(ZEROS, ("a",), [1, 0]), "code 0 is not the pair of an atom with itself"),
-        (lambda: table(ZEROS + 1, ("a",), [0, 1]), "a row of zeros for code 0"),
-        (lambda: table(UNKNOWN, ("a",), [0, 1]), "a feature is not finite"),
-        (
-            lambda: PairTable.from_dict(make().as_dict() | {"distance": [0, 1]}),
-            r"expected: +7 distances[\s\S]*got: +2",
-        ),
-        *(
-            (lambda c=content: PairTable.from_dict(c), "names, distance, features")
-            for content in ({}, {"names": []}, [])
-        ),
-    ],
-)
+REFUSED = [
+    *((lambda p=p: make().kept(p), SETS % repr(p)) for p in ("some", "", 0, 8, -1, True)),
+    *(
+        (lambda p=p: check_pair_set(p), f"unknown set of pairs(?s:.)*{re.escape(repr(p))}")
+        for p in (2.5, None, 7.0, [1])
+    ),
+    (lambda: FULL.times(table(ZEROS, ("b",), [0, 1])), r"one byte[\s\S]*got: +512"),
+    (lambda: table(torch.zeros(0, 1), ("a",), []), "1 to 256 codes"),
+    (lambda: table(torch.zeros(2, 2), ("a",), [0, 1]), r"2 different names[\s\S]*got: +a$"),
+    (lambda: table(torch.zeros(2, 2), ("a", "a"), [0, 1]), "2 different names"),
+    (lambda: table(ZEROS, (), [0, 1]), "no names"),
+    (lambda: table(ZEROS, ("a",), [0, 9]), r"out of range[\s\S]*got: +9[\s\S]*code 1"),
+    (lambda: table(ZEROS, ("a",), [0, -2]), "out of range"),
+    (lambda: table(ZEROS, ("a",), [1, 0]), "code 0 is not the pair of an atom with itself"),
+    (lambda: table(ZEROS + 1, ("a",), [0, 1]), "a row of zeros for code 0"),
+    (lambda: table(UNKNOWN, ("a",), [0, 1]), "a feature is not finite"),
+    (
+        lambda: PairTable.from_dict(make().as_dict() | {"distance": [0, 1]}),
+        r"expected: +7 distances[\s\S]*got: +2",
+    ),
+    *(
+        (lambda c=content: PairTable.from_dict(c), "names, distance, features")
+        for content in ({}, {"names": []}, [])
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
 def test_what_cannot_be_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()

@@ -207,17 +207,17 @@ def test_written_and_read(tmp_path, name):
         assert (content["train"], content["digest"]) == ([0, 4], SPLIT.digest)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("a.json", lambda t: t.replace("[0, 4]", "[0, 2]"), "hash"),
-        ("a.json", lambda t: t[:-3], "JSONDecodeError"),
-        ("a.json", lambda t: "{}", "KeyError"),
-        ("a.csv", lambda t: t.replace("4,train", "4,test"), "hash"),
-        ("a.csv", lambda t: t.replace("4,train", "3,train"), "ValueError"),
-        ("a.csv", lambda t: t.replace("4,train", "4,holdout"), "KeyError"),
-    ],
-)
+CHANGED_FILES = [
+    ("a.json", lambda t: t.replace("[0, 4]", "[0, 2]"), "hash"),
+    ("a.json", lambda t: t[:-3], "JSONDecodeError"),
+    ("a.json", lambda t: "{}", "KeyError"),
+    ("a.csv", lambda t: t.replace("4,train", "4,test"), "hash"),
+    ("a.csv", lambda t: t.replace("4,train", "3,train"), "ValueError"),
+    ("a.csv", lambda t: t.replace("4,train", "4,holdout"), "KeyError"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), CHANGED_FILES)
 def test_a_changed_file_is_refused(tmp_path, name, change, message):
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         Split.read(tmp_path / name)
@@ -245,36 +245,36 @@ FOLDS = r"the number of folds is out of range[\s\S]*3 to 6, the examples\n +got:
 NO_VALUE = r"a record has no value[\s\S]*1 values, none for record 3"
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: random_split(10, (0.8, 0.1, 0.2)), FRACTIONS % "0.8, 0.1, 0.2"),
-        (lambda: random_split(10, (1.1, -0.1, 0.0)), FRACTIONS % "1.1, -0.1, 0.0"),
-        (lambda: stratified_split([0.0, 1.0], bins=0), "stratified_split: bins is too small"),
-        (lambda: kfold_splits(6, 2), FOLDS),
-        (lambda: column_split(["train", "holdout"], rows=[0, 1]), PART),
-        (lambda: column_split(["train"], rows=[0, 3]), NO_VALUE),
-        (lambda: parts([0, 1], [1], []), r"an example is in two parts[\s\S]*1, such as 1"),
-        (lambda: parts([0, 3], [], []), r"no such example[\s\S]*from 0 to 2\n +got: +3"),
-        (lambda: murcko_scaffold("CC(C)(C)(C)C"), "Explicit valence for atom # 1 C"),
-        (lambda: canonical_smiles("CC(C)(C)(C)C"), "Explicit valence for atom # 1 C"),
-    ],
-)
+REFUSED = [
+    (lambda: random_split(10, (0.8, 0.1, 0.2)), FRACTIONS % "0.8, 0.1, 0.2"),
+    (lambda: random_split(10, (1.1, -0.1, 0.0)), FRACTIONS % "1.1, -0.1, 0.0"),
+    (lambda: stratified_split([0.0, 1.0], bins=0), "stratified_split: bins is too small"),
+    (lambda: kfold_splits(6, 2), FOLDS),
+    (lambda: column_split(["train", "holdout"], rows=[0, 1]), PART),
+    (lambda: column_split(["train"], rows=[0, 3]), NO_VALUE),
+    (lambda: parts([0, 1], [1], []), r"an example is in two parts[\s\S]*1, such as 1"),
+    (lambda: parts([0, 3], [], []), r"no such example[\s\S]*from 0 to 2\n +got: +3"),
+    (lambda: murcko_scaffold("CC(C)(C)(C)C"), "Explicit valence for atom # 1 C"),
+    (lambda: canonical_smiles("CC(C)(C)(C)C"), "Explicit valence for atom # 1 C"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
 def test_what_cannot_be_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
 
 
-@pytest.mark.parametrize(
-    ("smiles", "scaffold"),
-    [
-        ("CCO", ""),
-        ("[Na+]", ""),
-        ("Cc1ccccc1", "c1ccccc1"),
-        (" CCc1ccccc1CCC1CC1O", "c1ccc(CCC2CC2)cc1"),
-        ("C[C@H]1CC[C@@H](C)CC1", "C1CCCCC1"),
-    ],
-)
+SCAFFOLDS = [
+    ("CCO", ""),
+    ("[Na+]", ""),
+    ("Cc1ccccc1", "c1ccccc1"),
+    (" CCc1ccccc1CCC1CC1O", "c1ccc(CCC2CC2)cc1"),
+    ("C[C@H]1CC[C@@H](C)CC1", "C1CCCCC1"),
+]
+
+
+@pytest.mark.parametrize(("smiles", "scaffold"), SCAFFOLDS)
 def test_scaffolds(smiles: str, scaffold: str) -> None:
     assert murcko_scaffold(smiles) == scaffold
     assert murcko_scaffold(Chem.MolFromSmiles(smiles.strip())) == scaffold

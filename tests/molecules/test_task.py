@@ -41,15 +41,14 @@ from tests.molecules.molecules import (
 )
 from tests.training.helpers import last_of
 
+RUNS = [
+    ("regression", "scaled_rmse", "parity plot"),
+    ("binary", "roc_auc", "calibration plot"),
+    ("multiclass", "accuracy", None),
+]
 
-@pytest.mark.parametrize(
-    ("kind", "metric", "picture"),
-    [
-        ("regression", "scaled_rmse", "parity plot"),
-        ("binary", "roc_auc", "calibration plot"),
-        ("multiclass", "accuracy", None),
-    ],
-)
+
+@pytest.mark.parametrize(("kind", "metric", "picture"), RUNS)
 def test_fit_test_and_predict(tmp_path: Path, kind: str, metric: str, picture: str | None) -> None:
     data = molecule_data(tmp_path, kind)
     task = property_task(data, positive_weight="balanced")
@@ -256,15 +255,15 @@ def test_properties_that_are_not_counted_are_noted(tmp_path, caplog):
     assert "left out" not in caplog.text  # the command line prints it, once
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"task_names": []}, "the names of the properties cannot be used"),
-        ({"task_names": ["a", "a"]}, "the names of the properties cannot be used"),
-        ({"kind": "multiclass", "num_classes": 1}, "too few classes"),
-        ({"kind": "other"}, "kind"),
-    ],
-)
+WRONG_SCHEMAS = [
+    ({"task_names": []}, "the names of the properties cannot be used"),
+    ({"task_names": ["a", "a"]}, "the names of the properties cannot be used"),
+    ({"kind": "multiclass", "num_classes": 1}, "too few classes"),
+    ({"kind": "other"}, "kind"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG_SCHEMAS)
 def test_schema_that_cannot_be_used(tmp_path: Path, change: dict, said: str) -> None:
     schema = molecule_data(tmp_path).schema | change
     with pytest.raises((ValueError, TypeError), match=said):

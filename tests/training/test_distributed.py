@@ -148,13 +148,13 @@ def molecule_weights(
     return [before, dict(task.model.network.state_dict())]
 
 
-@pytest.mark.parametrize(
-    ("kind", "norm", "sync"),
-    [
-        *(("regression", None, {}), ("binary", "layer", {})),
-        *(("binary", "batch", {"sync": True}), ("regression", "batch", {"lightning": True})),
-    ],
-)
+NORMS = [
+    *(("regression", None, {}), ("binary", "layer", {})),
+    *(("binary", "batch", {"sync": True}), ("regression", "batch", {"lightning": True})),
+]
+
+
+@pytest.mark.parametrize(("kind", "norm", "sync"), NORMS)
 def test_molecules_move_the_weights_as_in_one_process(tmp_path, kind, norm, sync):
     # Every fifth target is unknown, so that the processes differ in the number of their terms.
     before, alone = molecule_weights(tmp_path, 1, kind, norm)

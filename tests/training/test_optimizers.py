@@ -99,21 +99,21 @@ def test_models_whose_word_vectors_are_fixed_or_that_have_none() -> None:
     assert [type(part) for part in optimizer.parts] == [Adam]
 
 
-@pytest.mark.parametrize(
-    ("record", "options", "message"),
-    [
-        (OptimizerOptions, {"lr": -1.0}, "lr is out of range"),
-        (OptimizerOptions, {"embedding_lr": math.nan}, "embedding_lr is out of range"),
-        (OptimizerOptions, {"weight_decay": -0.1}, "weight_decay is out of range"),
-        (OptimizerOptions, {"embedding_gradient_scale": 0.0}, "gradient_scale is out of range"),
-        (OptimizerOptions, {"eps": 0.0}, "Adagrad would divide by zero"),
-        (RateOptions, {"gamma": 0.0}, "gamma is out of range"),
-        (RateOptions, {"every": 0}, "every is out of range"),
-        (RateOptions, {"final": 1.5}, "final is out of range"),
-        (RateOptions, {"warmup": -1}, "warmup is out of range"),
-        (RateOptions, {"rise": 1.0}, "rise is out of range"),
-    ],
-)
+OUT_OF_RANGE = [
+    (OptimizerOptions, {"lr": -1.0}, "lr is out of range"),
+    (OptimizerOptions, {"embedding_lr": math.nan}, "embedding_lr is out of range"),
+    (OptimizerOptions, {"weight_decay": -0.1}, "weight_decay is out of range"),
+    (OptimizerOptions, {"embedding_gradient_scale": 0.0}, "gradient_scale is out of range"),
+    (OptimizerOptions, {"eps": 0.0}, "Adagrad would divide by zero"),
+    (RateOptions, {"gamma": 0.0}, "gamma is out of range"),
+    (RateOptions, {"every": 0}, "every is out of range"),
+    (RateOptions, {"final": 1.5}, "final is out of range"),
+    (RateOptions, {"warmup": -1}, "warmup is out of range"),
+    (RateOptions, {"rise": 1.0}, "rise is out of range"),
+]
+
+
+@pytest.mark.parametrize(("record", "options", "message"), OUT_OF_RANGE)
 def test_options_out_of_range(record: type, options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=f"{record.__name__}: .*{message}"):
         record(**options)
@@ -199,35 +199,31 @@ def plain() -> SGD:
     return SGD(nn.Linear(1, 1).parameters(), lr=2.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "total", "wanted"),
-    [
-        (RateOptions("step", 0.1, 2), 100.0, {0: 1, 9: 1, 10: 0.1, 19: 0.1, 20: 0.01}),
-        (
-            RateOptions("cosine", warmup=4, final=0.2),
-            24.0,
-            {0: 0.2, 4: 1, 14: 0.6, 24: 0.2, 99: 0.2},
-        ),
-        (RateOptions(warmup=3), math.inf, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 4: 1}),
-        (RateOptions("one_cycle", rise=0.25, final=0.1), 40.0, {0: 0.04, 10: 1, 25: 0.55, 40: 0.1}),
-        (RateOptions("one_cycle", rise=0.0), 40.0, {0: 1}),
-        (RateOptions("exponential", gamma=0.5), math.inf, {0: 1, 5: 0.5, 10: 0.25}),
-    ],
-)
+FACTORS = [
+    (RateOptions("step", 0.1, 2), 100.0, {0: 1, 9: 1, 10: 0.1, 19: 0.1, 20: 0.01}),
+    (RateOptions("cosine", warmup=4, final=0.2), 24.0, {0: 0.2, 4: 1, 14: 0.6, 24: 0.2, 99: 0.2}),
+    (RateOptions(warmup=3), math.inf, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1, 4: 1}),
+    (RateOptions("one_cycle", rise=0.25, final=0.1), 40.0, {0: 0.04, 10: 1, 25: 0.55, 40: 0.1}),
+    (RateOptions("one_cycle", rise=0.0), 40.0, {0: 1}),
+    (RateOptions("exponential", gamma=0.5), math.inf, {0: 1, 5: 0.5, 10: 0.25}),
+]
+
+
+@pytest.mark.parametrize(("options", "total", "wanted"), FACTORS)
 def test_factors_of_schedules(options: RateOptions, total: float, wanted: dict) -> None:
     factor = rate_factor(options, 5.0, total)
     assert {step: factor(step) for step in wanted} == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(
-    ("options", "interval"),
-    [
-        (RateOptions("constant"), None),
-        (RateOptions("step"), "epoch"),
-        (RateOptions("exponential"), "epoch"),
-        (RateOptions("constant", warmup=2), "step"),
-    ],
-)
+INTERVALS = [
+    (RateOptions("constant"), None),
+    (RateOptions("step"), "epoch"),
+    (RateOptions("exponential"), "epoch"),
+    (RateOptions("constant", warmup=2), "step"),
+]
+
+
+@pytest.mark.parametrize(("options", "interval"), INTERVALS)
 def test_the_length_is_only_requested_if_needed(options: RateOptions, interval: str | None) -> None:
     found = build_scheduler(plain(), options, never)
     assert (found and found["interval"]) == interval

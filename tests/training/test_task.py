@@ -196,15 +196,15 @@ def test_a_metric_that_is_not_logged_is_refused() -> None:
     assert "try:      --trainer.callbacks.monitor val/node_accuracy" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("monitor", "hint"),
-    [
-        ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
-        ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
-        ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
-        ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
-    ],
-)
+WRONG_METRICS = [
+    ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
+    ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
+    ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
+    ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
+]
+
+
+@pytest.mark.parametrize(("monitor", "hint"), WRONG_METRICS)
 def test_metrics_that_would_choose_wrongly(monitor: str, hint: str) -> None:
     with pytest.raises(ValueError, match="cannot choose by this metric") as caught:
         check_monitor(monitor, "max", TreeRelatedness(num_tokens=4, **SIZES))

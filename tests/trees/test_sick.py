@@ -97,20 +97,20 @@ def test_missing_files_say_what_to_put_where(tmp_path: Path) -> None:
             SICK(tmp_path, trees=trees)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "words"),
-    [
-        ("train/sim.txt", "4.2\nx\n", r"is not a number from 1 to 5[\s\S]*sim.txt:2"),
-        ("train/sim.txt", "4.2\n5.5\n", r"is not a number from 1 to 5[\s\S]*sim.txt:2"),
-        ("train/sim.txt", "nan\n1\n", r"is not a number from 1 to 5[\s\S]*sim.txt:1"),
-        ("train/sim.txt", "4.2\n", r"two files of a split differ in length[\s\S]*sim.txt"),
-        ("dev/b.parents", "2 x\n", r"a parent pointer is not an integer[\s\S]*b.parents:1"),
-        ("dev/a.toks", " \n\n", r"the file is empty[\s\S]*a.toks"),
-        ("train/a.toks", "\nNobody waits\n", r"a sentence is empty[\s\S]*a.parents:1"),
-        ("SICK_train.txt", "a\tb\n1\t2\n", r"the table lacks a column[\s\S]*SICK_train.txt:1"),
-        ("SICK_train.txt", f"{TITLES}\nA\tB\n", r"number of fields[\s\S]*SICK_train.txt:2"),
-    ],
-)
+FAULTS = [
+    ("train/sim.txt", "4.2\nx\n", r"is not a number from 1 to 5[\s\S]*sim.txt:2"),
+    ("train/sim.txt", "4.2\n5.5\n", r"is not a number from 1 to 5[\s\S]*sim.txt:2"),
+    ("train/sim.txt", "nan\n1\n", r"is not a number from 1 to 5[\s\S]*sim.txt:1"),
+    ("train/sim.txt", "4.2\n", r"two files of a split differ in length[\s\S]*sim.txt"),
+    ("dev/b.parents", "2 x\n", r"a parent pointer is not an integer[\s\S]*b.parents:1"),
+    ("dev/a.toks", " \n\n", r"the file is empty[\s\S]*a.toks"),
+    ("train/a.toks", "\nNobody waits\n", r"a sentence is empty[\s\S]*a.parents:1"),
+    ("SICK_train.txt", "a\tb\n1\t2\n", r"the table lacks a column[\s\S]*SICK_train.txt:1"),
+    ("SICK_train.txt", f"{TITLES}\nA\tB\n", r"number of fields[\s\S]*SICK_train.txt:2"),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "words"), FAULTS)
 def test_faults_are_named_by_place(samples: Path, raw: Path, file, text, words) -> None:
     table = file.startswith("SICK")
     if table:
