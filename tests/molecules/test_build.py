@@ -261,12 +261,10 @@ def test_parts_that_were_left_over_are_not_part_of_it(tmp_path):
 
 
 def test_nothing_at_all():
-    with pytest.raises(ValueError, match="Mine: no molecules") as caught:
+    with pytest.raises(ValueError, match=r"Mine: no molecules[\s\S]*got:      no records"):
         build(None, count=0)
-    assert "got:      no records" in str(caught.value)
-    with pytest.raises(ValueError, match="no molecules") as caught:
+    with pytest.raises(ValueError, match=r"no molecules[\s\S]*2 of 2 rows cannot be used"):
         build(None, count=2, rows=(0, 1))
-    assert "2 of 2 rows cannot be used" in str(caught.value)
 
 
 def test_long_work_says_how_far_it_is(capsys, monkeypatch):

@@ -234,9 +234,8 @@ def test_checkpoint_of_molecules_described_differently(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0]])
 def test_task_weights_fit_the_properties(tmp_path: Path, weights: list[float]) -> None:
-    with pytest.raises(ValueError, match="task_weights do not fit") as caught:
+    with pytest.raises(ValueError, match=r"task_weights do not fit[\s\S]*2 numbers, 0 or more"):
         property_task(molecule_data(tmp_path), task_weights=weights)
-    assert "2 numbers, 0 or more" in str(caught.value)
 
 
 def test_properties_that_are_not_counted_are_noted(tmp_path, caplog):

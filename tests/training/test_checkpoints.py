@@ -101,9 +101,8 @@ def test_a_foreign_pickle_is_neither_run_nor_loaded(tmp_path: Path, monkeypatch)
     data = listops(tmp_path)
     torch.save({"state_dict": {}, "attack": Attack()}, "foreign.ckpt")
     for use in ("fit", "test"):
-        with pytest.raises(ValueError, match="is not a checkpoint") as caught:
+        with pytest.raises(ValueError, match=r"is not a checkpoint[\s\S]*foreign\.ckpt"):
             getattr(trainer(tmp_path), use)(task(data), datamodule=data, ckpt_path="foreign.ckpt")
-        assert "foreign.ckpt" in str(caught.value)
     assert not Path("attacked").exists()
 
 

@@ -133,9 +133,8 @@ def test_checkpoint_of_a_different_model_or_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
         task(data).model.check({"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
     assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
-    with pytest.raises(ValueError, match="was made with a different vocabulary") as caught:
+    with pytest.raises(ValueError, match=r"was made with a different vocabulary[\s\S]*6 words"):
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
-    assert "6 words" in str(caught.value)
 
 
 def test_polarity_needs_a_middle() -> None:
