@@ -9,7 +9,7 @@
    after the other; within a group, calls go by depth, or by the agenda where that is as short. */
 struct order {
     int64_t calls, kinds, agenda;
-    const int32_t *kind;      /* of each call */
+    int32_t *kind;             /* of each call */
     const int32_t *row, *call; /* of each value, as `merge` leaves them */
     const int32_t *first_read, *read;
     int32_t *step; /* result: of each call */
@@ -33,10 +33,9 @@ static int reaches(const struct order *o, int64_t from, int64_t to)
     return o->reach[from * o->words + to / 64] >> to % 64 & 1;
 }
 
-/* Numbers the groups in topological order; returns how many there are. */
-static int32_t find_groups(struct order *o)
+/* Finds which kinds depend on which, not counting that each depends on itself. */
+static void find_reach(struct order *o)
 {
-    int32_t *ancestors = o->number, *leader = o->left, groups = 0;
     for (int64_t call = 0; call < o->calls; call++)
         for (int64_t read = o->first_read[call]; read < o->first_read[call + 1]; read++) {
             const int32_t source = source_of(o, read), kind = o->kind[call];
@@ -48,6 +47,15 @@ static int32_t find_groups(struct order *o)
             if (reaches(o, from, middle))
                 for (int64_t word = 0; word < o->words; word++)
                     o->reach[from * o->words + word] |= o->reach[middle * o->words + word];
+}
+
+/* Numbers the groups in topological order; returns how many there are. */
+static int32_t find_groups(struct order *o)
+{
+    int32_t *ancestors = o->number, *leader = o->left, groups = 0;
+    find_reach(o);
+    for (int64_t kind = 0; kind < o->kinds; kind++)
+        o->reach[kind * o->words + kind / 64] |= (uint64_t)1 << kind % 64;
     for (int64_t kind = 0; kind < o->kinds; kind++) {
         ancestors[kind] = 0;
         leader[kind] = (int32_t)kind;
@@ -220,8 +228,6 @@ static int64_t order(struct order *o)
         o->first_user = next;
         o->user = next + calls + 2;
         int32_t *const first = o->user + reads, *const level = first + calls + 1;
-        for (int64_t kind = 0; kind < kinds; kind++)
-            o->reach[kind * o->words + kind / 64] |= (uint64_t)1 << kind % 64;
         const int32_t groups = find_groups(o);
         sort_calls(o, groups, first, level);
         if (o->agenda)
@@ -248,12 +254,185 @@ static int64_t order(struct order *o)
     return steps;
 }
 
+enum { MOST_FUSED = 64 }; /* operations of a step, which bounds the recursion of `expand` */
+
+/* Calls of which each is read by one other call only, at the same argument of the same operation,
+   run in the step of that call; see `can_fuse`. */
+struct fuse {
+    const struct sites *sites;
+    const int32_t *code;
+    int64_t num_sites, calls, kinds;
+    const int32_t *outputs; /* values that others read */
+    int64_t num_outputs;
+    const int32_t *value, *row; /* of each value, as `merge` leaves them */
+    int32_t *call;              /* also the result: of the results of the calls that remain */
+    const int32_t *owner;
+    int32_t *begin, *first_read, *read; /* also the results: of the calls that remain */
+    int32_t *fused; /* result: for each argument of each signature the one that is fused, or -1 */
+    /* Room: the argument that reads the calls of each kind, what makes each argument (-1 if not
+       met, MANY if not the same for all); fused operations of each kind; readers of each call. */
+    int32_t *reader, *maker, *size, *readers;
+    struct order order;
+};
+
+enum { MANY = -2 };
+
+/* The values of one argument of a call, or of one that is fused with it. */
+struct piece {
+    const int32_t *next;
+    int32_t values;
+    int is_ragged;
+};
+
+/* Lists the arguments that a call and those fused with it read from other steps. */
+static int32_t expand(const struct sites *s, const int32_t *code, const int32_t *value,
+                      const int32_t *owner, const int32_t *fused, int32_t begin,
+                      struct piece *pieces)
+{
+    const int32_t signature = s->signature[code[begin]], *next = code + begin + 1;
+    int32_t found = 0;
+    for (int32_t argument = 0; argument < s->arguments[signature]; argument++) {
+        if (fused[signature * s->most_arguments + argument] >= 0) {
+            found += expand(s, code, value, owner, fused, owner[value[*next++]], pieces + found);
+            continue;
+        }
+        const int32_t values = values_of(s, signature, argument, &next);
+        pieces[found++] = (struct piece){next, values, is_ragged(s, signature, argument)};
+        next += values;
+    }
+    return found;
+}
+
+static int32_t kind_of(const struct fuse *f, int32_t value)
+{
+    return f->sites->signature[f->code[f->owner[value]]];
+}
+
+/* Notes which argument reads the calls of each kind, and what makes each argument. */
+static void find_readers(struct fuse *f)
+{
+    const struct sites *s = f->sites;
+    for (int64_t call = 0; call < f->calls; call++) {
+        const int32_t kind = s->signature[f->code[f->begin[call]]];
+        const int32_t *next = f->code + f->begin[call] + 1;
+        f->order.kind[call] = kind;
+        for (int32_t argument = 0; argument < s->arguments[kind]; argument++) {
+            const int32_t slot = kind * (int32_t)s->most_arguments + argument;
+            for (int32_t left = values_of(s, kind, argument, &next); left > 0; left--) {
+                const int32_t value = f->value[*next++];
+                if (f->row[value] >= 0) {
+                    f->maker[slot] = MANY;
+                    continue;
+                }
+                const int32_t source = kind_of(f, value), known = f->maker[slot];
+                const int is_alone = !f->readers[f->call[value]]++ && !is_ragged(s, kind, argument);
+                const int is_same = f->reader[source] == -1 || f->reader[source] == slot;
+                f->reader[source] = is_alone && is_same ? slot : MANY;
+                f->maker[slot] = known == -1 || known == source ? source : MANY;
+            }
+        }
+    }
+    for (int64_t each = 0; each < f->num_outputs; each++) {
+        const int32_t value = f->value[f->outputs[each]];
+        if (f->row[value] < 0)
+            f->reader[kind_of(f, value)] = MANY;
+    }
+    for (int64_t call = 0; call < f->calls; call++)
+        if (!f->readers[call])
+            f->reader[f->order.kind[call]] = MANY;
+}
+
+/* Whether all calls of a kind are the same argument of all calls of one other kind, and batching
+   is not lost: calls outside a recursion run in one step, those inside one per level. */
+static int can_fuse(const struct fuse *f, int32_t kind)
+{
+    const int32_t slot = f->reader[kind], user = slot / (int32_t)f->sites->most_arguments;
+    return slot >= 0 && f->maker[slot] == kind &&
+           (!reaches(&f->order, user, user) || reaches(&f->order, user, kind));
+}
+
+static void fuse_kinds(struct fuse *f)
+{
+    const int32_t width = (int32_t)f->sites->most_arguments;
+    for (int32_t kind = 0; kind < f->kinds; kind++) {
+        if (!can_fuse(f, kind))
+            continue;
+        int32_t top = f->reader[kind] / width;
+        while (f->reader[top] >= 0 && f->fused[f->reader[top]] == top)
+            top = f->reader[top] / width;
+        if (f->size[kind] + f->size[top] <= MOST_FUSED) {
+            f->fused[f->reader[kind]] = kind;
+            f->size[top] += f->size[kind];
+        }
+    }
+}
+
+/* Removes the fused calls; what they read is read by the calls that remain. */
+static int64_t remove_fused(struct fuse *f, struct piece *pieces)
+{
+    const struct sites *s = f->sites;
+    int32_t calls = 0, reads = 0;
+    for (int64_t call = 0; call < f->calls; call++) {
+        const int32_t begin = f->begin[call], slot = f->reader[f->order.kind[call]];
+        if (slot >= 0 && f->fused[slot] >= 0)
+            continue;
+        const int32_t found = expand(s, f->code, f->value, f->owner, f->fused, begin, pieces);
+        f->first_read[calls] = reads;
+        for (int32_t piece = 0; piece < found; piece++)
+            for (int32_t each = 0; each < pieces[piece].values; each++)
+                f->read[reads++] = f->value[pieces[piece].next[each]];
+        for (int32_t result = 0; result < s->results[f->code[begin]]; result++)
+            f->call[begin + result] = calls;
+        f->begin[calls++] = begin;
+    }
+    f->first_read[calls] = reads;
+    return calls;
+}
+
+/* Returns the number of calls that remain, or -1 without memory. */
+static int64_t fuse(struct fuse *f)
+{
+    const int64_t kinds = f->kinds, slots = kinds * f->sites->most_arguments;
+    const int64_t most_pieces = MOST_FUSED * f->sites->most_arguments;
+    struct order *o = &f->order;
+    *o = (struct order){.calls = f->calls, .kinds = kinds, .row = f->row, .call = f->call,
+                        .first_read = f->first_read, .read = f->read, .words = (kinds + 63) / 64};
+    int32_t *const room = calloc(2 * kinds + slots + 2 * f->calls + 1, sizeof *room);
+    struct piece *const pieces = malloc((most_pieces + 1) * sizeof *pieces);
+    o->reach = calloc(kinds * o->words + 1, sizeof *o->reach);
+    int64_t calls = -1;
+    if (room && pieces && o->reach) {
+        f->reader = room;
+        f->maker = f->reader + kinds;
+        f->size = f->maker + slots;
+        f->readers = f->size + kinds;
+        o->kind = f->readers + f->calls;
+        memset(f->reader, -1, (kinds + slots) * sizeof *f->reader);
+        memset(f->fused, -1, slots * sizeof *f->fused);
+        for (int64_t kind = 0; kind < kinds; kind++)
+            f->size[kind] = 1;
+        for (int64_t site = 0; site < f->num_sites; site++)
+            if (f->sites->kind[site] == CALL &&
+                (f->sites->results[site] > 1 || !f->sites->arguments[f->sites->signature[site]]))
+                f->reader[f->sites->signature[site]] = MANY;
+        find_readers(f);
+        find_reach(o);
+        fuse_kinds(f);
+        calls = remove_fused(f, pieces);
+    }
+    free(room);
+    free(pieces);
+    free(o->reach);
+    return calls;
+}
+
 /* Gives the results of every step rows, and lists the rows that it reads. */
 struct place {
     const struct sites *sites;
     const int32_t *code;
     int64_t calls, steps;
     const int32_t *begin, *first_read, *read, *step;
+    const int32_t *value, *owner, *fused; /* as `fuse` leaves them */
     int32_t *row;    /* of each value; result: also those of results */
     int64_t *free;   /* the first free row of each row type; result: after all results */
     int64_t *index;  /* result: row numbers, argument by argument */
@@ -261,6 +440,7 @@ struct place {
                         results the first row */
     int64_t *slices; /* result: for each argument of each step its begin in `index`, its length, its
                         first row if they are contiguous or -1, and the begin of the calls or -1 */
+    struct piece *pieces; /* room */
 };
 
 /* The first of rows that are contiguous, 0 if there are none, or -1. */
@@ -272,8 +452,14 @@ static int64_t first_row(const int64_t *rows, int64_t count)
     return count ? rows[0] : 0;
 }
 
+/* Lists what a call reads from other steps. */
+static int32_t pieces_of(const struct place *p, int32_t begin)
+{
+    return expand(p->sites, p->code, p->value, p->owner, p->fused, begin, p->pieces);
+}
+
 /* The steps, their results, and the lengths of what they read; returns the number of slices. */
-static int64_t place_results(struct place *p, int32_t *position, int32_t *site_of, int64_t *first)
+static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of, int64_t *first)
 {
     const struct sites *s = p->sites;
     const int64_t width = 2 + s->most_results;
@@ -281,34 +467,30 @@ static int64_t place_results(struct place *p, int32_t *position, int32_t *site_o
     memset(p->call, 0, p->steps * width * sizeof *p->call);
     for (int64_t call = 0; call < p->calls; call++) {
         int64_t *step = p->call + p->step[call] * width;
-        const int32_t site = site_of[p->step[call]] = p->code[p->begin[call]];
-        step[0] = s->signature[site];
+        one_of[p->step[call]] = p->begin[call];
+        step[0] = s->signature[p->code[p->begin[call]]];
         position[call] = (int32_t)step[1]++;
     }
     for (int64_t each = 0; each < p->steps; each++) {
         int64_t *step = p->call + each * width;
-        const int32_t site = site_of[each], signature = (int32_t)step[0];
+        const int32_t site = p->code[one_of[each]], found = pieces_of(p, one_of[each]);
         for (int32_t slot = 0; slot < s->results[site]; slot++) {
             int64_t *free_row = p->free + s->type[site * s->most_results + slot];
             step[2 + slot] = *free_row;
             *free_row += step[1];
         }
         first[each] = slices;
-        for (int32_t argument = 0; argument < s->arguments[signature]; argument++)
-            p->slices[4 * slices++ + 1] = is_ragged(s, signature, argument) ? 0 : step[1];
+        for (int32_t piece = 0; piece < found; piece++)
+            p->slices[4 * slices++ + 1] = p->pieces[piece].is_ragged ? 0 : step[1];
     }
     for (int64_t call = 0; call < p->calls; call++) {
         const int64_t *step = p->call + p->step[call] * width;
-        const int32_t begin = p->begin[call], site = p->code[begin], signature = (int32_t)step[0];
-        const int32_t *next = p->code + begin + 1;
-        for (int32_t slot = 0; slot < s->results[site]; slot++)
+        const int32_t begin = p->begin[call], found = pieces_of(p, begin);
+        for (int32_t slot = 0; slot < s->results[p->code[begin]]; slot++)
             p->row[begin + slot] = (int32_t)step[2 + slot] + position[call];
-        for (int32_t argument = 0; argument < s->arguments[signature]; argument++) {
-            const int32_t values = values_of(s, signature, argument, &next);
-            if (is_ragged(s, signature, argument))
-                p->slices[4 * (first[p->step[call]] + argument) + 1] += values;
-            next += values;
-        }
+        for (int32_t piece = 0; piece < found; piece++)
+            if (p->pieces[piece].is_ragged)
+                p->slices[4 * (first[p->step[call]] + piece) + 1] += p->pieces[piece].values;
     }
     return slices;
 }
@@ -316,38 +498,34 @@ static int64_t place_results(struct place *p, int32_t *position, int32_t *site_o
 /* Writes the rows that one call reads; slice[2] is where the rows of its next call go. */
 static void place_reads(struct place *p, int64_t call, int32_t position, int64_t *slices)
 {
-    const struct sites *s = p->sites;
-    const int32_t *code = p->code + p->begin[call], signature = s->signature[code[0]];
-    const int32_t *next = code + 1, *read = p->read + p->first_read[call];
-    for (int32_t argument = 0; argument < s->arguments[signature]; argument++) {
-        int64_t *slice = slices + 4 * argument;
-        const int32_t values = values_of(s, signature, argument, &next);
-        for (int32_t each = 0; each < values; each++) {
+    const int32_t found = pieces_of(p, p->begin[call]), *read = p->read + p->first_read[call];
+    for (int32_t piece = 0; piece < found; piece++) {
+        int64_t *slice = slices + 4 * piece;
+        for (int32_t each = 0; each < p->pieces[piece].values; each++) {
             if (slice[3] >= 0)
                 p->index[slice[3] + slice[2] - slice[0]] = position;
             p->index[slice[2]++] = p->row[*read++];
         }
-        next += values;
     }
 }
 
 /* Returns the number of slices, or -1 without memory. */
 static int64_t place(struct place *p)
 {
-    const struct sites *s = p->sites;
     int64_t slices = -1, entry = 0, *const first = malloc((p->steps + 1) * sizeof *first);
     int32_t *const position = malloc((p->calls + p->steps + 1) * sizeof *position);
-    if (first && position) {
-        int32_t *site_of = position + p->calls;
-        slices = place_results(p, position, site_of, first);
+    p->pieces = malloc((MOST_FUSED * p->sites->most_arguments + 1) * sizeof *p->pieces);
+    if (first && position && p->pieces) {
+        int32_t *one_of = position + p->calls;
+        slices = place_results(p, position, one_of, first);
         for (int64_t each = 0, slice = 0; each < p->steps; each++) {
-            const int32_t signature = s->signature[site_of[each]];
-            for (int32_t argument = 0; argument < s->arguments[signature]; argument++) {
+            const int32_t found = pieces_of(p, one_of[each]);
+            for (int32_t piece = 0; piece < found; piece++) {
                 int64_t *mine = p->slices + 4 * slice++;
                 mine[0] = mine[2] = entry;
                 entry += mine[1];
-                mine[3] = is_ragged(s, signature, argument) ? entry : -1;
-                entry += is_ragged(s, signature, argument) ? mine[1] : 0;
+                mine[3] = p->pieces[piece].is_ragged ? entry : -1;
+                entry += p->pieces[piece].is_ragged ? mine[1] : 0;
             }
         }
         for (int64_t call = 0; call < p->calls; call++)
@@ -359,6 +537,7 @@ static int64_t place(struct place *p)
     }
     free(first);
     free(position);
+    free(p->pieces);
     return slices;
 }
 
@@ -367,17 +546,25 @@ static const struct field fields_of_order[] = {
     FIELD(order, row), FIELD(order, call), FIELD(order, first_read), FIELD(order, read),
     FIELD(order, step),
 };
+static const struct field fields_of_fuse[] = {
+    FIELD(fuse, sites), FIELD(fuse, code), FIELD(fuse, num_sites), FIELD(fuse, calls),
+    FIELD(fuse, kinds), FIELD(fuse, outputs), FIELD(fuse, num_outputs), FIELD(fuse, value),
+    FIELD(fuse, row), FIELD(fuse, call), FIELD(fuse, owner), FIELD(fuse, begin),
+    FIELD(fuse, first_read), FIELD(fuse, read), FIELD(fuse, fused),
+};
 static const struct field fields_of_place[] = {
     FIELD(place, sites), FIELD(place, code), FIELD(place, calls), FIELD(place, steps),
     FIELD(place, begin), FIELD(place, first_read), FIELD(place, read), FIELD(place, step),
-    FIELD(place, row), FIELD(place, free), FIELD(place, index), FIELD(place, call),
-    FIELD(place, slices),
+    FIELD(place, value), FIELD(place, owner), FIELD(place, fused), FIELD(place, row),
+    FIELD(place, free), FIELD(place, index), FIELD(place, call), FIELD(place, slices),
 };
 
+FUNCTION(fuse)
 FUNCTION(order)
 FUNCTION(place)
 
 PyMethodDef steps_functions[] = {
+    METHOD(fuse, "Fuse calls with those that read them; return the number of the others."),
     METHOD(order, "Assign calls to steps; return the number of steps."),
     METHOD(place, "List the rows that steps read and write; return the number of slices."),
     {NULL, NULL, 0, NULL},
