@@ -142,14 +142,15 @@ def test_polarity_needs_a_middle() -> None:
         TreeClassification(4, 4, polarity=True, **SIZES)
 
 
-@pytest.mark.parametrize("name", ["step", "cosine"])
+@pytest.mark.parametrize("name", ["step", "exponential", "cosine", "constant"])
 def test_schedules_run_in_a_trainer(tmp_path: Path, name: str) -> None:
     data = listops(tmp_path)
     module = task(data, rate=RateOptions(name, gamma=0.5, warmup=2))
     run = trainer(tmp_path, epochs=2)
     run.fit(module, datamodule=data)
     rate = run.optimizers[0].param_groups[0]["lr"]
-    assert rate == pytest.approx({"step": 0.01 * 0.25, "cosine": 0.0}[name], abs=1e-12)
+    wanted = {"step": 0.01 * 0.25, "exponential": 0.01 * 0.25, "cosine": 0.0, "constant": 0.01}
+    assert rate == pytest.approx(wanted[name], abs=1e-12)
 
 
 def test_sparse_gradients_cannot_be_clipped(tmp_path: Path) -> None:
