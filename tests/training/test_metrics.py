@@ -1,12 +1,14 @@
 """Metrics: against counting by hand in plain Python."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.lightning import TreeClassification, TreeRelatedness
@@ -100,3 +102,22 @@ def test_loss_of_no_labels_is_zero_and_has_a_gradient() -> None:
     task.scaled_loss(loss, count, Batch(), "mean").backward()
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
+def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(reduction, monkeypatch):
+    task = TreeClassification(num_tokens=2, num_classes=3, hidden_channels=2)
+    losses, terms, trees = torch.tensor([6.0, 7.0]), torch.tensor([2, 3]), (1, 3)
+    batches = [Batch(ptr=torch.zeros(count + 1)) for count in trees]
+    whole = Batch(ptr=torch.zeros(sum(trees) + 1))
+    alone = task.scaled_loss(losses.sum(), terms.sum(), whole, reduction)
+    total = torch.tensor({"mean": 5.0, "per_tree": 4.0}.get(reduction, torch.nan))
+    strategy = SimpleNamespace(reduce=lambda count, reduce_op: total)
+    task.trainer = SimpleNamespace(strategy=strategy, accumulate_grad_batches=1)
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    ranks = [
+        task.scaled_loss(loss, count, batch, reduction)
+        for loss, count, batch in zip(losses, terms, batches, strict=True)
+    ]
+    torch.testing.assert_close(torch.stack(ranks).mean(), alone)
