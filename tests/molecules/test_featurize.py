@@ -9,7 +9,7 @@ from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record
 from pyg_dynbatch.molecules.files.build import Workers, featurize_stream, packing_of
 from pyg_dynbatch.molecules.files.read import RawMolecule
 from pyg_dynbatch.molecules.files.store import AtomPacking
-from tests.molecules.packed import Letters, assert_same, records, texts
+from tests.molecules.packed import Letters, records, texts
 
 
 def molecules(pieces) -> list[MoleculeData]:
@@ -33,28 +33,6 @@ def test_a_record_becomes_a_molecule():
     assert "y" not in featurize_record(Letters(), RawMolecule(5, "here", "ab"))
     assert "y" not in featurize_record(Letters(), record, num_tasks=0)
     assert featurize_record(Letters(), record, num_tasks=1).y.shape == (1, 1)
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_order_is_kept_and_bad_rows_are_named(workers):
-    count, bad = 700, (0, 130, 699)
-    found = list(featurize_stream(records(count, bad), Letters(), num_tasks=2, num_workers=workers))
-    assert len(found) > 2
-    data = molecules(found)
-    assert [one.row for one in data] == list(range(count))
-    assert [one.row for one in data if one.num_nodes == 0] == list(bad)
-    for one in data:
-        if one.row in bad:
-            assert not one.y_mask.any()
-            assert one.smiles == texts(count, bad)[one.row]
-    errors = [error for piece in found for error in piece.errors]
-    assert [(error.row, error.where) for error in errors] == [(r, f"memory:{r + 2}") for r in bad]
-    assert errors[0].reason == "an exclamation mark"
-    assert errors[0].smiles[errors[0].atom] == "!"
-    good = [featurize_record(Letters(), one) for one in records(count)]
-    for one in data:
-        if one.row not in bad:
-            assert_same(good[one.row], one)
 
 
 def test_a_blank_has_no_known_descriptor():

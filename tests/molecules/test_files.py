@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rdkit import Chem
 
-from pyg_dynbatch.data import MoleculeFeaturizer, RawMolecule, read_molecules
+from pyg_dynbatch.data import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.features.rdkit_access import parse_mol_block, rdkit_data_folder
 from pyg_dynbatch.molecules.files.read import BadMolecule, summary_of, write_error_report
 from tests.console import rows_of
@@ -269,30 +269,6 @@ def test_the_molecules_that_come_with_rdkit() -> None:
     smiles = rdkit_data_folder() / "NCI" / "first_5K.smi"
     named = [bool(raw.smiles and raw.name) for raw in read_molecules(smiles)]
     assert len(named) > 4900 and all(named)
-
-
-REAL_TABLES = [
-    ("esol", ["measured log solubility in mols per litre"], 1128),
-    ("freesolv", ["expt"], 642),
-    ("bbbp", ["p_np"], 2050),
-    ("tox21", ["NR-AR", "SR-p53"], 7831),
-]
-
-
-@pytest.mark.parametrize(("name", "targets", "rows"), REAL_TABLES)
-def test_real_tables(name, targets, rows, shared_data):
-    path = shared_data(f"molecules/{name}.csv")
-    found = list(read_molecules(path, target_columns=targets))
-    assert len(found) == rows
-    assert found[-1].row == rows - 1
-    assert all(raw.smiles == raw.smiles.strip() != "" for raw in found)
-    missing = sum(target is None for raw in found for target in raw.targets)
-    assert (missing > 0) == (name == "tox21")
-    few = found[:: max(1, rows // 40)]
-    featurizer = MoleculeFeaturizer("deepchem", "deepchem")
-    for raw in few:
-        if raw.smiles and Chem.MolFromSmiles(raw.smiles):
-            featurizer(raw.smiles).validate(where=raw.where)
 
 
 BAD = BadMolecule(3, "mine.csv:5", 'C("\n', "an open, bracket", 2)

@@ -8,7 +8,7 @@ from rdkit import Chem
 
 from pyg_dynbatch.data import MoleculeError, parse_smiles
 from pyg_dynbatch.molecules.features.rdkit_access import parse_mol_block, sanitized_copy
-from tests.molecules.writings import ODD, fingerprint
+from tests.molecules.writings import ODD
 
 CLOSED_RINGS = "C1CC1C%10CC%10[C@H]2CC2Xx"  # which must not be blamed
 
@@ -98,19 +98,6 @@ def test_bad_mol_blocks_give_a_reason() -> None:
     with pytest.raises(MoleculeError, match="Explicit valence for atom # 1 C, 5") as caught:
         sanitized_copy(raw)
     assert caught.value.atom == 1
-
-
-@pytest.mark.parametrize("sanitize", [True, False])
-@pytest.mark.parametrize("name", ["salt", "stereo", "caffeine", "cubane", "ferrocene", "nitro"])
-def test_a_copy_is_ready_and_the_original_untouched(name: str, sanitize: bool) -> None:
-    mol = Chem.MolFromSmiles(ODD[name], sanitize=sanitize)
-    before = fingerprint(mol)
-    copied = sanitized_copy(mol)
-    assert fingerprint(mol) == before
-    wanted = Chem.MolFromSmiles(ODD[name])
-    assert Chem.MolToSmiles(copied) == Chem.MolToSmiles(wanted)
-    rings = [sorted(map(sorted, m.GetRingInfo().AtomRings())) for m in (copied, wanted)]
-    assert rings[0] == rings[1]
 
 
 def test_rings_of_a_plain_smallest_set_are_symmetrised() -> None:

@@ -1,7 +1,6 @@
 """Optimisers and schedules: against plain formulas, and through checkpoints."""
 
 import copy
-import io
 import math
 
 import pytest
@@ -135,43 +134,6 @@ def split(model: nn.Sequential) -> SplitOptimizer:
     return SplitOptimizer(
         [Adam(model[1].parameters(), lr=0.01), SGD(model[0].parameters(), lr=0.1, momentum=0.9)]
     )
-
-
-def test_split_is_its_parts_also_when_resumed() -> None:
-    theirs, first, second = (words_and_weights() for _ in range(3))
-    adam = Adam(theirs[1].parameters(), lr=0.01)
-    sgd = SGD(theirs[0].parameters(), lr=0.1, momentum=0.9)
-    for seed in range(6):
-        backward(theirs, seed)
-        adam.step()
-        sgd.step()
-
-    optimizer, file = split(first), io.BytesIO()
-    steps(first, optimizer, 3)
-    torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    second.load_state_dict(saved["model"])
-    resumed = split(second)
-    resumed.load_state_dict(saved["optimizer"])
-    steps(second, resumed, 3, first=3)
-    for mine, wanted in zip(second.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(mine, wanted)
-
-
-def test_split_shares_groups_and_state_with_its_parts_also_after_loading() -> None:
-    model = words_and_weights()
-    optimizer = split(model)
-    steps(model, optimizer, 1)
-    optimizer.load_state_dict(optimizer.state_dict())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    before = copy.deepcopy(model)
-    steps(model, optimizer, 1)
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True)
-    )
-    assert set(optimizer.state) == set(model.parameters())
 
 
 def test_split_runs_the_closure_once_with_gradients() -> None:
