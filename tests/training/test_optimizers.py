@@ -24,8 +24,8 @@ def backward(model: nn.Module, seed: int) -> None:
     model(tokens).pow(3).sum().backward()
 
 
-def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, first: int = 0) -> None:
-    for seed in range(first, first + count):
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    for seed in range(count):
         backward(model, seed)
         optimizer.step()
 
