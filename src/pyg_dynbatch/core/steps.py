@@ -183,7 +183,8 @@ class Steps(MovablePlan):
             widths=tuple(step.size for step in schedule.steps),
             operations=tuple(map(schedule.name_of, schedule.steps)),
             gathered_rows=gathered,
-            fold_steps=len({*schedule.operations}) * max((int(d.max(initial=0)) for d in depths), default=0),
+            fold_steps=len({*schedule.operations})
+            * max((int(d.max(initial=0)) for d in depths), default=0),
             fold_copies=copies,
         )
 
