@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pyg_dynbatch.autobatch import autobatch, emit, total
-from pyg_dynbatch.nn import NaryTreeLSTMCell, RecursiveLayer
+from pyg_dynbatch.autobatch import autobatch, emit
+from pyg_dynbatch.nn import NaryTreeLSTMCell
 
 ROWS = [*torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))]
 
@@ -42,36 +42,9 @@ def check(plain: nn.Module, examples: list[Any]) -> Any:
     return model
 
 
-def without_gradient(m: Any, x: Any) -> Any:
-    y = m.part(x)
-    with torch.no_grad():
-        s = total([y, y + 1])
-    return s * y
-
-
 def emitting(_: Any, x: Any) -> Any:
     emit("inside", x * 2)
     return x + 1
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_an_axis_as_long_as_the_rows_of_the_check(size: int) -> None:
-    model = Calls(lambda m, x: m.inner(m.part(x)[..., :size]), lambda m, x: x.sum(-1) / len(x))
-    examples = [torch.randn(3, dtype=torch.float64) for _ in range(7)]
-    model.part = nn.Linear(3, size)
-    check(model, examples)
-
-
-def test_reads_hidden_in_functions() -> None:
-    def inner(_: Any, x: Any) -> Any:
-        return x if torch.equal(x, x.abs()) else -x
-
-    with pytest.raises(TypeError, match="equal reads a value of its argument"):
-        autobatch(Calls(lambda m, x: m.inner(m.part(x)), inner).double())(ROWS)
-
-
-def test_total_without_gradient() -> None:
-    check(Calls(without_gradient), ROWS)
 
 
 def test_values_emitted_by_submodules() -> None:
@@ -92,25 +65,6 @@ def test_random_functions_that_normalize_over_rows() -> None:
 
     found = autobatch(Calls(lambda m, x: inner(m, m.part(x.float()))))(ROWS)
     torch.testing.assert_close(found.sum(1), torch.ones(5))
-
-
-def test_signed_zeros_of_numpy() -> None:
-    np = pytest.importorskip("numpy")
-    quotients = lambda m, x: torch.stack([m.part(x) / np.float64(z) for z in (0.0, -0.0)])  # noqa: E731
-    with torch.no_grad():
-        check(Calls(quotients), ROWS)
-
-
-def test_reads_in_another_mode_are_refused() -> None:
-    def forward(m: Any, x: Any) -> Any:
-        y = m.part(x)
-        with torch.inference_mode():
-            positive = bool(y.sum() > 0)
-        return y * 2 if positive else y
-
-    with pytest.raises(RuntimeError, match="inference mode is switched inside the model"):
-        autobatch(Calls(forward).double())(ROWS)
-    assert not torch.is_inference_mode_enabled()
 
 
 def test_no_value_is_read_after_an_error() -> None:
@@ -140,14 +94,6 @@ def test_many_signatures_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(table.sites) < 50
 
 
-class Louder(NaryTreeLSTMCell):
-    """A cell with other mathematics than the one whose fused functions it inherits."""
-
-    def step(self, projected: Any, children: Any) -> Any:
-        h, c = super().step(projected, children)
-        return 2 * h, c
-
-
 class Tree(nn.Module):
     def __init__(self, cell: NaryTreeLSTMCell) -> None:
         super().__init__()
@@ -160,18 +106,6 @@ class Tree(nn.Module):
 
     def forward(self, tree: Any) -> Any:
         return self.head(self.state(tree)[0])
-
-
-TREES = [((ROWS[0], ROWS[1]), ROWS[2]), ROWS[3], (ROWS[4], (ROWS[0], ROWS[2]))]
-
-
-def test_cells_with_changed_mathematics() -> None:
-    check(Tree(Louder(3, 3)), TREES)
-    cell, layer = Louder(3, 3).double(), RecursiveLayer(Louder(3, 3)).double()
-    layer.cell.load_state_dict(cell.state_dict())
-    x = torch.stack([ROWS[0], ROWS[1], torch.zeros(3).double()])
-    found = layer(x, torch.tensor([[0, 1], [2, 2]]))[2]
-    torch.testing.assert_close(found, cell(None, cell(ROWS[0]), cell(ROWS[1]))[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
