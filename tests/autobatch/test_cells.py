@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from pyg_dynbatch.autobatch import autobatch, emit
 from pyg_dynbatch.nn import ChildSumTreeLSTMCell, NaryTreeLSTMCell, TreeGRUCell, TreeRNNCell
+from tests.strategies import few
 
 WIDTH = 3
 CELLS = {
@@ -85,7 +86,7 @@ def ways(model: Any, examples: list[Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", CELLS)
-@settings(max_examples=10, deadline=None)
+@few(10)
 @given(examples=st.lists(trees(), min_size=1, max_size=5))
 def test_batched_equals_one_by_one(kind: str, examples: list[Any]) -> None:
     check(Recursion(CELLS[kind]()), examples)

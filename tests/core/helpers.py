@@ -19,11 +19,12 @@ WORD = TensorType((), torch.int64, "word")
 @contextmanager
 def as_users_run_it() -> Iterator[None]:
     """Switches off the checks of annotations that only the tests have, to read our own errors."""
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def message(error: type[Exception], call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

@@ -8,16 +8,7 @@ from hypothesis import given
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from pyg_dynbatch.core import (
-    Engine,
-    Operations,
-    Ragged,
-    RaggedRows,
-    Recording,
-    Signature,
-    TensorType,
-    run_one_by_one,
-)
+from pyg_dynbatch.core import Engine, Operations, RaggedRows, Recording, Signature, TensorType
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.operation import any_type
 from pyg_dynbatch.core.scheduling import schedule_recordings
@@ -58,19 +49,6 @@ def test_tuple_states_of_several_dtypes(dag: Dag) -> None:
         assert h[node].allclose(torch.tanh(linear(x[node]) + below), rtol=0, atol=1e-12)
 
 
-def test_matrices_as_rows() -> None:
-    matrix = TensorType((2, 3, 4))
-    operations, recording = Operations(), Recording()
-    twice = operations.add(lambda x: 2 * x, [matrix], [matrix], name="twice")
-    once = recording.call(twice, recording.input(matrix, 1))
-    recording.output(recording.call(twice, once))
-    rows = torch.randn(2, 2, 3, 4, requires_grad=True)
-    found = Engine(operations)(schedule_recordings([recording]), {matrix: rows})["output"]
-    assert torch.equal(found, 4 * rows[1:])
-    found.sum().backward()
-    assert rows.grad.flatten(1).sum(1).tolist() == [0.0, 4 * 24.0]
-
-
 def test_complex_rows_carry_gradients() -> None:
     number = TensorType((), torch.complex128)
     operations, recording = Operations(), Recording()
@@ -109,18 +87,6 @@ def test_integers_and_float64_keep_their_dtype(dtype: torch.dtype) -> None:
     found = Engine(operations)(schedule_recordings([recording]))["output"]
     assert found.tolist() == [2**40 + 1]  # float32 and int32 cannot hold it
     assert found.dtype == dtype and not found.requires_grad
-
-
-def test_a_value_is_read_at_any_later_level() -> None:
-    vectors, recording = Vectors(), Recording()
-    first = recording.call(vectors.squash, recording.constant(VECTOR, [1.0, 2.0, 3.0]))
-    state = first
-    for _ in range(10):
-        state = recording.call(vectors.mix, state, first)
-    recording.output(first)
-    recording.output(state)
-    found = vectors.engine(schedule_recordings([recording]))["output"]
-    assert found.allclose(run_one_by_one(vectors.engine, [recording])["output"], atol=1e-6)
 
 
 def test_outputs_may_be_changed() -> None:
@@ -259,30 +225,6 @@ def test_ragged_sum() -> None:
     assert rows.sum().tolist() == [[0, 0], [2, 4], [0, 0], [4, 5]]
     first, second = rows._replace(rows=(rows.rows, rows.rows[:, 0])).sum()
     assert first.equal(rows.sum()) and second.equal(rows.sum()[:, 0])
-
-
-def test_a_ragged_argument_of_tuples() -> None:
-    pair = (SCALAR, TensorType((2,)))
-    operations, recording = Operations(), Recording()
-
-    def total(x: RaggedRows) -> tuple[Tensor, Tensor]:
-        first, second = x.rows
-        zeros = first.new_zeros(x.num_calls)
-        return (
-            zeros.index_add(0, x.segment_ids, first),
-            zeros[:, None].expand(-1, 2).index_add(0, x.segment_ids, second),
-        )
-
-    signature = operations.add(total, [Ragged(pair)], [pair], name="total")
-    leaves = [recording.input(pair, row) for row in range(3)]
-    state = recording.call(signature, [leaves[0], leaves[2]])
-    recording.output(recording.call(signature, [state, leaves[2], recording.call(signature, [])]))
-    rows = (torch.tensor([1.0, 2.0, 3.0]), torch.eye(3, 2).requires_grad_())
-    first, second = Engine(operations)(schedule_recordings([recording]), {pair: rows})["output"]
-    assert first.tolist() == [7.0]
-    assert second.tolist() == [[1.0, 0.0]]
-    second.sum().backward()
-    assert rows[1].grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]
 
 
 class Join(nn.Module):

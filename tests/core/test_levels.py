@@ -15,7 +15,7 @@ from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.core.steps import ZEROS
 from pyg_dynbatch.core.structure import slots_of
 from tests.core.helpers import message
-from tests.strategies import Dag, chain, diamond, forests, star, structures, trees
+from tests.strategies import Dag, diamond, star, structures, trees
 
 EDGES = torch.tensor([[0, 1, 2], [2, 2, 3]])
 
@@ -101,11 +101,6 @@ def test_nodes_without_input_come_last_in_their_level() -> None:
     schedule = made(has_input=torch.tensor([False, True, True, True]))
     assert schedule.input_node.tolist() == [1, 2, 3]
     assert schedule.to_steps().steps[0].arguments[0].rows_in(schedule.index).tolist() == [1, 0]
-
-
-def test_forests_of_mixed_depth() -> None:
-    schedule = schedule_structure(EDGES, 6)
-    assert list(schedule.level_sizes) == [4, 1, 1]
 
 
 def test_no_nodes() -> None:
@@ -208,19 +203,6 @@ def test_a_top_down_node_with_two_parents() -> None:
     text = message(ValueError, schedule_structure, dag.edge_index, 4, **options)
     assert "two arguments in one slot" in text
     assert "use arity=None" in text
-
-
-@given(forests())
-def test_ragged_segment_ids_rise(forest: Dag) -> None:
-    schedule = schedule_structure(forest.edge_index, forest.num_nodes)
-    segments = schedule.child_segment.split(schedule.level_children)
-    for size, segment_ids in zip(schedule.level_sizes, segments, strict=True):
-        assert (segment_ids.diff() >= 0).all()
-        assert segment_ids.numel() == 0 or int(segment_ids.max()) < size
-
-
-def test_a_long_chain() -> None:
-    assert schedule_structure(chain(3000).edge_index, 3000, arity=1).num_levels == 3000
 
 
 def test_examples_of_a_batch_are_known():

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core import (
@@ -20,6 +20,7 @@ from pyg_dynbatch.core import (
 from pyg_dynbatch.core.policy import POLICIES, order_calls, policy_of
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, message, tree_program
+from tests.strategies import few
 
 
 @st.composite
@@ -214,7 +215,7 @@ def test_steps_are_valid_and_between_the_bound_and_agenda(fields: Any) -> None:
     assert_valid(graph, order_calls(graph, policy))
 
 
-@settings(max_examples=15)
+@few(15)
 @given(WORDS, WORDS)
 def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[str]) -> None:
     policy = LearnedPolicy().fit([programs_of(first)])
@@ -225,7 +226,7 @@ def test_never_more_steps_than_depth_or_agenda(first: list[str], second: list[st
         assert stats.lower_bound <= stats.steps <= best
 
 
-@settings(max_examples=10)
+@few(10)
 @given(WORDS)
 def test_values_and_gradients_as_by_depth(words: list[str]) -> None:
     recordings = programs_of(words)

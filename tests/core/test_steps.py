@@ -14,7 +14,7 @@ from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from tests.core.helpers import VECTOR, Vectors, chain_program, constants, message, tree_program
-from tests.strategies import Dag, batches, chain, structures
+from tests.strategies import Dag, chain, structures
 
 VECTORS = Vectors()
 SHAPES = [((1, 2), (3, 4)), 5, ((1, 2), 6)]
@@ -57,13 +57,6 @@ def test_copies_are_equal_and_run(made: Any, copier: str) -> None:
     if made is recorded_schedule:
         found, wanted = (VECTORS.engine(s)["output"] for s in (twin, schedule))
         assert torch.equal(found, wanted)
-
-
-@given(batches())
-def test_random_structures_give_the_same_schedule_twice(dags: list[Dag]) -> None:
-    for dag in dags:
-        first, second = (schedule_structure(dag.edge_index, dag.num_nodes) for _ in range(2))
-        assert first == second
 
 
 def test_what_makes_schedules_differ() -> None:

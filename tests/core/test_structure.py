@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pyg_dynbatch.core import depth_of, find_cycle, roots_of, slots_of
 from tests.core.helpers import message
-from tests.strategies import SHAPES, Dag, chain, dags, deep, star, structures, wide
+from tests.strategies import Dag, dags, deep, structures, wide
 
 FUNCTIONS = (depth_of, slots_of, roots_of, find_cycle)
 
@@ -21,12 +21,6 @@ def test_depth_slots_and_roots_of_random_structures(dag: Dag) -> None:
     ):
         assert slot == seen.get(parent, 0)
         seen[parent] = slot + 1
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_special_shapes(name: str) -> None:
-    dag = SHAPES[name]()
-    assert depth_of(dag.edge_index, dag.num_nodes).tolist() == dag.depth
 
 
 def test_long_chains_and_wide_stars() -> None:
@@ -82,9 +76,3 @@ def test_invalid_edges(function: object) -> None:
         text = message(ValueError, function, torch.zeros(shape, dtype=dtype), 3)
         assert f"{function.__name__}: edge_index has an invalid shape or dtype" in text
         assert "int64 tensor [2, edge]" in text and str(list(shape)) in text
-
-
-def test_slots_follow_the_order_of_the_edges() -> None:
-    assert slots_of(torch.tensor([[3, 1, 2], [0, 0, 0]]), 4).tolist() == [0, 1, 2]
-    assert roots_of(star(4).edge_index, 4).tolist() == [0]
-    assert roots_of(chain(4).edge_index, 4).tolist() == [3]

@@ -23,10 +23,6 @@ from tests.nn.plain_weave import Molecules, close, gradients, molecules, shaken
 from tests.strategies import few
 
 FEW = few(5)
-AS_WRITTEN = pytest.param((), marks=pytest.mark.long)
-BOTH_PASSES = pytest.mark.parametrize(
-    "passes", (td.PASSES, AS_WRITTEN), ids=("rewritten", "as written")
-)
 IN, OUT, WORDS = 3, 4, 6
 Tree = list[Any]
 
@@ -113,7 +109,6 @@ def setting() -> tuple[NaryTreeLSTM, nn.Module, nn.Module]:
     return layer, nn.Embedding(WORDS, IN), nn.Linear(OUT, 5)
 
 
-@BOTH_PASSES
 @pytest.mark.parametrize(
     ("write", "metrics"),
     [
@@ -124,13 +119,10 @@ def setting() -> tuple[NaryTreeLSTM, nn.Module, nn.Module]:
 @FEW
 @given(given_trees=trees())
 def test_tree_lstm_in_blocks_is_the_fused_layer(
-    write: Callable[..., td.Block],
-    metrics: dict[str, bool],
-    passes: tuple[str, ...],
-    given_trees: list[Tree],
+    write: Callable[..., td.Block], metrics: dict[str, bool], given_trees: list[Tree]
 ) -> None:
     layer, words, scores = setting()
-    model = td.Compiler.create(write(layer, words, scores), passes=passes).double().eval()
+    model = td.Compiler.create(write(layer, words, scores)).double().eval()
     found = model(given_trees).metric_tensors
     nodes = Nodes(given_trees)
     rows = scores(nodes.states(layer, words))
@@ -174,20 +166,17 @@ def in_blocks(convs: list[WeaveConv], table: nn.Module) -> td.Block:
     return model >> rows >> td.Void()
 
 
-@BOTH_PASSES
 @few(4)
 @given(
     mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)),
     widths=st.permutations((3, 4, 5, 6)),
 )
-def test_weave_in_blocks_is_the_fused_layer(
-    passes: tuple[str, ...], mols: Molecules, widths: list[int]
-) -> None:
+def test_weave_in_blocks_is_the_fused_layer(mols: Molecules, widths: list[int]) -> None:
     names = dict(zip(("aa", "pa", "ap", "pp"), widths, strict=True))
     convs = [WeaveConv(3, 2, 4, 5, hidden=names), WeaveConv(4, 5, 2, 3, hidden=names)]
     table = nn.Embedding(5, 2)
     block = in_blocks(convs, table)
-    model = td.Compiler.create(block, passes=passes).double()
+    model = td.Compiler.create(block).double()
     for part in (*convs, table):
         shaken(part)
     if not sum(mols.sizes):

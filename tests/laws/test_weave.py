@@ -14,7 +14,6 @@ from torch_geometric.data import Batch, Data
 from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveRecorder
 from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
-from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 from tests.laws.changes import CHANGES, OVERRIDES
 from tests.nn.plain_weave import Molecules, close, gradients, molecules, plain_weave, shaken
@@ -115,43 +114,6 @@ def test_the_block_size_changes_nothing(mols: Molecules, block: int, norm: str |
     found = stack(x, table, pairs)
     close(found, whole)
     close(gradients([found], wanted), expected)
-
-
-@FEW
-@given(mols=molecules(6, 1), data=st.data(), norm=NORM)
-def test_numbers_of_the_atoms_do_not_matter(
-    mols: Molecules, data: st.DataObject, norm: str | None
-) -> None:
-    if not mols.sizes:
-        return
-    (codes,), size = mols.tables(), mols.sizes[0]
-    order = data.draw(st.permutations(range(size)))
-    upper = [(i, j) for i in range(size) for j in range(i, size)]
-    dropped = mols.kept.index(False) if False in mols.kept else 0
-
-    def code_of(i: int, j: int) -> int:
-        return dropped if (code := codes[i][j]) is None else code
-
-    moved = Molecules([size], [code_of(order[i], order[j]) for i, j in upper], mols.kept)
-    stack, (x, table) = stack_of(norm, True, 2), inputs_of(mols)
-    found = stack(x, table, pairs_of(mols))
-    close(stack(x[order], table, pairs_of(moved)), found[order])
-    read = GaussianHistogramAggregation()
-    close(read(found[order], dim_size=1), read(found, dim_size=1))
-
-
-@few(20)
-@given(mols=molecules(5, 4), norm=NORM)
-def test_other_molecules_do_not_matter(mols: Molecules, norm: str | None) -> None:
-    stack, (x, table) = stack_of(norm, True, 2).eval(), inputs_of(mols)
-    together = stack(x, table, pairs_of(mols)).split(mols.sizes)
-    codes = torch.tensor(mols.code, dtype=torch.long)
-    lengths = [n * (n + 1) // 2 for n in mols.sizes]
-    for size, code, rows, found in zip(
-        mols.sizes, codes.split(lengths), x.split(mols.sizes), together, strict=True
-    ):
-        alone = Molecules([size], code.tolist(), mols.kept)
-        close(stack(rows, table, pairs_of(alone)), found)
 
 
 @few(20)
