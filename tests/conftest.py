@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 SAMPLES = Path(__file__).parent / "samples"
 # Files and folders with tests of whole runs.
 WHOLE_RUNS = ["autobatch", "benchmarks", "integration", "test_cli.py", "test_cli_molecules.py"]
-WHOLE_RUNS += ["test_docs.py", "test_readme.py"]
+WHOLE_RUNS += ["test_docs.py", "test_readme.py", "test_row_law.py", "test_traces.py"]
 
 # A command that runs in this process would change its memory settings for all later tests.
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")

@@ -304,6 +304,7 @@ def test_one_of_many_cases(cases: int) -> None:
     assert "unknown key" in message(KeyError, model, [{"key": cases, "rows": rows}])
 
 
+@pytest.mark.long
 def test_one_of_more_cases_than_python_parses_in_one_chain() -> None:
     model = td.Compiler.create(td.OneOf(lambda x: x, {n: td.Zeros(1) for n in range(2000)}))
     assert model([0, 1999]).output.tolist() == [[0.0], [0.0]]
