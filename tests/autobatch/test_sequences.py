@@ -52,32 +52,30 @@ def gradients(result: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
     return torch.autograd.grad(result.square().sum(), [*model.parameters()], **options)
 
 
+def marks_of(kind: Any, stateful: bool, options: Any, first: bool, several: bool) -> Any:
+    """Quick are six forms in which each option takes both values."""
+    quick = stateful == bool(options) == first and several == (kind is nn.GRU)
+    return () if quick else pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    ("kind", "stateful", "options"), [form for form in FORMS if form[1] == bool(form[2])]
+    ("kind", "stateful", "options", "first", "several"),
+    [
+        pytest.param(*form, *layout, marks=marks_of(*form, *layout))
+        for form in FORMS
+        for layout in product((False, True), repeat=2)
+    ],
 )
-def test_layers_over_sequences(kind: Any, stateful: bool, options: Any) -> None:
+def test_layers_over_sequences(
+    kind: Any, stateful: bool, options: Any, first: bool, several: bool
+) -> None:
     torch.manual_seed(0)
-    several = kind is nn.GRU  # each form of each in turn, since all share the code
-    options = {**options, "batch_first": stateful}
-    model = autobatch(Encoder(kind, stateful, several, options).double())
-    expected = model(sequences(), batch=False)
-    wanted = gradients(expected, model)
-    for given in (sequences(), model.collate(sequences())):
-        found = model(given)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(gradients(found, model), wanted)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "stateful", "options"), FORMS)
-@pytest.mark.parametrize(("first", "several"), [*product((False, True), repeat=2)])
-def test_every_layout(kind: Any, stateful: bool, options: Any, first: bool, several: bool) -> None:
     options = {**options, "batch_first": first}
     model = autobatch(Encoder(kind, stateful, several, options).double())
     expected = model(sequences(), batch=False)
     wanted = gradients(expected, model)
     traces = pickle.loads(pickle.dumps([model.trace(x) for x in sequences()]))
-    for given in (sequences(), traces):
+    for given in (sequences(), model.collate(sequences()), traces):
         found = model(given)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(gradients(found, model), wanted)

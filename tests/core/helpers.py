@@ -34,6 +34,15 @@ def message(error: type[Exception], call: Callable[..., Any], *args: Any, **kwar
     return str(caught.value)
 
 
+def refuses(call: Callable[[], object], words: str) -> None:
+    """The call raises an error; its name and text have the words, which are set apart by " … "."""
+    kinds = TypeError, ValueError, RuntimeError, LookupError
+    with as_users_run_it(), pytest.raises(kinds) as caught:
+        call()
+    text = f"{caught.type.__name__}: {caught.value}"
+    assert [part for part in words.split(" … ") if part not in text] == [], text
+
+
 class Mix(nn.Module):
     """An operation of two vectors with parameters of its own."""
 

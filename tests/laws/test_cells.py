@@ -16,7 +16,7 @@ from pyg_dynbatch.testing import assert_cell_agrees
 from tests.core.helpers import as_users_run_it
 from tests.laws.cells import CELLS, IN, CellCase, parts_of, plain_recursion, structure_of
 from tests.nn.recursion import assert_equal
-from tests.strategies import SHAPES, Dag, chain, dags, deep, few, forests, trees, wide
+from tests.strategies import SHAPES, Dag, dags, deep, few, forests, trees, wide
 
 
 def structures_for(case: CellCase, max_nodes: int = 10) -> st.SearchStrategy[Dag]:
@@ -105,18 +105,6 @@ def test_values_and_gradients_are_those_of_a_plain_recursion(name: str, data: An
     for found in ways(case, cell, dag, x):
         assert_equal(found, wanted)
         assert_equal(gradients(found, leaves), right)
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_gradcheck(name: str) -> None:
-    dag = Dag(((), (), (0, 1), (2,), ())) if (CELLS[name].arity or 2) > 1 else chain(3)
-    case, cell, x = prepared(name, dag)
-
-    def outputs(x: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part for found in ways(case, cell, dag, x) for part in found)
-
-    with as_users_run_it():
-        assert torch.autograd.gradcheck(outputs, (x, *cell.parameters()), fast_mode=True)
 
 
 @pytest.mark.parametrize(

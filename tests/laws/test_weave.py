@@ -12,7 +12,6 @@ from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveRecorder
-from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 from tests.laws.changes import CHANGES, OVERRIDES
@@ -165,22 +164,6 @@ def test_the_same_input_twice_is_the_same_to_the_bit() -> None:
         found = stack(x, table, pairs)
         runs.append([found, *gradients([found], list(stack.parameters()))])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-@FEW
-@given(mols=molecules(6, 3))
-def test_sums_over_pairs_and_their_backward_passes_are_adjoint(mols: Molecules) -> None:
-    pairs, atoms = pairs_of(mols), sum(mols.sizes)
-    shapes = {"pair_sum": (pairs.num_pairs, 3), "neighbor_sum": (atoms, 3)}
-    shapes |= {"order_gather": (atoms, 4), "code_rows": (pairs.num_codes, 3)}
-    for name, shape in shapes.items():
-        a = torch.randn(shape, dtype=torch.double, requires_grad=True)
-        result = getattr(pair_sums, name)(a, pairs)
-        b = torch.randn_like(result)
-        (adjoint,) = torch.autograd.grad(result, a, b)
-        close((result * b).sum(), (a * adjoint).sum())
-        if name == "neighbor_sum":
-            close(adjoint, pair_sums.neighbor_sum(b, pairs))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

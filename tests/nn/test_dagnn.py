@@ -13,8 +13,7 @@ from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import DAGNN, DAGNNCell, RecursiveLayer
-from pyg_dynbatch.nn.recursive import level_row
-from tests.nn.recursion import refuses
+from tests.core.helpers import refuses
 from tests.strategies import Dag, batches, dags, diamond, few, wide
 
 IN, HIDDEN = 3, 4
@@ -86,22 +85,6 @@ def test_equals_the_recursion_node_by_node(both: bool, dag: Dag) -> None:
         same(gradients(mine, leaves), gradients(wanted, leaves))
     with torch.no_grad():
         same(model.embed(x, dag.edge_index), mine)
-
-
-@few(5)
-@given(dag=dags(8, 4))
-def test_every_way_to_run_a_layer_gives_the_same(dag: Dag) -> None:
-    layer = RecursiveLayer(DAGNNCell(IN, HIDDEN)).double()
-    has_input = torch.arange(dag.num_nodes) % 3 > 0
-    x, leaves = inputs_of(dag) * has_input[:, None], list(layer.parameters())
-    some = schedule_structure(dag.edge_index, dag.num_nodes, has_input=has_input)
-    schedule = schedule_structure(dag.edge_index, dag.num_nodes)
-    mine = layer(x, dag.edge_index)
-    wanted = gradients(mine, leaves)
-    in_levels = layer(x, schedule=schedule, level_order=True)
-    for other in (layer(x, schedule=some), in_levels.index_select(0, level_row(schedule))):
-        same(other, mine)
-        same(gradients(other, leaves), wanted)
 
 
 @few(5)

@@ -30,7 +30,8 @@ from pyg_dynbatch.nn import (
     TreeRNNCell,
 )
 from pyg_dynbatch.nn import cell as levels
-from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, refuses, whole
+from tests.core.helpers import refuses
+from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, whole
 from tests.strategies import balanced, chain, diamond
 
 TREE = balanced(2)
@@ -336,13 +337,6 @@ def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
     layer(batch)
     batch.edge_index = batch.edge_index.flip(1)
     refused(ValueError, lambda: layer(batch), *parts)
-
-
-def test_edges_of_batches_from_workers_are_compared() -> None:
-    batch, layer = batch_of_trees(2, num_workers=1), NaryTreeLSTM(IN, OUT)
-    layer(batch.x, batch.edge_index, batch.schedule)
-    edges = batch.edge_index.flip(1)
-    refused(ValueError, lambda: layer(batch.x, edges, batch.schedule), "with other values")
 
 
 def test_edges_of_other_devices_are_not_read() -> None:

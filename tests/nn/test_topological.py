@@ -13,7 +13,7 @@ from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn import TopologicalConv
-from tests.nn.recursion import refuses
+from tests.core.helpers import refuses
 from tests.strategies import SHAPES, Dag, dags, diamond, few, structures
 
 W = 4
