@@ -262,7 +262,9 @@ class LastState(nn.Module):
 def test_a_module_that_has_no_batched_form_is_opened() -> None:
     model = autobatch(nn.Sequential(LastState(), nn.Linear(3, 2)).double())
     rows = [torch.randn(n, 3).double() for n in (2, 5, 5)]
-    assert "cannot be run on several rows at once" in str(model.explain(rows))
+    explanation = model.explain(rows)
+    assert "cannot be run on several rows at once" in str(explanation)
+    assert any(op.way == "packed" for op in explanation.operations)
     found, expected = model(rows), model(rows, batch=False)
     torch.testing.assert_close(found, expected)
     gradients = (torch.autograd.grad(y.sum(), [*model.parameters()]) for y in (found, expected))

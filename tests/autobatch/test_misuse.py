@@ -610,9 +610,3 @@ def test_an_index_out_of_range_names_the_example_and_the_line() -> None:
         model(words)
     text = "".join(caught.value.__notes__)
     assert "word" in text and "example 2, " in text and "test_misuse.py:" in text
-
-
-def test_functions_of_traces_can_be_pickled() -> None:
-    model = model_of(lambda m, x: torch.outer(m.part(x) ** 2, x).mT)
-    traces = pickle.loads(pickle.dumps([model.trace(x) for x in ROWS]))
-    torch.testing.assert_close(model(traces), model(ROWS))

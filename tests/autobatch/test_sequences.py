@@ -95,25 +95,6 @@ def test_all_lengths_run_as_one_call() -> None:
     assert sum(op.calls for op in found) == len(LENGTHS)
 
 
-def test_a_layer_that_reads_its_own_results() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.GRU(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            words, _ = self.layer(x)
-            if words.sum() > 0:
-                words = -words
-            words, last = self.layer(torch.cat([words, x]))
-            return words.sum(0) + last[0]
-
-    model = autobatch(Twice().double())
-    found, expected = model(sequences()), model(sequences(), batch=False)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradients(found, model), gradients(expected, model))
-
-
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 def test_cells_whose_first_state_is_one_tensor(kind: Any) -> None:
     class Steps(nn.Module):
@@ -135,18 +116,3 @@ def test_cells_whose_first_state_is_one_tensor(kind: Any) -> None:
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients(found, model), gradients(expected, model))
     assert model.explain(sequences()).steps == max(LENGTHS) + 1
-
-
-def test_a_module_with_a_layer_and_a_buffer_is_opened() -> None:
-    class Reader(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.GRU(3, 3)
-            self.register_buffer("shift", torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x)[0].sum(0) + self.shift
-
-    model = autobatch(nn.Sequential(Reader()).double())
-    torch.testing.assert_close(model(sequences()), model(sequences(), batch=False))
-    assert any(op.way == "packed" for op in model.explain(sequences()).operations)
