@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 SAMPLES = Path(__file__).parent / "samples"
 # Files and folders with tests of whole runs.
 WHOLE_RUNS = ["autobatch", "benchmarks", "integration", "test_cli.py", "test_cli_molecules.py"]
-WHOLE_RUNS += ["test_docs.py", "test_readme.py", "test_row_law.py", "test_traces.py"]
+WHOLE_RUNS += ["test_docs.py", "test_readme.py"]
 
 # A command that runs in this process would change its memory settings for all later tests.
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
@@ -90,7 +90,8 @@ def _checks_of_annotations(request: pytest.FixtureRequest) -> Iterator[None]:
     The long tests call the same functions as the others, which are checked there.
     """
     long = request.config.option.markexpr == "long"
-    whole_run = not set(WHOLE_RUNS).isdisjoint(request.path.parts)
+    whole_runs = {*WHOLE_RUNS, "test_row_law.py", "test_traces.py"}  # of autobatch
+    whole_run = not whole_runs.isdisjoint(request.path.parts)
     jaxtyping.config.update("jaxtyping_disable", long or whole_run)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
