@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.cli import one_line
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
-from tests.blocks.harness import add, is_list, message, numbers
+from tests.blocks.harness import add, is_list, numbers
+from tests.core.helpers import message
 
 
 def sentence() -> td.Block:

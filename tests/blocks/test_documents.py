@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import message, three_ways
+from tests.blocks.harness import three_ways
+from tests.core.helpers import message
 from tests.strategies import few
 
 NUMBERS = st.integers(-3, 10**6) | st.floats(-1e6, 1e6)

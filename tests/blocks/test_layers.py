@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import builds, message, three_ways
+from tests.blocks.harness import builds, three_ways
+from tests.core.helpers import message
 
 
 def test_fc() -> None:

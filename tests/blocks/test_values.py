@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, endless, message, numbers, three_ways, wired
+from tests.blocks.harness import add, builds, endless, numbers, three_ways, wired
+from tests.core.helpers import message
 
 OBJECT = td.PyObjectType()
 

@@ -28,10 +28,10 @@ def as_users_run_it() -> Iterator[None]:
 
 
 def message(error: type[Exception], call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """The text of the error that a call raises."""
+    """The text of the error that a call raises, with its notes."""
     with as_users_run_it(), pytest.raises(error) as caught:
         call(*args, **kwargs)
-    return str(caught.value)
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
 
 def refuses(call: Callable[[], object], words: str) -> None:
