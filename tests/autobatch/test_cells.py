@@ -201,6 +201,14 @@ def test_recurrent_dropout_differs_per_call() -> None:
     check(plain.eval(), [TREE, LEAF])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(dtype: torch.dtype) -> None:
+    model = autobatch(Recursion(CELLS["nary"]()))
+    with torch.autocast("cpu", dtype):
+        found, expected = (model([TREE, LEAF], batch=batch) for batch in (True, False))
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("kind", CELLS)
 def test_single_nodes(kind: str) -> None:
     cell = CELLS[kind]().double()

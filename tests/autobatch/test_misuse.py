@@ -116,13 +116,15 @@ WORKS: dict[str, Function] = {
     "list": lambda m, x: [part(x) for part in (m.part, m.part)][1],
     "total without gradient": total_without_gradient,
     "argument and its view": lambda m, x: torch.cat(m.view(m.part(x))),
+    "conjugate view": lambda m, x: (m.complex.weight.conj()[0] * m.part(x)).abs(),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 @pytest.mark.parametrize("name", WORKS)
 def test_works_as_in_the_plain_module(name: str) -> None:
-    model = model_of(WORKS[name], view=View())
+    parts = {"view": View(), "complex": nn.Linear(3, 3, dtype=torch.complex128)}
+    model = model_of(WORKS[name], **parts)
     found, expected = (model(ROWS, batch=batch) for batch in (True, False))
     torch.testing.assert_close(found, expected)
     if expected.requires_grad:
@@ -610,3 +612,48 @@ def test_an_index_out_of_range_names_the_example_and_the_line() -> None:
         model(words)
     text = "".join(caught.value.__notes__)
     assert "word" in text and "example 2, " in text and "test_misuse.py:" in text
+
+
+def test_values_emitted_by_submodules() -> None:
+    def emitting(_: Any, x: Any) -> Any:
+        emit("inside", x * 2)
+        return x + 1
+
+    model = model_of(lambda m, x: m.inner(m.part(x)), inner=Wrap(emitting))
+    expected = model(ROWS, batch=False)
+    wanted = model.emitted["inside"].rows
+    torch.testing.assert_close(model(ROWS), expected)
+    torch.testing.assert_close(model.emitted["inside"].rows, wanted)
+    assert "emits values" in str(model.explain(ROWS))
+
+
+def test_random_functions_that_normalize_over_rows() -> None:
+    found = model_of(lambda m, x: F.gumbel_softmax(m.part(x), dim=0))(ROWS)
+    torch.testing.assert_close(found.sum(1), torch.ones(3).double())
+
+
+def test_no_value_is_read_after_an_error() -> None:
+    def broken(_: Any, x: Tensor) -> Any:
+        return torch.linalg.cholesky(x.diag()).sum(0)  # not positive definite
+
+    def forward(m: Any, x: Any) -> Any:
+        y = m.inner(m.part(x))
+        for _ in range(2):
+            try:
+                return y * bool(y.sum() > 0)
+            except RuntimeError as error:
+                if "after an error" in str(error):
+                    raise
+        return y
+
+    with pytest.raises(RuntimeError, match="cholesky|after an error"):
+        model_of(forward, inner=Wrap(broken))(ROWS)
+
+
+def test_many_signatures_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyg_dynbatch.autobatch.model._MOST_SITES", 20)
+    model = model_of(lambda m, x: m.part(x) * float(m.part(x).sum()))
+    for _ in range(3):
+        model([torch.randn(3, dtype=torch.float64) for _ in range(15)])
+    (table,) = vars(model._local).values()
+    assert len(table.sites) < 50
