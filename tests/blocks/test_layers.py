@@ -1,5 +1,7 @@
 """Layers: values, errors, sharing, copies."""
 
+import copy
+import pickle
 from functools import partial
 from typing import Any
 
@@ -202,3 +204,11 @@ def test_names() -> None:
     assert td.create_variable_scope("scope") == "scope"
     assert td.create_variable_scope("scope") == "scope_1"
     assert td.FC(2, name="mine").name == "mine"
+
+
+def test_copies() -> None:
+    model = td.Compiler.create(td.Map(td.Vector(2) >> td.FC(3)) >> td.Sum())
+    examples = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]]
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(again(examples).output, model(examples).output)
+        assert not set(again.parameters()) & set(model.parameters())
