@@ -254,6 +254,14 @@ def test_rnn_of_torch_cells(cell: Any) -> None:
     torch.testing.assert_close(outputs[-1], state[0] if isinstance(state, tuple) else state)
 
 
+def test_hierarchical_rnn() -> None:
+    words, sentence = td.ScopedLayer(nn.GRUCell(1, 2)), td.ScopedLayer(nn.GRUCell(2, 2))
+    word = td.Map(td.Vector(1)) >> td.RNN(words) >> td.GetItem(1)
+    block = td.Map(word) >> td.RNN(sentence) >> td.GetItem(1)
+    three_ways(block, [[[[1.0], [2.0]], [[3.0]]], [], [[], [[4.0]]]])
+    assert block.max_depth([[[1.0], [2.0]], [[3.0]]]) == 4
+
+
 def test_endless_results_are_endless_iterators() -> None:
     both = (endless(), endless()) >> td.Zip()
     assert both.output_type == td.BroadcastSequenceType(([], []))
