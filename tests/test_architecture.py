@@ -26,24 +26,24 @@ MAX_PUBLIC_NAMES = 234
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 152
+MAX_FILES = 136
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_460,
     "core": 5_230,
-    "documents": 670,
-    "molecules": 8_690,
+    "documents": 665,
+    "molecules": 8_600,
     "native": 0,
     "kernels": 1_610,
     "nn": 3_160,
-    "training": 2_570,
-    "trees": 4_060,
-    "other files": 2_930,
-    "installed": 39_540,
+    "training": 2_560,
+    "trees": 3_965,
+    "other files": 2_945,
+    "installed": 39_300,
     "benchmarks": 6_090,
 }
-MAX_CODE = 25_560
+MAX_CODE = 25_300
 MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

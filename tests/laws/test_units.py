@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.documents.task import DocumentFileData, DocumentPrediction
-from pyg_dynbatch.molecules.metrics import ScoredSplit, task_table
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, ConformalSets, TargetScale
 from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.molecules.task import ScoredSplit, task_table
 from pyg_dynbatch.prediction import write_table
-from pyg_dynbatch.training.exact import Agreement, average_precision, pearson, r2, spearman
-from pyg_dynbatch.training.report import PredictionTable
+from pyg_dynbatch.training.runs import PredictionTable
+from pyg_dynbatch.training.task import Agreement, average_precision, pearson, r2, spearman
 from tests.console import TRAINER, prepare, rows_of, run
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import SMILES
