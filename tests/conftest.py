@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 SAMPLES = Path(__file__).parent / "samples"
 # Files and folders with tests of whole runs.
-WHOLE_RUNS = ["autobatch", "benchmarks", "integration", "test_cli.py", "test_cli_molecules.py"]
-WHOLE_RUNS += ["test_docs.py", "test_readme.py"]
+WHOLE_RUNS = ["autobatch", "benchmarks", "documents", "integration", "test_cli.py"]
+WHOLE_RUNS += ["test_cli_experiments.py", "test_cli_molecules.py", "test_docs.py", "test_readme.py"]
 
 # A command that runs in this process would change its memory settings for all later tests.
 os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
@@ -26,6 +26,13 @@ os.environ.setdefault("PYG_DYNBATCH_KEEP_MEMORY", "0")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores.
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Give each worker tests in a row, so that few modules are prepared twice."""
+    if config.getoption("numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
 
 
 def pytest_configure(config: pytest.Config) -> None:

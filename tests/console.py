@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 import yaml
 

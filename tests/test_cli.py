@@ -6,24 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from pyg_dynbatch import __version__
+from pyg_dynbatch import __version__, cli
 from pyg_dynbatch.cli import main, one_line
+from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.training import command as command_file
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.training.helpers import tree_files
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+OURS = mismatch_text("Layer: rows of the wrong form", "[row, 3]", "[row, 4]")
 
-pytestmark = [
-    # Lightning 2.6 uses names that jsonargparse has since replaced.
-    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
-]
 
 CONFIG = {
     "trainer": {**TRAINER, "max_epochs": 2},
@@ -50,7 +48,7 @@ CONFIG = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prepare(tmp_path, monkeypatch, CONFIG)
-    (tmp_path / "small.ckpt").write_text("no checkpoint", encoding="utf-8")
+
     return tmp_path
 
 
@@ -106,32 +104,26 @@ def test_short_help_names_only_options_that_exist(folder: Path, command: str, ca
 # Complaints ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        ("fti", "unknown command 'fti'"),
-        ("fti", "did you mean 'fit'?"),
-        ("fit --config none.yaml", "none.yaml"),
-        ("fit --config nowhere/listops.yaml", "nowhere/listops.yaml"),
-        ("fit --config listop.yaml", "listops.yaml, listops_long.yaml"),
-        ("fit", "model"),
-        ("fit --config small.yaml --trainer.devices 3x", "Trainer: an option"),
-        ("test --config small.yaml --ckpt_path none.ckpt", "none.ckpt"),
-        ("test --config small.yaml --ckpt_path small.ckpt", "not a checkpoint"),
-        ("inspect none.txt", "none.txt"),
-        ("inspect bad.txt", "bad.txt:2"),
-        ("inspect listops --batches 0", "--batches"),
-    ],
-)
+WRONG_OPTIONS = [
+    ("fti", "unknown command 'fti'"),
+    ("fti", "did you mean 'fit'?"),
+    ("fit --config none.yaml", "none.yaml"),
+    ("fit --config nowhere/listops.yaml", "nowhere/listops.yaml"),
+    ("fit --config listop.yaml", "listops.yaml, listops_long.yaml"),
+    ("fit", "model"),
+    ("fit --config small.yaml --trainer.devices 3x", "Trainer: an option"),
+    ("inspect listops --batches 0", "--batches"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), WRONG_OPTIONS)
 def test_wrong_options_and_missing_files(folder: Path, argv: str, said: str, capsys) -> None:
-    Path("bad.txt").write_text("(3 (2 good) (4 fun))\n(3 (2 good)\n", encoding="utf-8")
+
     assert said in complaint(capsys, *argv.split())
 
 
 @pytest.mark.parametrize("form", [["--config", "listops.yaml"], ["--config=configs/listops.yaml"]])
-def test_a_configuration_of_the_package_is_found_by_its_name(
-    folder: Path, capsys, form: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_configuration_of_the_package_is_found_by_its_name(folder, capsys, form, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(command_file, "rank_zero_info", lines.append)
     assert run("fit", *form, "--print_config") == 0
@@ -161,39 +153,33 @@ def _stopping(monitor: str) -> str:
     return f"{{class_path: EarlyStopping, init_args: {{monitor: {monitor}}}}}"
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--trainer.max_epoch", "2", "did you mean '--trainer.max_epochs'?"),
-        ("--trainer.max_epochs", "two", '"trainer.max_epochs": Does not validate'),
-        ("--model", "TreeClasification", "did you mean 'TreeClassification'?"),
-        (
-            "--model.init_args.hidden_channel",
-            "2",
-            "did you mean '--model.init_args.hidden_channels'?",
-        ),
-        ("--model.init_args.optimizer.lrr", "2", "did you mean '--model.init_args.optimizer.lr'?"),
-        ("--model.init_args.optimizer.name", "x", '"optimizer.name": Expected a typing.Literal'),
-        ("--model.init_args.optimizer.lr", "-1", "OptimizerOptions: lr is out of range"),
-        ("--model.init_args.rate.gamma", "-1", "RateOptions: gamma is out of range"),
-        ("--model.init_args.output_dropout", "1.5", "dropout"),
-        ("--model.init_args.cell", "foo", "no layer for cell 'foo'"),
-        ("--checkpoint.monitor", "val/acuracy", "did you mean 'val/accuracy'?"),
-        ("--checkpoint.mode", "mx", "mx"),
-        ("--trainer.callbacks", "EarlyStopping", "are required: monitor"),
-        ("--trainer.callbacks", _stopping("val/acuracy"), "did you mean 'val/accuracy'?"),
-        ("--trainer.callbacks", f"[{_stopping('val/los')}]", "callbacks.monitor val/loss"),
-        ("--data.init_args.batch_size", "0", "batch_size"),
-        ("--data.init_args.form", "x", '"form": Expected a typing.Literal'),
-        ("--data.init_args.vectors", "{source: glove, file: none.txt}", "none.txt"),
-        ("--config", "empty.yaml", "got: an empty file; where: empty.yaml"),
-        ("--config", "broken.yaml", "where: broken.yaml:2"),
-        ("--config", "mistyped.yaml", "data.init_arg. expected"),
-    ],
-)
-def test_wrong_settings_are_found_before_data_is_processed(
-    folder: Path, option: str, value: str, said: str, capsys
-) -> None:
+WRONG_SETTINGS = [
+    ("--trainer.max_epoch", "2", "did you mean '--trainer.max_epochs'?"),
+    ("--trainer.max_epochs", "two", '"trainer.max_epochs": Does not validate'),
+    ("--model", "TreeClasification", "did you mean 'TreeClassification'?"),
+    ("--model.init_args.hidden_channel", "2", "did you mean '--model.init_args.hidden_channels'?"),
+    ("--model.init_args.optimizer.lrr", "2", "did you mean '--model.init_args.optimizer.lr'?"),
+    ("--model.init_args.optimizer.name", "x", '"optimizer.name": Expected a typing.Literal'),
+    ("--model.init_args.optimizer.lr", "-1", "OptimizerOptions: lr is out of range"),
+    ("--model.init_args.rate.gamma", "-1", "RateOptions: gamma is out of range"),
+    ("--model.init_args.output_dropout", "1.5", "dropout"),
+    ("--model.init_args.cell", "foo", "no layer for cell 'foo'"),
+    ("--checkpoint.monitor", "val/acuracy", "did you mean 'val/accuracy'?"),
+    ("--checkpoint.mode", "mx", "mx"),
+    ("--trainer.callbacks", "EarlyStopping", "are required: monitor"),
+    ("--trainer.callbacks", _stopping("val/acuracy"), "did you mean 'val/accuracy'?"),
+    ("--trainer.callbacks", f"[{_stopping('val/los')}]", "callbacks.monitor val/loss"),
+    ("--data.init_args.batch_size", "0", "batch_size"),
+    ("--data.init_args.form", "x", '"form": Expected a typing.Literal'),
+    ("--data.init_args.vectors", "{source: glove, file: none.txt}", "none.txt"),
+    ("--config", "empty.yaml", "got: an empty file; where: empty.yaml"),
+    ("--config", "broken.yaml", "where: broken.yaml:2"),
+    ("--config", "mistyped.yaml", "data.init_arg. expected"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "said"), WRONG_SETTINGS)
+def test_wrong_settings_are_found_before_data_is_processed(folder, option, value, said, capsys):
     Path("empty.yaml").touch()
     Path("broken.yaml").write_text("model:\n  [", encoding="utf-8")
     mistyped = yaml.safe_dump(CONFIG).replace("init_args", "init_arg")
@@ -221,9 +207,7 @@ def test_a_foreign_file_is_no_checkpoint(folder: Path, capsys) -> None:
         assert "the file is not a checkpoint" in complaint(capsys, *argv)
 
 
-def test_a_checkpoint_without_options_or_other_weights_does_not_predict(
-    folder: Path, capsys
-) -> None:
+def test_a_checkpoint_without_options_or_other_weights_does_not_predict(folder, capsys):
     contents: dict = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
     contents["pyg_dynbatch_task"] = "TreeClassification"
     alone = ["predict", "--checkpoint", "odd.ckpt", "--input", "test.txt"]
@@ -254,6 +238,55 @@ def test_one_line_joins_notes_and_names_silent_errors() -> None:
     assert one_line(error) == "What: wrong. expected: a; got: b; file: c.ckpt"
     assert one_line(KeyError) == "<class 'KeyError'>"
     assert one_line(ValueError()) == "ValueError"
+
+
+MISTAKES = [
+    TypeError(OURS),
+    RuntimeError(OURS),
+    ValueError("a plain error"),
+    FileNotFoundError("no such file"),
+    MisconfigurationException("no GPU here"),
+]
+
+
+@pytest.mark.parametrize("error", MISTAKES)
+def test_an_error_of_the_user_is_one_line(error: Exception, monkeypatch, capsys) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert cli.main(["fit"]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("pyg-dynbatch: error: ")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("int + str"), RuntimeError(f"not ours: {OURS}"), KeyError("x"), AssertionError()],
+)
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    with pytest.raises(type(error)):
+        cli.main(["fit"])
+
+
+MISSING_ARGUMENTS = [
+    (["inspect", "file.txt", "--foo"], "unrecognized arguments: --foo"),
+    (["inspect"], "the following arguments are required: DATA"),
+    (["ensemble"], "the following arguments are required: --checkpoints"),
+]
+
+
+@pytest.mark.parametrize(("argv", "text"), MISSING_ARGUMENTS)
+def test_wrong_options_are_reported_on_one_line(argv, text: str, capsys) -> None:
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.count("\n") == 1
 
 
 # Runs ---------------------------------------------------------------------------------------------

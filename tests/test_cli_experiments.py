@@ -9,7 +9,6 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 import yaml
 
@@ -20,11 +19,6 @@ from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv
 from tests.test_cli import CONFIG as TREES
 from tests.test_cli_molecules import CONFIG
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)"),
-    pytest.mark.filterwarnings("ignore:The variance of predictions or target is close to zero"),
-]
 
 
 @pytest.fixture
@@ -139,20 +133,6 @@ def test_a_space_that_cannot_be_searched(folder: Path, capsys, space: str) -> No
     assert "the search space cannot be used" in said and "space.yaml" in said
 
 
-@pytest.mark.long
-def test_trees_are_repeated_too(folder: Path, capsys) -> None:
-    Path("trees.yaml").write_text(yaml.safe_dump(TREES), encoding="utf-8")
-    assert run("repeat", "--config", "trees.yaml", "--times", "2", "--output", "o.csv") == 0
-    assert "network   all                  accuracy" in capsys.readouterr().out
-    first = rows_of("o.csv")
-    assert {row["metric"] for row in first} >= {"accuracy", "loss"}
-    assert run("repeat", "--config", "trees.yaml", "--times", "3", "--output", "o.csv") == 0
-    assert "done before" in capsys.readouterr().out
-    for before, now in zip(first, rows_of("o.csv"), strict=True):
-        assert now["runs"] == "3" and now["run_3"]
-        assert [now["run_1"], now["run_2"]] == [before["run_1"], before["run_2"]]
-
-
 def together(argv: list[str]) -> list[int]:
     """Start a command in two processes, as a user of Dask or Ray would."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
@@ -162,8 +142,9 @@ def together(argv: list[str]) -> list[int]:
 @pytest.mark.long
 def test_processes_share_the_runs_of_a_table(folder: Path, capfd) -> None:
     Path("trees.yaml").write_text(yaml.safe_dump(TREES), encoding="utf-8")
-    argv = ["repeat", "--config", "trees.yaml", "--times", "4", "--output"]
+    argv = ["repeat", "--config", "trees.yaml", "--times", "3", "--output"]
     assert run(*argv, "alone.csv") == 0
+    assert "network   all                  accuracy" in capfd.readouterr().out
 
     # One is killed in its first run, which another process begins anew.
     killed = subprocess.Popen([sys.executable, "-m", "pyg_dynbatch", *argv, "shared.csv"])
@@ -174,11 +155,11 @@ def test_processes_share_the_runs_of_a_table(folder: Path, capfd) -> None:
     capfd.readouterr()
     assert together([*argv, "shared.csv"]) == [0, 0]
     said = capfd.readouterr().out
-    assert [said.count(f"run {n} of 4: --seed_everything {n}\n") for n in (1, 2, 3, 4)] == [1] * 4
+    assert [said.count(f"run {n} of 3: --seed_everything {n}\n") for n in (1, 2, 3)] == [1] * 3
     assert Path("shared.csv").read_bytes() == Path("alone.csv").read_bytes()
     assert not list(Path().glob(".shared.csv*"))
     assert run(*argv, "shared.csv") == 0
-    assert capfd.readouterr().out.count("done before") == 4
+    assert capfd.readouterr().out.count("done before") == 3
     fewer = ["repeat", "--config", "trees.yaml", "--output", "shared.csv", "--times", "2"]
     assert "the table has more runs" in complaint(capfd, *fewer)
 
@@ -187,14 +168,14 @@ def test_processes_share_the_runs_of_a_table(folder: Path, capfd) -> None:
 def test_processes_share_the_trials_of_a_study(folder: Path, capfd) -> None:
     optuna = pytest.importorskip("optuna")
     Path("space.yaml").write_text(yaml.safe_dump(SPACE), encoding="utf-8")
-    argv = ["tune", "--config", "small.yaml", "--space", "space.yaml", "--trials", "4"]
+    argv = ["tune", "--config", "small.yaml", "--space", "space.yaml", "--trials", "3"]
     assert together(argv) == [0, 0]
     storage = optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend("study.log")
     )
     study = optuna.load_study(study_name="tune", storage=storage)
     assert len(study.trials) == len({json.dumps(trial.params) for trial in study.trials})
-    assert 4 <= len(study.trials) <= 5  # both may have begun the last one
+    assert 3 <= len(study.trials) <= 4  # both may have begun the last one
     assert len(list(Path("runs/small").iterdir())) == len(study.trials)
     best = f"# val/scaled_rmse {study.best_value:.6g}: trial {study.best_trial.number} of study.log"
     assert Path("best.yaml").read_text(encoding="utf-8").startswith(best)

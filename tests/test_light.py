@@ -45,13 +45,17 @@ assert main(["explain", "--checkpoint", path, "--input", text]) == 0
 """
 DOORS = """
 import sys
-heavy = ("lightning", "torchmetrics", "jsonargparse", "rdkit", "matplotlib", "scipy", "pandas")
+heavy = ("lightning", "torchmetrics", "jsonargparse", "rdkit", "matplotlib", "scipy", "pandas",
+         "pytorch_lightning", "networkx", "nltk", "sentence_transformers")
 import torch_geometric
 before = set(sys.modules)
 import pyg_dynbatch.data, pyg_dynbatch.datasets, pyg_dynbatch.loader, pyg_dynbatch.models
 import pyg_dynbatch.nn, pyg_dynbatch.blocks, pyg_dynbatch.autobatch, pyg_dynbatch.testing
+everything = [getattr(pyg_dynbatch, name) for name in pyg_dynbatch.__all__]
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert loaded.isdisjoint(heavy), loaded.intersection(heavy)
+import pyg_dynbatch.molecules
+assert set(sys.modules).isdisjoint(("dask", "distributed", "ray"))
 """
 
 

@@ -59,12 +59,6 @@ def test_schedules_come_from_the_workers(persistent):
             assert len(batch.to_data_list()) == 4
 
 
-@pytest.mark.long
-def test_spawned_workers_get_everything_by_pickle():
-    loader = DataLoader(trees(4), batch_size=2, num_workers=1, multiprocessing_context="spawn")
-    assert numbers(loader) == [[0, 1], [2, 3]]
-
-
 def test_pinning_asks_the_schedule(monkeypatch):
     asked = []
     monkeypatch.setattr(Levels, "pin_memory", lambda self: asked.append(self) or self)
@@ -114,33 +108,6 @@ def loader_of(kind, workers=0):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", ["shuffled", "in order", "budget"])
-def test_continues_in_the_middle_of_an_epoch(kind, workers):
-    loader, other = loader_of(kind, workers), loader_of(kind, workers)
-    list(loader)
-    running = iter(loader)
-    taken = [next(running).target.tolist() for _ in range(4)]
-    state = loader.state_dict()
-    assert state["position"] == 4, "workers have loaded more, the training loop has not"
-    rest = numbers(running)
-    assert sorted(sum(taken + rest, [])) == list(range(24))
-    other.load_state_dict(state)
-    assert len(other) == len(loader)
-    assert numbers(other) == rest
-    assert numbers(other) == numbers(loader)
-
-
-@pytest.mark.parametrize("kind", ["shuffled", "in order", "budget"])
-@pytest.mark.parametrize("epochs", [0, 1])
-def test_state_between_epochs_begins_the_next(kind, epochs):
-    loader, other = loader_of(kind), loader_of(kind)
-    for _ in range(epochs):
-        list(loader)
-    other.load_state_dict(loader.state_dict())
-    assert numbers(other) == numbers(loader)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
 def test_a_state_of_virtual_ranks_counts_steps(workers):
     def make(planned, ranks=1):
         inner = DistributedSampler(DATA, ranks, 0)
@@ -163,14 +130,14 @@ def test_a_state_of_virtual_ranks_counts_steps(workers):
         make(2).load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("other", "taken", "message"),
-    [
-        (lambda: loader_of("budget"), 2, "batch_size differs"),
-        (lambda: DataLoader(DATA, 3, shuffle=True, seed=2), 0, "DataLoader: .*, seed differs"),
-        (lambda: DataLoader(DATA[1:], 3, shuffle=True, seed=1), 0, r"examples differs[\s\S]*24"),
-    ],
-)
+OTHER_LOADERS = [
+    (lambda: loader_of("budget"), 2, "batch_size differs"),
+    (lambda: DataLoader(DATA, 3, shuffle=True, seed=2), 0, "DataLoader: .*, seed differs"),
+    (lambda: DataLoader(DATA[1:], 3, shuffle=True, seed=1), 0, r"examples differs[\s\S]*24"),
+]
+
+
+@pytest.mark.parametrize(("other", "taken", "message"), OTHER_LOADERS)
 def test_a_state_of_other_batches_is_refused(other, taken, message):
     running = iter(loader := loader_of("shuffled"))
     for _ in range(taken):

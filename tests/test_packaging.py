@@ -69,12 +69,12 @@ def test_wheel_and_sdist_run_where_they_are_installed(archives: list[Path], tmp_
         assert {path for path in wanted if not (folder / path).is_file()} == set()
         assert not list(folder.rglob("*.c"))
         installed = {"PYTHONPATH": str(folder)}
-        shown = run(tmp_path, "-m", *FIT, "tpsa.yaml", "--print_config", **installed).stdout
-        assert "NCIData" in shown
-        trained = run(tmp_path, "-m", *FIT, "listops.yaml", *TINY, **installed).stdout
-        assert "test/accuracy: 0." in trained
         *_, file = run(tmp_path, "readme.py", **installed).stdout.splitlines()
         assert Path(file).is_relative_to(folder)
+    shown = run(tmp_path, "-m", *FIT, "tpsa.yaml", "--print_config", **installed).stdout
+    assert "NCIData" in shown
+    trained = run(tmp_path, "-m", *FIT, "listops.yaml", *TINY, **installed).stdout
+    assert "test/accuracy: 0." in trained
 
 
 @pytest.mark.long

@@ -51,28 +51,24 @@ class Page(HTMLParser):
             self.loaded.append(given["src"])
 
 
-@pytest.mark.parametrize(
-    ("link", "origin", "expected"),
-    [
-        ("docs/trees.md", "README.md", "/trees.md"),
-        ("../examples/own_cell.py", "docs/cells.md", "/generated/examples/own_cell.md"),
-        ("../benchmarks/RESULTS.md#sst", "docs/speed.md", "/generated/results.md#sst"),
-        ("trees.md#files", "docs/index.md", "/trees.md#files"),
-        ("../LICENSE", "docs/index.md", "../LICENSE"),
-        ("https://pyg.org/a.md", "docs/index.md", "https://pyg.org/a.md"),
-    ],
-)
-def test_links_point_to_the_site(
-    site_pages: ModuleType, link: str, origin: str, expected: str
-) -> None:
+LINKS = [
+    ("docs/trees.md", "README.md", "/trees.md"),
+    ("../examples/own_cell.py", "docs/cells.md", "/generated/examples/own_cell.md"),
+    ("../benchmarks/RESULTS.md#sst", "docs/speed.md", "/generated/results.md#sst"),
+    ("trees.md#files", "docs/index.md", "/trees.md#files"),
+    ("../LICENSE", "docs/index.md", "../LICENSE"),
+    ("https://pyg.org/a.md", "docs/index.md", "https://pyg.org/a.md"),
+]
+
+
+@pytest.mark.parametrize(("link", "origin", "expected"), LINKS)
+def test_links_point_to_the_site(site_pages, link, origin, expected):
     text = f"see [this]({link})\n```python\nx[0](trees.md)\n```\n"
     adapted = text.replace(f"]({link})", f"]({expected})")
     assert site_pages.adapt(text, ROOT / origin, DOCS / "page.md") == adapted
 
 
-def test_an_example_is_shown_with_its_picture_and_output(
-    site_pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example_is_shown_with_its_picture_and_output(site_pages, tmp_path, monkeypatch):
     monkeypatch.setattr(site_pages, "GENERATED", tmp_path)
     page = site_pages.example_page(ROOT / "examples" / "autobatch_tree_lstm.py", runs=True)
     assert "![autobatch_tree_lstm](/generated/examples/autobatch_tree_lstm.svg)" in page
@@ -81,9 +77,7 @@ def test_an_example_is_shown_with_its_picture_and_output(
     assert picture.count("<path") > 25
 
 
-def test_the_card_of_a_use_shows_its_first_sentence_and_picture(
-    site_pages: ModuleType, tmp_path: Path
-) -> None:
+def test_the_card_of_a_use_shows_its_first_sentence_and_picture(site_pages, tmp_path):
     path = DOCS / "cases" / "unwritten.md"
     text = "# A use\n\nWhat it\ndoes. More.\n\n![first](one.svg)\n\n![second](two.svg)\n"
     assert site_pages.case_card(path, text) == (

@@ -1,9 +1,8 @@
 """The random structures have the properties that the laws rely on."""
 
-import pytest
 from hypothesis import given
 
-from tests.strategies import SHAPES, Dag, batches, dags, deep, forests, full_trees, trees, wide
+from tests.strategies import Dag, batches, dags, forests, full_trees, trees
 
 
 def assert_consistent(dag: Dag) -> None:
@@ -25,13 +24,3 @@ def test_random_structures(tree: Dag, full: Dag, forest: Dag, dag: Dag, batch: l
     assert {len(children) for children in full.children} <= {0, 3}
     assert forest.num_nodes - forest.num_edges == len(forest.roots) <= 3
     assert 1 <= len(batch) <= 2
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_special_shapes(name: str) -> None:
-    assert_consistent(SHAPES[name]())
-
-
-def test_deep_and_wide_structures() -> None:
-    assert max(deep().depth) == 9_999
-    assert wide().num_edges == 2000

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import autobatch, bench
 from benchmarks.autobatch import (
@@ -19,7 +18,6 @@ from benchmarks.autobatch import (
     PADDED,
     TRACES,
     WORKER,
-    PaddedTranslate,
 )
 from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF
 
@@ -27,9 +25,7 @@ SMALL = ["--repeats", "1", "--trees", "4", "--width", "4", "--sentences", "3"]
 
 
 @pytest.mark.long
-def test_trees(
-    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "dynet_config", None)
     sizes = ["--leaves", "4", "--units", "3", "--words", "9", "--batch-sizes", "1", "3"]
     records = run(autobatch, *SMALL, *sizes, "--models", "trees", "--profile")
@@ -91,12 +87,3 @@ def test_other_models(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for text in ("flushes: ", "longest sentence: ", "cell with two states"):
         assert text in shown
-
-
-def test_the_padded_model_ignores_padding() -> None:
-    torch.manual_seed(0)
-    names = bench.example("autobatch_translation")
-    model = PaddedTranslate(names.Translate(4))
-    source, lengths = torch.randint(1, 20, (2, 5)), torch.tensor([5, 3])
-    one = model(source[1:, :3], lengths[1:], source[1:, :3])
-    torch.testing.assert_close(model(source, lengths, source)[1:], one)

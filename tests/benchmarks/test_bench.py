@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from benchmarks import bench, blocks, peers, policies, scaling, sst, table1, tree_lstm
+from benchmarks import bench, blocks, peers, policies, scaling, sst, table1, tree_lstm, weave
 from pyg_dynbatch.nn import NaryTreeLSTM
 
 CPU = torch.device("cpu")
@@ -59,18 +59,17 @@ def test_disagreement(found: list[float], got: str) -> None:
         bench.assert_agreement("engine", [torch.tensor([1.0, 2.0])], [torch.tensor(found)])
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "argv", "wrong", "name", "what"),
-    [
-        (blocks, "--trees 8 --models", blocks.Leaf, "forward", "the model in blocks"),
-        (peers, "--peers padded --leaves 4 --words 9", peers.Padded, "roots", "padded"),
-        (sst, "--modes engine --trees 6", tree_lstm.Pair, "forward", "engine"),
-        (table1, "--cells tai --leaves 5", NaryTreeLSTM, "forward", "dynamic"),
-    ],
-)
-def test_nothing_is_timed_if_results_differ(
-    benchmark: Any, argv: str, wrong: Any, name: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+RIVALS = [
+    (blocks, "--trees 8 --models", blocks.Leaf, "forward", "the model in blocks"),
+    (peers, "--peers padded --leaves 4 --words 9", peers.Padded, "roots", "padded"),
+    (sst, "--modes engine --trees 6", tree_lstm.Pair, "forward", "engine"),
+    (table1, "--cells tai --leaves 5", NaryTreeLSTM, "forward", "dynamic"),
+    (weave, "--molecules 5 --batches 1 --modes fused plain", weave, "plain_weave", "plain"),
+]
+
+
+@pytest.mark.parametrize(("benchmark", "argv", "wrong", "name", "what"), RIVALS)
+def test_nothing_is_timed_if_results_differ(benchmark, argv, wrong, name, what, monkeypatch):
     right = getattr(wrong, name)
 
     def off(*given: Any, **named: Any) -> Any:
@@ -104,33 +103,20 @@ def test_table_aligns_numbers_to_the_right_and_leaves_out_empty_rows() -> None:
 
 def test_threads_are_restored() -> None:
     before = torch.get_num_threads()
-    bench.main(
-        policies,
-        [
-            "--shapes",
-            "chain",
-            "--batch-sizes",
-            "1",
-            "--fit",
-            "1",
-            "--batches",
-            "1",
-            "--threads",
-            "2",
-        ],
-    )
+    few = "--shapes chain --batch-sizes 1 --fit 1 --batches 1 --threads 2"
+    bench.main(policies, few.split())
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--sizes", "0"], "expected: an integer of at least 1"),
-        (["--sizes", "many"], "got:      many"),
-        (["--shapes", "star"], "invalid choice: 'star'"),
-        (["--size", "3"], "unrecognized arguments: --size"),
-    ],
-)
+WRONG_OPTIONS = [
+    (["--sizes", "0"], "expected: an integer of at least 1"),
+    (["--sizes", "many"], "got:      many"),
+    (["--shapes", "star"], "invalid choice: 'star'"),
+    (["--size", "3"], "unrecognized arguments: --size"),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), WRONG_OPTIONS)
 def test_wrong_option(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         bench.main(scaling, argv)

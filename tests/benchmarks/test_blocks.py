@@ -42,6 +42,7 @@ def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "us per tree" in shown and "lower bound" in shown and "compiling" in shown
 
 
+@pytest.mark.long
 def test_files_of_the_treebank(run: Any, samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "SST", partial(trees.SST, verify=False))
     options = ["--models", "--batch-sizes", "5", "--batches", "2"]

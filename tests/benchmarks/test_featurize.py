@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -67,13 +66,7 @@ def golden(samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         pytest.param(["deepchem"], ["1", "2"], marks=pytest.mark.long),
     ],
 )
-def test_records(
-    run: Any,
-    modes: list[str],
-    processes: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_records(run, modes, processes, tmp_path, capsys):
     file = tmp_path / "mine.csv"
     file.write_text("smiles\nCO\nC(\nCCO\n", encoding="utf-8")
     options = ["--molecules", "3", "--processes", *processes, "--features", *modes]
@@ -96,9 +89,7 @@ def test_records(
 
 
 @pytest.mark.long
-def test_beside_deepchem(
-    run: Any, golden: Path, interpreter: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_beside_deepchem(run, golden, interpreter, capsys):
     python = interpreter(STAND_IN.format(golden=str(golden), fault=""))
     options = ["--features", "deepchem", "--processes", "1", "--deepchem-python", str(python)]
     records = run(featurize, *SMALL, *options)

@@ -12,9 +12,7 @@ SMALL = ["--steps", "3", "--batch", "4", "--units", "6", "--trees", "10"]
 
 
 @pytest.mark.long
-def test_losses_agree_in_all_modes_and_precisions(
-    run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_losses_agree_in_all_modes_and_precisions(run, capsys):
     records = run(fidelity, *SMALL, "--modes", "fused", "generic", "engine")
     printed = capsys.readouterr().out
     assert "DO NOT AGREE" not in printed
@@ -30,9 +28,7 @@ def test_losses_agree_in_all_modes_and_precisions(
     assert len(set(fused)) == 3
 
 
-def test_a_wrong_gradient_is_seen(
-    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_gradient_is_seen(run, monkeypatch, capsys):
     right = fidelity.Training.backward
 
     def slightly_wrong(self: fidelity.Training, *given: Any) -> float:

@@ -2,7 +2,6 @@
 
 import sys
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import pytest
@@ -82,9 +81,7 @@ def test_a_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPa
     assert all(reason.startswith("ModuleNotFoundError: import of") for reason in missing.values())
 
 
-def test_records(
-    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "dgl", None)
     records = run(peers, *SMALL, "--peers", *PEERS[:5], "DGL")
     timed = {(r["batch"], r["mode"], r["phase"]): r for r in records if r["phase"] != "left out"}

@@ -32,17 +32,17 @@ def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "steps / bound" in shown and "turns" in shown
 
 
-@pytest.mark.parametrize(
-    ("shape", "operations"),
-    [
-        ("chain", {"cell", "label"}),
-        ("tree", {"word", "join_0"}),
-        ("lattice", {"character", "word"}),
-        ("turns", {"cell_0", "cell_1"}),
-        ("typed tree", {"word", "join_0", "join_1"}),
-        ("typed tree 4", {"word", "join_0", "join_1", "join_2", "join_3"}),
-    ],
-)
+OPERATIONS = [
+    ("chain", {"cell", "label"}),
+    ("tree", {"word", "join_0"}),
+    ("lattice", {"character", "word"}),
+    ("turns", {"cell_0", "cell_1"}),
+    ("typed tree", {"word", "join_0", "join_1"}),
+    ("typed tree 4", {"word", "join_0", "join_1", "join_2", "join_3"}),
+]
+
+
+@pytest.mark.parametrize(("shape", "operations"), OPERATIONS)
 def test_shapes(shape: str, operations: set[str]) -> None:
     first, again = (draw_batches(shape, 4, 2, random.Random(3)) for _ in range(2))
     for recordings, same in zip(first, again, strict=True):

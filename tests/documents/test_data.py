@@ -75,27 +75,27 @@ def test_classes_keep_their_kinds(tmp_path: Path) -> None:
     assert found == [True, 1, 2, 10, "one", "yes"] and found[0] is True
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"y": 1}\n{"y": 2', ["a.jsonl:2:", "delimiter"]),
-        ('{"y": 1}\n\n{"y": 1, "x": NaN}', ["a.jsonl:3", "NaN"]),
-        ('{"y": 1, "x": -1e999}', ["a.jsonl:1", "-1e999", "finite"]),
-        ('{"y": 1, "x": ' + "9" * 5000 + "}", ["a.jsonl:1", "999", "1e+150"]),
-        ("[" * 9000 + "]" * 9000, ["a.jsonl:1", "at most 4,000 levels of nesting"]),
-        ('{"y": 1}\n{"y": 2, "x": {"}": 3, "}": 4}}', ["a.jsonl:2", "the key '}' again"]),
-        ("\n \n", ["no documents"]),
-        ('{"y": 1}\n{"x": 1}', ["a.jsonl:2", "$.y", "no such key", "option label"]),
-        ('{"y": 1}\n{"y": null}', ["a.jsonl:2", "$.y", "null"]),
-        ('{"y": 1}\n[1]', ["a.jsonl:2", "array, not an object"]),
-        ('{"y": 1}\n' * 9, ["a.jsonl", "1 different labels of 9"]),
-        ('{"y": 1}\n{"y": "2"}\n{"y": "1"}', ["a.jsonl:1", "a.jsonl:3", '"1"']),
-        ('{"y": "true"}\n{"y": true}', ["a.jsonl:1", "a.jsonl:2", '"true"']),
-        ('{"y": 1}\n{"y": "\\ud800"}', ["a.jsonl:2", "\\ud800", "in pairs"]),
-        ('{"y": "\\ud83d\\ude00\\\\ud800", "\\uDC00": 1}', ["a.jsonl:1", "\\uDC00"]),
-        ('{"y": 1.5}\n{"y": 2.5}\n{"y": 1}', ["3 different labels of 3"]),
-    ],
-)
+BAD_FILES = [
+    ('{"y": 1}\n{"y": 2', ["a.jsonl:2:", "delimiter"]),
+    ('{"y": 1}\n\n{"y": 1, "x": NaN}', ["a.jsonl:3", "NaN"]),
+    ('{"y": 1, "x": -1e999}', ["a.jsonl:1", "-1e999", "finite"]),
+    ('{"y": 1, "x": ' + "9" * 5000 + "}", ["a.jsonl:1", "999", "1e+150"]),
+    ("[" * 9000 + "]" * 9000, ["a.jsonl:1", "at most 4,000 levels of nesting"]),
+    ('{"y": 1}\n{"y": 2, "x": {"}": 3, "}": 4}}', ["a.jsonl:2", "the key '}' again"]),
+    ("\n \n", ["no documents"]),
+    ('{"y": 1}\n{"x": 1}', ["a.jsonl:2", "$.y", "no such key", "option label"]),
+    ('{"y": 1}\n{"y": null}', ["a.jsonl:2", "$.y", "null"]),
+    ('{"y": 1}\n[1]', ["a.jsonl:2", "array, not an object"]),
+    ('{"y": 1}\n' * 9, ["a.jsonl", "1 different labels of 9"]),
+    ('{"y": 1}\n{"y": "2"}\n{"y": "1"}', ["a.jsonl:1", "a.jsonl:3", '"1"']),
+    ('{"y": "true"}\n{"y": true}', ["a.jsonl:1", "a.jsonl:2", '"true"']),
+    ('{"y": 1}\n{"y": "\\ud800"}', ["a.jsonl:2", "\\ud800", "in pairs"]),
+    ('{"y": "\\ud83d\\ude00\\\\ud800", "\\uDC00": 1}', ["a.jsonl:1", "\\uDC00"]),
+    ('{"y": 1.5}\n{"y": 2.5}\n{"y": 1}', ["3 different labels of 3"]),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_FILES)
 def test_bad_files_are_refused_with_their_line(tmp_path: Path, text: str, words: list[str]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(text)

@@ -145,9 +145,7 @@ def test_a_run_is_continued(here: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.long
-def test_numbers_are_predicted_in_their_units(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_numbers_are_predicted_in_their_units(trained, tmp_path, monkeypatch, capsys):
     shutil.copy(trained / "small.yaml", tmp_path)
     monkeypatch.chdir(tmp_path)
     given = [one for one in documents(trained) if "weight" in one]
@@ -185,9 +183,7 @@ def test_numbers_are_predicted_in_their_units(
 
 
 @pytest.mark.long
-def test_repeated_runs_draw_splits_of_their_own(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_runs_draw_splits_of_their_own(here, tmp_path, monkeypatch):
     for name in ("documents.jsonl", "small.yaml"):
         shutil.copy(here / name, tmp_path)
     monkeypatch.chdir(tmp_path)

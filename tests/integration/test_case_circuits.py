@@ -4,28 +4,22 @@ import os
 import random
 import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from circuit_data import Circuit, cut_cone, independent, levels_of, shared_inputs, simulated
+from circuit_model import GateCell, batch_of, estimate
+from circuit_speed import first_levels
+from circuits import main
 
 from pyg_dynbatch.nn import RecursiveLayer
-
-CASES = Path(__file__).parents[2] / "examples" / "cases"
-
-
-@pytest.fixture(autouse=True)
-def _cases_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(CASES))
 
 
 def exclusive_or() -> Any:
     """Return x XOR y: two gates of one signal and the other inverted, and a gate of neither."""
-    from circuit_data import Circuit
-
     sources = np.array([[1, 2], [1, 2], [3, 4]])
     inverted = np.array([[False, True], [True, False], [True, True]])
     return Circuit("xor", 2, sources, inverted)
@@ -33,8 +27,6 @@ def exclusive_or() -> Any:
 
 def drawn(gates: int, inputs: int = 6, seed: int = 0) -> Any:
     """Return a circuit with random gates."""
-    from circuit_data import Circuit
-
     rng = random.Random(seed)
     sources = [rng.sample(range(1, 1 + inputs + gate), 2) for gate in range(gates)]
     inverted = [[rng.random() < 0.5, rng.random() < 0.5] for _ in range(gates)]
@@ -53,8 +45,6 @@ def exact(circuit: Any) -> np.ndarray:
 
 
 def test_simulation_approaches_the_exact_probabilities() -> None:
-    from circuit_data import independent, simulated
-
     circuit = drawn(40)
     label = exact(circuit)
     np.testing.assert_allclose(simulated(circuit, rounds=64), label, atol=0.01)
@@ -62,8 +52,6 @@ def test_simulation_approaches_the_exact_probabilities() -> None:
 
 
 def test_the_formula_is_wrong_where_signals_meet_again() -> None:
-    from circuit_data import independent, shared_inputs
-
     circuit = exclusive_or()
     assert independent(circuit).tolist() == [0, 0.5, 0.5, 0.25, 0.25, 9 / 16]
     assert exact(circuit)[-1] == 0.5
@@ -72,8 +60,6 @@ def test_the_formula_is_wrong_where_signals_meet_again() -> None:
 
 
 def test_a_cone_computes_what_the_circuit_computes() -> None:
-    from circuit_data import cut_cone
-
     circuit = drawn(60)
     whole = cut_cone(circuit, circuit.num_nodes - 1, 10**6)
     assert exact(whole)[-1] == exact(circuit)[-1]
@@ -82,8 +68,6 @@ def test_a_cone_computes_what_the_circuit_computes() -> None:
 
 
 def test_estimates_of_a_batch_are_those_of_each_circuit() -> None:
-    from circuit_model import GateCell, batch_of, estimate
-
     torch.manual_seed(0)
     circuits = [exclusive_or(), drawn(30), drawn(50, seed=1)]
     layer = RecursiveLayer(GateCell(width=4, patterns=2))
@@ -97,8 +81,6 @@ def test_estimates_of_a_batch_are_those_of_each_circuit() -> None:
 
 @pytest.mark.parametrize("only", ["formula", "patterns"])
 def test_estimates_are_between_the_corrected_formula_and_the_patterns(only: str) -> None:
-    from circuit_model import GateCell, batch_of
-
     torch.manual_seed(0)
     circuit, layer = drawn(50), RecursiveLayer(GateCell(width=4, patterns=64))
     batch = batch_of([circuit], [np.zeros(circuit.num_nodes)])
@@ -118,9 +100,6 @@ def test_estimates_are_between_the_corrected_formula_and_the_patterns(only: str)
 
 
 def test_the_first_levels_of_a_circuit_are_its_first_levels() -> None:
-    from circuit_data import levels_of
-    from circuit_speed import first_levels
-
     circuit = drawn(50)
     part = first_levels(circuit, 3)
     assert [len(each) for each in levels_of(part)] == [len(e) for e in levels_of(circuit)[:3]]
@@ -129,12 +108,8 @@ def test_the_first_levels_of_a_circuit_are_its_first_levels() -> None:
 
 
 @pytest.mark.long
-def test_the_command_beats_the_formula(
-    shared_data: Any, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_beats_the_formula(shared_data, tmp_path, capsys):
     pytest.importorskip("aigverse")
-    from circuits import main
-
     folder, figure = shared_data("circuits"), tmp_path / "errors.svg"
     words = ["--cones", "1000", "--epochs", "10", "--test", "multiplier", "--figure", str(figure)]
     with mock.patch.object(sys, "argv", ["circuits.py", "--folder", os.fspath(folder), *words]):

@@ -10,20 +10,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from plan_baselines import ridge
+from plan_model import prepared, run_time, totals
+from plan_reader import operators_of, read_plan, seconds_of
+from query_plans import main
 
 from pyg_dynbatch import blocks as td
 
-CASES = Path(__file__).parents[2] / "examples" / "cases"
-
-
-@pytest.fixture(autouse=True)
-def _cases_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(CASES))
-
 
 def read(path: Path) -> dict[str, Any]:
-    from plan_reader import read_plan
-
     return read_plan(path.read_text(encoding="utf-8"))
 
 
@@ -33,8 +28,6 @@ def without_seconds(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_plan_of_postgresql(samples: Path) -> None:
-    from plan_reader import operators_of, seconds_of
-
     plan = read(samples / "plans" / "postgresql.json")
     kinds = [each["kind"] for each in operators_of(plan)]
     assert kinds == ["Sort", "Nested Loop", "Seq Scan", "Index Scan"]
@@ -60,118 +53,83 @@ def part(name: str, time: float, *plans: dict[str, Any], kind: str = "Part") -> 
     return {**node(kind, time, *plans), **others}
 
 
+def init(name: str, time: float, *plans: dict[str, Any]) -> dict[str, Any]:
+    return part(f"InitPlan {name}", time, *plans)
+
+
+def cte(name: str, time: float, *plans: dict[str, Any]) -> dict[str, Any]:
+    return part(f"CTE {name}", time, *plans)
+
+
+def read_cte(name: str, time: float, kind: str = "CTE Scan", **others: Any) -> dict[str, Any]:
+    return node(kind, time, CTE_Name=name, **others)
+
+
+FIRST, X = init("1 (returns $0)", 60), cte("x", 60)
+READS_X = cte("x", 60, read_cte("x", 50))
 # A plan of PostgreSQL, and the own milliseconds of its nodes from top to bottom.
 PLANS: dict[str, tuple[dict[str, Any], list[float]]] = {
-    "named InitPlan": (
-        node("Sort", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 90, Filter="(a < $0)")),
-        [10, 60, 30],
-    ),
+    "named InitPlan": (node("Sort", 100, FIRST, node("Scan", 90, Filter="(a < $0)")), [10, 60, 30]),
     "named InitPlan of PostgreSQL 17": (
-        node("Sort", 100, part("InitPlan 1", 60), node("Scan", 90, Filter="a < (InitPlan 1).col1")),
+        node("Sort", 100, init("1", 60), node("Scan", 90, Filter="a < (InitPlan 1).col1")),
         [10, 60, 30],
     ),
     "other names": (
-        node("Sort", 100, part("InitPlan 1 (returns $1)", 9), node("Scan", 30, Filter="(a < $10)")),
+        node("Sort", 100, init("1 (returns $1)", 9), node("Scan", 30, Filter="(a < $10)")),
         [61, 9, 30],
     ),
-    "InitPlan in SELECT": (
-        node("Sort", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 90)),
-        [10, 60, 30],
-    ),
+    "InitPlan in SELECT": (node("Sort", 100, FIRST, node("Scan", 90)), [10, 60, 30]),
     "InitPlan in SELECT of the node itself": (
-        node("Result", 100, part("InitPlan 1 (returns $0)", 60), node("Scan", 20)),
+        node("Result", 100, FIRST, node("Scan", 20)),
         [20, 60, 20],
     ),
     "InitPlan that workers need": (
-        node(
-            "Gather",
-            100,
-            part("InitPlan 1 (returns $0)", 30),
-            node("Scan", 50, Filter="(a < $0)", Actual_Loops=3),
-        ),
-        [20, 30, 50],
+        node("Gather", 99, FIRST, node("Scan", 20, Filter="(a < $0)", Actual_Loops=3)),
+        [19, 60, 20],
     ),
-    "CTE": (node("Sort", 100, part("CTE x", 60), node("CTE Scan", 90, CTE_Name="x")), [10, 60, 30]),
+    "CTE": (node("Sort", 100, X, read_cte("x", 90)), [10, 60, 30]),
     "CTE that was read twice, once for all": (
-        node(
-            "Join",
-            100,
-            part("CTE x", 60),
-            node("CTE Scan", 70, CTE_Name="x"),
-            node("CTE Scan", 20, CTE_Name="x"),
-        ),
+        node("Join", 100, X, read_cte("x", 70), read_cte("x", 20)),
         [10, 60, 10, 20],
     ),
     "CTE that was read twice, by each in part": (
-        node(
-            "Join",
-            100,
-            part("CTE x", 60),
-            node("CTE Scan", 50, CTE_Name="x"),
-            node("CTE Scan", 30, CTE_Name="x"),
-        ),
+        node("Join", 100, X, read_cte("x", 50), read_cte("x", 30)),
         [20, 60, 12.5, 7.5],
     ),
     "CTE of a CTE": (
-        node(
-            "Sort",
-            100,
-            part("CTE x", 30),
-            part("CTE y", 60, node("CTE Scan", 50, CTE_Name="x")),
-            node("CTE Scan", 90, CTE_Name="y"),
-        ),
+        node("Sort", 100, cte("x", 30), cte("y", 60, read_cte("x", 50)), read_cte("y", 90)),
         [10, 30, 10, 20, 30],
     ),
     "CTE with the name of an outer one": (
-        node(
-            "Sort",
-            100,
-            part("CTE x", 30),
-            node(
-                "Group",
-                90,
-                part("CTE x", 60, node("CTE Scan", 50, CTE_Name="x")),
-                node("CTE Scan", 80, CTE_Name="x"),
-            ),
-        ),
+        node("Sort", 100, cte("x", 30), node("Group", 90, READS_X, read_cte("x", 80))),
         [10, 30, 10, 10, 20, 20],
     ),
     "recursive CTE": (
         node(
             "Aggregate",
             100,
-            part("CTE x", 80, node("WorkTable Scan", 5, CTE_Name="x", Actual_Loops=10)),
-            node("CTE Scan", 90, CTE_Name="x"),
+            cte("x", 80, read_cte("x", 5, "WorkTable Scan", Actual_Loops=10)),
+            read_cte("x", 90),
         ),
         [10, 30, 50, 10],
     ),
-    "CTE that goes on after the root": (
-        node("Limit", 2, part("CTE x", 60), node("CTE Scan", 1, CTE_Name="x")),
-        [1, 60, 0],
-    ),
+    "CTE that goes on after the root": (node("Limit", 2, X, read_cte("x", 1)), [1, 60, 0]),
     "InitPlan that reads a CTE too": (
         node(
             "Aggregate",
             100,
-            part("CTE x", 60),
-            part("InitPlan 2 (returns $1)", 25, node("CTE Scan", 20, CTE_Name="x")),
-            node("CTE Scan", 90, CTE_Name="x", Filter="(a = $1)"),
+            X,
+            init("2 (returns $1)", 25, read_cte("x", 20)),
+            read_cte("x", 90, Filter="(a = $1)"),
         ),
         [10, 60, 5, 20, 5],
     ),
     "parallel": (
-        node(
-            "Gather Merge", 50, node("Append", 40, node("Scan", 90, Actual_Loops=1), Actual_Loops=3)
-        ),
+        node("Gather Merge", 50, node("Append", 40, node("Scan", 90), Actual_Loops=3)),
         [10, 10, 30],
     ),
     "parallel in a loop": (
-        node(
-            "Loop",
-            100,
-            node("Gather", 9, node("Scan", 8, Actual_Loops=20), Actual_Loops=10),
-            Actual_Loops=1,
-        ),
+        node("Loop", 100, node("Gather", 9, node("Scan", 8, Actual_Loops=20), Actual_Loops=10)),
         [10, 10, 80],
     ),
     "many short loops": (
@@ -184,8 +142,6 @@ PLANS: dict[str, tuple[dict[str, Any], list[float]]] = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_second_of_a_plan_of_postgresql_counts_once(name: str) -> None:
-    from plan_reader import operators_of, read_plan
-
     given, expected = PLANS[name]
     found = [each["seconds"] * 1000 for each in operators_of(read_plan([{"Plan": given}]))]
     assert found == pytest.approx(expected)
@@ -206,8 +162,6 @@ COMPARED = {
 
 @pytest.mark.parametrize("text", COMPARED)
 def test_constants_that_columns_are_compared_with(text: str) -> None:
-    from plan_reader import read_plan
-
     for given in (text, [text]):
         operator = read_plan({"Plan": node("Scan", 1, Filter=given)})
         assert operator["values"] == COMPARED[text]
@@ -215,8 +169,6 @@ def test_constants_that_columns_are_compared_with(text: str) -> None:
 
 
 def test_plan_of_postgresql_holds_nothing_measured(samples: Path) -> None:
-    from plan_reader import read_plan
-
     def planned(node: dict[str, Any]) -> dict[str, Any]:
         measured = ("Actual", "Sort Method", "Sort Space", "Rows Removed")
         kept = {key: value for key, value in node.items() if not key.startswith(measured)}
@@ -239,15 +191,11 @@ BAD = ["[]", "{}", "3", "null", '{"Planning Time": 1}', '{"Plan": {}}', "[" * 30
 
 @pytest.mark.parametrize("document", [*BAD, '[{"Plan": {}}, {"Plan": {}}]', "[{}]\n[{}]"])
 def test_other_documents_are_refused(document: str) -> None:
-    from plan_reader import read_plan
-
     with pytest.raises(ValueError, match="not a query plan|one JSON document|nested too deeply"):
         read_plan(document)
 
 
 def test_plans_of_many_levels_are_read_or_refused() -> None:
-    from plan_reader import operators_of, read_plan
-
     def plan(levels: int) -> dict[str, Any]:
         found = node("Scan", 1)
         for level in range(2, levels + 1):
@@ -279,8 +227,6 @@ def broken(document: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", ["postgresql", "duckdb_1", "duckdb_2"])
 def test_broken_plans_are_refused_or_read_as_plans(samples: Path, name: str) -> None:
-    from plan_reader import operators_of, read_plan
-
     document = json.loads((samples / "plans" / f"{name}.json").read_text(encoding="utf-8"))
     for given in [*broken(document), *broken(read_plan(document))]:
         try:
@@ -296,8 +242,6 @@ def test_broken_plans_are_refused_or_read_as_plans(samples: Path, name: str) -> 
 
 
 def test_the_time_of_a_plan_is_the_sum_of_its_operators(samples: Path) -> None:
-    from plan_model import prepared, run_time, totals
-
     torch.manual_seed(0)
     plans = [prepared(read(path), {"Sort"}) for path in sorted((samples / "plans").iterdir())]
     model = td.Compiler.create(run_time({"Sort"}, 8)).eval()
@@ -310,8 +254,6 @@ def test_the_time_of_a_plan_is_the_sum_of_its_operators(samples: Path) -> None:
 
 
 def test_a_penalty_keeps_ridge_from_following_noise() -> None:
-    from plan_baselines import ridge
-
     rng = np.random.default_rng(0)
     tables = [np.hstack([np.ones((40, 1)), rng.normal(size=(40, 30))]) for _ in range(3)]
     log = [table[:, 1] + rng.normal(size=40) for table in tables]
@@ -323,7 +265,6 @@ def test_a_penalty_keeps_ridge_from_following_noise() -> None:
 def test_plans_of_a_real_database_hold_nothing_measured() -> None:
     duckdb = pytest.importorskip("duckdb")
     from plan_data import create_tables, draw_queries, run_queries
-    from plan_reader import operators_of, read_plan
 
     connection = duckdb.connect()
     create_tables(connection, 5000)
@@ -338,8 +279,6 @@ def test_plans_of_a_real_database_hold_nothing_measured() -> None:
 
 def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    from query_plans import main
-
     database = tmp_path / "my.duckdb"
     duckdb.connect(str(database)).close()
 
@@ -381,12 +320,9 @@ def test_what_cannot_be_learned_from_is_named(tmp_path: Path, samples: Path) -> 
 
 
 @pytest.mark.long
-def test_the_command_learns_from_a_database_of_the_user(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_command_learns_from_a_database_of_the_user(tmp_path, capsys):
     duckdb = pytest.importorskip("duckdb")
     from plan_data import create_tables, draw_queries
-    from query_plans import main
 
     with duckdb.connect(str(tmp_path / "my.duckdb")) as connection:
         create_tables(connection, 50_000)

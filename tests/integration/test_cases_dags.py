@@ -23,12 +23,6 @@ from tests.strategies import Dag
 ETHER = ("CCOCC", (("CCO", ()), ("CCO", ())))
 
 
-@pytest.fixture(autouse=True)
-def beside_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a case import the file next to it."""
-    monkeypatch.syspath_prepend(str(FOLDER / "cases"))
-
-
 def case(name: str) -> dict[str, Any]:
     return defined_in(f"cases/{name}")
 
@@ -69,9 +63,7 @@ def architectures(tmp_path: Path) -> Path:
     return path
 
 
-def test_architectures_run(
-    architectures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_architectures_run(architectures, tmp_path, capsys):
     train, valid, test = case("architectures")["read"](architectures, None)
     assert [len(train), len(valid), len(test)] == [128, 16, 16]
     figure = tmp_path / "figure.svg"
@@ -84,9 +76,7 @@ def test_architectures_run(
 
 
 @pytest.mark.long
-def test_dagnn_predicts_accuracies_better_than_counts(
-    shared_data: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dagnn_predicts_accuracies_better_than_counts(shared_data, capsys):
     path = shared_data("dags/final_structures6.txt.gz")
     parts = case("architectures")["read"](path, None)
     assert [len(part) for part in parts] == [16_118, 1000, 1902]
@@ -170,9 +160,7 @@ def test_the_network_of_route_distances(shared_data: Callable[[str], Path]) -> N
 
 
 @pytest.mark.long
-def test_routes_run(
-    shared_data: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_routes_run(shared_data, tmp_path, capsys):
     figure = tmp_path / "figure.svg"
     files = {"--routes": "routes/example_routes.json", "--state": "routes/dummy_state.pt"}
     more = [word for key, name in files.items() for word in (key, shared_data(name))]

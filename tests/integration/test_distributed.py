@@ -19,11 +19,7 @@ from pyg_dynbatch.training.runs import closing_lines
 from tests.console import rows_of
 from tests.training.helpers import FORKS, checkpointing, last_of, task, trainer, tree_files
 
-pytestmark = [
-    *FORKS,
-    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
-    pytest.mark.filterwarnings("ignore:Experiment logs directory"),
-]
+pytestmark = [*FORKS, pytest.mark.filterwarnings("ignore:Experiment logs directory")]
 
 RANKS: dict[str, Any] = {"devices": 2, "strategy": "ddp_fork"}
 
@@ -67,7 +63,9 @@ def test_every_rank_resumes_with_its_own_random_numbers(tmp_path: Path) -> None:
         assert straight == second != without
 
 
-@pytest.mark.parametrize("cell", ["nary", "child_sum", "gru", "rnn"])
+@pytest.mark.parametrize(
+    "cell", ["nary", "child_sum", "gru", pytest.param("rnn", marks=pytest.mark.long)]
+)
 def test_a_rank_with_single_nodes_only_takes_part(tmp_path: Path, cell: str) -> None:
     for name in ("train", "val"):
         lines = ["(1 word)", "(2 (0 a) (1 (1 b) (2 c)))"]

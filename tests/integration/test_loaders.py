@@ -1,7 +1,6 @@
 """Loaders and samplers in a Lightning trainer, on one rank and on two."""
 
 import json
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -141,19 +140,6 @@ def check_seen(ranks: list[list[list[int]]], exact: bool) -> None:
         assert sum(seen.values()) == COUNT + 1, "Lightning pads to an even number"
 
 
-@pytest.mark.parametrize("kind", ["plain", "budget"])
-def test_predictions_come_with_their_example_numbers(tmp_path, kind):
-    class Writer(pl.callbacks.BasePredictionWriter):
-        def write_on_epoch_end(self, trainer, module, predictions, batch_indices):
-            self.pairs = list(zip(predictions, batch_indices[0], strict=True))
-
-    writer = Writer("epoch")
-    trainer(tmp_path, callbacks=[writer]).predict(Recorder(tmp_path, kind))
-    assert writer.pairs
-    for predicted, indices in writer.pairs:
-        assert predicted.tolist() == indices
-
-
 class Stop(pl.Callback):
     """Save a checkpoint in the middle of an epoch."""
 
@@ -165,8 +151,7 @@ class Stop(pl.Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize("kind", ["plain", "budget"])
-@pytest.mark.parametrize("step", [3, 12])
+@pytest.mark.parametrize(("kind", "step"), [("plain", 3), ("budget", 12)])
 def test_a_run_stopped_in_an_epoch_resumes_with_the_next_batch(tmp_path, kind, step):
     whole = Recorder(tmp_path, kind)
     path = tmp_path / "stopped.ckpt"
@@ -175,19 +160,6 @@ def test_a_run_stopped_in_an_epoch_resumes_with_the_next_batch(tmp_path, kind, s
     trainer(tmp_path, limit_val_batches=0, max_epochs=3).fit(rest, ckpt_path=path)
     assert [row[3] for row in rest.seen] == [row[3] for row in whole.seen[step:]]
     assert torch.equal(rest.weight, whole.weight)
-
-
-def test_a_run_stopped_between_epochs_resumes_the_shuffling(tmp_path):
-    saved = pl.callbacks.ModelCheckpoint(tmp_path / "saved", filename="epoch", every_n_epochs=1)
-    whole, rest = Recorder(tmp_path, "budget"), Recorder(tmp_path, "budget")
-    trainer(tmp_path, limit_val_batches=0, max_epochs=3).fit(whole)
-    options = {"limit_val_batches": 0, "enable_checkpointing": True, "callbacks": [saved]}
-    # Overwriting the previous file is intended.
-    warnings.filterwarnings("ignore", "Checkpoint directory")
-    trainer(tmp_path, max_epochs=2, **options).fit(Recorder(tmp_path, "budget"))
-    path = saved.best_model_path
-    trainer(tmp_path, max_epochs=3, **options).fit(rest, ckpt_path=path)
-    assert rest.seen == [row for row in whole.seen if row[1] == 2]
 
 
 def test_ranks_are_found_without_a_distributed_sampler(tmp_path):

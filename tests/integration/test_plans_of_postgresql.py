@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_reader import operators_of, read_plan
 
-CASES = Path(__file__).parents[2] / "examples" / "cases"
 FOLDERS = [Path(shutil.which("initdb") or "/").parent, *Path("/usr/lib/postgresql").glob("*/bin")]
 PROGRAMS = [folder for folder in FOLDERS if (folder / "initdb").is_file()]
 
@@ -124,10 +124,7 @@ def database() -> Iterator[Callable[[str], str]]:
 
 @pytest.mark.long
 @pytest.mark.skipif(not PROGRAMS, reason="PostgreSQL is not installed")
-def test_operators_add_up_to_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(CASES))
-    from plan_reader import operators_of, read_plan
-
+def test_operators_add_up_to_the_root() -> None:
     with database() as sql:
         sql(TABLES)
 

@@ -24,10 +24,7 @@ from pyg_dynbatch.lightning import DocumentPrediction
 from pyg_dynbatch.models import MoleculePredictor, TreePredictor
 from tests.example_files import FOLDER, defined_in
 from tests.molecules.molecules import trained
-from tests.training.helpers import OLD_NAME
 from tests.trees.helpers import tree_checkpoint
-
-pytestmark = OLD_NAME
 
 TREES = [["good", "not"], "(good)", ["very", ["not", "good"]], "((very) ((new) (good)))"]
 BAD_TREES = {
@@ -151,9 +148,7 @@ def test_a_batch_of_bad_requests_alone_is_answered(tree_file: str, one_thread: N
     assert [answer.status for answer in found] == [422, 422]
 
 
-def test_a_request_that_the_model_fails_on_is_answered_alone(
-    own_file: Path, one_thread: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_the_model_fails_on_is_answered_alone(own_file, one_thread, caplog):
     trees = [*FORMULAS, {"+": [1]}, {"-": [1, 2]}]
     found = answered(
         "load_service", f"{own_file}:serve", [{"formula": {"tree": tree}} for tree in trees]
@@ -307,19 +302,6 @@ def test_trees_over_http(tree_file: str, one_thread: None) -> None:
     expected = predictor.predict([predictor.read(TREES[2])])
     assert alone.content["probability"] == expected["probability"][0].tolist()  # every bit
     assert malformed == [422] * len(bodies)
-
-
-@pytest.mark.long
-def test_molecules_over_http(tmp_path: Path, one_thread: None) -> None:
-    path = trained(tmp_path)
-    predictor = MoleculePredictor([path])
-    requests = [{"smiles": text} for text in ["C1CC", *SMILES]]
-    with server_of("--checkpoint", path, *FULL) as server:
-        bad, *good = ask_all(server, requests)
-    assert bad.status == 422 and "ring bond 1" in bad.content["detail"]
-    for answer, text in zip(good, SMILES, strict=True):
-        expected = predictor.predict([predictor.featurizer(text)]).values[0].tolist()
-        assert answer.status == 200 and close(list(answer.content.values()), expected)
 
 
 @pytest.mark.long

@@ -1,5 +1,7 @@
 """Small molecules and quiet trainers for the tests of molecular properties."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from pyg_dynbatch.lightning import (
     RandomState,
     SplitOptions,
 )
-from tests.training.helpers import trainer
+from tests.training.helpers import last_of, trainer
 
 SMILES = ["C" * n + end for n in range(1, 9) for end in ("O", "C1CC1", "c1ccccc1", "[NH3+]")]
 # MaxPartialCharge is unknown for some, Ipc huge, NumRadicalElectrons the same for all.
@@ -77,11 +79,21 @@ def best_by(metric: str, mode: str) -> ModelCheckpoint:
     return ModelCheckpoint(monitor=f"val/{metric}", mode=mode, filename="best")
 
 
+_TRAINED: dict[tuple, bytes] = {}
+
+
 def trained(folder, kind="regression", seed=1, make=molecule_data, **options):
-    """Trains a small model for an epoch and gives its checkpoint."""
-    folder.mkdir(exist_ok=True)
-    data = make(folder, kind)
+    """Writes the checkpoint of a small model after an epoch, which a process trains only once."""
+    key = (kind, seed, make, repr(options), os.environ.get("PL_GLOBAL_SEED"))
+    if key not in _TRAINED:
+        with tempfile.TemporaryDirectory() as place:
+            data = make(Path(place), kind)
+            torch.manual_seed(seed)
+            run = molecule_trainer(Path(place), limit_val_batches=0)
+            run.fit(property_task(data, **options), datamodule=data)
+            _TRAINED[key] = Path(last_of(run)).read_bytes()
     torch.manual_seed(seed)
-    run = molecule_trainer(folder / f"seed{seed}", limit_val_batches=0)
-    run.fit(property_task(data, **options), datamodule=data)
-    return str(Path(run.log_dir or "") / "checkpoints" / "last.ckpt")
+    path = Path(folder, f"seed{seed}", "last.ckpt")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_TRAINED[key])
+    return str(path)

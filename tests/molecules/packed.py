@@ -127,3 +127,8 @@ def assert_same(one: MoleculeData, other: MoleculeData) -> None:
             assert torch.equal(one[key].nan_to_num(99), other[key].nan_to_num(99)), key
         else:
             assert one[key] == other[key], key
+
+
+def files_of(folder: str | Path) -> dict[str, bytes]:
+    """Read the files of a folder, except hidden ones and those of its shards."""
+    return {path.name: path.read_bytes() for path in Path(folder).glob("[!.]*") if path.is_file()}

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.data import MoleculeData
-from pyg_dynbatch.molecules.data import MoleculeColumns
-from pyg_dynbatch.molecules.files.store import AtomPacking, join_packs
+from pyg_dynbatch.molecules.files.store import AtomPacking
 from tests.molecules.packed import assert_same
 
 KINDS = ("bit", "real", "count", "bit", "count")
@@ -36,20 +35,6 @@ def test_nothing_is_lost(sizes, random):
         assert_same(data[number], one)
 
 
-@given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4))
-def test_packs_are_joined(groups):
-    row, made = 0, []
-    for group in groups:
-        made.append([molecule(n, row + k) for k, n in enumerate(group)])
-        row += len(group)
-    whole = PACKING.pack(sum(made, []))
-    joined = join_packs([PACKING.pack(group).__getitem__ for group in made], whole)
-    assert all(
-        np.array_equal(joined[key], whole[key], equal_nan=key in ("y", "descriptor"))
-        for key in whole
-    )
-
-
 def test_size():
     atoms = 25
     data = MoleculeData(torch.zeros(atoms, 8), torch.zeros(325, dtype=torch.uint8))
@@ -70,50 +55,37 @@ def test_masked_targets_are_missing():
     assert not columns[0].y_mask.any()
 
 
-def test_without_targets():
-    packing = AtomPacking(KINDS, tuple("abcde"), 0)
-    data = MoleculeData(torch.zeros(2, 5), torch.zeros(3, dtype=torch.uint8))
-    found = packing.unpack(packing.pack([data]), np.array([0]))
-    assert isinstance(found, MoleculeColumns)
-    assert "descriptor" not in packing.pack([data])
-    assert sorted(found[0].keys()) == ["num_nodes", "pair_code", "row", "smiles", "x"]
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "words"),
-    [
-        (0, 0.5, "kind 'bit' does not fit.\n +expected: whole numbers from 0 to 1\n +got: +0.5"),
-        (3, 2.0, "where: +feature 'd'"),
-        (2, 128.0, "kind 'count' does not fit.\n +expected: whole numbers from -128 to 127"),
-        (4, 1.5, "where: +feature 'e'"),
-    ],
+SIZES = (
+    r"a molecule of 3 atoms has fields of other sizes\.\n +expected: 5 atom features, 2 targets, "
 )
-def test_values_that_do_not_fit_their_kind(column, value, words):
-    data = molecule(3, 0)
-    data.x[1, column] = value
-    with pytest.raises(ValueError, match=rf'{words}[\s\S]*the kind "real"'):
-        PACKING.pack([data])
+SIZES += r"6 pairs of atoms, 3 descriptors[\s\S]*row 7"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("x", torch.zeros(3, 4)),
-        ("pair_code", torch.zeros(5, dtype=torch.uint8)),
-        ("y", torch.zeros(1, 3)),
-        ("descriptor", torch.zeros(1, 2)),
-        ("descriptor", None),
-    ],
-)
-def test_molecules_of_another_form(key, value):
+def changed(key, value):
     data = molecule(3, 7)
-    data[key] = value
-    sizes = "5 atom features, 2 targets, 6 pairs of atoms, 3 descriptors"
-    words = rf"a molecule of 3 atoms has fields of other sizes\.\n +expected: {sizes}[\s\S]*row 7"
+    if isinstance(key, int):
+        data.x[1, key] = value
+    else:
+        data[key] = value
+    return data
+
+
+MISFITS = [
+    (0, 0.5, "kind 'bit' does not fit.\n +expected: whole numbers from 0 to 1\n +got: +0.5"),
+    (3, 2.0, r"where: +feature 'd'[\s\S]*the kind \"real\""),
+    (2, 128.0, "kind 'count' does not fit.\n +expected: whole numbers from -128 to 127"),
+    (4, 1.5, "where: +feature 'e'"),
+    ("x", torch.zeros(3, 4), SIZES),
+    ("pair_code", torch.zeros(5, dtype=torch.uint8), SIZES),
+    ("y", torch.zeros(1, 3), SIZES),
+    ("descriptor", torch.zeros(1, 2), SIZES),
+    ("descriptor", None, SIZES),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), MISFITS)
+def test_molecules_that_do_not_fit(key, value, words):
     with pytest.raises(ValueError, match=words):
-        PACKING.pack([data])
-
-
-def test_an_unknown_kind():
+        PACKING.pack([changed(key, value)])
     with pytest.raises(ValueError, match=r"unknown kind of atom feature[\s\S]*got: +'word'"):
         AtomPacking(("bit", "word"), ("a", "b"), 0)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import numpy as np
 import pytest
 import torch
@@ -20,8 +19,6 @@ from tests.test_cli_molecules import CONFIG
 
 ensemble = pytest.importorskip("sklearn.ensemble")
 linear_model = pytest.importorskip("sklearn.linear_model")
-
-pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 
 @pytest.fixture
@@ -49,6 +46,9 @@ def test_baselines_are_tested_as_a_network_is(folder: Path, capsys) -> None:
     assert all((each / "parity.png").is_file() for each in runs)
     names = [[row["task"] for row in rows_of(each / "task_metrics.csv")] for each in runs]
     assert names == [["first", "second", "mean"]] * 3
+    other = ["--run", "runs/small/version_0", "--data.init_args.split.seed", "5"]
+    said = complaint(capsys, "baseline", *other)
+    assert "trained on a different split" in said and "best.ckpt" in said
 
 
 def test_the_forest_is_that_of_scikit_learn(tmp_path: Path) -> None:
@@ -159,10 +159,6 @@ def test_targets_that_cannot_be_learned_are_refused(folder: Path, command: str, 
 
 def test_what_cannot_be_measured_is_refused(folder: Path, capsys) -> None:
     assert "forest, linear" in complaint(capsys, "baseline", "--methods", "magic").replace("'", "")
-    fit_small(folder)
-    other = ["--run", "runs/small/version_0", "--data.init_args.split.seed", "5"]
-    said = complaint(capsys, "baseline", *other)
-    assert "trained on a different split" in said and "best.ckpt" in said
     trees = {**CONFIG, "checkpoint": {}, "report": {}}
     trees["model"] = {"class_path": "TreeClassification", "init_args": {"hidden_channels": 4}}
     trees["data"] = {"class_path": "ListOpsData", "init_args": {"root": "listops"}}

@@ -20,6 +20,7 @@ from tests.molecules.packed import (
     Counting,
     Letters,
     assert_same,
+    files_of,
     killed_at_file,
     open_files_limited,
     records,
@@ -35,10 +36,6 @@ def options(**changes) -> FeaturizeOptions:
 def build(folder, count=COUNT, rows=BAD, featurizer=None, **changes) -> PackedMolecules:
     given = {"task_names": TASKS, "options": options(**changes), "name": "Mine"}
     return build_store(folder, records(count, rows), featurizer or Letters(), **given)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
 
 
 def times(folder: Path) -> dict[str, int]:
@@ -70,15 +67,8 @@ def test_a_store_on_disk_is_that_in_memory(tmp_path):
     columns = ["bits", "codes", "counts", "reals", "row", "text", "y"]
     columns += ["atom_start", "pair_start", "text_start"]
     names = [ERRORS, HEADER, *(column(tmp_path / "store", name).name for name in columns)]
-    assert sorted(content(tmp_path / "store")) == sorted(names)
+    assert sorted(files_of(tmp_path / "store")) == sorted(names)
     assert np.load(column(tmp_path / "store", "y"), mmap_mode="r").shape == (48, 2)
-
-
-@pytest.mark.long
-def test_processes_change_nothing(tmp_path):
-    build(tmp_path / "one")
-    build(tmp_path / "two", num_workers=2)
-    assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 def test_bad_rows_are_reported(tmp_path, capsys):
@@ -112,19 +102,6 @@ def test_raise_stops_and_keeps_complete_parts(tmp_path):
     assert len(made) == COUNT - 1 and counting.asked == 30
 
 
-def test_interrupted_in_the_middle(tmp_path):
-    folder = tmp_path / "cut"
-    interrupted(folder)
-    assert len(parts(folder)) == 2
-    with pytest.raises(FileNotFoundError, match="not a finished store"):
-        PackedMolecules(folder)
-    resumed = build(folder, featurizer=(counting := Counting()))
-    assert counting.asked == 10
-    build(tmp_path / "whole")
-    assert content(folder) == content(tmp_path / "whole")
-    assert_equal(resumed, build(None))
-
-
 def interrupted(folder, **changes):
     """Leaves the whole parts of the first 44 molecules."""
     with pytest.raises(KeyboardInterrupt):
@@ -137,15 +114,17 @@ def interrupt():
 
 def test_only_missing_parts_are_built(tmp_path):
     build(tmp_path)
-    whole, before = content(tmp_path), times(tmp_path)
+    whole, before = files_of(tmp_path), times(tmp_path)
     build(tmp_path, featurizer=(counting := Counting()))
     assert counting.asked == 0
     assert times(tmp_path) == before
     interrupted(tmp_path / "again")
+    with pytest.raises(FileNotFoundError, match="not a finished store"):
+        PackedMolecules(tmp_path / "again")
     (parts(tmp_path / "again")[0] / HEADER).unlink()
     build(tmp_path / "again", featurizer=(counting := Counting()))
     assert counting.asked == 30
-    assert content(tmp_path / "again") == whole
+    assert files_of(tmp_path / "again") == whole
     build(tmp_path / "again", featurizer=(forced := Counting()), force=True)
     assert forced.asked == COUNT
 
@@ -159,21 +138,21 @@ def test_a_corrupt_part_is_rebuilt(tmp_path, name, damage):
     build(tmp_path / "a", featurizer=(counting := Counting()))
     assert counting.asked == 30
     build(tmp_path / "b")
-    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:-1], lambda c: b"", lambda c: c[:-1] + b"?"])
 @pytest.mark.parametrize("name", ["codes", "atom_start"])
 def test_a_corrupt_column_is_rebuilt(tmp_path, name, damage):
     build(tmp_path)
-    whole = content(tmp_path)
+    whole = files_of(tmp_path)
     path = column(tmp_path, name)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(ValueError, match=f"{path.name} cannot be used") as caught:
         PackedMolecules(tmp_path)[3]
     assert str(path) in str(caught.value) and "build the data set again" in str(caught.value)
     build(tmp_path)
-    assert content(tmp_path) == whole
+    assert files_of(tmp_path) == whole
 
 
 @pytest.mark.parametrize(
@@ -190,7 +169,7 @@ def test_a_killed_build_goes_on(tmp_path, file, featurized, finished):
         assert_equal(PackedMolecules(folder), whole if finished else before)
     build(folder, featurizer=(counting := Counting()))
     assert counting.asked == featurized
-    assert content(folder) == content(tmp_path / "whole")
+    assert files_of(folder) == files_of(tmp_path / "whole")
 
 
 def test_another_source_another_featurizer_another_policy(tmp_path):
@@ -234,7 +213,7 @@ def test_one_process_at_a_time_fills_a_folder(tmp_path, capsys):
     assert waited == [0]
     assert "waiting for process" in capsys.readouterr().err
     build(tmp_path / "b")
-    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
 
 def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch):
@@ -255,14 +234,6 @@ def test_without_locks_a_foreign_part_is_found_at_the_end(tmp_path, monkeypatch)
             build(tmp_path / "mine", featurizer=Counting(45, replace))
     with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules(tmp_path / "mine")
-
-
-def test_a_foreign_column_is_found_when_it_is_read(tmp_path):
-    build(tmp_path / "other", rows=(7,))
-    build(tmp_path / "mine")
-    shutil.copy(column(tmp_path / "other", "text"), column(tmp_path / "mine", "text"))
-    with pytest.raises(ValueError, match=r"text-\w+.npy cannot be used"):
-        PackedMolecules(tmp_path / "mine").smiles(0)
 
 
 def test_many_parts_need_few_open_files(tmp_path):
@@ -290,18 +261,10 @@ def test_parts_that_were_left_over_are_not_part_of_it(tmp_path):
 
 
 def test_nothing_at_all():
-    with pytest.raises(ValueError, match="Mine: no molecules") as caught:
+    with pytest.raises(ValueError, match=r"Mine: no molecules[\s\S]*got:      no records"):
         build(None, count=0)
-    assert "got:      no records" in str(caught.value)
-    with pytest.raises(ValueError, match="no molecules") as caught:
+    with pytest.raises(ValueError, match=r"no molecules[\s\S]*2 of 2 rows cannot be used"):
         build(None, count=2, rows=(0, 1))
-    assert "2 of 2 rows cannot be used" in str(caught.value)
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(OSError, match="the file cannot be written"):
-        build(tmp_path / "file" / "store")
 
 
 def test_long_work_says_how_far_it_is(capsys, monkeypatch):
@@ -320,9 +283,3 @@ def test_short_work_shows_one_line_or_no_bar(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     build_store(None, records(30), Letters(), **given)
     assert capsys.readouterr().err.strip() == ""  # done before a bar is worth while
-
-
-def test_targets_of_another_number(tmp_path):
-    given = [RawMolecule(0, "here", "ab", targets=(1.0,))]
-    with pytest.raises(ValueError, match="has fields of other sizes"):
-        build_store(None, given, Letters(), task_names=TASKS, options=options())

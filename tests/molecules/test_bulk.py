@@ -22,15 +22,13 @@ from tests.molecules.molecules import trained
 from tests.molecules.packed import (
     Counting,
     Letters,
+    files_of,
     kill,
     killed,
     killed_at_file,
     open_files_limited,
 )
 from tests.test_files import files_of_at_most
-from tests.training.helpers import OLD_NAME
-
-pytestmark = OLD_NAME
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +46,6 @@ def letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FeaturizeJob:
     return FeaturizeJob("in.smi", "out", featurizer=Letters(), options=options)
 
 
-def content(folder: str | Path) -> dict[str, bytes]:
-    """The files of a folder, without those of its shards."""
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
-
-
 def shards(n: int, seed: int = 0) -> list[Shard]:
     every = [Shard(number, n) for number in range(n)]
     random.Random(seed).shuffle(every)
@@ -63,7 +56,7 @@ def one_process(job: FeaturizeJob, folder: str = "one") -> dict[str, bytes]:
     targets = job.reading.get("target_columns", ())
     records = read_molecules(job.input, **job.reading)
     build_store(folder, records, job.featurizer, task_names=targets, options=job.options)
-    return content(folder)
+    return files_of(folder)
 
 
 def write_molecules(kind: str, number: int, seed: int) -> tuple[str, dict[str, Any]]:
@@ -102,19 +95,19 @@ def test_merged_stores_are_those_of_one_process(tmp_path, monkeypatch, kind, see
     for shard in shards(draw.randint(1, 9), seed):
         job.run(shard)
     assert merge("out") == Path("out")
-    assert content("out") == one_process(job)
+    assert files_of("out") == one_process(job)
     assert PackedMolecules("out").errors == PackedMolecules("one").errors
 
 
-@pytest.mark.parametrize(
-    ("kind", "prints", "options"),
-    [
-        ("csv", "p.npy", {"--narrow": ""}),
-        pytest.param("csv", "p.csv", {}, marks=pytest.mark.long),
-        pytest.param("smi.gz", "", {}, marks=pytest.mark.long),
-        pytest.param("sdf", "", {}, marks=pytest.mark.long),
-    ],
-)
+FILES = [
+    ("csv", "p.npy", {"--narrow": ""}),
+    pytest.param("csv", "p.csv", {}, marks=pytest.mark.long),
+    pytest.param("smi.gz", "", {}, marks=pytest.mark.long),
+    pytest.param("sdf", "", {}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("kind", "prints", "options"), FILES)
 def test_merged_predictions_are_those_of_one_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +141,7 @@ def test_both_functions(letters: FeaturizeJob, checkpoint: str, monkeypatch: Any
     given: dict[str, Any] = {"featurizer": letters.featurizer, "options": letters.options}
     made = featurize("in.smi", "out", shards=3, **given)
     assert made.rows.tolist() == [n for n in range(30) if n not in (5, 22)]
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
     Path("c.smi").write_text("CCO\nC\n" * 100, encoding="utf-8")
     table = predict("c.smi", "p", [checkpoint], shards=2, block_size=128)
     assert table == Path("p/predictions.csv") and len(table.read_text().splitlines()) == 201
@@ -166,7 +159,7 @@ def test_a_killed_shard_of_a_store_continues(letters: FeaturizeJob, capsys: Any)
         replace(letters, featurizer=counting).run(shard)
         assert counting.asked == (16 if shard.number == 0 else 14) - 8
     merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 @pytest.mark.long
@@ -199,7 +192,7 @@ def test_a_killed_shard_of_predictions_continues(tmp_path, monkeypatch, checkpoi
 
     killed_at_file(1, lambda: merge("out"))
     merge("out")
-    assert set(content("out")) == {"predictions.csv", "errors.csv", "p.npy"}
+    assert set(files_of("out")) == {"predictions.csv", "errors.csv", "p.npy"}
     assert Path("out/predictions.csv").read_bytes() == Path("one.csv").read_bytes()
     assert np.array_equal(np.load("out/p.npy"), np.load("p.npy"), equal_nan=True)
 
@@ -232,7 +225,7 @@ def test_two_writers_of_a_shard(letters: FeaturizeJob) -> None:
     assert f"process {os.getpid()} on " in said[0] and "shard-0000-of-0003" in said[0]
     letters.run(Shard(2, 3))
     merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 def predict_job(option: str) -> Callable[[Any], PredictJob]:
@@ -254,12 +247,12 @@ def test_a_shard_of_different_work_is_refused(letters: FeaturizeJob, name: str) 
     other = CHANGES[name](letters)
     for number in (0, 1):
         letters.run(Shard(number, 2))
-    before = content("out/shard-0001-of-0002")
+    before = files_of("out/shard-0001-of-0002")
     with pytest.raises(ValueError, match="shard 1/2: its folder is for different work") as caught:
         other.run(Shard(1, 2))
     assert f"expected: {name}: " in str(caught.value) and f"got:      {name}: " in str(caught.value)
     assert "--force" in str(caught.value)
-    assert content("out/shard-0001-of-0002") == before
+    assert files_of("out/shard-0001-of-0002") == before
 
     replace(other, options=replace(other.options, force=True)).run(Shard(1, 2))
     what = "merge: shard 1/2 is of different work than shard 0/2"
@@ -268,7 +261,7 @@ def test_a_shard_of_different_work_is_refused(letters: FeaturizeJob, name: str) 
     assert f"expected: {name}: " in str(caught.value)
     replace(other, options=replace(other.options, force=True)).run(Shard(0, 2))
     merge("out")
-    assert content("out") == one_process(other)
+    assert files_of("out") == one_process(other)
 
 
 def test_a_failed_shard_does_not_bind_its_folder(letters: FeaturizeJob) -> None:
@@ -276,7 +269,7 @@ def test_a_failed_shard_does_not_bind_its_folder(letters: FeaturizeJob) -> None:
         replace(letters, options=replace(letters.options, bad="raise")).run(Shard())
     letters.run(Shard())
     merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 def test_the_store_of_a_different_featurizer_stays(letters: FeaturizeJob) -> None:
@@ -284,7 +277,7 @@ def test_the_store_of_a_different_featurizer_stays(letters: FeaturizeJob) -> Non
     other = replace(letters, featurizer=Letters("changed"))
     with pytest.raises(ValueError, match="a different featurizer made them"):
         other.run(Shard(0, 2))
-    assert content("out") == before
+    assert files_of("out") == before
 
 
 def test_missing_shards_are_named(letters: FeaturizeJob) -> None:
@@ -320,7 +313,7 @@ def test_what_cannot_be_merged(letters: FeaturizeJob) -> None:
     shutil.rmtree("out/shard-0001-of-0002")
     Path("kept").rename("out/shard-0001-of-0002")
     merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +343,7 @@ def test_a_shard_that_has_changed_is_refused(letters, name, damage):
     shutil.rmtree("out/shard-0001-of-0002")
     run(Shard(1, 2))
     merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 def test_merging_again_changes_nothing(letters: FeaturizeJob) -> None:
@@ -360,7 +353,7 @@ def test_merging_again_changes_nothing(letters: FeaturizeJob) -> None:
     times = {path: path.stat().st_mtime_ns for path in Path("out").glob("*.npy")}
     merge("out")
     assert times == {path: path.stat().st_mtime_ns for path in Path("out").glob("*.npy")}
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
     for path in Path("out").glob("shard-*"):
         shutil.rmtree(path)
     assert len(PackedMolecules("out")) == 28
@@ -372,7 +365,7 @@ def test_many_shards_need_few_open_files(letters: FeaturizeJob) -> None:
         run(shard)
     with open_files_limited(20):
         merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 @pytest.mark.parametrize("after", [1, 6, 11])
@@ -383,7 +376,7 @@ def test_a_killed_merge_is_repeated(letters: FeaturizeJob, after: int) -> None:
     with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules("out")
     merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 @pytest.mark.long
@@ -397,7 +390,7 @@ def test_shards_without_molecules(letters: FeaturizeJob, checkpoint: str, capsys
     assert "shard 2/5: no molecules: it has 2 of 6 records, 2 bad; see --block-size" in said
     assert "shard 4/5: no molecules: it has 0 of 6 records, 0 bad" in said
     merge("f")
-    assert content("f") == one_process(job)
+    assert files_of("f") == one_process(job)
 
     Path("bad.smi").write_text("C1C\n" * 300, encoding="utf-8")
     again = PredictJob("bad.smi", "p", [checkpoint], block_size=128)
@@ -420,7 +413,7 @@ def test_a_full_disk_leaves_no_finished_shard(letters: FeaturizeJob) -> None:
     with pytest.raises(FileNotFoundError, match="not a finished store"):
         PackedMolecules("out")
     merge("out")
-    assert content("out") == one_process(letters)
+    assert files_of("out") == one_process(letters)
 
 
 def test_where_shards_cannot_be_written(letters: FeaturizeJob) -> None:
@@ -436,19 +429,19 @@ def test_where_shards_cannot_be_written(letters: FeaturizeJob) -> None:
 OUT_OF_RANGE = r"the shard is out of range[\s\S]*got: +%s\n[\s\S]*sbatch --array=0-"
 
 
-@pytest.mark.parametrize(
-    ("make", "given", "words"),
-    [
-        *((Shard.parse, text, OUT_OF_RANGE % text) for text in ("3/3", "-1/3", "0/0")),
-        *((Shard.parse, t, "cannot be read") for t in ("", "3", "a/b", "1/3/5", "1/-3")),
-        (lambda path: FeaturizeJob(path, "out"), "-", "standard input cannot be sharded"),
-        *((predict_job("block_size"), n, "block size is out of range") for n in (0, -128, 100)),
-        (predict_job("fingerprints"), "a/b.npy", "the fingerprints of a shard"),
-        (predict_job("fingerprints"), "predictions.csv", "the fingerprints of a shard"),
-        (predict_job("fingerprints"), "errors.csv", "the fingerprints of a shard"),
-        (lambda p: PredictJob(p, "o", ["a"]).run(Shard()), "none.csv", "there is no such file"),
-    ],
-)
+WRONG = [
+    *((Shard.parse, text, OUT_OF_RANGE % text) for text in ("3/3", "-1/3", "0/0")),
+    *((Shard.parse, t, "cannot be read") for t in ("", "3", "a/b", "1/3/5", "1/-3")),
+    (lambda path: FeaturizeJob(path, "out"), "-", "standard input cannot be sharded"),
+    *((predict_job("block_size"), n, "block size is out of range") for n in (0, -128, 100)),
+    (predict_job("fingerprints"), "a/b.npy", "the fingerprints of a shard"),
+    (predict_job("fingerprints"), "predictions.csv", "the fingerprints of a shard"),
+    (predict_job("fingerprints"), "errors.csv", "the fingerprints of a shard"),
+    (lambda p: PredictJob(p, "o", ["a"]).run(Shard()), "none.csv", "there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("make", "given", "words"), WRONG)
 def test_what_is_no_shard_of_a_job(make: Any, given: Any, words: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         make(given)

@@ -26,7 +26,7 @@ from pyg_dynbatch.molecules import featurize, predict
 from pyg_dynbatch.molecules.work import bulk
 from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
-from tests.training.helpers import OLD_NAME
+from tests.molecules.packed import files_of
 
 # Ray Data sets two options that it has deprecated.
 pytestmark = pytest.mark.filterwarnings(
@@ -120,7 +120,7 @@ def one_thread() -> Iterator[None]:
 
 def molecule_file(path: Path, bad: slice) -> Path:
     """Write molecules of 5 to about 40 atoms, of which some are bad."""
-    texts = ["CCO" * (row % 11) + "C" + SMILES[row % 32] for row in range(3_000)]
+    texts = ["CCO" * (row % 11) + "C" + SMILES[row % 32] for row in range(1_200)]
     texts[bad] = ["C1CC"] * len(texts[bad])
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     return path
@@ -129,11 +129,6 @@ def molecule_file(path: Path, bad: slice) -> Path:
 @pytest.fixture
 def smiles(tmp_path: Path) -> Path:
     return molecule_file(tmp_path / "molecules.smi", bad=slice(7, None, 100))
-
-
-def merged(folder: Path) -> dict[str, bytes]:
-    """Read the files of a folder, except those of its shards."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 class Killer(Thread):
@@ -163,13 +158,12 @@ class Killer(Thread):
 def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
     killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
     many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
-    assert len(many) == 2_970
+    assert len(many) == 1_188
     assert killer.killed() == {}  # the shard was not finished when its process was killed
     featurize(smiles, tmp_path / "one", options=SMALL_BLOCKS)
-    assert merged(tmp_path / "many") == merged(tmp_path / "one")
+    assert files_of(tmp_path / "many") == files_of(tmp_path / "one")
 
 
-@OLD_NAME
 @pytest.mark.long
 def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, monkeypatch):
     # The workers have another working folder, in which these paths do not exist.
@@ -178,11 +172,11 @@ def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, m
     options = {"fingerprints": "prints.npy", "block_size": 128}
     killer = Killer(Path("many", "shard-0001-of-0003"), saved="predictions.csv.part.json")
     path = predict(smiles.name, "many", [checkpoint], shards=3, client=client, **options)
-    assert len(path.read_text(encoding="utf-8").splitlines()) == 3_001
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 1_201
     assert killer.killed() == {}
     predict(smiles, "one", [checkpoint], **options)  # errors.csv has absolute paths
-    assert merged(Path("many")) == merged(Path("one"))
-    assert {"predictions.csv", "prints.npy"} <= merged(Path("one")).keys()
+    assert files_of(Path("many")) == files_of(Path("one"))
+    assert {"predictions.csv", "prints.npy"} <= files_of(Path("one")).keys()
 
 
 @pytest.mark.long
@@ -195,10 +189,9 @@ def test_an_error_names_row_and_shard(client: Any, tmp_path: Path) -> None:
     # The cluster can still be used.
     molecule_file(file, bad=slice(0))
     packed = featurize(file, tmp_path / "mended", shards=2, client=client, options=options)
-    assert len(packed) == 3_000
+    assert len(packed) == 1_200
 
 
-@OLD_NAME
 @pytest.mark.long
 @pytest.mark.parametrize("work", ["shards", "repeat and tune"])
 def test_the_scripts_of_the_guide_run(nothing_left, tmp_path, monkeypatch, work):
@@ -243,7 +236,7 @@ def test_a_dask_cluster_without_workers_is_waited_for_but_not_forever(
     with LocalCluster(**none, silence_logs=logging.CRITICAL) as cluster, Client(cluster) as client:
         later = Timer(3.0, cluster.scale, [1])
         later.start()
-        assert len(featurize(smiles, tmp_path / "one", client=client, **options)) == 2_970
+        assert len(featurize(smiles, tmp_path / "one", client=client, **options)) == 1_188
         said = capsys.readouterr().err
         assert said.count("Dask: the cluster has no workers; waiting for the first one") == 1
         # As after a death while it starts: the nanny does not start it again.
@@ -339,12 +332,3 @@ def test_ray_without_ray_data_is_refused(smiles, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(ImportError, match=r"(?s)Ray Data.*pyg_dynbatch\[ray\]"):
         featurize(smiles, tmp_path / "packed", shards=2, client=ray)
-
-
-@pytest.mark.long
-def test_nothing_is_imported_before_it_is_used() -> None:
-    code = (
-        "import sys, pyg_dynbatch.molecules; print({'dask', 'distributed', 'ray'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

@@ -1,18 +1,19 @@
 """The molecule collater makes PyG's batch, quicker, with the chosen pairs."""
 
 import pickle
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Subset
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.loader import MoleculeCollater, node_counts, pair_counts
+from pyg_dynbatch.loader import MoleculeCollater
 from pyg_dynbatch.molecules.data import MoleculeColumns
+from pyg_dynbatch.molecules.nets.models import WeaveNet
 from pyg_dynbatch.nn.pairs import Pairs
-from tests.molecules.batches import TABLE, molecule
+from tests.molecules.batches import FEATURES, TABLE, molecule
 from tests.molecules.packed import assert_same as assert_same_molecule
 
 
@@ -44,6 +45,22 @@ def test_same_as_pyg(sizes, rich):
     columns = MoleculeColumns.of(data, ())
     assert columns is not None
     assert_same_batch(Batch.from_data_list(data), columns.merged())
+
+
+@given(st.integers(0, 6), st.booleans())
+def test_one_molecule_is_a_batch_like_any_other(size, rich):
+    bare = {} if rich else {"y": None, "smiles": None, "row": None, "descriptor": None}
+    data = molecule(size, **bare)
+    net = WeaveNet(FEATURES, 2, TABLE.features, hidden=4, head=(3,)).eval()
+    alone = MoleculeCollater(TABLE)([data])
+    with mock.patch.object(MoleculeColumns, "batch_of_one", return_value=None):
+        general = MoleculeCollater(TABLE)([data])
+    with torch.inference_mode():
+        assert all(torch.equal(net(alone), net(each)) for each in (general, data))
+    assert alone.pairs == general.pairs
+    assert alone.x.data_ptr() != data.x.data_ptr() or not size
+    del alone.pairs
+    assert_same_batch(Batch.from_data_list([data]), alone)
 
 
 def test_descriptors_are_one_row_a_molecule():
@@ -103,44 +120,21 @@ def test_further_fields_are_merged_by_pyg(extra):
     assert batch.pairs == MoleculeCollater(TABLE)([molecule(2), molecule(3)]).pairs
 
 
-def test_follow_and_exclude():
-    data = [molecule(2), molecule(3)]
-    batch = MoleculeCollater(TABLE, follow_batch=["pair_code"], exclude_keys=["smiles"])(data)
-    assert batch.pair_code_batch.tolist() == [0] * 3 + [1] * 6
-    assert "smiles" not in batch
-    quick = MoleculeCollater(TABLE, exclude_keys=["smiles", "y"])(data)
-    kept = set(quick.keys())
-    assert kept.isdisjoint({"smiles", "y"})
-    packed = MoleculeCollater(TABLE, follow_batch=["x"])(MoleculeColumns.of(data, ()))
-    assert packed.x_batch.tolist() == [0, 0, 1, 1, 1]
-
-
-def test_molecules_in_tuples():
-    pairs = [(molecule(2), molecule(1)), (molecule(3), molecule(1))]
-    first, second = MoleculeCollater(TABLE)(pairs)
-    assert first.pairs.num_pairs == 9
-    assert second.pairs.num_pairs == 2
-
-
 def coded(atoms, codes):
     return molecule(atoms, pair_code=torch.tensor(codes, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize(
-    ("options", "data", "words"),
-    [
-        ({}, [], "MoleculeCollater: the batch is empty"),
-        ({"exclude_keys": ["pair_code"]}, [], "exclude_keys holds what the plan is made from"),
-        ({"pairs": "some"}, [], "unknown set of pairs"),
-        ({}, [molecule(2), molecule(2, y=None)], "an example has other fields.*example 1 of the b"),
-        ({}, [molecule(2), coded(3, [0] * 5)], "wrong number of pairs.*6 codes for 3 atoms.*le 1"),
-        (
-            {},
-            [molecule(3), molecule(0), coded(2, [0, 5, 0])],
-            "not in the table.*where: *example 2",
-        ),
-    ],
-)
+FAULTS = [
+    ({}, [], "MoleculeCollater: the batch is empty"),
+    ({"exclude_keys": ["pair_code"]}, [], "exclude_keys holds what the plan is made from"),
+    ({"pairs": "some"}, [], "unknown set of pairs"),
+    ({}, [molecule(2), molecule(2, y=None)], "an example has other fields.*example 1 of the b"),
+    ({}, [molecule(2), coded(3, [0] * 5)], "wrong number of pairs.*6 codes for 3 atoms.*le 1"),
+    ({}, [molecule(3), molecule(0), coded(2, [0, 5, 0])], "not in the table.*where: *example 2"),
+]
+
+
+@pytest.mark.parametrize(("options", "data", "words"), FAULTS)
 def test_faults_are_named(options, data, words):
     with pytest.raises(ValueError, match=f"(?s){words}"):
         MoleculeCollater(TABLE, **options)(data)
@@ -152,10 +146,3 @@ def test_collater_and_columns_travel_to_workers():
     columns = pickle.loads(pickle.dumps(MoleculeColumns.of(data, ())))
     assert collate(columns).pairs == MoleculeCollater(TABLE, 2, False)(data).pairs
     assert repr(collate) == "MoleculeCollater(pairs=2, self_pairs=False)"
-
-
-def test_counts():
-    data = [molecule(4), molecule(0), molecule(1)]
-    assert node_counts(data) == [4, 0, 1]
-    assert pair_counts(data) == [10, 0, 1]
-    assert pair_counts(Subset(data, [2, 0])) == [1, 10]

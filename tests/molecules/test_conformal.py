@@ -4,7 +4,6 @@ import math
 import re
 from pathlib import Path
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import numpy as np
 import pytest
 import torch
@@ -15,8 +14,6 @@ from pyg_dynbatch.molecules.schema import MoleculeSchema
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv
 from tests.test_cli_molecules import CONFIG
-
-pytestmark = [pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")]
 
 TABLE = PairTable(torch.tensor([[0.0], [1.0]]), ("bonded",), torch.tensor([0, 1]))
 

@@ -2,7 +2,6 @@ import re
 
 import pytest
 import torch
-from torch_geometric.data import Batch
 from torch_geometric.loader import DataLoader as PyGDataLoader
 from torch_geometric.nn import GCNConv
 
@@ -30,26 +29,26 @@ def test_a_sound_molecule_is_valid(atoms):
     assert atoms_of_pairs(pairs_of_atoms(atoms)) == atoms
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": None}, "x is missing or invalid.\n  expected: float32 [atom, feature]\n  got:"),
-        ({"x": torch.ones(3)}, "x is missing or invalid"),
-        ({"x": torch.ones(3, 2).double()}, "got:      float64 tensor [3, 2]"),
-        ({"num_nodes": 4}, "num_nodes is missing or invalid.\n  expected: 3, the rows of x"),
-        ({"x": torch.tensor([[1.0], [torch.nan], [0.0]])}, "got:      nan at atom 1, feature 0"),
-        ({"pair_code": torch.zeros(3, dtype=torch.uint8)}, "one for every pair of 3 atoms"),
-        ({"pair_code": torch.zeros(6)}, "got:      float32 tensor [6]"),
-        ({"pair_code": torch.full((6,), 9, dtype=torch.uint8)}, "codes from 0 to 4\n  got:      9"),
-        ({"descriptor": torch.zeros(3)}, "float32 [1, descriptor]\n  got:      float32 tensor [3]"),
-        ({"descriptor": torch.zeros(2, 3)}, "descriptor is missing or invalid"),
-        ({"descriptor": torch.zeros(1, 3).double()}, "got:      float64 tensor [1, 3]"),
-        ({"descriptor": torch.tensor([[0.0, torch.inf]])}, "got:      inf for descriptor 1"),
-        ({"y": torch.zeros(2)}, "y is missing or invalid.\n  expected: float64 or float32 [1"),
-        ({"y_mask": None}, "y_mask is missing or invalid.\n  expected: bool [1, 2]"),
-        ({"y_mask": torch.ones(1, 2, dtype=torch.bool)}, "got:      nan for task 0"),
-    ],
-)
+FAULTS = [
+    ({"x": None}, "x is missing or invalid.\n  expected: float32 [atom, feature]\n  got:"),
+    ({"x": torch.ones(3)}, "x is missing or invalid"),
+    ({"x": torch.ones(3, 2).double()}, "got:      float64 tensor [3, 2]"),
+    ({"num_nodes": 4}, "num_nodes is missing or invalid.\n  expected: 3, the rows of x"),
+    ({"x": torch.tensor([[1.0], [torch.nan], [0.0]])}, "got:      nan at atom 1, feature 0"),
+    ({"pair_code": torch.zeros(3, dtype=torch.uint8)}, "one for every pair of 3 atoms"),
+    ({"pair_code": torch.zeros(6)}, "got:      float32 tensor [6]"),
+    ({"pair_code": torch.full((6,), 9, dtype=torch.uint8)}, "codes from 0 to 4\n  got:      9"),
+    ({"descriptor": torch.zeros(3)}, "float32 [1, descriptor]\n  got:      float32 tensor [3]"),
+    ({"descriptor": torch.zeros(2, 3)}, "descriptor is missing or invalid"),
+    ({"descriptor": torch.zeros(1, 3).double()}, "got:      float64 tensor [1, 3]"),
+    ({"descriptor": torch.tensor([[0.0, torch.inf]])}, "got:      inf for descriptor 1"),
+    ({"y": torch.zeros(2)}, "y is missing or invalid.\n  expected: float64 or float32 [1"),
+    ({"y_mask": None}, "y_mask is missing or invalid.\n  expected: bool [1, 2]"),
+    ({"y_mask": torch.ones(1, 2, dtype=torch.bool)}, "got:      nan for task 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), FAULTS)
 def test_faults_are_named(change, message):
     data = molecule(3)
     for key, value in change.items():
@@ -89,20 +88,6 @@ def test_bonds_of_an_unknown_code():
     words = r"bonds_of: a code is not in the table[\s\S]*codes from 0 to 4\n +got: +7"
     with pytest.raises(ValueError, match=words):
         bonds_of(torch.tensor([7], dtype=torch.uint8), TABLE)
-
-
-def test_batches_are_taken_apart_again():
-    data = [molecule(n, row=n) for n in (2, 0, 1)]
-    batch = Batch.from_data_list(data)
-    assert batch.ptr.tolist() == [0, 2, 2, 3]
-    assert batch.y.shape == batch.y_mask.shape == (3, 2)
-    assert batch.descriptor.shape == (3, 3)
-    assert batch.row.tolist() == [2, 0, 1]
-    for one, other in zip(batch.to_data_list(), data, strict=True):
-        assert torch.equal(one.pair_code, other.pair_code)
-        assert torch.equal(one.descriptor.nan_to_num(), other.descriptor.nan_to_num())
-        assert one.smiles == other.smiles
-        assert one.num_nodes == other.num_nodes
 
 
 def test_saved_and_read_without_unsafe_loading(tmp_path):

@@ -57,21 +57,6 @@ def test_every_method_divides_all_molecules(tmp_path: Path, method) -> None:
         assert parts[1] == set(range(2, 32, 4))
 
 
-def test_folds_test_every_molecule_once(tmp_path: Path) -> None:
-    tested = []
-    for fold in range(4):
-        options = SplitOptions("kfold", seed=0, folds=4, fold=fold)
-        tested += molecule_data(tmp_path, split=options).indices("test").tolist()
-    assert sorted(tested) == list(range(32))
-
-
-def test_written_split_is_read_again(tmp_path: Path) -> None:
-    data = molecule_data(tmp_path)
-    path = data.parts.write(tmp_path / "split.json")
-    again = molecule_data(tmp_path, split=SplitOptions("file", file=str(path)))
-    assert again.parts.digest == data.parts.digest
-
-
 def test_batches_by_pairs_and_pair_sets(tmp_path: Path) -> None:
     data = molecule_data(tmp_path, max_pairs=150, pairs="bonds", self_pairs=False)
     batches = list(data.test_dataloader())
@@ -222,15 +207,15 @@ def test_a_checkpoint_finds_its_molecules_in_reordered_rows(tmp_path: Path, meth
     assert changed.indices("test").tolist() != data.indices("test").tolist()
 
 
+CHANGED_ROWS = [
+    (lambda rows: rows[:-2], "30 molecules; 2 missing: example 30 "),
+    (lambda rows: [*rows[1:], "CCCl,1,1,test"], r"1 missing: example 0 .*; 1 new: example 31"),
+    (lambda rows: [*rows, rows[5]], r"33 molecules; 1 new: example 32 \('C"),
+]
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda rows: rows[:-2], "30 molecules; 2 missing: example 30 "),
-        (lambda rows: [*rows[1:], "CCCl,1,1,test"], r"1 missing: example 0 .*; 1 new: example 31"),
-        (lambda rows: [*rows, rows[5]], r"33 molecules; 1 new: example 32 \('C"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), CHANGED_ROWS)
 def test_a_checkpoint_refuses_missing_and_new_molecules(tmp_path, method, change, said):
     data, changed = same_molecules_in_another_file(tmp_path, method, change)
     with pytest.raises(ValueError, match="not those that were split") as caught:
@@ -319,34 +304,34 @@ def test_label_out_of_range(tmp_path: Path, kind, label: str, said: str) -> None
         data.setup("fit")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (SplitOptions("column"), "the method 'column' needs a column"),
-        (SplitOptions("column", column="nope"), "the column to split by is missing"),
-        (SplitOptions("file"), "the method 'file' needs a file"),
-        (SplitOptions("kfold", folds=4, fold=4), "unknown fold"),
-        (SplitOptions("stratified"), "no target to stratify by"),
-        (SplitOptions("stratified", target="third"), "no target to stratify by"),
-        (SplitOptions("stratified", target="first", bins=0), "bins is too small"),
-        (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
-        (SplitOptions(fractions=(0.9, 0.9, 0.0)), "the fractions cannot be used"),
-    ],
-)
+WRONG_SPLITS = [
+    (SplitOptions("column"), "the method 'column' needs a column"),
+    (SplitOptions("column", column="nope"), "the column to split by is missing"),
+    (SplitOptions("file"), "the method 'file' needs a file"),
+    (SplitOptions("kfold", folds=4, fold=4), "unknown fold"),
+    (SplitOptions("stratified"), "no target to stratify by"),
+    (SplitOptions("stratified", target="third"), "no target to stratify by"),
+    (SplitOptions("stratified", target="first", bins=0), "bins is too small"),
+    (SplitOptions(fractions=(1.0, 0.0, 0.0)), "the test split is empty"),
+    (SplitOptions(fractions=(0.9, 0.9, 0.0)), "the fractions cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG_SPLITS)
 def test_split_options_that_cannot_be_used(tmp_path: Path, options, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         molecule_data(tmp_path, split=options).setup("test")
 
 
-@pytest.mark.parametrize(
-    ("column", "kind", "said"),
-    [
-        (["", "", "", ""], "regression", "nothing to learn from the target 'y'"),
-        (["2", "", "2", "2"], "regression", "2 in all 3 rows that have one"),
-        (["1", "1", "", "1"], "binary", "1 in all 3 rows that have one"),
-        (["0", "1", "", "1"], "regression", "--data.init_args.kind binary"),
-    ],
-)
+CONSTANT_TARGETS = [
+    (["", "", "", ""], "regression", "nothing to learn from the target 'y'"),
+    (["2", "", "2", "2"], "regression", "2 in all 3 rows that have one"),
+    (["1", "1", "", "1"], "binary", "1 in all 3 rows that have one"),
+    (["0", "1", "", "1"], "regression", "--data.init_args.kind binary"),
+]
+
+
+@pytest.mark.parametrize(("column", "kind", "said"), CONSTANT_TARGETS)
 def test_targets_that_cannot_be_learned(tmp_path: Path, column, kind, said: str) -> None:
     path = tmp_path / "mine.csv"
     rows = [f"{'C' * n},{n},{text}" for n, text in enumerate(column, start=1)]
@@ -389,25 +374,16 @@ def test_only_one_target_needs_no_name(tmp_path: Path) -> None:
     assert np.abs(counts[0] - 2 * counts[1]).max() <= 2
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: NCIData().column("part"), "has no column to split by"),
-        (lambda: NCIData(batch_size=0), "batch_size is too small"),
-        (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
-        (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),
-        (lambda: MoleculeNetData("nothing"), "MoleculeNet: the name is unknown"),
-    ],
-)
+WRONG_OPTIONS = [
+    (lambda: NCIData().column("part"), "has no column to split by"),
+    (lambda: NCIData(batch_size=0), "batch_size is too small"),
+    (lambda: MoleculeFileData("mine.csv", []), "there is nothing to learn"),
+    (lambda: MoleculeFileData("nowhere.csv", ["y"], pairs=9), "unknown set of pairs"),
+    (lambda: MoleculeNetData("nothing"), "MoleculeNet: the name is unknown"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), WRONG_OPTIONS)
 def test_wrong_options_are_refused_before_any_molecule_is_read(make, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
-
-
-@pytest.mark.long
-def test_real_file(shared_data, tmp_path: Path) -> None:
-    folder = str(shared_data("molecules/freesolv.csv").parent)
-    data = MoleculeNetData("FreeSolv", str(tmp_path), folder, reading=QUIET)
-    assert data.kind == "regression"
-    assert data.schema["task_names"] == ["expt"]
-    assert np.isfinite(data.targets("train").numpy()).all()

@@ -19,9 +19,7 @@ from tests.molecules.molecules import (
     trained,
     with_descriptors,
 )
-from tests.training.helpers import OLD_NAME, last_of
-
-pytestmark = [OLD_NAME, pytest.mark.filterwarnings("ignore:The dirpath has changed")]
+from tests.training.helpers import last_of
 
 MEAN, DEVIATION = "model.network.descriptors.mean", "model.network.descriptors.deviation"
 

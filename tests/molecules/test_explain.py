@@ -12,9 +12,6 @@ from pyg_dynbatch.models import MoleculePredictor, explain
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.explain import pair_rows, without_atom
 from tests.molecules.molecules import molecule_data, property_task, trained
-from tests.training.helpers import OLD_NAME
-
-pytestmark = OLD_NAME
 
 
 @pytest.fixture(scope="module", params=["regression", "binary", "multiclass"])

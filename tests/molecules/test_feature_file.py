@@ -4,7 +4,6 @@ import json
 from functools import partial
 from pathlib import Path
 
-import lightning.pytorch  # noqa: F401 - else its log holds on to the stream of the first test
 import numpy as np
 import pytest
 import torch
@@ -16,8 +15,6 @@ from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import SMILES, molecule_csv, molecule_data, trained
 from tests.molecules.test_predict_files import kill
 from tests.test_cli_molecules import CONFIG
-
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
 
 
 def write(path: Path, text: str) -> str:

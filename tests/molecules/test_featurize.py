@@ -9,7 +9,7 @@ from pyg_dynbatch.datasets import FeaturizeOptions, featurize_record
 from pyg_dynbatch.molecules.files.build import Workers, featurize_stream, packing_of
 from pyg_dynbatch.molecules.files.read import RawMolecule
 from pyg_dynbatch.molecules.files.store import AtomPacking
-from tests.molecules.packed import Letters, assert_same, records, texts
+from tests.molecules.packed import Letters, records, texts
 
 
 def molecules(pieces) -> list[MoleculeData]:
@@ -35,33 +35,9 @@ def test_a_record_becomes_a_molecule():
     assert featurize_record(Letters(), record, num_tasks=1).y.shape == (1, 1)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_order_is_kept_and_bad_rows_are_named(workers):
-    count, bad = 700, (0, 130, 699)
-    found = list(featurize_stream(records(count, bad), Letters(), num_tasks=2, num_workers=workers))
-    assert len(found) > 2
-    data = molecules(found)
-    assert [one.row for one in data] == list(range(count))
-    assert [one.row for one in data if one.num_nodes == 0] == list(bad)
-    for one in data:
-        if one.row in bad:
-            assert not one.y_mask.any()
-            assert one.smiles == texts(count, bad)[one.row]
-    errors = [error for piece in found for error in piece.errors]
-    assert [(error.row, error.where) for error in errors] == [(r, f"memory:{r + 2}") for r in bad]
-    assert errors[0].reason == "an exclamation mark"
-    assert errors[0].smiles[errors[0].atom] == "!"
-    good = [featurize_record(Letters(), one) for one in records(count)]
-    for one in data:
-        if one.row not in bad:
-            assert_same(good[one.row], one)
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_blank_has_no_known_descriptor(workers):
+def test_a_blank_has_no_known_descriptor():
     letters = Letters(descriptors=True)
-    pieces = featurize_stream(records(5, [3]), letters, num_workers=workers)
-    (piece,) = pieces
+    (piece,) = featurize_stream(records(5, [3]), letters)
     columns = packing_of(letters, 0).unpack(piece.arrays, np.arange(5))
     lengths = [len(text) for text in texts(5)]
     for one, length in zip(columns, lengths, strict=True):
@@ -102,11 +78,6 @@ def test_a_process_works_fails_and_dies():
             list(workers.run([(None, dying)]))
     assert "rows 0 to 9" in str(caught.value)
     assert "num_workers=0 to see why" in str(caught.value)
-
-
-def test_skipped_rows_are_left_out():
-    found = featurize_stream(records(10, [3]), Letters(), num_tasks=2, bad="skip")
-    assert [one.row for one in molecules(found)] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
 def test_a_stream_is_not_read_to_its_end_first():

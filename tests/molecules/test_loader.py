@@ -1,13 +1,10 @@
 """The molecule loader behaves as the other loader does, with pairs instead of schedules."""
 
-import lightning.pytorch as pl
 import pytest
-import torch
 
 from pyg_dynbatch.loader import Collater, MoleculeLoader, NodeBudgetBatchSampler, pair_counts
 from pyg_dynbatch.nn.pairs import Pairs
 from tests.molecules.batches import TABLE, molecule
-from tests.training.helpers import bare_trainer
 
 
 def molecules(count: int = 20):
@@ -52,34 +49,3 @@ def test_faulty_arguments_are_refused():
     words = r"(?s)MoleculeLoader: the sizes .* belong to a different.*pair_counts\(dataset\)"
     with pytest.raises(ValueError, match=words):
         MoleculeLoader(molecules(), TABLE, batch_sampler=sampler)
-
-
-class Model(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen = []
-
-    def training_step(self, batch, batch_idx):
-        self.seen += batch.row.tolist()
-        return (self.weight * batch.pairs.num_pairs).sum()
-
-    def predict_step(self, batch, batch_idx):
-        assert batch.pairs.num_pairs == sum(n * (n - 1) // 2 for n in batch.ptr.diff().tolist())
-        return batch.row
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*num_workers")
-def test_lightning_rebuilds_the_loader_with_its_pairs(tmp_path):
-    trainer = bare_trainer(tmp_path)
-    model = Model()
-    options = {"pair_table": TABLE, "batch_size": 4, "self_pairs": False}
-    trainer.fit(model, MoleculeLoader(molecules(), shuffle=True, seed=1, **options))
-    assert sorted(model.seen) == list(range(20))
-    assert model.seen != list(range(20))
-    # For predictions Lightning builds every loader again.
-    found = trainer.predict(model, MoleculeLoader(molecules(), **options))
-    assert torch.cat(found).tolist() == list(range(20))

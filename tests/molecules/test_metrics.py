@@ -1,6 +1,5 @@
 """Metrics of partly known properties, and the table with its bootstrap intervals."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from pyg_dynbatch.molecules.task import (
     task_table,
     weighted_area,
 )
+from tests.console import rows_of
 from tests.molecules.batches import TABLE
 
 NAN = float("nan")
@@ -108,8 +108,7 @@ def test_intervals_contain_the_metric_and_narrow_with_the_data(tmp_path: Path) -
         widths.append(high[0] - low[0])
     assert widths[1] < widths[0] / 2.5
     report_test(tmp_path / "deep", split, 300)
-    with (tmp_path / "deep" / "task_metrics.csv").open(newline="", encoding="utf-8") as file:
-        written = list(csv.DictReader(file))
+    written = rows_of(tmp_path / "deep" / "task_metrics.csv")
     assert [row["molecules"] for row in written] == ["640", "640", "1280"]
     assert float(written[0]["rmse_low"]) == pytest.approx(low[0], rel=1e-4)
     assert [row["positives"] for row in written] == [""] * 3

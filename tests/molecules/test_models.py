@@ -118,14 +118,6 @@ def test_network_is_saved_copied_and_moved() -> None:
     assert not torch.equal(twins[0](batch), expected)
 
 
-def test_gradients_reach_the_atoms() -> None:
-    batch = batch_of(4, 3)
-    batch.x.requires_grad_()
-    (gradient,) = torch.autograd.grad(small().eval()(batch)[0, 0], batch.x)
-    assert gradient[:4].abs().sum() > 0
-    assert gradient[4:].eq(0).all()
-
-
 def test_head_may_be_of_any_depth() -> None:
     assert len(small(head=()).head) == 1
     assert len(small(head=(5, 6, 7)).head) == 10

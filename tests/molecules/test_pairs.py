@@ -43,16 +43,6 @@ def test_the_table() -> None:
     assert len(near.unique(dim=0)) == len(near)
 
 
-def test_other_fragments_have_a_separate_code() -> None:
-    pairs = KearnesPairs()
-    salt = pairs.codes(parse_smiles("[Na+].CCCCCCCCCCO"))
-    chain = pairs.codes(parse_smiles("CCCCCCCCCCO"))
-    assert len(set(salt[0, 1:].tolist())) == 1
-    assert salt[0, 1] not in chain
-    assert pairs.table.distance[int(salt[0, 1])] == -1
-    assert (salt[1:, 1:] == chain).all()
-
-
 def test_rings_of_a_cage_are_all_there() -> None:
     # Of the six faces of cubane a smallest set names five: two atoms would share no ring.
     pairs = KearnesPairs()

@@ -12,9 +12,6 @@ from pyg_dynbatch.cli import main
 from pyg_dynbatch.models import MoleculePredictor
 from tests.molecules.molecules import trained
 from tests.test_files import files_of_at_most
-from tests.training.helpers import OLD_NAME
-
-pytestmark = OLD_NAME
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Predicting a stream of molecules: every record has its row, good or bad."""
 
-import csv
 import dataclasses
 from pathlib import Path
 
@@ -18,10 +17,8 @@ from pyg_dynbatch.molecules.work.predict import (
     column_names,
     predict_stream,
 )
+from tests.console import rows_of
 from tests.molecules.molecules import molecule_data, property_task, trained, with_descriptors
-from tests.training.helpers import OLD_NAME
-
-pytestmark = OLD_NAME
 
 RECORDS = [
     RawMolecule(number, f"a.smi:{number + 1}", smiles=text, name=f"m{number}")
@@ -53,8 +50,7 @@ def test_order_is_kept_and_bad_rows_have_a_reason(checkpoints: list[str], tmp_pa
     files.write(rows, Columns(column_names(predictor)))
     assert (files.rows, files.bad) == (6, 3)
     assert files.reason.startswith("row 1: ")
-    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
-        written = list(csv.DictReader(file))
+    written = rows_of(tmp_path / "out.csv")
     assert [row["name"] for row in written] == [f"m{number}" for number in range(6)]
     names = "row name smiles status prediction_first prediction_second"
     assert list(written[0]) == names.split()

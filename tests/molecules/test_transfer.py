@@ -62,15 +62,6 @@ def test_the_encoder_is_loaded_and_kept_if_frozen(tmp_path, checkpoint, freeze, 
     assert torch.equal(again.state_dict()[lin], after[lin]) is freeze
 
 
-def test_training_starts_from_the_loaded_weights(tmp_path: Path, checkpoint: str) -> None:
-    data = one_target(tmp_path)
-    run = molecule_trainer(tmp_path, 0, callbacks=[Pretrained(checkpoint)])
-    model = property_task(data, **SIZES)
-    run.fit(model, datamodule=data)
-    before, after = weights_of(checkpoint), model.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in after if of_encoder(name))
-
-
 def test_encoders_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: str) -> None:
     data = one_target(tmp_path)
     for options, message in (

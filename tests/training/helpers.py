@@ -19,9 +19,6 @@ from pyg_dynbatch.lightning import (
     TreeFileData,
 )
 
-# Lightning 2.6 rebuilds modules through a name that jsonargparse has since replaced.
-OLD_NAME = pytest.mark.filterwarnings("ignore:(?s).*(jsonargparse|deprecated in v4)")
-
 # A process that has computed gradients on a machine with a GPU must not be forked.
 FORKS = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="forks processes, on the CPU alone"),

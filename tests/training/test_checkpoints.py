@@ -1,7 +1,6 @@
 """Resuming: the weights of a resumed run equal those of a run that was never stopped."""
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from threading import Barrier
 
@@ -14,8 +13,6 @@ from pyg_dynbatch.lightning import OptimizerOptions, RateOptions
 from pyg_dynbatch.prediction import read_checkpoint
 from pyg_dynbatch.training.runs import claim_folder
 from tests.training.helpers import last_of, listops, task, trainer
-
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -30,19 +27,8 @@ OPTIMIZERS = [
 LOADING: list[dict] = [{}, {"max_nodes": 120}, {"num_workers": 2}]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "loading"),
-    [
-        *zip(OPTIMIZERS, LOADING, strict=True),
-        *(
-            pytest.param(optimizer, loading, marks=pytest.mark.long)
-            for optimizer, loading in product(OPTIMIZERS, LOADING)
-        ),
-    ],
-)
-def test_resumed_run_equals_the_straight_one_bit_by_bit(
-    tmp_path: Path, optimizer: OptimizerOptions, loading: dict
-) -> None:
+@pytest.mark.parametrize(("optimizer", "loading"), [*zip(OPTIMIZERS, LOADING, strict=True)])
+def test_resumed_run_equals_the_straight_one_bit_by_bit(tmp_path, optimizer, loading):
     options = {
         "optimizer": optimizer,
         "rate": RateOptions("exponential", gamma=0.9),
@@ -73,9 +59,7 @@ def test_resumed_run_equals_the_straight_one_bit_by_bit(
         assert torch.equal(weight, resumed[name]), name
 
 
-def test_last_checkpoint_is_of_the_last_epoch_and_truncated_ones_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_last_checkpoint_is_of_the_last_epoch_and_truncated_ones_are_refused(tmp_path):
     data = listops(tmp_path)
     run = trainer(tmp_path, epochs=3)
     run.fit(task(data, optimizer=OptimizerOptions("sgd", lr=0.0)), datamodule=data)
@@ -117,9 +101,8 @@ def test_a_foreign_pickle_is_neither_run_nor_loaded(tmp_path: Path, monkeypatch)
     data = listops(tmp_path)
     torch.save({"state_dict": {}, "attack": Attack()}, "foreign.ckpt")
     for use in ("fit", "test"):
-        with pytest.raises(ValueError, match="is not a checkpoint") as caught:
+        with pytest.raises(ValueError, match=r"is not a checkpoint[\s\S]*foreign\.ckpt"):
             getattr(trainer(tmp_path), use)(task(data), datamodule=data, ckpt_path="foreign.ckpt")
-        assert "foreign.ckpt" in str(caught.value)
     assert not Path("attacked").exists()
 
 

@@ -115,11 +115,9 @@ ALL = [(share, reduction) for reduction in ("sum", "mean", "per_tree") for share
 
 @pytest.mark.parametrize(
     ("share", "reduction"),
-    [*ALL[::3], *(pytest.param(*each, marks=pytest.mark.long) for each in ALL)],
+    [pytest.param(*each, marks=[pytest.mark.long] * (n % 3 > 0)) for n, each in enumerate(ALL)],
 )
-def test_weights_and_metrics_are_those_of_one_process(
-    tmp_path: Path, share: str, reduction: str
-) -> None:
+def test_weights_and_metrics_are_those_of_one_process(tmp_path, share, reduction):
     alone = fitted(tmp_path, 1, SHARES[share][1], reduction)
     both = fitted(tmp_path, 2, SHARES[share][2], reduction)
     start = classifier(LabelledNodes(str(tmp_path / "data"), recipe=RECIPE)).double()
@@ -150,16 +148,14 @@ def molecule_weights(
     return [before, dict(task.model.network.state_dict())]
 
 
-@pytest.mark.parametrize(
-    ("kind", "norm", "sync"),
-    [
-        *(("regression", None, {}), ("binary", "layer", {})),
-        *(("binary", "batch", {"sync": True}), ("regression", "batch", {"lightning": True})),
-    ],
-)
-def test_molecules_move_the_weights_as_in_one_process(
-    tmp_path: Path, kind: str, norm: str | None, sync: dict[str, bool]
-) -> None:
+NORMS = [
+    *(("regression", None, {}), ("binary", "layer", {})),
+    *(("binary", "batch", {"sync": True}), ("regression", "batch", {"lightning": True})),
+]
+
+
+@pytest.mark.parametrize(("kind", "norm", "sync"), NORMS)
+def test_molecules_move_the_weights_as_in_one_process(tmp_path, kind, norm, sync):
     # Every fifth target is unknown, so that the processes differ in the number of their terms.
     before, alone = molecule_weights(tmp_path, 1, kind, norm)
     _, both = molecule_weights(tmp_path, 2, kind, norm, **sync)
@@ -180,9 +176,7 @@ def test_synchronising_no_batch_statistics_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loading", LOADING)
-def test_every_example_is_counted_and_predicted_once(
-    tmp_path: Path, loading: dict[str, int]
-) -> None:
+def test_every_example_is_counted_and_predicted_once(tmp_path, loading):
     results = []
     for ranks in (1, 2):
         data = LabelledNodes(str(tmp_path / "data"), recipe=RECIPE, **loading)
@@ -219,9 +213,7 @@ class OwnSeeds(pl.Callback):
 
 
 @pytest.mark.parametrize("loading", LOADING)
-def test_ranks_with_seeds_of_their_own_share_one_epoch(
-    tmp_path: Path, loading: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_with_seeds_of_their_own_share_one_epoch(tmp_path, loading, monkeypatch):
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     data = ListOpsData(str(tmp_path / "data"), recipe=RECIPE, **loading)
     run = trainer(tmp_path, 2, max_epochs=1, limit_val_batches=0, callbacks=[OwnSeeds(tmp_path)])
@@ -230,22 +222,6 @@ def test_ranks_with_seeds_of_their_own_share_one_epoch(
         line for rank in (0, 1) for line in (tmp_path / f"seen_{rank}.txt").read_text().splitlines()
     ]
     assert sorted(seen) == sorted(str(tree.token.tolist()) for tree in data.dataset("train"))
-
-
-@pytest.mark.long
-def test_a_data_module_goes_on_to_spawned_processes(tmp_path: Path) -> None:
-    data = ListOpsData(str(tmp_path / "data"), recipe=RECIPE, batch_size=4, arity=5)
-    next(iter(data.train_dataloader()))
-    # The trainer of this run stays with the data module, and its loaders with it.
-    trainer(tmp_path, 1, max_epochs=1, limit_val_batches=0).fit(
-        classifier(data).double(), datamodule=data
-    )
-    module = classifier(data).double()
-    start = {name: weight.clone() for name, weight in module.state_dict().items()}
-    trainer(tmp_path, 2, "ddp_spawn", max_epochs=1, limit_val_batches=0).fit(
-        module, datamodule=data
-    )
-    assert any(not torch.equal(start[k], weight) for k, weight in module.state_dict().items())
 
 
 def test_a_loader_that_was_used_goes_to_spawned_processes() -> None:

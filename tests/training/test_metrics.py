@@ -13,7 +13,6 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.lightning import TreeClassification, TreeRelatedness
 from pyg_dynbatch.training.task import RatioMetric, summed_cross_entropy
-from pyg_dynbatch.trees.task import polarity_hits
 
 rows = st.lists(
     st.tuples(st.lists(st.floats(-5, 5, width=32), min_size=5, max_size=5), st.integers(-1, 4)),
@@ -66,14 +65,6 @@ def test_the_ratio_of_nothing_is_nan_and_counts_stay_exact() -> None:
     assert rate.total == rate.count == 2**24 + 1
 
 
-def test_polarity_weighs_sides_and_not_single_classes() -> None:
-    # Class 1 is the likeliest, yet 3 and 4 together have more.
-    logits = torch.tensor([[0.01, 0.4, 0.09, 0.25, 0.25]]).log()
-    hit, counts = polarity_hits(logits, torch.tensor([4]))
-    assert hit.tolist() == [True]
-    assert counts.tolist() == [True]
-
-
 def test_score_agreement_adds_up_over_batches() -> None:
     chance, target = torch.rand(2, 40, 5).softmax(-1)
     predicted, gold = (rows @ torch.arange(1.0, 6.0) for rows in (chance, target))
@@ -114,9 +105,7 @@ def test_loss_of_no_labels_is_zero_and_has_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "per_tree"])
-def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(
-    reduction: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mean_of_scaled_losses_over_ranks_is_the_loss_of_one_process(reduction, monkeypatch):
     task = TreeClassification(num_tokens=2, num_classes=3, hidden_channels=2)
     losses, terms, trees = torch.tensor([6.0, 7.0]), torch.tensor([2, 3]), (1, 3)
     batches = [Batch(ptr=torch.zeros(count + 1)) for count in trees]

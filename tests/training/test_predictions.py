@@ -60,9 +60,7 @@ def test_missing_labels_and_the_folder_of_the_run(tmp_path: Path) -> None:
     assert "" in targets and "-1" not in targets
 
 
-def test_columns_are_named_by_class_and_an_interrupted_table_leaves_the_old_one(
-    tmp_path: Path,
-) -> None:
+def test_columns_are_named_by_class_and_an_interrupted_table_leaves_the_old_one(tmp_path):
     path = write_table(tmp_path / "t.csv", {"p": np.array([[0.25, 0.75]])}, first_class=1)
     with pytest.raises(ValueError, match="shorter|longer"):
         write_table(path, {"a": np.array([1]), "b": np.array([1, 2])})
@@ -124,9 +122,7 @@ def test_members_that_cannot_be_averaged(tmp_path: Path) -> None:
     assert caught.value.__notes__ == [differing, f"  file:     {path}"]
 
 
-def test_curves_and_trees_are_drawn_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_and_trees_are_drawn_and_named(tmp_path, monkeypatch):
     drawn: dict[str, Figure] = {}
 
     def keep(figure: Figure, path: Path) -> Path:

@@ -16,7 +16,7 @@ from pyg_dynbatch.lightning import (
 )
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.training.command import check_monitor
-from tests.training.helpers import OLD_NAME, SIZES, last_of, listops, task, trainer, tree_files
+from tests.training.helpers import SIZES, last_of, listops, task, trainer, tree_files
 
 
 def batch_of(data, count: int = 5):
@@ -87,13 +87,12 @@ def test_all_metrics_are_logged_with_the_values_of_the_whole_split(tmp_path: Pat
 
 def test_the_model_learns(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
-    module = task(data, optimizer=OptimizerOptions("adam", lr=0.05))
-    run = trainer(tmp_path, epochs=40, check_val_every_n_epoch=40)
+    module = task(data, optimizer=OptimizerOptions("adam", lr=0.1))
+    run = trainer(tmp_path, epochs=20, check_val_every_n_epoch=20)
     run.fit(module, datamodule=data)
     assert run.callback_metrics["train/accuracy"] > 0.9
 
 
-@OLD_NAME
 def test_hyper_parameters_are_plain_and_rebuild_the_model(tmp_path: Path) -> None:
     data = tree_files(tmp_path)
     module = task(
@@ -134,9 +133,8 @@ def test_checkpoint_of_a_different_model_or_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
         task(data).model.check({"pyg_dynbatch_task": "TreeRelatedness", "state_dict": {}})
     assert "got:      a checkpoint of TreeRelatedness" in str(caught.value)
-    with pytest.raises(ValueError, match="was made with a different vocabulary") as caught:
+    with pytest.raises(ValueError, match=r"was made with a different vocabulary[\s\S]*6 words"):
         trainer(tmp_path).test(task(other), datamodule=other, ckpt_path=path)
-    assert "6 words" in str(caught.value)
 
 
 def test_polarity_needs_a_middle() -> None:
@@ -174,9 +172,7 @@ def test_mixed_precision(tmp_path: Path) -> None:
     assert {weight.dtype for weight in module.parameters()} == {torch.float32}
 
 
-def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learning_rate_finder_sets_the_rate_and_leaves_the_rest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where Lightning keeps its checkpoint meanwhile
     data = listops(tmp_path)
     module, run = task(data), trainer(tmp_path, epochs=5)
@@ -200,15 +196,15 @@ def test_a_metric_that_is_not_logged_is_refused() -> None:
     assert "try:      --trainer.callbacks.monitor val/node_accuracy" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("monitor", "hint"),
-    [
-        ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
-        ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
-        ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
-        ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
-    ],
-)
+WRONG_METRICS = [
+    ("val/los", "--checkpoint.monitor val/loss --checkpoint.mode min"),
+    ("val/accuracy", "--checkpoint.monitor val/pearson --checkpoint.mode max"),
+    ("val/loss", "--checkpoint.monitor val/loss --checkpoint.mode min"),
+    ("val/mse", "--checkpoint.monitor val/mse --checkpoint.mode min"),
+]
+
+
+@pytest.mark.parametrize(("monitor", "hint"), WRONG_METRICS)
 def test_metrics_that_would_choose_wrongly(monitor: str, hint: str) -> None:
     with pytest.raises(ValueError, match="cannot choose by this metric") as caught:
         check_monitor(monitor, "max", TreeRelatedness(num_tokens=4, **SIZES))

@@ -128,35 +128,31 @@ NO_FEATURES = {"features": lambda n: None}
 TWO_WIDTHS = {"features": lambda n: [0.0] * (n if n == 1 else 2)}
 
 
-@pytest.mark.parametrize(
-    ("kind", "call", "words"),
-    [
-        (ValueError, lambda: from_nested(None), "from_nested: the tree is empty"),
-        (ValueError, lambda: from_nested((1, "a")), "a leaf is not a token.\n  expected: an int"),
-        (ValueError, lambda: from_nested((1, ())), "a leaf is not a token"),
-        (ValueError, lambda: from_nested((1, True)), "a leaf is not a token"),
-        (ValueError, lambda: from_nested((1, 2), **NO_FEATURES), "got:      no features at all"),
-        (ValueError, lambda: from_nested((1, 2), **TWO_WIDTHS), "1 at node 1"),
-        (ValueError, lambda: from_nested(LOOP), "an object contains itself"),
-        (
-            ValueError,
-            lambda: from_nested(LOOP, share=True),
-            "list at node 0\n  where:    slot 1 of",
-        ),
-        (TypeError, lambda: from_nested(1, token=lambda _: "plus"), "the token of node 0 is not a"),
-        (TypeError, lambda: from_nested(1, token=lambda _: 1.5), "the token of node 0 is not a"),
-        (TypeError, lambda: from_nested(1, label=lambda _: "good"), "the label of node 0 is not a"),
-        (ValueError, lambda: to_nested(FOREST), "the example is not a single tree or DAG"),
-        (ValueError, lambda: from_networkx(networkx.path_graph(3)), "the graph is undirected"),
-        (ValueError, lambda: from_networkx(networkx.DiGraph()), "the graph is empty"),
-        (ValueError, lambda: from_networkx(networkx.DiGraph([(0, 1), (1, 0)])), "has a cycle"),
-        (
-            ValueError,
-            lambda: from_networkx(networkx.DiGraph([(0, 1)]), slot="place"),
-            "an edge has no attribute 'place'",
-        ),
-    ],
-)
+FAULTS = [
+    (ValueError, lambda: from_nested(None), "from_nested: the tree is empty"),
+    (ValueError, lambda: from_nested((1, "a")), "a leaf is not a token.\n  expected: an int"),
+    (ValueError, lambda: from_nested((1, ())), "a leaf is not a token"),
+    (ValueError, lambda: from_nested((1, True)), "a leaf is not a token"),
+    (ValueError, lambda: from_nested((1, 2), **NO_FEATURES), "got:      no features at all"),
+    (ValueError, lambda: from_nested((1, 2), **TWO_WIDTHS), "1 at node 1"),
+    (ValueError, lambda: from_nested(LOOP), "an object contains itself"),
+    (ValueError, lambda: from_nested(LOOP, share=True), "list at node 0\n  where:    slot 1 of"),
+    (TypeError, lambda: from_nested(1, token=lambda _: "plus"), "the token of node 0 is not a"),
+    (TypeError, lambda: from_nested(1, token=lambda _: 1.5), "the token of node 0 is not a"),
+    (TypeError, lambda: from_nested(1, label=lambda _: "good"), "the label of node 0 is not a"),
+    (ValueError, lambda: to_nested(FOREST), "the example is not a single tree or DAG"),
+    (ValueError, lambda: from_networkx(networkx.path_graph(3)), "the graph is undirected"),
+    (ValueError, lambda: from_networkx(networkx.DiGraph()), "the graph is empty"),
+    (ValueError, lambda: from_networkx(networkx.DiGraph([(0, 1), (1, 0)])), "has a cycle"),
+    (
+        ValueError,
+        lambda: from_networkx(networkx.DiGraph([(0, 1)]), slot="place"),
+        "an edge has no attribute 'place'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "call", "words"), FAULTS)
 def test_faults(kind: type[Exception], call: Any, words: str) -> None:
     with pytest.raises(kind, match=re.escape(words)):
         call()

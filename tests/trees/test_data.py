@@ -134,39 +134,39 @@ GIVEN = {"depth": torch.zeros(3).long(), "root_index": torch.tensor([2])}  # not
 FORM = "has an invalid shape or dtype.\n  expected: "
 
 
-@pytest.mark.parametrize(
-    ("fields", "demands", "words"),
-    [
-        ({"edge_index": NONE, "num_nodes": 0}, {}, "the tree is empty"),
-        ({"edge_index": TWO_PARENTS}, TREE, "node 0 has two parents"),
-        ({"edge_index": THREE_PARENTS, "num_nodes": 4}, TREE, "node 0 has 3 parents"),
-        ({"num_nodes": 4}, TREE, "number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]"),
-        ({}, {"roots": 2}, "wrong number of roots"),
-        ({"edge_index": FAR, **GIVEN}, {}, "got:      5 -> 2\n  where:    edge 1"),
-        ({"edge_index": CYCLE, **GIVEN}, {}, "has a cycle.\n  expected: edges from child to"),
-        ({"edge_index": CYCLE, **GIVEN}, {}, "  got:      0 -> 1 -> 2 -> 0"),
-        ({"depth": [0, 0, 2]}, {}, "edge_index.\n  expected: depth 1 at node 2\n  got:      2"),
-        ({"root_index": [0]}, {}, "to edge_index.\n  expected: [2]\n  got:      [0]"),
-        ({"child_slot": [1, 1]}, {}, "two children of node 2 have the same slot.\n  expected: one"),
-        ({"child_slot": [1, 1]}, {}, "got:      nodes [0, 1] in slot 1"),
-        ({"child_slot": [0, -1]}, {}, "child_slot is negative"),
-        ({"token": torch.zeros(3)}, {}, f"token {FORM}int64 tensor [3], one per node\n  got: "),
-        ({"token": [0, 0]}, {}, "got:      int64 tensor [2]"),
-        ({"depth": [0] * 5}, {}, "tensor [5]\n  where:    train.txt:12\n  try:      leave depth"),
-        ({"child_slot": [0] * 5}, {}, "try:      leave child_slot out"),
-        ({"token": [0, 9, -1]}, {"num_tokens": 9}, "at node 1.\n  expected: -1 (none) or 0 to 8"),
-        ({"token": [0, -2, -1]}, {}, "-1 (none) or 0 upwards"),
-        ({"y": [0, 1, 5]}, {"num_classes": 5}, "y is out of range at node 2"),
-        ({"y": torch.zeros(4)}, {}, f"y {FORM}"),
-        ({"y": (1, 2, 3)}, {}, "got:      tuple"),
-        ({"x": torch.zeros(3, 2).long()}, {}, f"x {FORM}"),
-        ({"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
-        ({"x": torch.zeros(3)}, {}, "floating-point tensor [3, feature], one per node"),
-        ({"x": torch.zeros(3, 2)}, {"feature_width": 3}, "expected: 3 features per node\n  got: "),
-        ({"has_input": torch.ones(3)}, {}, f"has_input {FORM}"),
-        ({"target": torch.zeros(5)}, {}, f"target {FORM}tensor [1] or [1, value], one row per"),
-    ],
-)
+FAULTS = [
+    ({"edge_index": NONE, "num_nodes": 0}, {}, "the tree is empty"),
+    ({"edge_index": TWO_PARENTS}, TREE, "node 0 has two parents"),
+    ({"edge_index": THREE_PARENTS, "num_nodes": 4}, TREE, "node 0 has 3 parents"),
+    ({"num_nodes": 4}, TREE, "number of roots.\n  expected: 1\n  got:      2: nodes [2, 3]"),
+    ({}, {"roots": 2}, "wrong number of roots"),
+    ({"edge_index": FAR, **GIVEN}, {}, "got:      5 -> 2\n  where:    edge 1"),
+    ({"edge_index": CYCLE, **GIVEN}, {}, "has a cycle.\n  expected: edges from child to"),
+    ({"edge_index": CYCLE, **GIVEN}, {}, "  got:      0 -> 1 -> 2 -> 0"),
+    ({"depth": [0, 0, 2]}, {}, "edge_index.\n  expected: depth 1 at node 2\n  got:      2"),
+    ({"root_index": [0]}, {}, "to edge_index.\n  expected: [2]\n  got:      [0]"),
+    ({"child_slot": [1, 1]}, {}, "two children of node 2 have the same slot.\n  expected: one"),
+    ({"child_slot": [1, 1]}, {}, "got:      nodes [0, 1] in slot 1"),
+    ({"child_slot": [0, -1]}, {}, "child_slot is negative"),
+    ({"token": torch.zeros(3)}, {}, f"token {FORM}int64 tensor [3], one per node\n  got: "),
+    ({"token": [0, 0]}, {}, "got:      int64 tensor [2]"),
+    ({"depth": [0] * 5}, {}, "tensor [5]\n  where:    train.txt:12\n  try:      leave depth"),
+    ({"child_slot": [0] * 5}, {}, "try:      leave child_slot out"),
+    ({"token": [0, 9, -1]}, {"num_tokens": 9}, "at node 1.\n  expected: -1 (none) or 0 to 8"),
+    ({"token": [0, -2, -1]}, {}, "-1 (none) or 0 upwards"),
+    ({"y": [0, 1, 5]}, {"num_classes": 5}, "y is out of range at node 2"),
+    ({"y": torch.zeros(4)}, {}, f"y {FORM}"),
+    ({"y": (1, 2, 3)}, {}, "got:      tuple"),
+    ({"x": torch.zeros(3, 2).long()}, {}, f"x {FORM}"),
+    ({"x": torch.zeros(4, 2)}, {}, "float32 tensor [4, 2]"),
+    ({"x": torch.zeros(3)}, {}, "floating-point tensor [3, feature], one per node"),
+    ({"x": torch.zeros(3, 2)}, {"feature_width": 3}, "expected: 3 features per node\n  got: "),
+    ({"has_input": torch.ones(3)}, {}, f"has_input {FORM}"),
+    ({"target": torch.zeros(5)}, {}, f"target {FORM}tensor [1] or [1, value], one row per"),
+]
+
+
+@pytest.mark.parametrize(("fields", "demands", "words"), FAULTS)
 def test_faults_are_named(fields: dict, demands: dict, words: str) -> None:
     fields = {"edge_index": EDGES, "num_nodes": 3, **fields}
     nodes = max(fields["num_nodes"], 1)

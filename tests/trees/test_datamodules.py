@@ -110,7 +110,6 @@ def test_vectors_are_scaled_and_reach_the_model(tmp_path, samples, monkeypatch):
         trainer(tmp_path).fit(module, datamodule=data)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_resumed_vectors_are_those_of_the_checkpoint(tmp_path: Path, samples: Path) -> None:
     data = sst(samples, tmp_path, vectors=glove(samples))
     module = task(data, embedding_channels=3, cell="nary")

@@ -246,22 +246,19 @@ def test_unlabelled_nodes_and_no_labels(tmp_path: Path) -> None:
 FINE = "(1 good)"
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (f"{FINE}\n(3 (2 a) (2 b)\n{FINE}", r"1 bracket is never closed[\s\S]*a.txt:2:15"),
-        (f"{FINE}\n(3 (4 a) (2 b))\n{FINE}", r"a label is out of range[\s\S]*a.txt:2:5"),
-        (f"{FINE}\n\n{FINE}", r"there is an empty tree[\s\S]*a.txt:2:1"),
-        ("", "a.txt: the file is empty"),
-        (None, "a.txt: there is no such file"),
-        ("(1 caf\u00e9)".encode("utf-16"), r"the text is not UTF-8[\s\S]*a.txt:1:1"),
-        (gzip.compress(b"(1 (0 a)\n", mtime=0), r"a\.txt:1:"),
-        (
-            gzip.compress(b"(1 (0 a)\n", mtime=0)[:-9],
-            r"the compressed file is[\s\S]*where:    .*a.txt",
-        ),
-    ],
-)
+BAD_FILES = [
+    (f"{FINE}\n(3 (2 a) (2 b)\n{FINE}", r"1 bracket is never closed[\s\S]*a.txt:2:15"),
+    (f"{FINE}\n(3 (4 a) (2 b))\n{FINE}", r"a label is out of range[\s\S]*a.txt:2:5"),
+    (f"{FINE}\n\n{FINE}", r"there is an empty tree[\s\S]*a.txt:2:1"),
+    ("", "a.txt: the file is empty"),
+    (None, "a.txt: there is no such file"),
+    ("(1 caf\u00e9)".encode("utf-16"), r"the text is not UTF-8[\s\S]*a.txt:1:1"),
+    (gzip.compress(b"(1 (0 a)\n", mtime=0), r"a\.txt:1:"),
+    (gzip.compress(b"(1 (0 a)\n", mtime=0)[:-9], r"the compressed file is[\s\S]*where:    .*a.txt"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_FILES)
 def test_faults_are_named_by_place(tmp_path: Path, content: Any, words: str) -> None:
     path = tmp_path / "a.txt"
     if content is not None:
@@ -359,18 +356,18 @@ def test_downloads_and_unpacks(archive: Path, server: Server, raw: Path, tmp_pat
         SST(tmp_path / "other", "train")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"raw_dir": "only"}, r"SST: raw files are missing[\s\S]*no dev.txt"),
-        ({}, r"SST: no folder is given[\s\S]*root or raw_dir"),
-        ({"raw_dir": "raw"}, r"train.txt has a wrong checksum[\s\S]*verify=False"),
-        ({"raw_dir": "raw", "split": "valid"}, "SST: unknown split"),
-        ({"raw_dir": "raw", "verify": False, "vocabulary": "some"}, r"vocabulary[\s\S]*'some'"),
-        ({"raw_dir": "bad", "verify": False}, r"a label is out of range[\s\S]*bad/dev.txt:2:5"),
-        ({"raw_dir": "empty", "verify": False}, "dev.txt: the file is empty"),
-    ],
-)
+FAULTS_OF_SST = [
+    ({"raw_dir": "only"}, r"SST: raw files are missing[\s\S]*no dev.txt"),
+    ({}, r"SST: no folder is given[\s\S]*root or raw_dir"),
+    ({"raw_dir": "raw"}, r"train.txt has a wrong checksum[\s\S]*verify=False"),
+    ({"raw_dir": "raw", "split": "valid"}, "SST: unknown split"),
+    ({"raw_dir": "raw", "verify": False, "vocabulary": "some"}, r"vocabulary[\s\S]*'some'"),
+    ({"raw_dir": "bad", "verify": False}, r"a label is out of range[\s\S]*bad/dev.txt:2:5"),
+    ({"raw_dir": "empty", "verify": False}, "dev.txt: the file is empty"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), FAULTS_OF_SST)
 def test_faults_are_named(raw: Path, tmp_path: Path, monkeypatch, options, words) -> None:
     monkeypatch.chdir(tmp_path)
     for name, text in (("bad", "(2 (2 a) (2 b))\n(3 (5 a) (2 b))\n"), ("empty", ""), ("raw", None)):

@@ -92,20 +92,20 @@ def test_the_forms_of_an_expression() -> None:
     assert binary.labels == [3, *[-1] * 6]
 
 
-@pytest.mark.parametrize(
-    ("text", "problem", "column"),
-    [
-        ("[MIN 3 x ]", "a piece is not a digit, an operator or ]", 10),
-        ("[MIN 3 10 ]", "a piece is not a digit, an operator or ]", 10),
-        ("[MIN ]", "a list is empty, or closed but never opened", 8),
-        ("]", "a list is empty, or closed but never opened", 3),
-        ("[MIN 3 [MAX 1 ]", "1 lists are never closed", 18),
-        ("", "the expression is empty", 3),
-        ("3 4", "something follows the end of the expression", 5),
-        ("( ( [MIN 3 ) ) ]", "the parentheses are not the left-branching parse", 16),
-        ("( [MIN ( 3 ] ) )", "the parentheses are not the left-branching parse", 5),
-    ],
-)
+BAD_EXPRESSIONS = [
+    ("[MIN 3 x ]", "a piece is not a digit, an operator or ]", 10),
+    ("[MIN 3 10 ]", "a piece is not a digit, an operator or ]", 10),
+    ("[MIN ]", "a list is empty, or closed but never opened", 8),
+    ("]", "a list is empty, or closed but never opened", 3),
+    ("[MIN 3 [MAX 1 ]", "1 lists are never closed", 18),
+    ("", "the expression is empty", 3),
+    ("3 4", "something follows the end of the expression", 5),
+    ("( ( [MIN 3 ) ) ]", "the parentheses are not the left-branching parse", 16),
+    ("( [MIN ( 3 ] ) )", "the parentheses are not the left-branching parse", 5),
+]
+
+
+@pytest.mark.parametrize(("text", "problem", "column"), BAD_EXPRESSIONS)
 def test_says_what_is_wrong_and_where(text: str, problem: str, column: int) -> None:
     with pytest.raises(ValueError) as caught:
         read_listops(text, "listops.tsv:5", column=3)
@@ -113,14 +113,14 @@ def test_says_what_is_wrong_and_where(text: str, problem: str, column: int) -> N
     assert f"where:    listops.tsv:5:{column}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("form", "labels", "text"),
-    [
-        ("round", "root", r"unknown form[\s\S]*'operator' or 'binary'"),
-        ("binary", "all", "form 'binary': unknown labels"),
-        ("operator", "leaves", "form 'operator': unknown labels"),
-    ],
-)
+UNKNOWN_OPTIONS = [
+    ("round", "root", r"unknown form[\s\S]*'operator' or 'binary'"),
+    ("binary", "all", "form 'binary': unknown labels"),
+    ("operator", "leaves", "form 'operator': unknown labels"),
+]
+
+
+@pytest.mark.parametrize(("form", "labels", "text"), UNKNOWN_OPTIONS)
 def test_unknown_options(form: str, labels: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         listops_tree(["3"], form, labels)
@@ -193,16 +193,16 @@ def test_reads_the_published_format(samples: Path) -> None:
     assert binary.node_counts == [2 * n - 1 for n in (9, 6, 4, 1)]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("[MIN 3 1 ]", r"invalid line[\s\S]*:2:1\b"),
-        ("x\t[MIN 3 1 ]", r"invalid line[\s\S]*:2:1\b"),
-        ("3\t[MIN 3 1 ]", r"the value is not that of the expression[\s\S]*:2:1\b"),
-        ("1\t[MIN 3 y ]", r"a piece is not a digit, an operator or \][\s\S]*:2:10\b"),
-        ("1\t[MIN 3 1", r"1 lists are never closed[\s\S]*:2:11\b"),
-    ],
-)
+BAD_LINES = [
+    ("[MIN 3 1 ]", r"invalid line[\s\S]*:2:1\b"),
+    ("x\t[MIN 3 1 ]", r"invalid line[\s\S]*:2:1\b"),
+    ("3\t[MIN 3 1 ]", r"the value is not that of the expression[\s\S]*:2:1\b"),
+    ("1\t[MIN 3 y ]", r"a piece is not a digit, an operator or \][\s\S]*:2:10\b"),
+    ("1\t[MIN 3 1", r"1 lists are never closed[\s\S]*:2:11\b"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BAD_LINES)
 def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     path = tmp_path / "list.tsv"
     path.write_text(f"7\t7\n{line}\n")
@@ -211,14 +211,14 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     assert f"where:    {path}:2:" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [
-        ({"max_args": 1}, r"ListOpsRecipe: max_args is too small[\s\S]*at least 2"),
-        ({"val": 20, "max_depth": 1}, "there are not enough distinct expressions"),
-        ({"train": 5}, r"ListOps: the split 'val' is empty"),
-    ],
-)
+BAD_RECIPES = [
+    ({"max_args": 1}, r"ListOpsRecipe: max_args is too small[\s\S]*at least 2"),
+    ({"val": 20, "max_depth": 1}, "there are not enough distinct expressions"),
+    ({"train": 5}, r"ListOps: the split 'val' is empty"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "words"), BAD_RECIPES)
 def test_recipes_are_checked(recipe: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ListOps(None, "val", recipe=ListOpsRecipe(**{"train": 0, "val": 0, "test": 0, **recipe}))

@@ -26,16 +26,16 @@ def test_text_and_nested_lists_are_the_same_trees(predictor: TreePredictor) -> N
     assert_same(predictor.read("(good)"), predictor.read("(1 good)"))
 
 
-@pytest.mark.parametrize(
-    ("tree", "said"),
-    [
-        ("((not) (good)", "1 bracket is never closed"),
-        ("(3 good)", "expected: *a label in -1..2"),
-        (["not", 7], "a part of the tree is not a word.*\n.*\n.*got: *7"),
-        (["not", []], "a part of the tree is not a word"),
-        (None, "from_nested"),
-    ],
-)
+NO_TREES = [
+    ("((not) (good)", "1 bracket is never closed"),
+    ("(3 good)", "expected: *a label in -1..2"),
+    (["not", 7], "a part of the tree is not a word.*\n.*\n.*got: *7"),
+    (["not", []], "a part of the tree is not a word"),
+    (None, "from_nested"),
+]
+
+
+@pytest.mark.parametrize(("tree", "said"), NO_TREES)
 def test_what_is_not_a_tree_of_words_is_refused(predictor, tree, said):
     with pytest.raises(ValueError, match=said):
         predictor.read(tree)

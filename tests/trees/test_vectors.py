@@ -85,17 +85,17 @@ def test_options_of_missing_words(samples: Path, vocabulary: Vocabulary) -> None
         read_word_vectors(samples / "glove.txt", vocabulary, strict=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "got"),
-    [
-        ("the 1 2 3\nfilm 1 2\n", 2, "2 values"),
-        ("the 1 2 3\nother 1 2\n", 2, "2 values"),
-        ("the 1 2 3\nfilm 1 2 3 4\n", 2, "4 values"),
-        ("2 3\nthe 1 2 3\nfilm 1 2 x\n", 3, "3 values, among them 'x'"),
-        ("the 1 2 3\nfilm 1 nan 3\n", 2, "3 values, among them 'nan'"),
-        ("the 1 2 3\n\nfilm 1 2 3\n", 2, "0 values"),
-    ],
-)
+BAD_LINES = [
+    ("the 1 2 3\nfilm 1 2\n", 2, "2 values"),
+    ("the 1 2 3\nother 1 2\n", 2, "2 values"),
+    ("the 1 2 3\nfilm 1 2 3 4\n", 2, "4 values"),
+    ("2 3\nthe 1 2 3\nfilm 1 2 x\n", 3, "3 values, among them 'x'"),
+    ("the 1 2 3\nfilm 1 nan 3\n", 2, "3 values, among them 'nan'"),
+    ("the 1 2 3\n\nfilm 1 2 3\n", 2, "0 values"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "got"), BAD_LINES)
 def test_a_bad_line_is_named(tmp_path, vocabulary, text, line, got):
     path = tmp_path / "vectors.txt"
     path.write_text(text)
@@ -107,16 +107,16 @@ def test_a_bad_line_is_named(tmp_path, vocabulary, text, line, got):
 WHOLE = gzip.compress(b"\n".join(b"word%d 0.25 0.5" % i for i in range(1000)))
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (WHOLE[: len(WHOLE) // 2], "the compressed file is corrupt or truncated"),
-        (WHOLE[:12] + bytes(50) + WHOLE[62:], "the compressed file is corrupt or truncated"),
-        (b"", "no vectors in the file"),
-        (b"one\ntwo\n", "no vectors in the file"),
-        (None, "vectors.gz: there is no such file"),
-    ],
-)
+BAD_FILES = [
+    (WHOLE[: len(WHOLE) // 2], "the compressed file is corrupt or truncated"),
+    (WHOLE[:12] + bytes(50) + WHOLE[62:], "the compressed file is corrupt or truncated"),
+    (b"", "no vectors in the file"),
+    (b"one\ntwo\n", "no vectors in the file"),
+    (None, "vectors.gz: there is no such file"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_FILES)
 def test_files_that_cannot_be_read(tmp_path, vocabulary, content, words):
     path = tmp_path / ("vectors.gz" if content is None or content[:1] == WHOLE[:1] else "a.txt")
     if content is not None:
