@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw more examples per law if the long tests are selected."""
     settings.register_profile(
         "tests",
-        max_examples=60 if config.option.markexpr == "long" else 20,
+        max_examples=60 if config.option.markexpr == "long" else 12,
         derandomize="CI" in os.environ,
         print_blob=True,
         # Batches are small and first calls slow: a deadline would only measure the machine.
@@ -92,9 +92,14 @@ def _seed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _checks_of_annotations(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Disable jaxtyping's checks of shapes and dtypes in whole runs, which take twice as long."""
-    whole_run = not set(WHOLE_RUNS).isdisjoint(request.path.parts)
-    jaxtyping.config.update("jaxtyping_disable", whole_run)
+    """Disable jaxtyping's checks of shapes and dtypes in whole runs, which take twice as long.
+
+    The long tests call the same functions as the others, which are checked there.
+    """
+    long = request.config.option.markexpr == "long"
+    whole_runs = {*WHOLE_RUNS, "test_row_law.py", "test_traces.py"}  # of autobatch
+    whole_run = not whole_runs.isdisjoint(request.path.parts)
+    jaxtyping.config.update("jaxtyping_disable", long or whole_run)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 
 def few(examples: int) -> settings:
-    """Return settings for a law with expensive examples; a long run draws three times as many."""
-    number = examples * settings().max_examples // 20
+    """Return settings for an expensive law, which draws five times as many in the long tests."""
+    number = max(2, examples * settings().max_examples // 20)
     return settings(max_examples=number, suppress_health_check=list(HealthCheck))
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from pyg_dynbatch.autobatch import autobatch, operations
 from pyg_dynbatch.autobatch.operations import ROW, fast_form
+from tests.autobatch.programs import BINARY, UNARY, WIDTH
 
 DTYPES = [
     torch.float64,
@@ -219,6 +220,36 @@ def test_every_form_is_compared() -> None:
     assert names == {"_is_all_true", "_is_any_true"}
 
 
+OF_THREE_AXES = [
+    lambda a: a.sum((0, 2)), lambda a: a.softmax(-1), lambda a: a.view((9, -1)),
+    lambda a: a.permute(2, 0, 1), lambda a: a.flatten(0, 1), lambda a: a.movedim(0, 2),
+    lambda a: a[..., 0], lambda a: a @ a.mT, lambda a: a.transpose(-1, -2), lambda a: a.mean(),
+]  # fmt: skip
+
+
+class Every(nn.Module):
+    """Calls all functions of random programs, and some on rows with three axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep = nn.Identity()
+
+    def forward(self, rows: Any) -> Any:
+        known = [self.keep(row) for row in rows]
+        calls = [*UNARY.values(), *BINARY.values(), *((3, function) for function in OF_THREE_AXES)]
+        return [function(*(known[rank] for rank in ranks)) for *ranks, function in calls]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_calls_are_run_by_their_forms(dtype: torch.dtype) -> None:
+    rows = [torch.randn(5, *(WIDTH,) * rank).to(dtype) for rank in range(4)]
+    model, examples = autobatch(Every()), list(zip(*rows, strict=True))
+    size = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(model(examples), model(examples, batch=False), rtol=size, atol=size)
+    slow = [op.name for op in model.explain(examples).operations if op.way == "vmap"]
+    assert slow == ["diagonal", "norm", "trace"], "the others have forms"
+
+
 class LastState(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +262,9 @@ class LastState(nn.Module):
 def test_a_module_that_has_no_batched_form_is_opened() -> None:
     model = autobatch(nn.Sequential(LastState(), nn.Linear(3, 2)).double())
     rows = [torch.randn(n, 3).double() for n in (2, 5, 5)]
-    assert "cannot be run on several rows at once" in str(model.explain(rows))
+    explanation = model.explain(rows)
+    assert "cannot be run on several rows at once" in str(explanation)
+    assert any(op.way == "packed" for op in explanation.operations)
     found, expected = model(rows), model(rows, batch=False)
     torch.testing.assert_close(found, expected)
     gradients = (torch.autograd.grad(y.sum(), [*model.parameters()]) for y in (found, expected))

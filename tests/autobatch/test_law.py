@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from tests.autobatch.programs import Example, Random, examples, gradients
+from tests.strategies import few
 
 # torch.vmap has no batching rule for attention without weights.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -54,7 +55,7 @@ seeds, counts, lengths = st.integers(0, 2**20), st.integers(1, 6), st.integers(0
 
 
 @pytest.mark.parametrize("reads", [0.0, 0.3])
-@settings(max_examples=10, deadline=None)
+@few(10)
 @given(seed=seeds, count=counts, length=lengths)
 def test_batched_equals_one_by_one(reads: float, seed: int, count: int, length: int) -> None:
     model, drawn = random_model(reads), examples(seed, count, length)
@@ -83,7 +84,7 @@ def test_hundred_thousand_programs(reads: float) -> None:
 
 
 @pytest.mark.parametrize("fibers", [True, False])
-@settings(max_examples=10, deadline=None)
+@few(10)
 @given(seed=seeds, count=counts, length=lengths)
 def test_flushes_change_nothing(fibers: bool, seed: int, count: int, length: int) -> None:
     drawn = examples(seed, count, length)
@@ -93,7 +94,7 @@ def test_flushes_change_nothing(fibers: bool, seed: int, count: int, length: int
         check(outcome(random_model(peeks=0.3), drawn), outcome(random_model(), drawn))
 
 
-@settings(max_examples=10, deadline=None)
+@few(10)
 @given(seed=seeds, count=counts, length=lengths)
 def test_batch_normalization_while_training_is_refused_or_right(
     seed: int, count: int, length: int

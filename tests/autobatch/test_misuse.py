@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import singledispatch
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from pyg_dynbatch.autobatch import AutoBatch, attend, autobatch, emit, rows
+from pyg_dynbatch.autobatch import AutoBatch, attend, autobatch, emit, rows, total
+from tests.autobatch.models import TreeLSTM, trees
 from tests.autobatch.test_autobatch import Wrap, check
 
 ROWS = [*torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double()]
@@ -60,6 +62,19 @@ def in_format(m: Any, x: Any) -> Any:
     return m.part(y) * float(f"{y.sum():.2f}") * float("%.1f" % y.sum())  # noqa: UP031
 
 
+def total_without_gradient(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    with torch.no_grad():
+        s = total([y, y + 1])
+    return s * y
+
+
+class View(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x[..., :2]
+
+
+ZEROS = (0.0, -0.0, np.float64(0.0), np.float64(-0.0))
 WORKS: dict[str, Function] = {
     "isinstance": lambda m, x: x if isinstance(m.part(x), Tensor) else -x,
     "isinstance of several": lambda m, x: x if isinstance(m.part(x), (list, Tensor)) else -x,
@@ -79,7 +94,7 @@ WORKS: dict[str, Function] = {
     "index": lambda m, x: [x, -x, 2 * x][m.part(x).argmax()],
     "unpack": lambda m, x: (lambda a, b, c: a * b + c)(*m.part(x)),
     "numpy scalars": lambda m, x: np.float64(2) * m.part(x) - m.part(x)[np.int64(1)],
-    "signed zeros": lambda m, x: torch.cat([m.part(x) / 0.0, m.part(x) / -0.0]),
+    "signed zeros": lambda m, x: torch.cat([m.part(x) / zero for zero in ZEROS]),
     "data": lambda m, x: m.part(x).data * m.part(x),
     "detach": lambda m, x: m.part(x).detach() * m.part(x),
     "to": lambda m, x: m.part(x).to("cpu").to(x.device).to(x).cpu(),
@@ -99,13 +114,17 @@ WORKS: dict[str, Function] = {
     "padded": lambda m, x: nn.utils.rnn.pad_sequence([m.part(x)[:2], x], batch_first=True),
     "single dispatch": lambda m, x: dispatched(m.part(x)),
     "list": lambda m, x: [part(x) for part in (m.part, m.part)][1],
+    "total without gradient": total_without_gradient,
+    "argument and its view": lambda m, x: torch.cat(m.view(m.part(x))),
+    "conjugate view": lambda m, x: (m.complex.weight.conj()[0] * m.part(x)).abs(),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
 @pytest.mark.parametrize("name", WORKS)
 def test_works_as_in_the_plain_module(name: str) -> None:
-    model = model_of(WORKS[name])
+    parts = {"view": View(), "complex": nn.Linear(3, 3, dtype=torch.complex128)}
+    model = model_of(WORKS[name], **parts)
     found, expected = (model(ROWS, batch=batch) for batch in (True, False))
     torch.testing.assert_close(found, expected)
     if expected.requires_grad:
@@ -143,6 +162,32 @@ def cast_while_reading(m: Any, x: Any) -> Any:
         return y * y.sum().item()
 
 
+def read_in_inference_mode(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    with torch.inference_mode():
+        positive = bool(y.sum() > 0)
+    return y * 2 if positive else y
+
+
+def changed_afterwards(m: Any, x: Any) -> Any:
+    x = x.clone()
+    y = m.part(x)
+    x.add_(1)
+    return y + m.part(x)
+
+
+def added(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    y += 1
+    return y
+
+
+def assigned_to_result(m: Any, x: Any) -> Any:
+    y = m.part(x)
+    y[0] = 1
+    return y
+
+
 def packed(m: Any, x: Any) -> Any:
     return m.gru(nn.utils.rnn.pack_sequence([x[:, None]]))[1]
 
@@ -156,8 +201,42 @@ def gradient_of_outside(m: Any, x: Any) -> Any:
     return torch.func.grad(lambda y: m.part(y).sum())(x)
 
 
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+MEMORY: list[Tensor] = []
+
+
+class Memory(nn.Module):
+    """Keeps a state between calls, outside of the model."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        MEMORY.append(x)
+        return torch.stack(MEMORY).sum(0)
+
+
+class Odd(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() * 2) if x.dim() == 1 else x.flip(0)
+
+
+PARTS: dict[str, Callable[[], nn.Module]] = {
+    "counter": Counter, "memory": Memory, "odd": Odd, "norm": lambda: nn.BatchNorm1d(3),
+    "gru": lambda: nn.GRU(1, 3), "other": lambda: nn.Linear(3, 3),
+    "inner": lambda: Wrap(lambda m, x: x if torch.equal(x, x.abs()) else -x),
+    "batched": lambda: autobatch(TreeLSTM()),
+}  # fmt: skip
+# The words of an error are set apart by " … ".
 REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
-    "np.array": (RuntimeError, "tolist()", lambda m, x: np.array(m.part(x))),
+    "np.array": (RuntimeError, "numpy … tolist() or item()", lambda m, x: np.array(m.part(x))),
+    "numpy": (RuntimeError, "numpy … tolist() or item()", lambda m, x: m.part(x).numpy()),
     "numpy of a list": (RuntimeError, "tolist()", lambda m, x: np.array([m.part(x)])),
     "detach numpy": (RuntimeError, "tolist()", lambda m, x: m.part(x).detach().numpy()),
     "ndarray": (TypeError, "ndarray", lambda m, x: m.part(x)[np.array([0, 1])]),
@@ -170,6 +249,46 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "backward": (AttributeError, "return the value", lambda m, x: m.part(x).sum().backward()),
     "requires_grad_": (TypeError, "in place", lambda m, x: m.part(x).requires_grad_()),
     "assignment": (TypeError, "torch.stack", assigned),
+    "+=": (TypeError, "in place", added),
+    "item": (TypeError, "in place", assigned_to_result),
+    "zero_": (TypeError, "in place", lambda m, x: m.part(x).zero_()),
+    "out": (TypeError, "out", lambda m, x: torch.add(m.part(x), 1, out=torch.empty(3).double())),
+    "changed afterwards": (RuntimeError, "changed in place … clone()", changed_afterwards),
+    "counter": (
+        RuntimeError,
+        "autobatch: counter … changes its buffer 'calls' … expected: … keep no state … try:",
+        lambda m, x: m.counter(m.part(x)),
+    ),
+    "memory": (
+        RuntimeError,
+        "autobatch: memory … a different result when it is called again … keep no state … try:",
+        lambda m, x: m.memory(m.part(x)[None])[0],
+    ),
+    "odd": (Exception, "", lambda m, x: m.odd(m.part(x))),
+    "norm": (ValueError, "BatchNorm1d … LayerNorm", lambda m, x: m.norm(m.part(x)[None])[0]),
+    "wrong shape": (RuntimeError, "autobatch: part fails", lambda m, x: m.part(m.part(x)[:2])),
+    "object": (TypeError, "object", lambda m, x: m.part(x).add(object())),
+    "nested model": (RuntimeError, "plain module", lambda m, x: m.batched(trees())),
+    "empty total": (ValueError, "empty … like=", lambda m, x: total([])),
+    "total of shapes": (TypeError, "shapes", lambda m, x: total([m.part(x), m.part(x)[:2]])),
+    "total of a value": (TypeError, "not a list", lambda m, x: total(m.part(x))),
+    "attend to nothing": (ValueError, "empty", lambda m, x: attend(m.part(x), [])),
+    "values": (ValueError, "one value per key", lambda m, x: attend(x, [m.part(x)], [x, x])),
+    "on meta": (
+        ValueError,
+        "different device … meta",
+        lambda m, x: m.part(torch.ones(3, device="meta").double()),
+    ),
+    "one_hot": (
+        ValueError, "depends on values … suspend", lambda m, x: F.one_hot(m.part(x).argmax())
+    ),
+    "emit": (TypeError, "'loss' is not a tensor", lambda m, x: emit("loss", 1.0)),
+    "inference mode": (
+        RuntimeError, "inference mode is switched inside the model", read_in_inference_mode
+    ),
+    "equal inside": (
+        TypeError, "equal reads a value of its argument", lambda m, x: m.inner(m.part(x))
+    ),
     "attend to other widths": (TypeError, "vectors of one width", attends_to_other_widths),
     "attend with a number": (TypeError, "vectors of one width", attends_to_numbers),
     "rows elsewhere": (ValueError, "the device of the model", rows_elsewhere),
@@ -188,7 +307,12 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "functional_call": (RuntimeError, "not among its arguments", with_computed_weights),
     "transform": (TypeError, "a transform of torch.func", gradient_of_outside),
     "types": (TypeError, "example 1", lambda m, x: m.part(x) if x is not ROWS[1] else 0.0),
-    "shapes": (ValueError, "emit", lambda m, x: m.part(x)[: 2 + (x is ROWS[1])]),
+    "structures": (
+        ValueError, "structures", lambda m, x: (m.part(x),) if x is ROWS[1] else m.part(x)
+    ),
+    "shapes": (
+        ValueError, "float64[2] … emit", lambda m, x: m.part(x)[: 2 + (x is ROWS[1])]
+    ),
     "emitted": (ValueError, "'a'", lambda m, x: emit("a", m.part(x)[: 2 + (x is ROWS[1])])),
     "own error": (ZeroDivisionError, "", lambda m, x: m.part(x) / (x is not ROWS[1] or 1 // 0)),
 }  # fmt: skip
@@ -208,21 +332,84 @@ class Twice(torch.autograd.Function):
         return 5 * gradient
 
 
+# Seen when the results of all examples are put together.
+OF_RESULTS = ("types", "structures", "shapes", "emitted")
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_with_example_line_and_hint(name: str) -> None:
-    kind, hint, function = REFUSED[name]
-    model = model_of(function, gru=nn.GRU(1, 3), other=nn.Linear(3, 3))
+    kind, words, function = REFUSED[name]
+    used = function.__code__.co_names
+    model = model_of(function, **{part: make() for part, make in PARTS.items() if part in used})
     with pytest.raises(kind) as caught:
         model(ROWS)
     text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-    assert "autobatch" in text and hint in text
-    example = name in ("types", "shapes", "emitted", "own error")
-    assert f"example {int(example)}" in text
-    assert "test_misuse.py:" in text or name in ("types", "shapes", "emitted")
+    assert "autobatch" in text and [word for word in words.split(" … ") if word not in text] == []
+    assert f"example {int(name in (*OF_RESULTS, 'own error'))}" in text
+    assert "test_misuse.py:" in text or name in OF_RESULTS
+    if name == "structures":
+        with pytest.raises(kind, match=words):
+            model(ROWS, batch=False)
     # The model is usable afterwards.
     model.plain.function = lambda m, x: m.part(x)
     torch.testing.assert_close(model(ROWS), model(ROWS, batch=False))
+
+
+def test_other_calls_that_are_refused() -> None:
+    model, inner = model_of(lambda m, x: m.part(x)), autobatch(TreeLSTM())
+    reads = model_of(lambda m, x: m.part(x) if bool(m.part(x).sum() > 0) else x)
+    leaf = ROWS[0].clone().requires_grad_()
+    calls: list[tuple[type[Exception], str, Callable[[], Any]]] = [
+        (TypeError, "not a module for one example", lambda: autobatch(inner)),
+        (ValueError, "list of examples is empty", lambda: inner([])),
+        (ValueError, "list of examples is empty", lambda: model.explain([])),
+        (ValueError, "list of examples is empty", lambda: model.collate([])),
+        (TypeError, "can only be run batched", lambda: model([model.trace(ROWS[0])], batch=False)),
+        (TypeError, "can only be run batched", lambda: model(model.collate(ROWS), batch=False)),
+        (ValueError, "requires gradients", lambda: model.trace(leaf)),
+        (RuntimeError, r"reads a value[\s\S]*test_misuse.py:", lambda: reads.trace(ROWS[0])),
+    ]
+    for kind, words, call in calls:
+        with pytest.raises(kind, match=words):
+            call()
+
+
+def test_values_of_an_earlier_call() -> None:
+    kept: list[Any] = []
+    model = model_of(lambda m, x: (kept.append(m.part(x)), kept[0] + 1)[1])
+    model(ROWS)
+    with pytest.raises(RuntimeError, match=r"different call of the model[\s\S]*test_misuse.py:"):
+        model(ROWS)
+    for use in (
+        lambda: kept[0] + 1,
+        lambda: torch.tanh(kept[0]),
+        lambda: bool(kept[0].sum()),
+        lambda: kept[0].tolist(),
+    ):
+        with pytest.raises(RuntimeError, match=r"outside the model|different call"):
+            use()
+
+
+def test_second_derivatives_run_one_by_one() -> None:
+    model = autobatch(nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double())
+    examples = [x.clone().requires_grad_() for x in ROWS]
+
+    def second(batch: bool) -> Any:
+        loss = model(examples, batch=batch).square().sum()
+        first = torch.autograd.grad(loss, examples, create_graph=True)[0]
+        return torch.autograd.grad(first.sum(), examples)
+
+    with pytest.raises(RuntimeError, match=r"second derivatives(?s:.*)examples, batch=False"):
+        second(batch=True)
+    assert len(second(batch=False)) == len(examples)
+
+
+@pytest.mark.parametrize("noise", [torch.randn_like, lambda x: random.random()])
+def test_modules_draw_random_numbers_for_every_example(noise: Any) -> None:
+    model = model_of(lambda m, x: m.odd(m.part(x)), odd=Wrap(lambda _, x: x + noise(x)))
+    first, second = model(ROWS[:1] * 2)
+    assert not torch.equal(first, second)
 
 
 def test_a_submodule_that_is_recorded_call_by_call_is_named() -> None:
@@ -427,7 +614,46 @@ def test_an_index_out_of_range_names_the_example_and_the_line() -> None:
     assert "word" in text and "example 2, " in text and "test_misuse.py:" in text
 
 
-def test_functions_of_traces_can_be_pickled() -> None:
-    model = model_of(lambda m, x: torch.outer(m.part(x) ** 2, x).mT)
-    traces = pickle.loads(pickle.dumps([model.trace(x) for x in ROWS]))
-    torch.testing.assert_close(model(traces), model(ROWS))
+def test_values_emitted_by_submodules() -> None:
+    def emitting(_: Any, x: Any) -> Any:
+        emit("inside", x * 2)
+        return x + 1
+
+    model = model_of(lambda m, x: m.inner(m.part(x)), inner=Wrap(emitting))
+    expected = model(ROWS, batch=False)
+    wanted = model.emitted["inside"].rows
+    torch.testing.assert_close(model(ROWS), expected)
+    torch.testing.assert_close(model.emitted["inside"].rows, wanted)
+    assert "emits values" in str(model.explain(ROWS))
+
+
+def test_random_functions_that_normalize_over_rows() -> None:
+    found = model_of(lambda m, x: F.gumbel_softmax(m.part(x), dim=0))(ROWS)
+    torch.testing.assert_close(found.sum(1), torch.ones(3).double())
+
+
+def test_no_value_is_read_after_an_error() -> None:
+    def broken(_: Any, x: Tensor) -> Any:
+        return torch.linalg.cholesky(x.diag()).sum(0)  # not positive definite
+
+    def forward(m: Any, x: Any) -> Any:
+        y = m.inner(m.part(x))
+        for _ in range(2):
+            try:
+                return y * bool(y.sum() > 0)
+            except RuntimeError as error:
+                if "after an error" in str(error):
+                    raise
+        return y
+
+    with pytest.raises(RuntimeError, match="cholesky|after an error"):
+        model_of(forward, inner=Wrap(broken))(ROWS)
+
+
+def test_many_signatures_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyg_dynbatch.autobatch.model._MOST_SITES", 20)
+    model = model_of(lambda m, x: m.part(x) * float(m.part(x).sum()))
+    for _ in range(3):
+        model([torch.randn(3, dtype=torch.float64) for _ in range(15)])
+    (table,) = vars(model._local).values()
+    assert len(table.sites) < 50

@@ -52,32 +52,30 @@ def gradients(result: Tensor, model: nn.Module) -> tuple[Tensor, ...]:
     return torch.autograd.grad(result.square().sum(), [*model.parameters()], **options)
 
 
+def marks_of(kind: Any, stateful: bool, options: Any, first: bool, several: bool) -> Any:
+    """Quick are six forms in which each option takes both values."""
+    quick = stateful == bool(options) == first and several == (kind is nn.GRU)
+    return () if quick else pytest.mark.long
+
+
 @pytest.mark.parametrize(
-    ("kind", "stateful", "options"), [form for form in FORMS if form[1] == bool(form[2])]
+    ("kind", "stateful", "options", "first", "several"),
+    [
+        pytest.param(*form, *layout, marks=marks_of(*form, *layout))
+        for form in FORMS
+        for layout in product((False, True), repeat=2)
+    ],
 )
-def test_layers_over_sequences(kind: Any, stateful: bool, options: Any) -> None:
+def test_layers_over_sequences(
+    kind: Any, stateful: bool, options: Any, first: bool, several: bool
+) -> None:
     torch.manual_seed(0)
-    several = kind is nn.GRU  # each form of each in turn, since all share the code
-    options = {**options, "batch_first": stateful}
-    model = autobatch(Encoder(kind, stateful, several, options).double())
-    expected = model(sequences(), batch=False)
-    wanted = gradients(expected, model)
-    for given in (sequences(), model.collate(sequences())):
-        found = model(given)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(gradients(found, model), wanted)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "stateful", "options"), FORMS)
-@pytest.mark.parametrize(("first", "several"), [*product((False, True), repeat=2)])
-def test_every_layout(kind: Any, stateful: bool, options: Any, first: bool, several: bool) -> None:
     options = {**options, "batch_first": first}
     model = autobatch(Encoder(kind, stateful, several, options).double())
     expected = model(sequences(), batch=False)
     wanted = gradients(expected, model)
     traces = pickle.loads(pickle.dumps([model.trace(x) for x in sequences()]))
-    for given in (sequences(), traces):
+    for given in (sequences(), model.collate(sequences()), traces):
         found = model(given)
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(gradients(found, model), wanted)
@@ -95,25 +93,6 @@ def test_all_lengths_run_as_one_call() -> None:
     found = [op for op in model.explain(sequences()).operations if op.way == "packed"]
     assert sum(op.steps for op in found) == 1
     assert sum(op.calls for op in found) == len(LENGTHS)
-
-
-def test_a_layer_that_reads_its_own_results() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.GRU(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            words, _ = self.layer(x)
-            if words.sum() > 0:
-                words = -words
-            words, last = self.layer(torch.cat([words, x]))
-            return words.sum(0) + last[0]
-
-    model = autobatch(Twice().double())
-    found, expected = model(sequences()), model(sequences(), batch=False)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(gradients(found, model), gradients(expected, model))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
@@ -137,18 +116,3 @@ def test_cells_whose_first_state_is_one_tensor(kind: Any) -> None:
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients(found, model), gradients(expected, model))
     assert model.explain(sequences()).steps == max(LENGTHS) + 1
-
-
-def test_a_module_with_a_layer_and_a_buffer_is_opened() -> None:
-    class Reader(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.GRU(3, 3)
-            self.register_buffer("shift", torch.ones(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x)[0].sum(0) + self.shift
-
-    model = autobatch(nn.Sequential(Reader()).double())
-    torch.testing.assert_close(model(sequences()), model(sequences(), batch=False))
-    assert any(op.way == "packed" for op in model.explain(sequences()).operations)

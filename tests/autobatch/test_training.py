@@ -95,6 +95,7 @@ class Task(L.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
+@pytest.mark.long
 def test_lightning_trains_from_batches_that_workers_schedule(tmp_path: Path) -> None:
     torch.manual_seed(0)
     task = Task()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 
@@ -63,17 +62,6 @@ def close(found: Any, expected: Any) -> bool:
             and all(close(a, b) for a, b in zip(found, expected, strict=True))
         )
     return found == expected
-
-
-def message(error: type[Exception], call: Any, *args: Any, **kwargs: Any) -> str:
-    """The text of the error that a call raises, without the type checks of jaxtyping."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(error) as caught:
-            call(*args, **kwargs)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
-    return str(caught.value) + "".join(f"\n{n}" for n in getattr(caught.value, "__notes__", ()))
 
 
 def wired(wire: Callable[[td.Composition], Any]) -> td.Composition:

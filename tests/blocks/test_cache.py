@@ -13,7 +13,7 @@ import torch
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core.fingerprint import digest
-from tests.blocks.harness import message
+from tests.core.helpers import message
 
 WORDS = {"a": 1, "b": 2}
 TABLE = ModuleType("a_table_of_words")

@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.cli import one_line
 from pyg_dynbatch.core.policy import DependencyGraph, depth_policy
-from tests.blocks.harness import add, is_list, message, numbers, three_ways
+from tests.blocks.harness import add, is_list, numbers
+from tests.core.helpers import message
 
 
 def sentence() -> td.Block:
@@ -45,18 +46,6 @@ def test_module() -> None:
     assert torch.equal(again(TREES).output, result.output)
     assert model.double()(TREES).output.dtype is torch.float64
     assert "OneOf" in repr(model) and model.root.output_type == td.TensorType((3,))
-
-
-def test_order_and_batch_change_nothing() -> None:
-    model = td.Compiler.create(sentence()).double()
-    whole = model(TREES).output
-    torch.testing.assert_close(model(TREES[::-1]).output, whole.flip(0))
-    for number, tree in enumerate(TREES):
-        torch.testing.assert_close(model([tree]).output[0], whole[number])
-    agenda = td.Compiler.create(sentence(), policy="agenda").double()
-    agenda.load_state_dict(model.state_dict())
-    torch.testing.assert_close(agenda(TREES).output, whole)
-    three_ways(sentence(), TREES)
 
 
 def test_policies_get_the_names_of_operations() -> None:

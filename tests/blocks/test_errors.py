@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import add, endless, is_list, message, numbers, wired
+from tests.blocks.harness import add, endless, is_list, numbers, wired
+from tests.core.helpers import message
 
 OBJECT = td.PyObjectType()
 PAIR = td.TupleType([], [])

@@ -8,7 +8,7 @@ import torch
 
 import pyg_dynbatch
 from pyg_dynbatch import blocks as td
-from tests.blocks.harness import message
+from tests.core.helpers import message
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_fold.md"
 

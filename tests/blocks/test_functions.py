@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import builds, message, three_ways
+from tests.blocks.harness import builds, three_ways
+from tests.core.helpers import message
 from tests.laws.row_law_cases import Clipped
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, is_list, message, three_ways
+from tests.blocks.harness import add, builds, is_list, three_ways
+from tests.core.helpers import message
 
 OBJECT = td.PyObjectType()
 

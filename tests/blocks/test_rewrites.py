@@ -83,7 +83,7 @@ def test_on_equals_off(kind: str) -> None:
     ):
         root = make(LAYERS[kind](size))
         results = []
-        for passes in ((), ("split_linear",), ("merge_equal",), td.PASSES):
+        for passes in ((), ("split_linear",), td.PASSES):
             three_ways(root, examples, passes)
             model = td.Compiler.create(root, passes=passes).double()
             output = model(examples).output

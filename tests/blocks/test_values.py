@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core import RaggedRows
-from tests.blocks.harness import add, builds, endless, message, numbers, three_ways, wired
+from tests.blocks.harness import add, builds, endless, numbers, three_ways, wired
+from tests.core.helpers import message
 
 OBJECT = td.PyObjectType()
 
@@ -304,6 +305,7 @@ def test_one_of_many_cases(cases: int) -> None:
     assert "unknown key" in message(KeyError, model, [{"key": cases, "rows": rows}])
 
 
+@pytest.mark.long
 def test_one_of_more_cases_than_python_parses_in_one_chain() -> None:
     model = td.Compiler.create(td.OneOf(lambda x: x, {n: td.Zeros(1) for n in range(2000)}))
     assert model([0, 1999]).output.tolist() == [[0.0], [0.0]]

@@ -19,18 +19,28 @@ WORD = TensorType((), torch.int64, "word")
 @contextmanager
 def as_users_run_it() -> Iterator[None]:
     """Switches off the checks of annotations that only the tests have, to read our own errors."""
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield
     finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def message(error: type[Exception], call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """The text of the error that a call raises."""
+    """The text of the error that a call raises, with its notes."""
     with as_users_run_it(), pytest.raises(error) as caught:
         call(*args, **kwargs)
-    return str(caught.value)
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def refuses(call: Callable[[], object], words: str) -> None:
+    """The call raises an error; its name and text have the words, which are set apart by " … "."""
+    kinds = TypeError, ValueError, RuntimeError, LookupError
+    with as_users_run_it(), pytest.raises(kinds) as caught:
+        call()
+    text = f"{caught.type.__name__}: {caught.value}"
+    assert [part for part in words.split(" … ") if part not in text] == [], text
 
 
 class Mix(nn.Module):

@@ -74,14 +74,6 @@ def test_calls_differ_if_any_argument_does(rows: list[tuple[int, ...]]) -> None:
     assert (found - found.min()).tolist() == [distinct.index(row) for row in rows]
 
 
-def test_gradients_of_merged_calls_add_up() -> None:
-    words = Words()
-    recordings = [words.recording([1, 1, 1, 2])]
-    words.engine(schedule_recordings(recordings))["output"].sum().backward()
-    gradient = words.engine.operations["embed"].module.weight.grad
-    assert gradient[:, 0].tolist() == [0, 3, 1, 0, 0, 0, 0, 0, 0, 0]
-
-
 def test_random_operations_are_not_merged() -> None:
     words = Words()
     recordings = [words.recording([1] * 50, "drop", "squash")]
@@ -102,14 +94,6 @@ def test_the_lowest_calls_of_a_recursive_operation_are_merged() -> None:
     recordings = [tree_program(vectors.mix, shape) for shape in (((1, 2), 3), ((1, 2), (1, 2)))]
     assert widths(recordings)["mix"] == 2
     assert schedule_recordings(recordings).stats().widths == (1, 2)
-    assert_agree(vectors.engine, recordings)
-
-
-def test_argument_order_and_equal_examples() -> None:
-    vectors = Vectors()
-    assert widths([tree_program(vectors.mix, shape) for shape in ((1, 2), (2, 1))])["mix"] == 2
-    recordings = [tree_program(vectors.mix, ((1, 2), (3, 4)))] * 3
-    assert schedule_recordings(recordings).stats().widths == (2, 1)
     assert_agree(vectors.engine, recordings)
 
 
@@ -155,35 +139,6 @@ def test_programs_of_different_languages() -> None:
     assert found["output"].shape == (2, 3)
 
 
-def test_outputs_of_varying_count() -> None:
-    vectors, recordings = Vectors(), []
-    for count in (2, 0, 3):
-        recording = Recording()
-        for number in range(count):
-            recording.output(recording.constant(VECTOR, [float(number + 10 * count)] * 3))
-        recordings.append(recording)
-    schedule = schedule_recordings(recordings)
-    assert vectors.engine(schedule)["output"][:, 0].tolist() == [20, 21, 30, 31, 32]
-    assert schedule.example_of("output").tolist() == [0, 0, 2, 2, 2]
-
-
-def test_one_value_marked_twice() -> None:
-    recording = Recording()
-    value = recording.constant(SCALAR, 7.0)
-    recording.output(value)
-    recording.output(value)
-    recording.output(value, "again")
-    found = Engine(Operations())(schedule_recordings([recording]))
-    assert found["output"].tolist() == [7.0, 7.0]
-    assert found["again"].tolist() == [7.0]
-
-
-def test_only_empty_programs() -> None:
-    schedule = schedule_recordings([Recording(), Recording()])
-    assert schedule.num_examples == 2
-    assert Engine(Operations())(schedule) == {}
-
-
 def test_inputs_of_all_examples_stand_one_after_another() -> None:
     recordings = []
     for rows, declared in (([1, 0], 2), ([], 3), ([0], 1)):
@@ -203,25 +158,6 @@ def test_ragged_arguments_of_a_type_without_values() -> None:
     recording.output(recording.call(total, []))
     found = Engine(operations)(schedule_recordings([recording, recording]))["output"]
     assert found.tolist() == [[0.0] * 3] * 2
-
-
-def test_ragged_rows_keep_the_order_of_the_call() -> None:
-    operations = Operations()
-
-    def read(x: object) -> torch.Tensor:
-        found = [[0.0, 0.0] for _ in range(x.num_calls)]
-        for row, segment in zip(x.rows.tolist(), x.segment_ids.tolist(), strict=True):
-            found[segment] = [found[segment][0] * 10 + row, found[segment][1] + 1]
-        return torch.tensor(found)
-
-    pair = TensorType((2,))
-    digits = operations.add(read, [Ragged(SCALAR)], [pair], name="digits")
-    recording = Recording()
-    values = [recording.constant(SCALAR, float(n)) for n in range(5)]
-    for order in ([3, 1, 1], [], [4, 0, 2, 3]):
-        recording.output(recording.call(digits, [values[n] for n in order]))
-    found = Engine(operations)(schedule_recordings([recording, recording]))["output"]
-    assert found.tolist() == [[311.0, 3.0], [0.0, 0.0], [4023.0, 4.0]] * 2
 
 
 def test_constants_without_entries_are_all_equal():

@@ -99,6 +99,7 @@ print(pages_of_eight_tensors(), keep_freed_memory(), pages_of_eight_tensors())
 PAGES_OF_TENSOR = 2**26 // mmap.PAGESIZE
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HAS_GLIBC, reason="no glibc")
 def test_large_tensors_take_no_new_pages() -> None:
     command = [sys.executable, "-c", COUNT_PAGES]

@@ -4,18 +4,6 @@ from pyg_dynbatch.core import Engine, Operations, Ragged, Recording, TensorType,
 from tests.core.helpers import SCALAR, VECTOR, Vectors, chain_program, tree_program
 
 
-def test_rows_come_example_by_example() -> None:
-    operations = Operations()
-    double = operations.add(lambda x: 2 * x, [SCALAR], [SCALAR], name="double")
-    recordings = []
-    for numbers in ([1.0], [], [2.0, 3.0]):
-        recording = Recording()
-        for number in numbers:
-            recording.output(recording.call(double, recording.constant(SCALAR, number)))
-        recordings.append(recording)
-    assert run_one_by_one(Engine(operations), recordings)["output"].tolist() == [2.0, 4.0, 6.0]
-
-
 def test_inputs_by_type_and_by_tag() -> None:
     word = TensorType((2,), tag="word")
     pair = (TensorType((), tag="pair"), SCALAR)

@@ -60,15 +60,6 @@ def assert_close(found: Any, wanted: Any, tolerance: float = 1e-12) -> None:
         torch.testing.assert_close(mine, right, rtol=tolerance, atol=tolerance)
 
 
-def test_gradcheck() -> None:
-    case = Case()
-
-    def run(x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(case.batched(x).values())
-
-    assert torch.autograd.gradcheck(run, case.x)
-
-
 def test_a_retained_graph_twice() -> None:
     case = Case()
     loss, wanted = case.loss(case.batched()), case.wanted()
@@ -219,14 +210,6 @@ def test_only_later_operations_are_trained() -> None:
     found = torch.autograd.grad(case.loss(case.batched(x)), leaves)
     wanted = run_one_by_one(case.engine, case.recordings, {VECTOR: x})
     assert_close(found, torch.autograd.grad(case.loss(wanted), leaves))
-
-
-def test_second_derivatives_one_by_one() -> None:
-    case = Case()
-    (first,) = torch.autograd.grad(case.loss(case.one_by_one()), case.x, create_graph=True)
-    (second,) = torch.autograd.grad(first.square().sum(), case.x)
-    assert second.isfinite().all()
-    assert second.abs().sum() > 0
 
 
 def test_an_argument_that_the_module_ignores() -> None:

@@ -5,7 +5,7 @@ import torch
 
 from pyg_dynbatch.core import TensorType
 from pyg_dynbatch.core.types import describe, parts_of
-from tests.core.helpers import as_users_run_it, message
+from tests.core.helpers import as_users_run_it
 
 
 def test_equal_by_shape_dtype_and_tag() -> None:
@@ -13,12 +13,6 @@ def test_equal_by_shape_dtype_and_tag() -> None:
         assert TensorType((3,)) == TensorType([3])
     assert len({TensorType((3,)), TensorType((3,), tag="a"), TensorType((3,), torch.int64)}) == 3
     assert pickle.loads(pickle.dumps(TensorType((3,), tag="a"))) == TensorType((3,), tag="a")
-
-
-def test_negative_dimension() -> None:
-    text = message(ValueError, TensorType, (3, -1))
-    assert "TensorType: negative dimension" in text
-    assert "[3, -1]" in text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from pyg_dynbatch.documents.predict import read_documents
 from pyg_dynbatch.lightning import DocumentFileData
-from tests.blocks.harness import message
+from tests.core.helpers import message
 
 DOCUMENTS = [{"y": "ab"[n % 2], "x": n + 0.5, "in": {"y": n}} for n in range(20)]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,9 +16,10 @@ from pyg_dynbatch.nn.cell import run_levels
 from pyg_dynbatch.nn.recursive import level_row
 from tests.core.helpers import as_users_run_it
 from tests.nn.recursion import IN, assert_equal, batched, features, gradients, make, placed
+from tests.strategies import few
 
 FUSED = ("nary-2", "child-sum")
-FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+FEW = few(12)
 
 
 @pytest.fixture

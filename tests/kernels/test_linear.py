@@ -14,7 +14,6 @@ from pyg_dynbatch.core import Engine, Operations, Recording, TensorType
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.nn import Linear, linear
-from pyg_dynbatch.testing import assert_batching_agrees, assert_gradients_agree
 from tests.core.helpers import message
 from tests.strategies import chain
 
@@ -67,65 +66,50 @@ class Case:
         return [compute(e, [self.x, *e.parameters()]) for e in self.engines]
 
 
-def test_batched_is_one_by_one() -> None:
+def of_some_leaves_then_of_others(case: Case, engine: Engine, leaves: list[Tensor]) -> list[Any]:
+    # The weight also takes part outside the run.
+    loss = case.run(engine).square().sum() + leaves[1].sum()
+    chosen = ([0], [1], [0, 2], [3, 1], [0, 1, 2, 3], [1])
+    return [
+        torch.autograd.grad(loss, [leaves[n] for n in each], retain_graph=True) for each in chosen
+    ]
+
+
+def accumulated(case: Case, engine: Engine, leaves: list[Tensor]) -> list[Any]:
+    for leaf in leaves:
+        leaf.grad = None
+    for _ in range(2):
+        (case.run(engine).sum() + 2 * case.run(engine).square().sum()).backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def without_gradients(case: Case, engine: Engine, _: list[Tensor]) -> list[Any]:
+    with torch.no_grad():
+        found = case.run(engine)
+    with torch.inference_mode():
+        return [found, case.run(engine)]
+
+
+def in_autocast(case: Case, engine: Engine, leaves: list[Tensor]) -> list[Any]:
+    engine.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = case.run(engine)
+    return [found, *torch.autograd.grad(found.sum(), leaves)]
+
+
+def frozen(case: Case, engine: Engine, leaves: list[Tensor]) -> list[Any]:
+    engine.operations["mix"].module.both.weight.requires_grad_(False)
+    found = case.run(engine)
+    return [*torch.autograd.grad(found.sum(), [leaf for leaf in leaves if leaf.requires_grad])]
+
+
+@pytest.mark.parametrize(
+    "way", [of_some_leaves_then_of_others, accumulated, without_gradients, in_autocast, frozen]
+)
+def test_equals_linear_of_torch(way: Callable[..., list[Any]]) -> None:
     case = Case()
-    assert_batching_agrees(case.engines[0], case.recordings, {VECTOR: case.x})
-    assert_gradients_agree(case.engines[0], case.recordings, {VECTOR: case.x})
-
-
-def test_gradients_of_some_leaves_then_of_others_of_a_retained_graph() -> None:
-    def gradients(engine: Engine, leaves: list[Tensor]) -> list[Any]:
-        # The weight also takes part outside the run.
-        loss = case.run(engine).square().sum() + leaves[1].sum()
-        chosen = ([0], [1], [0, 2], [3, 1], [0, 1, 2, 3], [1])
-        return [
-            torch.autograd.grad(loss, [leaves[n] for n in each], retain_graph=True)
-            for each in chosen
-        ]
-
-    case = Case()
-    torch.testing.assert_close(*case.both(gradients), rtol=1e-12, atol=1e-12)
-
-
-def test_two_runs_in_one_loss_accumulate() -> None:
-    def gradients(engine: Engine, leaves: list[Tensor]) -> list[Any]:
-        for leaf in leaves:
-            leaf.grad = None
-        for _ in range(2):
-            (case.run(engine).sum() + 2 * case.run(engine).square().sum()).backward()
-        return [leaf.grad for leaf in leaves]
-
-    case = Case()
-    torch.testing.assert_close(*case.both(gradients), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(mode: Any) -> None:
-    case = Case()
-    with mode():
-        found = [case.run(engine) for engine in case.engines]
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def test_autocast() -> None:
-    def both(engine: Engine, leaves: list[Tensor]) -> list[Tensor]:
-        with torch.autocast("cpu", torch.bfloat16):
-            found = case.run(engine)
-        return [found, *torch.autograd.grad(found.sum(), leaves)]
-
-    case = Case(torch.float32)
-    torch.testing.assert_close(*case.both(both), rtol=0, atol=0)
-
-
-def test_frozen_weights() -> None:
-    case = Case()
-    for module in case.modules:
-        module.both.weight.requires_grad_(False)
-
-    def gradients(engine: Engine, leaves: list[Tensor]) -> Any:
-        return torch.autograd.grad(case.run(engine).sum(), [a for a in leaves if a.requires_grad])
-
-    torch.testing.assert_close(*case.both(gradients), rtol=1e-12, atol=1e-12)
+    found, wanted = case.both(lambda engine, leaves: way(case, engine, leaves))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 class Node(nn.Module):

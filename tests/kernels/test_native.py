@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import functional_call
@@ -30,6 +30,7 @@ from tests.kernels.fused import (
     run_fused,
     schedule_of,
 )
+from tests.strategies import few
 
 # Where torch has MKL, an extension and no sgemm_ must not pass for a machine without one.
 MUST_RUN = MUST_BUILD and torch.backends.mkl.is_available()
@@ -92,7 +93,7 @@ def compare(
     width=st.sampled_from([1, 2, 7, 16, 33]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=20, deadline=None)
+@few(20)
 def test_random_forests(parents: list[int], width: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     has_input = torch.rand(len(parents), generator=generator) < 0.7

@@ -313,11 +313,3 @@ def test_a_random_call_without_a_backward_pass_under_vmap_is_refused() -> None:
     model = autobatch(model_of(lambda m, x: m.inner(m.layer(x)), inner))
     with pytest.raises(TypeError, match="has not been computed"):
         model(ROWS).sum().backward()
-
-
-def test_state_that_is_set_before_all_calls_is_right() -> None:
-    def function(m: Any, x: Any) -> Any:
-        m.part.factor = 3.0
-        return m.part(m.layer(x))
-
-    assert check_law(lambda: model_of(function))

@@ -160,9 +160,7 @@ def double(model: td.Compiler) -> td.Compiler:
 @pytest.mark.parametrize(
     "dtype",
     [
-        pytest.param(
-            dtype, marks=[] if dtype in ("int8", "float64", "bfloat16") else pytest.mark.long
-        )
+        pytest.param(dtype, marks=[] if dtype in ("int8", "bfloat16") else pytest.mark.long)
         for dtype in (*INTEGERS, "float64", "bfloat16", "float16")
     ],
 )

@@ -4,6 +4,7 @@ The blocks are those of the examples, so the laws here hold for the code shown t
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,10 +24,6 @@ from tests.nn.plain_weave import Molecules, close, gradients, molecules, shaken
 from tests.strategies import few
 
 FEW = few(5)
-AS_WRITTEN = pytest.param((), marks=pytest.mark.long)
-BOTH_PASSES = pytest.mark.parametrize(
-    "passes", (td.PASSES, AS_WRITTEN), ids=("rewritten", "as written")
-)
 IN, OUT, WORDS = 3, 4, 6
 Tree = list[Any]
 
@@ -106,14 +103,15 @@ class Nodes:
         return layer(x, schedule=schedule_structure(edges[:2], len(number), **structure))
 
 
-def setting() -> tuple[NaryTreeLSTM, nn.Module, nn.Module]:
+@cache
+def compiled(write: Callable[..., td.Block]) -> tuple[td.Compiler, Any, nn.Module, nn.Module]:
     layer = NaryTreeLSTM(IN, OUT, arity=2)
     with torch.no_grad():
         layer.cell.bias.normal_()
-    return layer, nn.Embedding(WORDS, IN), nn.Linear(OUT, 5)
+    parts = layer, nn.Embedding(WORDS, IN), nn.Linear(OUT, 5)
+    return td.Compiler.create(write(*parts)).double().eval(), *parts
 
 
-@BOTH_PASSES
 @pytest.mark.parametrize(
     ("write", "metrics"),
     [
@@ -124,13 +122,9 @@ def setting() -> tuple[NaryTreeLSTM, nn.Module, nn.Module]:
 @FEW
 @given(given_trees=trees())
 def test_tree_lstm_in_blocks_is_the_fused_layer(
-    write: Callable[..., td.Block],
-    metrics: dict[str, bool],
-    passes: tuple[str, ...],
-    given_trees: list[Tree],
+    write: Callable[..., td.Block], metrics: dict[str, bool], given_trees: list[Tree]
 ) -> None:
-    layer, words, scores = setting()
-    model = td.Compiler.create(write(layer, words, scores), passes=passes).double().eval()
+    model, layer, words, scores = compiled(write)
     found = model(given_trees).metric_tensors
     nodes = Nodes(given_trees)
     rows = scores(nodes.states(layer, words))
@@ -174,22 +168,21 @@ def in_blocks(convs: list[WeaveConv], table: nn.Module) -> td.Block:
     return model >> rows >> td.Void()
 
 
-@BOTH_PASSES
-@few(4)
-@given(
-    mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)),
-    widths=st.permutations((3, 4, 5, 6)),
-)
-def test_weave_in_blocks_is_the_fused_layer(
-    passes: tuple[str, ...], mols: Molecules, widths: list[int]
-) -> None:
-    names = dict(zip(("aa", "pa", "ap", "pp"), widths, strict=True))
-    convs = [WeaveConv(3, 2, 4, 5, hidden=names), WeaveConv(4, 5, 2, 3, hidden=names)]
+@cache
+def compiled_weave() -> tuple[td.Compiler, list[WeaveConv], nn.Module]:
+    widths = {"aa": 3, "pa": 6, "ap": 4, "pp": 5}
+    convs = [WeaveConv(3, 2, 4, 5, hidden=widths), WeaveConv(4, 5, 2, 3, hidden=widths)]
     table = nn.Embedding(5, 2)
-    block = in_blocks(convs, table)
-    model = td.Compiler.create(block, passes=passes).double()
+    model = td.Compiler.create(in_blocks(convs, table)).double()
     for part in (*convs, table):
         shaken(part)
+    return model, convs, table
+
+
+@few(4)
+@given(mols=molecules(4, 3).map(lambda m: Molecules(m.sizes, m.code)))
+def test_weave_in_blocks_is_the_fused_layer(mols: Molecules) -> None:
+    model, convs, table = compiled_weave()
     if not sum(mols.sizes):
         return
     x = torch.randn(sum(mols.sizes), 3, dtype=torch.double, requires_grad=True)

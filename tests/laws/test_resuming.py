@@ -98,7 +98,9 @@ def repeats(kind):
     return not any(word in kind for word in ("a sampler", "at random", "iterable"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.long) for k in KINDS]
+)
 @pytest.mark.parametrize("stop", [1, 2])
 def test_every_example_is_seen_once_or_resuming_is_refused(kind, stop):
     state, taken = stopped(kind, stop)

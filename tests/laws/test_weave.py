@@ -12,9 +12,7 @@ from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveRecorder
-from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
-from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 from tests.laws.changes import CHANGES, OVERRIDES
 from tests.nn.plain_weave import Molecules, close, gradients, molecules, plain_weave, shaken
@@ -117,43 +115,6 @@ def test_the_block_size_changes_nothing(mols: Molecules, block: int, norm: str |
     close(gradients([found], wanted), expected)
 
 
-@FEW
-@given(mols=molecules(6, 1), data=st.data(), norm=NORM)
-def test_numbers_of_the_atoms_do_not_matter(
-    mols: Molecules, data: st.DataObject, norm: str | None
-) -> None:
-    if not mols.sizes:
-        return
-    (codes,), size = mols.tables(), mols.sizes[0]
-    order = data.draw(st.permutations(range(size)))
-    upper = [(i, j) for i in range(size) for j in range(i, size)]
-    dropped = mols.kept.index(False) if False in mols.kept else 0
-
-    def code_of(i: int, j: int) -> int:
-        return dropped if (code := codes[i][j]) is None else code
-
-    moved = Molecules([size], [code_of(order[i], order[j]) for i, j in upper], mols.kept)
-    stack, (x, table) = stack_of(norm, True, 2), inputs_of(mols)
-    found = stack(x, table, pairs_of(mols))
-    close(stack(x[order], table, pairs_of(moved)), found[order])
-    read = GaussianHistogramAggregation()
-    close(read(found[order], dim_size=1), read(found, dim_size=1))
-
-
-@few(20)
-@given(mols=molecules(5, 4), norm=NORM)
-def test_other_molecules_do_not_matter(mols: Molecules, norm: str | None) -> None:
-    stack, (x, table) = stack_of(norm, True, 2).eval(), inputs_of(mols)
-    together = stack(x, table, pairs_of(mols)).split(mols.sizes)
-    codes = torch.tensor(mols.code, dtype=torch.long)
-    lengths = [n * (n + 1) // 2 for n in mols.sizes]
-    for size, code, rows, found in zip(
-        mols.sizes, codes.split(lengths), x.split(mols.sizes), together, strict=True
-    ):
-        alone = Molecules([size], code.tolist(), mols.kept)
-        close(stack(rows, table, pairs_of(alone)), found)
-
-
 @few(20)
 @given(mols=molecules(5, 4), num_descriptors=st.sampled_from((0, 3)))
 def test_network_on_a_batch_is_the_network_on_each(mols: Molecules, num_descriptors: int) -> None:
@@ -203,22 +164,6 @@ def test_the_same_input_twice_is_the_same_to_the_bit() -> None:
         found = stack(x, table, pairs)
         runs.append([found, *gradients([found], list(stack.parameters()))])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-@FEW
-@given(mols=molecules(6, 3))
-def test_sums_over_pairs_and_their_backward_passes_are_adjoint(mols: Molecules) -> None:
-    pairs, atoms = pairs_of(mols), sum(mols.sizes)
-    shapes = {"pair_sum": (pairs.num_pairs, 3), "neighbor_sum": (atoms, 3)}
-    shapes |= {"order_gather": (atoms, 4), "code_rows": (pairs.num_codes, 3)}
-    for name, shape in shapes.items():
-        a = torch.randn(shape, dtype=torch.double, requires_grad=True)
-        result = getattr(pair_sums, name)(a, pairs)
-        b = torch.randn_like(result)
-        (adjoint,) = torch.autograd.grad(result, a, b)
-        close((result * b).sum(), (a * adjoint).sum())
-        if name == "neighbor_sum":
-            close(adjoint, pair_sums.neighbor_sum(b, pairs))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")

@@ -7,14 +7,13 @@ parameters, which its comments state.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer, TreeGRU, TreeRNN
-from tests.core.helpers import as_users_run_it, message
+from tests.core.helpers import message
 from tests.strategies import Dag, trees
 from tests.strategies import structures as dags_and_trees
 
@@ -275,14 +274,6 @@ def assert_equal(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
     assert len(found) == len(wanted)
     for mine, right in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-10, atol=1e-10)
-
-
-def refuses(call: Callable[[], object], words: str) -> None:
-    """The call raises an error; its name and text have the words, which are set apart by " … "."""
-    with as_users_run_it(), pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
-        call()
-    text = f"{caught.type.__name__}: {caught.value}"
-    assert [part for part in words.split(" … ") if part not in text] == [], text
 
 
 def refused(error: type[Exception], call: Callable[[], object], *parts: str) -> None:

@@ -24,7 +24,7 @@ from tests.nn.recursion import (
     placed,
     recurse,
 )
-from tests.strategies import chain, few
+from tests.strategies import few
 
 FEW = few(12)
 
@@ -90,38 +90,6 @@ def of_weight(states: Sequence[Tensor], weight: Tensor) -> Sequence[Tensor]:
     return torch.autograd.grad(
         total, weight, retain_graph=True, allow_unused=True, materialize_grads=True
     )
-
-
-def test_gru_of_one_place_on_a_chain_is_torch_gru() -> None:
-    layer = make("gru-1")
-    gru = torch.nn.GRU(IN, OUT, bias=False).double()
-    cell = layer.cell
-    w_r, w_z, w_u = cell.weight_input.chunk(3)
-    u_r, u_z = cell.weight_gates.chunk(2)
-    with torch.no_grad():
-        cell.bias.zero_()
-        # torch resets after the product with the hidden row; with one unit a place it is equal
-        # only where that product is diagonal.
-        cell.weight_update.copy_(torch.diag(torch.tensor([0.3, -0.8])))
-        gru.weight_ih_l0.copy_(torch.cat([w_r, w_z, w_u]))
-        gru.weight_hh_l0.copy_(torch.cat([u_r, u_z, cell.weight_update]))
-    x = features(6)
-    torch.testing.assert_close(layer(x, chain(6).edge_index), gru(x[:, None])[0][:, 0])
-
-
-def test_nary_of_one_place_on_a_chain_is_torch_lstm() -> None:
-    layer = make("nary-1")
-    lstm = torch.nn.LSTM(IN, OUT).double()
-    cell = layer.cell
-    (w_u, w_i, w_o, w_f), (b_u, b_i, b_o, b_f) = cell.weight_input.chunk(4), cell.bias.chunk(4)
-    u_u, u_i, u_o, u_f = cell.weight_hidden.chunk(4)
-    with torch.no_grad():
-        lstm.weight_ih_l0.copy_(torch.cat([w_i, w_f, w_u, w_o]))
-        lstm.weight_hh_l0.copy_(torch.cat([u_i, u_f, u_u, u_o]))
-        lstm.bias_ih_l0.copy_(torch.cat([b_i, b_f, b_u, b_o]))
-        lstm.bias_hh_l0.zero_()
-    x = features(6)
-    torch.testing.assert_close(layer(x, chain(6).edge_index), lstm(x[:, None])[0][:, 0])
 
 
 class Masks:

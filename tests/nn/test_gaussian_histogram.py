@@ -60,7 +60,7 @@ def test_far_inputs_belong_to_the_outermost_bin() -> None:
     assert gradient[3].abs() < 1e-3
 
 
-@pytest.mark.parametrize("block", (1, 4, 100))
+@pytest.mark.parametrize("block", (4, 100))
 def test_derivatives_are_right(block: int) -> None:
     aggregation = GaussianHistogramAggregation(block).double()
     x = torch.randn(9, 2, dtype=torch.double, requires_grad=True)

@@ -157,14 +157,6 @@ def test_pairs_move_and_copy_as_a_batch_wants_it() -> None:
     assert pairs.plan.dtype == torch.int32
 
 
-def test_pairs_move_with_a_batch() -> None:
-    from torch_geometric.data import Batch, Data
-
-    batch = Batch.from_data_list([Data(x=torch.zeros(2, 1)), Data(x=torch.zeros(1, 1))])
-    batch.pairs = Pairs.all_pairs([2, 1])
-    assert batch.to("meta").pairs.device.type == "meta"
-
-
 def test_pairs_without_codes_say_so() -> None:
     for name in ("code", "code_count", "by_code"):
         with pytest.raises(AttributeError, match="these pairs have no codes"):

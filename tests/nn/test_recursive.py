@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.explain import Explainer, GNNExplainer
@@ -31,11 +30,11 @@ from pyg_dynbatch.nn import (
     TreeRNNCell,
 )
 from pyg_dynbatch.nn import cell as levels
-from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, refuses, whole
+from tests.core.helpers import refuses
+from tests.nn.recursion import IN, OUT, SMALL, features, make, refused, whole
 from tests.strategies import balanced, chain, diamond
 
 TREE = balanced(2)
-NO_EDGES = torch.empty(2, 0, dtype=torch.long)
 
 
 def grads(layer: nn.Module) -> list[Tensor]:
@@ -100,17 +99,6 @@ def test_repr() -> None:
     assert repr(TreeRNN(4, 3)) == "TreeRNN(4, 3, arity=2)"
     assert repr(NaryTreeLSTMCell(4, 3, 5)) == "NaryTreeLSTMCell(4, 3, arity=5)"
     assert repr(ChildSumTreeLSTMCell(4, 3)) == "ChildSumTreeLSTMCell(4, 3)"
-
-
-@pytest.mark.parametrize("make_cell", [NaryTreeLSTMCell, TreeGRUCell, TreeRNNCell])
-def test_cell_takes_single_rows(make_cell: type[RecursiveCell]) -> None:
-    cell, x = make_cell(IN, OUT), torch.randn(5, IN)
-    states = [tuple(torch.randn(5, width) for width in cell.state_channels) for _ in range(2)]
-    rows = x, *(state if len(state) > 1 else state[0] for state in states)
-    expected = cell(*rows)
-    for n in range(5):
-        found = cell(*tree_map(lambda part, n=n: part[n], rows))
-        torch.testing.assert_close(found, tree_map(lambda part, n=n: part[n], expected))
 
 
 def test_where_biases_start() -> None:
@@ -349,13 +337,6 @@ def test_edges_edited_after_collating_are_refused(kind: str, way: str) -> None:
     layer(batch)
     batch.edge_index = batch.edge_index.flip(1)
     refused(ValueError, lambda: layer(batch), *parts)
-
-
-def test_edges_of_batches_from_workers_are_compared() -> None:
-    batch, layer = batch_of_trees(2, num_workers=1), NaryTreeLSTM(IN, OUT)
-    layer(batch.x, batch.edge_index, batch.schedule)
-    edges = batch.edge_index.flip(1)
-    refused(ValueError, lambda: layer(batch.x, edges, batch.schedule), "with other values")
 
 
 def test_edges_of_other_devices_are_not_read() -> None:

@@ -7,14 +7,13 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
 from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.nn import TopologicalConv
-from tests.nn.recursion import refuses
+from tests.core.helpers import refuses
 from tests.strategies import SHAPES, Dag, dags, diamond, few, structures
 
 W = 4
@@ -111,29 +110,6 @@ def test_level_by_level_is_node_by_node(name: str, direction: str, dag: Dag) -> 
 @given(dag=dags(10, 3, repeats=True))
 def test_repeated_edges(dag: Dag) -> None:
     check("GraphConv", dag, "bottom_up")
-
-
-@FEW
-@given(data=st.data())
-def test_company_and_order_of_the_examples(data: st.DataObject) -> None:
-    layer = TopologicalConv(pyg.GATConv(W, W)).double()
-    examples = data.draw(st.lists(structures(8, 3), min_size=1, max_size=4))
-    rows = [torch.randn(dag.num_nodes, W, dtype=torch.float64) for dag in examples]
-
-    def run(numbers: list[int]) -> list[Tensor]:
-        sizes = [examples[n].num_nodes for n in numbers]
-        firsts = [sum(sizes[:place]) for place in range(len(sizes))]
-        edges = [examples[n].edge_index + f for n, f in zip(numbers, firsts, strict=True)]
-        found = layer(torch.cat([rows[n] for n in numbers]), torch.cat(edges, 1))
-        return list(found.split(sizes))
-
-    everything = list(range(len(examples)))
-    together = run(everything)
-    alone = [run([n])[0] for n in everything]
-    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
-    order = data.draw(st.permutations(everything))
-    moved = run(order)
-    torch.testing.assert_close(moved, [together[n] for n in order], rtol=1e-10, atol=1e-10)
 
 
 def test_with_a_schedule() -> None:

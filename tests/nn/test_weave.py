@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
-from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack, order_moments
+from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 
 def some_pairs() -> Pairs:
@@ -54,16 +54,6 @@ def test_half_precision_is_added_up_in_single_precision() -> None:
     total = pair_sums.pair_sum(torch.ones(pairs.num_pairs, 1, dtype=torch.bfloat16), pairs)
     assert total.dtype == torch.float32
     assert total.eq(400).all()
-
-
-def test_moments_of_ordered_pairs_are_those_of_all_rows() -> None:
-    pairs, parts = some_pairs(), rows(6, 4)
-    both = pair_sums.order_gather(parts, pairs)
-    written_out = torch.cat([both[0], both[1][~pairs.is_self]])
-    mean, var, total = order_moments(parts, pairs)
-    torch.testing.assert_close(mean, written_out.mean(0))
-    torch.testing.assert_close(var, written_out.var(0, unbiased=False))
-    assert total == len(written_out)
 
 
 @pytest.mark.parametrize("training", (True, False))
@@ -137,15 +127,6 @@ def test_layer_has_right_second_derivatives(norm: str | None) -> None:
     pairs, conv = some_pairs(), WeaveConv(3, 2, 4, 4, hidden=4, norm=norm).double()
     inputs = [rows(6, 3), rows(10, 2)]
     assert torch.autograd.gradgradcheck(lambda x, p: conv(x, p, pairs), inputs, atol=1e-4)
-
-
-def test_coded_rows_are_rows_of_the_table() -> None:
-    pairs, conv = some_pairs(), WeaveConv(3, 2, 4, 2, norm="batch", residual=True)
-    twin = copy.deepcopy(conv)
-    x, table = torch.randn(6, 3), torch.randn(4, 2)
-    found, expected = conv(x, table, pairs, coded=True), twin(x, table[pairs.code], pairs)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(conv.state_dict(), twin.state_dict())
 
 
 def test_pairs_seen_in_inference_mode_train_afterwards() -> None:
