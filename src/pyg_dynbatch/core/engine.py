@@ -1,6 +1,6 @@
 """Run a schedule with modules: gather, call and write, step by step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -208,16 +208,17 @@ class Run:
         if not self.buffers:
             self.token = new_token(schedule.index)
         self.schedule = schedule
-        # Only those that are called: the steps of a flush are few, its signatures may be many.
-        self.operations = {
-            each: self.engine.operation_of(schedule.signatures[each])
-            for each in dict.fromkeys(schedule.operations)
-        }
+        # Those that are called: the steps of a flush are few, its signatures may be many.
+        numbers: Iterable[int] = dict.fromkeys(schedule.operations)
+        if any(is_open(spec.row_type) for spec in schedule.buffers):
+            numbers = range(len(schedule.signatures))
+        signatures = schedule.signatures
+        self.operations = {n: self.engine.operation_of(signatures[n]) for n in numbers}
         self.known: dict[RowType, Rows] = {}
         # The operations determine the row types that the schedule leaves open.
         row_types: dict[RowType, RowType] = {}
         for number, operation in self.operations.items():
-            sides = (schedule.signatures[number], operation.signature)
+            sides = (signatures[number], operation.signature)
             theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
             row_types.update(zip(theirs, ours, strict=True))
         num_open = len(self.buffers)
@@ -346,7 +347,7 @@ class Run:
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
         known = self.known
-        used = {*self.operations.values()}
+        used = {self.operations[number] for number in self.schedule.operations}
         no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature
