@@ -14,7 +14,8 @@ its record begins. With a site 0 for constants and a site 1 for ``add``, ``add(a
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -31,6 +32,7 @@ from pyg_dynbatch.core.types import (
     constant_dtype,
     describe,
     has_gradient,
+    numpy_dtype_of,
     overflowing_value,
     parts_of,
     range_of,
@@ -50,12 +52,39 @@ class Site(NamedTuple):
     results: tuple[RowType, ...]
     signature: Signature | None = None  # of calls
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether the fields are as the kind requires."""
+        if self.kind != CALL:
+            is_alone = self.signature is None and len(self.results) == 1
+            return is_alone and self.kind in (CONSTANT, INPUT) and _are_row_types(self.results)
+        called = self.signature
+        if not isinstance(called, Signature) or not 0 < len(self.results) == len(called.outputs):
+            return False
+        types = (*self.results, *map(row_type_of, called.inputs))
+        return self.results == called.outputs and _are_row_types(types)
+
+
+def _are_row_types(found: Sequence[object]) -> bool:
+    parts = chain(*(each if isinstance(each, tuple) else (each,) for each in found))
+    return all(isinstance(part, TensorType) for part in parts)
+
 
 class Sites(tuple[Site, ...]):
     """The table of the sites that the records of a model name by number."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sites, (tuple(self),)
+
+    @cached_property
+    def checked(self) -> "Sites":
+        """The table itself; a ValueError if a site is not as its kind requires."""
+        for number, site in enumerate(self):
+            if not (isinstance(site, Site) and site.is_valid):
+                what, where = "Recording: an invalid site", f"site {number}"
+                wanted = "a constant or input of one row type, or a call with its signature"
+                raise mismatch(ValueError, what, wanted, repr(site), where=where)
+        return self
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -121,7 +150,8 @@ class Sites(tuple[Site, ...]):
             self.types,
             [len(s.inputs) for s in self.signatures],
             [own + [False] * (self.most_arguments - len(own)) for own in ragged],
-            [not (s.random or any(r)) for s, r in zip(self.signatures, ragged, strict=True)],
+            [not s.random for s in self.signatures],
+            [own + [0] * (self.most_arguments - len(own)) for own in self.argument_types],
         ]
         arrays = [np.array(column, dtype=np.int32) for column in columns]
         addresses = [each.ctypes.data for each in arrays]
@@ -161,6 +191,55 @@ def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[Rec
         record = record_at(sites, code, begin)
         yield record
         begin = record.end
+
+
+def checked_records(
+    sites: Sites, code: Sequence[int], inputs: Mapping[RowType, int], constants: Mapping[int, int]
+) -> Iterator[Record]:
+    """Decode records one by one; raise a ValueError for what no recorder writes.
+
+    ``inputs`` counts the input rows of each type, ``constants`` the constants of each site.
+    """
+    types: dict[int, RowType] = {}  # of each value
+    left, begin = Counter(constants), 0
+
+    def wrong(what: str, expected: object, got: object) -> ValueError:
+        return mismatch(ValueError, f"Recording: {what}", expected, got, where=f"record at {begin}")
+
+    for site in constants:
+        if not 0 <= site < len(sites) or sites[site].kind != CONSTANT:
+            raise wrong("constants of a site that has none", "sites of constants", f"site {site}")
+    while begin < len(code):
+        if not 0 <= code[begin] < len(sites):
+            raise wrong("there is no such site", f"0 to {len(sites) - 1}", code[begin])
+        kind, results, signature = sites[code[begin]]
+        left[code[begin]] -= kind == CONSTANT
+        if left[code[begin]] < 0 and kind == CONSTANT:
+            raise wrong("more records of constants than constants", constants, "one more")
+        place = begin + 1
+        for wanted in (None,) if kind == INPUT else signature.inputs if signature else ():
+            is_ragged = isinstance(wanted, Ragged)
+            size = int(code[place]) if is_ragged and place < len(code) else 1
+            place += is_ragged
+            if not 0 <= size <= len(code) - place:
+                raise wrong("the code ends within a record", f"{size} values", len(code) - place)
+            for value in code[place : place + size]:
+                rows = inputs.get(results[0], 0)
+                if wanted is None and not 0 <= value < rows:
+                    raise wrong("there is no such input row", f"0 to {rows - 1}", value)
+                if wanted is not None and types.get(value) != row_type_of(wanted):
+                    got = f"{value}, {describe(types[value]) if value in types else 'no value'}"
+                    expected = f"an earlier value of type {describe(row_type_of(wanted))}"
+                    raise wrong("an argument is not a value of its type", expected, got)
+            place += size
+        record = record_at(sites, code, begin)
+        if record.end > len(code):
+            raise wrong("the code ends within a record", f"{len(results)} results", len(code) - begin)
+        types.update(enumerate(results, begin))
+        yield record
+        begin = record.end
+    if any(left.values()):
+        raise wrong("fewer records of constants than constants", constants, dict(left))
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,20 +320,76 @@ class Recording:
     @property
     def num_calls(self) -> int:
         """Number of calls recorded so far."""
-        records = records_of(self.sites, self.code)
-        return sum(self.sites[record.number].kind == CALL for record in records)
+        return sum(self.sites[record.number].kind == CALL for record in self.records())
 
     @property
     def depth(self) -> int:
         """Longest chain of calls that read something; 0 for a recording without calls."""
         depth: dict[int, int] = {}
-        for begin, number, arguments, _ in records_of(self.sites, self.code):
+        for begin, number, arguments, _ in self.records():
             kind, results, _ = self.sites[number]
             reads = chain(*arguments) if kind == CALL else ()
             # A call that reads nothing, such as a learned start state, does not count.
             longest = max((1 + depth[value] for value in reads), default=0)
             depth.update(dict.fromkeys(range(begin, begin + len(results)), longest))
         return max(depth.values(), default=0)
+
+    def records(self) -> Iterator[Record]:
+        """Decode the records; raise a ValueError for fields that do not fit each other."""
+        if not isinstance(self.sites, Sites):
+            got = type(self.sites).__name__
+            raise mismatch(ValueError, "Recording: invalid sites", "a table, Sites", got)
+        types = self.sites.checked.number_of_type
+        for field, kind in (("data", dict), ("num_inputs", dict), ("outputs", dict)):
+            if not isinstance(found := getattr(self, field), kind):
+                what, got = f"Recording: {field} is not a dict", type(found).__name__
+                raise mismatch(ValueError, what, "a dict", got)
+        for row_type, rows in self.num_inputs.items():
+            if row_type not in types or not is_count(rows):
+                what, wanted = "Recording: invalid num_inputs", "a number of rows per row type"
+                raise mismatch(ValueError, what, wanted, f"{row_type}: {rows!r}")
+        constants = {site: self._num_constants(site) for site in self.data}
+        code = checked_integers("code", self.code)
+        yield from checked_records(self.sites, code, self.num_inputs, constants)
+
+    def check(self) -> None:
+        """Raise a ValueError if the fields do not fit each other, as after changes by hand.
+
+        :func:`schedule_recordings` calls it where it finds that something is wrong.
+
+        Raises:
+            ValueError: If a field has a wrong type, or a record, a constant, an input row or an
+                output names what does not exist.
+        """
+        types: dict[int, RowType] = {}
+        for record in self.records():
+            types.update(enumerate(self.sites[record.number].results, record.begin))
+        for name, values in self.outputs.items():
+            for value in checked_integers(f"output {name!r}", values):
+                if value not in types:
+                    what, wanted = f"Recording: output {name!r} is not a value", "where one begins"
+                    raise mismatch(ValueError, what, wanted, value)
+
+    def _num_constants(self, site: int) -> int:
+        """Return the number of constants of a site; raise an error if their arrays are invalid."""
+        if not isinstance(site, int) or not 0 <= site < len(self.sites):
+            what, wanted = "Recording: data of a site that does not exist", "a number of a site"
+            raise mismatch(ValueError, what, wanted, repr(site))
+        rows, parts = 0, parts_of(self.sites[site].results[0])
+        wanted = f"a list of tuples of arrays [row, ...] of {describe(self.sites[site].results[0])}"
+        what, where = "Recording: invalid constants", f"data[{site}]"
+        pieces = self.data[site]
+        for piece in pieces if isinstance(pieces, list) else [None]:
+            fits = isinstance(piece, tuple) and len(piece) == len(parts)
+            arrays = [each for each in piece or () if isinstance(each, np.ndarray) and each.ndim]
+            if not fits or len(arrays) < len(parts) or len({len(each) for each in arrays}) > 1:
+                raise mismatch(ValueError, what, wanted, repr(piece)[:200], where=where)
+            for array, part in zip(arrays, parts, strict=True):
+                if not holds_rows_of(array, part):
+                    got = f"{array.dtype} array {list(array.shape)}"
+                    raise mismatch(ValueError, what, wanted, got, where=where)
+            rows += len(arrays[0])
+        return rows
 
     def constants_of(self, site: int) -> Rows:
         """Return all constants of a site."""
@@ -427,6 +562,27 @@ class Recording:
         return (
             f"Recording({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
         )
+
+
+def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
+    """Return whether an array holds constants of a type without loss."""
+    stored = np.float64 if part.dtype in (None, torch.float32) else numpy_dtype_of(part.dtype)
+    return np.can_cast(array.dtype, stored) and part.shape in (None, array.shape[1:])
+
+
+def is_count(number: object) -> bool:
+    """Return whether a number of rows is a whole number that row numbers of 32 bits can reach."""
+    return isinstance(number, int) and 0 <= number <= np.iinfo(np.int32).max
+
+
+def checked_integers(name: str, values: Any) -> list[int]:
+    """Return a vector of integers of at most 32 bits as a list, or raise a ValueError."""
+    found = np.asarray(values)
+    if found.ndim != 1 or not np.can_cast(found.dtype, np.int32):
+        what, got = f"Recording: {name} is not a vector of integers", repr(values)[:200]
+        hint = "np.array(values, dtype=np.int32)"
+        raise mismatch(ValueError, what, "int32 [entry]", f"{found.dtype}: {got}", hint=hint)
+    return list(found.tolist())
 
 
 def _constant_row(part: TensorType, data: Any) -> np.ndarray:
