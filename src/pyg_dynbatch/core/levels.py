@@ -334,15 +334,18 @@ def schedule_structure(
         Levels(1 examples, 2 levels, 3 nodes)
     """
     checked_choice("schedule_structure: unknown direction", direction, DIRECTIONS)
-    # Not SupportsIndex, which takes as long to compare as all edges of a tree.
-    if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
-        wanted = "at least 0, or None for any number of children"
-        raise mismatch(ValueError, "schedule_structure: invalid arity", wanted, repr(arity))
-    examples = np.array([num_nodes] if example_sizes is None else example_sizes)
-    if examples.size and examples.dtype.kind not in "iu":
-        what = "schedule_structure: example_sizes are not integers"
-        raise mismatch(TypeError, what, "one integer per example", examples.dtype)
-    examples = examples.astype(np.int64)
+    fields = {"edge_index": edge_index, "child_slot": child_slot, "has_input": has_input}
+    for name, field in fields.items():
+        is_dense = isinstance(field, Tensor) and field.layout == torch.strided and not field.is_meta
+        if not is_dense and (field is not None or name == "edge_index"):
+            what = f"schedule_structure: {name} is not a dense tensor"
+            raise mismatch(TypeError, what, "a tensor", describe_value(field))
+    num_nodes = _checked_number("num_nodes", num_nodes)
+    if arity is not None:
+        arity = _checked_number("arity", arity, "None for any number of children")
+    examples = np.array([num_nodes])
+    if example_sizes is not None:
+        examples = _checked_sizes(example_sizes)
     down = direction == "top_down"
     given = _Structure(edge_index, num_nodes, child_slot, arity, has_input, examples, down)
     laid = _lay_out_in_c(given) or _lay_out(given)
@@ -359,6 +362,26 @@ def schedule_structure(
         single_parent=laid.single_parent,
         checksums=tuple(map(checksum, (edge_index, child_slot, has_input))),
     )._trust()
+
+
+def _checked_number(name: str, number: Any, hint: str = "") -> int:
+    # Not SupportsIndex, which takes as long to compare as all edges of a tree.
+    if not hasattr(number, "__index__") or not 0 <= index(number) < 2**31:
+        what, wanted = f"schedule_structure: invalid {name}", "an integer from 0 to 2 ** 31 - 1"
+        raise mismatch(ValueError, what, wanted, repr(number), hint=hint)
+    return index(number)
+
+
+def _checked_sizes(example_sizes: Any) -> np.ndarray:
+    try:
+        examples = np.asarray(example_sizes)
+        is_vector = examples.ndim == 1 and (not examples.size or examples.dtype.kind in "iu")
+    except ValueError:  # lists of different lengths
+        is_vector = False
+    if not is_vector:
+        what, got = "schedule_structure: example_sizes are not integers", repr(example_sizes)[:200]
+        raise mismatch(TypeError, what, "one integer per example", got)
+    return examples.astype(np.int64)
 
 
 def _problem_of(levels: Levels) -> str:
@@ -532,7 +555,7 @@ def _lay_out_in_c(given: _Structure) -> _Layout | None:
     """Like :func:`_lay_out`, in C; None without the extension and for invalid graphs."""
     native = extension()
     edge_index, nodes, child_slot, arity, has_input, examples, down = given
-    if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
+    if native is None or edge_index.dim() != 2:
         return None
     edges = edge_index.size(1)
     is_plain = (
@@ -550,7 +573,7 @@ def _lay_out_in_c(given: _Structure) -> _Layout | None:
     first = edge_index.data_ptr()
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
     levels = native.schedule_levels(
-        nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
+        nodes=nodes, edges=edges, arity=-1 if arity is None else arity,
         examples=examples.size, source=source, target=target, slot=child_slot, filled=has_input,
         example_sizes=examples, by_target=not down, index=numbers, levels=found, room=room,
     )  # fmt: skip

@@ -15,16 +15,17 @@ its record begins. With a site 0 for constants and a site 1 for ``add``, ``add(a
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.types import (
     RowType,
@@ -32,6 +33,7 @@ from pyg_dynbatch.core.types import (
     constant_dtype,
     describe,
     has_gradient,
+    is_row_type,
     numpy_dtype_of,
     overflowing_value,
     parts_of,
@@ -55,19 +57,14 @@ class Site(NamedTuple):
     @property
     def is_valid(self) -> bool:
         """Whether the fields are as the kind requires."""
-        if self.kind != CALL:
-            is_alone = self.signature is None and len(self.results) == 1
-            return is_alone and self.kind in (CONSTANT, INPUT) and _are_row_types(self.results)
         called = self.signature
-        if not isinstance(called, Signature) or not 0 < len(self.results) == len(called.outputs):
+        if self.kind != CALL:
+            is_plain = called is None and len(self.results) == 1 and is_row_type(self.results[0])
+            return is_plain and self.kind in (CONSTANT, INPUT)
+        if not isinstance(called, Signature) or not called.outputs:
             return False
-        types = (*self.results, *map(row_type_of, called.inputs))
-        return self.results == called.outputs and _are_row_types(types)
-
-
-def _are_row_types(found: Sequence[object]) -> bool:
-    parts = chain(*(each if isinstance(each, tuple) else (each,) for each in found))
-    return all(isinstance(part, TensorType) for part in parts)
+        types = (*called.outputs, *map(row_type_of, called.inputs))
+        return self.results == called.outputs and all(map(is_row_type, types))
 
 
 class Sites(tuple[Site, ...]):
@@ -234,12 +231,34 @@ def checked_records(
             place += size
         record = record_at(sites, code, begin)
         if record.end > len(code):
-            raise wrong("the code ends within a record", f"{len(results)} results", len(code) - begin)
+            raise wrong(
+                "the code ends within a record", f"{len(results)} results", len(code) - begin
+            )
         types.update(enumerate(results, begin))
         yield record
         begin = record.end
     if any(left.values()):
         raise wrong("fewer records of constants than constants", constants, dict(left))
+
+
+def checked_recordings(recordings: Iterable["Recording"], owner: str) -> list["Recording"]:
+    """List recordings; raise an error for other objects, and if they are not of one model."""
+    try:
+        found = list(recordings)
+    except TypeError as error:
+        what, got = f"{owner}: not a list of recordings", type(recordings).__name__
+        hint = "[recording], if this is a single one"
+        raise mismatch(TypeError, what, "one recording per example", got, hint=hint) from error
+    for number, recording in enumerate(found):
+        if not isinstance(recording, Recording):
+            what, got = f"{owner}: not a recording", type(recording).__name__
+            raise mismatch(TypeError, what, "a Recording", got, where=f"example {number}")
+        if recording.model != found[0].model:
+            wanted = f"all of one model, such as {found[0].model or 'none'} (example 0)"
+            got, hint = f"model {recording.model or 'none'}", "one mini-batch per model"
+            what, where = f"{owner}: recordings of different models", f"example {number}"
+            raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,9 +359,9 @@ class Recording:
             got = type(self.sites).__name__
             raise mismatch(ValueError, "Recording: invalid sites", "a table, Sites", got)
         types = self.sites.checked.number_of_type
-        for field, kind in (("data", dict), ("num_inputs", dict), ("outputs", dict)):
-            if not isinstance(found := getattr(self, field), kind):
-                what, got = f"Recording: {field} is not a dict", type(found).__name__
+        for name in ("data", "num_inputs", "outputs"):
+            if not isinstance(found := getattr(self, name), dict):
+                what, got = f"Recording: {name} is not a dict", type(found).__name__
                 raise mismatch(ValueError, what, "a dict", got)
         for row_type, rows in self.num_inputs.items():
             if row_type not in types or not is_count(rows):
@@ -384,9 +403,9 @@ class Recording:
             arrays = [each for each in piece or () if isinstance(each, np.ndarray) and each.ndim]
             if not fits or len(arrays) < len(parts) or len({len(each) for each in arrays}) > 1:
                 raise mismatch(ValueError, what, wanted, repr(piece)[:200], where=where)
-            for array, part in zip(arrays, parts, strict=True):
-                if not holds_rows_of(array, part):
-                    got = f"{array.dtype} array {list(array.shape)}"
+            for own, part in zip(arrays, parts, strict=True):
+                if not holds_rows_of(own, part):
+                    got = f"{own.dtype} array {list(own.shape)}"
                     raise mismatch(ValueError, what, wanted, got, where=where)
             rows += len(arrays[0])
         return rows
@@ -409,11 +428,13 @@ class Recording:
             ValueError: If the shape differs, or an integer is beyond the range of the dtype.
             TypeError: If the dtype cannot hold data of this kind.
         """
+        _check_row_type("constant", row_type)
         parts = parts_of(row_type)
         pieces = data if isinstance(row_type, tuple) else (data,)
-        if len(pieces) != len(parts):
+        if not isinstance(pieces, Sequence) or len(pieces) != len(parts):
+            got = f"{len(pieces)} parts" if isinstance(pieces, Sequence) else repr(data)
             what = "Recording.constant: wrong number of parts"
-            raise mismatch(ValueError, what, describe(row_type), f"{len(pieces)} parts")
+            raise mismatch(ValueError, what, describe(row_type), got)
         rows = tuple(_constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
         site = self._site(CONSTANT, (row_type,))
         self.data.setdefault(site, []).append(rows)
@@ -429,8 +450,10 @@ class Recording:
             row_type: Type of the row.
             row: Its number within this example, from 0.
         """
-        if row < 0:
-            raise mismatch(ValueError, "Recording.input: negative row", "row >= 0", row)
+        _check_row_type("input", row_type)
+        if not is_count(row):
+            wanted = "an integer from 0 to 2 ** 31 - 1"
+            raise mismatch(ValueError, "Recording.input: invalid row", wanted, repr(row))
         self.num_inputs[row_type] = max(self.num_inputs.get(row_type, 0), row + 1)
         return self._values(self._site(INPUT, (row_type,)), (row,), 0)[0]
 
@@ -441,10 +464,12 @@ class Recording:
             row_type: Type of the rows.
             rows: Number of rows, at least as many as are read.
         """
+        _check_row_type("declare_inputs", row_type)
+        least = self.num_inputs.get(row_type, 0)
+        if not is_count(rows) or rows < least:
+            what = "Recording.declare_inputs: fewer rows than are read, or no number"
+            raise mismatch(ValueError, what, f"an integer from {least} on", repr(rows))
         self._site(INPUT, (row_type,))
-        if rows < (least := self.num_inputs.get(row_type, 0)):
-            what = "Recording.declare_inputs: fewer rows than are read"
-            raise mismatch(ValueError, what, f"at least {least}", rows)
         self.num_inputs[row_type] = rows
 
     def call(self, signature: Signature, *arguments: Value | Sequence[Value]) -> Any:
@@ -495,6 +520,9 @@ class Recording:
             TypeError: If values of two types are marked under one name.
         """
         self._check_value(value, f"output {name!r}")
+        if not isinstance(name, str):
+            what = "Recording.output: the name is not a string"
+            raise mismatch(TypeError, what, "a name", repr(name))
         first = self._output_types.setdefault(name, value.row_type)
         if first != value.row_type:
             what, got = f"Recording.output: {name!r} mixes two types", describe(value.row_type)
@@ -510,7 +538,7 @@ class Recording:
         """Return the values of one argument of a call."""
         wanted = signature.inputs[position]
         row_type, ragged = row_type_of(wanted), isinstance(wanted, Ragged)
-        values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
+        values = list(argument) if ragged and isinstance(argument, Iterable) else [argument]
         for value in values:
             if not isinstance(value, Value) or value.recording is not self:
                 self._check_value(value, f"call {self.num_calls}, argument {position}")
@@ -564,15 +592,22 @@ class Recording:
         )
 
 
+def _check_row_type(method: str, row_type: object) -> None:
+    if not is_row_type(row_type):
+        what, wanted = f"Recording.{method}: not a row type", "a TensorType, or a tuple of some"
+        raise mismatch(TypeError, what, wanted, repr(row_type))
+
+
 def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
     """Return whether an array holds constants of a type without loss."""
     stored = np.float64 if part.dtype in (None, torch.float32) else numpy_dtype_of(part.dtype)
     return np.can_cast(array.dtype, stored) and part.shape in (None, array.shape[1:])
 
 
-def is_count(number: object) -> bool:
+def is_count(number: Any) -> bool:
     """Return whether a number of rows is a whole number that row numbers of 32 bits can reach."""
-    return isinstance(number, int) and 0 <= number <= np.iinfo(np.int32).max
+    is_whole = hasattr(number, "__index__")
+    return is_whole and 0 <= index(number) <= np.iinfo(np.int32).max
 
 
 def checked_integers(name: str, values: Any) -> list[int]:
@@ -592,9 +627,15 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
         raise mismatch(TypeError, what, "a TensorType with shape and dtype", part)
     if np.ma.is_masked(data):
         raise mismatch(TypeError, "Recording.constant: an entry is masked", part, repr(data))
-    # numpy reads Python floats in double precision, torch in single precision.
-    tensor = torch.as_tensor(data if isinstance(data, torch.Tensor) else np.asarray(data))
-    tensor = tensor.detach().cpu()
+    try:
+        # numpy reads Python floats in double precision, torch in single precision.
+        tensor = torch.as_tensor(data if isinstance(data, torch.Tensor) else np.asarray(data))
+        tensor = tensor.detach().cpu()
+        # numpy has no bfloat16; float32 represents it exactly.
+        rows = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        what, given = "Recording.constant: not a number or array of numbers", repr(data)[:100]
+        raise mismatch(TypeError, what, part, f"{describe_value(data)}: {given}") from error
     shape = tuple(tensor.shape)
     if shape != part.shape:
         got = TensorType(shape, tensor.dtype)
@@ -603,8 +644,6 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     if is_lost or (has_gradient(tensor.dtype) and not has_gradient(part.dtype)):
         got = TensorType(shape, tensor.dtype)
         raise mismatch(TypeError, "Recording.constant: dtype differs", part, got)
-    # numpy has no bfloat16; float32 represents it exactly.
-    rows = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if (wrong := overflowing_value(rows, part.dtype)) is not None:
         what = "Recording.constant: a number is beyond the range of its dtype"
         raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)

@@ -1,6 +1,6 @@
 """Schedule recorded calls: which run together, in which order, and which rows they read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from math import prod
 from operator import index
@@ -18,6 +18,7 @@ from pyg_dynbatch.core.recording import (
     Recording,
     Rows,
     Sites,
+    checked_recordings,
     holds_rows_of,
     is_count,
 )
@@ -51,7 +52,10 @@ def schedule_recordings(
         >>> schedule_recordings([recording, recording])
         Steps(2 examples, 1 steps, 1 rows)
     """
-    recordings = _checked_list(recordings)
+    recordings = checked_recordings(recordings, "schedule_recordings")
+    if not recordings:
+        what = "schedule_recordings: the list of recordings is empty"
+        raise mismatch(ValueError, what, "at least one recording", 0)
     joined = join(recordings)
     sites, constants, inputs = joined.sites, joined.constants, joined.first_input[-1]
     rows = np.array(constants.counts, dtype=np.int64) + inputs
@@ -80,29 +84,6 @@ _NOTHING = np.zeros(0, dtype=np.int32)
 def scheduler() -> Any:
     """Return the scheduler in C, or its definition in Python where there is no C."""
     return extension() or definitions
-
-
-def _checked_list(recordings: Iterable[Recording]) -> list[Recording]:
-    """List recordings; raise an error if there are none, or not of one model."""
-    try:
-        found = list(recordings)
-    except TypeError as error:
-        what, got = "schedule_recordings: not a list of recordings", type(recordings).__name__
-        hint = "[recording], if this is a single one"
-        raise mismatch(TypeError, what, "one recording per example", got, hint=hint) from error
-    if not found:
-        what = "schedule_recordings: the list of recordings is empty"
-        raise mismatch(ValueError, what, "at least one recording", 0)
-    for number, recording in enumerate(found):
-        if not isinstance(recording, Recording):
-            what, got = "schedule_recordings: not a recording", type(recording).__name__
-            raise mismatch(TypeError, what, "a Recording", got, where=f"example {number}")
-        if recording.model != found[0].model:
-            what = "schedule_recordings: recordings of different models"
-            wanted = f"all of model {found[0].model or 'none'}"
-            got, hint = f"model {recording.model or 'none'}", "one mini-batch per model"
-            raise mismatch(ValueError, what, wanted, got, where=f"example {number}", hint=hint)
-    return found
 
 
 class Joined(NamedTuple):

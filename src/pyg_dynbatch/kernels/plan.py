@@ -85,7 +85,10 @@ class Plan:
         if leaf_inverse is not None and type(leaf_inverse) is Tensor and leaf_inverse.is_cpu:
             rows = array_of(leaf_inverse)
             if rows.size and not 0 <= rows.min() <= rows.max() < leaf_inputs:
-                what, wanted = "tree_lstm: leaf_inverse is out of range", f"rows below {leaf_inputs}"
+                what, wanted = (
+                    "tree_lstm: leaf_inverse is out of range",
+                    f"rows below {leaf_inputs}",
+                )
                 raise mismatch(ValueError, what, wanted, f"{rows.min()} to {rows.max()}")
         block = BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1)
         options = leaf_inverse, dropout_mask, precision, level_order, keeps

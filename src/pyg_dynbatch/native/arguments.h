@@ -2,7 +2,8 @@
 
    An argument is an integer, None (0), an object with the buffer protocol such as bytes or a NumPy
    array (the address of its first number), or a tensor (what its `data_ptr` returns). The caller
-   keeps the objects alive and checks types and sizes: addresses are not checked. */
+   keeps the objects alive and checks types and sizes: addresses are not checked. Where a struct has
+   a number, an array is refused. */
 
 #ifndef PYG_DYNBATCH_ARGUMENTS_H
 #define PYG_DYNBATCH_ARGUMENTS_H
@@ -19,8 +20,10 @@ _Static_assert(sizeof(void *) == sizeof(int64_t), "addresses are read as 64-bit 
 struct field {
     const char *name;
     size_t place;
+    int is_number; /* or a pointer */
 };
-#define FIELD(type, name) {#name, offsetof(struct type, name)}
+#define FIELD(type, name)                                                                          \
+    {#name, offsetof(struct type, name), _Generic(((struct type *)0)->name, int64_t: 1, default: 0)}
 
 /* The number or address that an argument stands for; -1 with an exception set if it is neither. */
 int64_t read_argument(PyObject *given);
