@@ -349,7 +349,7 @@ ERRORS: list[Any] = [
        "the index of a vector is out of range", "where:    example 2, block Root.Map.Function")
       for wrong in (7, -1)),
     *((IndexError, lambda wrong=wrong: embedding(wrong - 1, 1), f"got:      {wrong}", "from 0 to 4",
-       "Embedding: the index of a vector is out of range", "operation 'embedding', step 1")
+       "Embedding: the index of a vector is out of range", "operation 'embedding', step 0")
       for wrong in (7, -1)),
     (lambda: td.ScopedLayer(3), "layer_fn cannot be called"),
     (ValueError, lambda: td.FractalNet(1, -1, td.FC), "below 0"),

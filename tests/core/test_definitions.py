@@ -26,6 +26,15 @@ SIGNATURES = [
 DATA = {ONE: [[0.0, 1.0], [0.0, -0.0]], PAIR: [(1, [2, 3, 4]), (1.5, [2, 3, 4])], WORD: [1, 2, 3]}
 
 
+def chained(recording: Recording, one: Value, two: Value) -> Value:
+    """Record calls that nobody else reads: all but the first are made in one step."""
+    first, last = (Signature(name, (ONE, ONE), (ONE,)) for name in ("first", "last"))
+    inner = Signature("inner", (ONE,), (ONE,))
+    ragged = Signature("whole", (Ragged(ONE), ONE), (ONE,))
+    both = recording.call(first, one, recording.call(inner, two))
+    return recording.call(last, recording.call(ragged, [one, one], both), two)
+
+
 def random_recording(draw: random.Random, calls: int) -> Recording:
     recording, known = Recording(), {ONE: list[Value](), PAIR: list[Value](), WORD: list[Value]()}
 
@@ -38,7 +47,11 @@ def random_recording(draw: random.Random, calls: int) -> Recording:
                 found.append(recording.constant(row_type, draw.choice(DATA[row_type])))
         return draw.choice(found)
 
+    fusible = draw.random() < 0.5
     for _ in range(draw.randrange(calls)):
+        if fusible and draw.random() < 0.6:
+            known[ONE].append(chained(recording, value(ONE), value(ONE)))
+            continue
         signature = draw.choice(SIGNATURES)
         arguments = [
             [value(wanted.row_type) for _ in range(draw.randrange(4))]

@@ -53,7 +53,7 @@ def assert_agree(engine: Engine, recordings: list[Recording]) -> None:
 def test_equal_calls_on_equal_constants_are_made_once() -> None:
     words = Words()
     recordings = [words.recording([1, 2, 1], "squash"), words.recording([2, 3], "squash")]
-    assert widths(recordings) == {"embed": 3, "squash": 3}
+    assert widths(recordings) == {"embed+squash": 3}
     assert schedule_recordings(recordings).stats().merged_calls == 4
     assert schedule_recordings(recordings).constants[0][0].tolist() == [1, 2, 3]
     assert_agree(words.engine, recordings)
@@ -85,7 +85,7 @@ def test_gradients_of_merged_calls_add_up() -> None:
 def test_random_operations_are_not_merged() -> None:
     words = Words()
     recordings = [words.recording([1] * 50, "drop", "squash")]
-    assert widths(recordings) == {"embed": 1, "drop": 50, "squash": 50}
+    assert widths(recordings) == {"embed": 1, "drop+squash": 50}
     rows = words.engine(schedule_recordings(recordings))["output"]
     assert len({tuple(row) for row in rows.tolist()}) > 1
 

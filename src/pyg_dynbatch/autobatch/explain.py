@@ -25,6 +25,7 @@ class Operation:
             for each row), ``"vmap"``, ``"ragged"``, ``"levels"`` (a recurrent cell of this
             package computes whole trees), or ``"packed"`` (a layer runs all lengths at once).
         where: Line of the first call.
+        within: Operation in whose steps it runs, or ``""``: its results are read there only.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Operation:
     steps: int
     way: str
     where: str
+    within: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Explanation:
         ]
         lines += [
             f"  {op.name:24} {op.calls:7} calls {op.steps:5} steps  {op.way:7} {op.signature}"
+            + (f"  in the steps of {op.within}" if op.within else "")
             for op in self.operations
         ]
         lines += [f"  read {count} times at {line}" for line, count in self.reads.items()]
@@ -78,7 +81,8 @@ def explain(session: Session, examples: int) -> Explanation:
     """Collect the statistics of a session that has ended."""
     calls: Counter[str] = Counter()
     steps: Counter[str] = Counter()
-    table, operations = session.table, []
+    within: dict[str, str] = {}
+    table, operations, total = session.table, [], 0
     runs = [part for part in session.parts if isinstance(part, CellRun)]
     whole = {run.cell.replace(".", "/") for run in runs}
     schedules: list[tuple[Steps | Levels, str]] = [
@@ -88,25 +92,32 @@ def explain(session: Session, examples: int) -> Explanation:
     layers = [part for part in session.parts if isinstance(part, SequenceRun)]
     for layer in layers:
         steps[layer.calls[0].name] += 1
+        total += 1
         for same in layer.calls:
             calls[same.name] += same.reads[0][1].numel()
             whole.add(same.name)
     for schedule, cell in schedules:
         listed = schedule.to_steps() if isinstance(schedule, Levels) else schedule
+        total += len(listed.steps)
         for step in listed.steps:
-            name = cell or listed.signatures[step.operation].name
-            calls[name] += step.size
-            steps[name] += 1
+            for each in listed.chain_of(step).operations:
+                name = cell or listed.signatures[each].name
+                calls[name] += step.size
+                steps[name] += 1
+                if each != step.operation:
+                    within[name] = listed.signatures[step.operation].name
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
             if name in whole:
                 way = "packed" if site.layer else "levels"
-            operations.append(Operation(name, types, calls[name], steps[name], way, site.where))
+            counts = calls[name], steps[name]
+            found = Operation(name, types, *counts, way, site.where, within.get(name, ""))
+            operations.append(found)
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(
         examples,
-        sum(steps.values()),
+        total,
         sum(calls.values()),
         sum(schedule.stats().lower_bound for schedule, _ in schedules) + len(layers),
         session.flushes,

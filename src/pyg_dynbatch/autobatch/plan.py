@@ -140,8 +140,8 @@ class Planner:
         """Schedule calls; the rows of their values are known afterwards.
 
         Returns the parts, and where the calls begin that can wait: those on which no ``needed``
-        value depends; by default none. Of a cell's states, those that no other call reads get rows
-        only if they are ``wanted``; ``None`` for all.
+        value depends; by default none. Values that no later part reads get rows only if they are
+        ``wanted``; ``None`` for all.
         """
         cells = [site for site in self.table.sites if site.cell or site.layer]
         waits = np.zeros(self.begin.size, dtype=bool)
@@ -153,16 +153,24 @@ class Planner:
         for number in range(len(runs) + 1):
             chosen = np.flatnonzero(phase == number)
             if chosen.size or not number:
-                parts.append(self._schedule(chosen, policy))
+                parts.append(self._schedule(chosen, policy, wanted))
             if number < len(runs):
                 parts.append(self._run_of(runs[number], wanted))
         return parts, self.begin[waits]
 
     # Calls that the engine runs.
 
-    def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Steps:
+    def _schedule(
+        self, chosen: np.ndarray, policy: str | Policy, wanted: Sequence[int] | None
+    ) -> Steps:
         everything = chosen.size == self.begin.size
         plan = self.plan if everything else self._merged(self.begin[chosen])
+        if wanted is not None:  # otherwise each value may be read later
+            outside = np.ones(self.begin.size, dtype=bool)
+            outside[chosen] = False
+            read = self.read[outside[self.reader]]
+            plan.outputs = np.concatenate([read, np.array(wanted, dtype=np.int32)])
+            plan.fuse()
         before = self.rows.tolist()
         steps, index = plan.schedule(policy, self.rows)
         columns = zip(self.sites.row_types, before, self.rows.tolist(), strict=True)
@@ -174,6 +182,7 @@ class Planner:
             constants=(None,) * len(before),
             outputs={},
             num_examples=1,
+            fused=plan.chains,
         )
 
     # Calls that cells run.

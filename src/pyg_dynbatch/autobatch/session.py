@@ -23,7 +23,6 @@ from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Ta
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import describe_value, mismatch
-from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.scheduling import Values, begins_of
 from pyg_dynbatch.core.steps import Step
@@ -65,8 +64,7 @@ class _Run(Run):
         try:
             super().make(number, step)
         except Exception as error:
-            name = self.operations[step.operation].signature.name
-            sites = self.session.table.sites
+            sites, name = self.session.table.sites, self.called.signature.name  # type: ignore[union-attr]
             site = next(s for s in sites if s.signature and s.signature.name == name)
             where = [name, site.where.rpartition(", ")[2]]  # its line
             if (row := self._failing(step)) is not None:
@@ -77,14 +75,13 @@ class _Run(Run):
 
     def _failing(self, step: Step) -> int | None:
         """Return the first row on which a step fails alone; ``None`` if that is not known."""
-        operation = self.operations[step.operation]
-        ragged = any(isinstance(wanted, Ragged) for wanted in operation.signature.inputs)
-        if ragged or self.session.device.type != "cpu":
+        if any(read.segments >= 0 for read in step.arguments) or self.session.device.type != "cpu":
             return None
-        found = [rows for (rows,) in self._exchange(self._reads(step.arguments))]
+        found, chain = self._exchange(self._reads(step.arguments)), self.schedule.chain_of(step)
         for row in range(step.size):
+            alone = [tuple(part[row : row + 1] for part in rows) for rows in found]
             try:
-                operation(*(rows[row : row + 1] for rows in found))
+                self.results_of(chain, zip(step.arguments, alone, strict=True), 1, "")
             except Exception:  # noqa: BLE001 - the caller raises the error of all rows
                 return row
         return None

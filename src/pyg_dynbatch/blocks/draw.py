@@ -82,7 +82,7 @@ def schedule_text(schedule: Steps, width: int = 40) -> str:
         >>> print(schedule_text(compiler.collate([[1.0, 2.0], [3.0, 4.0]])))
         step 0  sum  ████████████████████████████████████████ 2
     """
-    names = [schedule.signatures[step.operation].name for step in schedule.steps]
+    names = list(map(schedule.name_of, schedule.steps))
     sizes: Sequence[int] = [step.size for step in schedule.steps]
     longest, most = max(map(len, names), default=0), max(sizes, default=1)
     return "\n".join(

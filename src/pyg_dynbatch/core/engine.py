@@ -1,6 +1,6 @@
 """Run a schedule with modules: gather, call and write, step by step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -30,7 +30,7 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.core.steps import ZEROS, BufferSpec, IndexSlice, Step, Steps, packed
+from pyg_dynbatch.core.steps import ZEROS, BufferSpec, Chain, IndexSlice, Step, Steps, packed
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType, describe, parts_of
 
 
@@ -199,6 +199,7 @@ class Run:
         # Rows to be written before the next read: one call of autograd per step does both.
         self.pending: list[Write] = []
         self.buffers: list[RowBuffer] = []
+        self.called: Operation | None = None  # the last one, which errors are about
         # Per weight, what the layers that use it share between steps.
         self.shared: dict[Tensor, Any] = {}
 
@@ -269,24 +270,50 @@ class Run:
 
     def make(self, number: int, step: Step) -> None:
         """Run one step."""
-        operation, where = self.operations[step.operation], f"step {number}"
-        signature = operation.signature
+        where = f"step {number}"
         found = iter(self._exchange(self._reads([a for a in step.arguments if a.start != ZEROS])))
-        rows_of_all, arguments = [], []
-        for wanted, read in zip(signature.inputs, step.arguments, strict=True):
-            rows = (
-                self.buffers[read.buffer].zeros(read.length) if read.start == ZEROS else next(found)
-            )
-            rows_of_all.append(rows)
+        rows_of = (
+            self.buffers[read.buffer].zeros(read.length) if read.start == ZEROS else next(found)
+            for read in step.arguments
+        )
+        given = zip(step.arguments, rows_of, strict=True)
+        results = self.results_of(self.schedule.chain_of(step), given, step.size, where)
+        signature = self.operations[step.operation].signature
+        for (store, start), rows in zip(step.results, results, strict=True):
+            dtypes = [kept.dtype for kept in self.buffers[store].buffers]
+            _check_precision(dtypes, rows, signature, where)
+            self.pending.append(Write(self.buffers[store], start, rows))
+
+    def results_of(
+        self, chain: Chain, given: Iterator[tuple[IndexSlice, Rows]], size: int, where: str
+    ) -> list[Rows]:
+        """Call an operation, after those that compute its arguments, on rows that were read."""
+        operation, arguments, used = self.operations[chain.operation], list[Any](), list[Rows]()
+        signature = operation.signature
+        for wanted, inner in zip(signature.inputs, chain.arguments, strict=True):
+            if inner is None:
+                read, rows = next(given)
+            else:
+                (rows,) = self.results_of(inner, given, size, where)
+                rows = self._in_working_precision(rows, inner, where)
+            used.append(rows)
             argument = _argument(row_type_of(wanted), rows)
             if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, read.calls_in(self.schedule.index), step.size)
+                argument = RaggedRows(argument, read.calls_in(self.schedule.index), size)
             arguments.append(argument)
-        results = _call(operation, arguments, rows_of_all, where)
-        checked = _checked_results(signature, results, step.size, where)
-        for (store, start), rows in zip(step.results, checked, strict=True):
-            _check_precision(self.buffers[store], rows, signature, where)
-            self.pending.append(Write(self.buffers[store], start, rows))
+        self.called = operation
+        results = _call(operation, arguments, used, where)
+        return _checked_results(signature, results, size, where)
+
+    def _in_working_precision(self, rows: Rows, chain: Chain, where: str) -> Rows:
+        """Convert a result that is passed on within a step, as writing it would."""
+        signature = self.operations[chain.operation].signature
+        dtypes = [
+            row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
+            for part, row in zip(parts_of(signature.outputs[0]), rows, strict=True)
+        ]
+        _check_precision(dtypes, rows, signature, where)
+        return tuple(row.to(dtype) for row, dtype in zip(rows, dtypes, strict=True))
 
     def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
         """Write the pending rows, then read."""
@@ -315,7 +342,8 @@ class Run:
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
         known = self.known
-        used = {self.operations[step.operation] for step in self.schedule.steps}
+        chains = map(self.schedule.chain_of, self.schedule.steps)
+        used = {self.operations[each] for chain in chains for each in chain.operations}
         no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature
@@ -442,13 +470,15 @@ def _check_rows(
         raise mismatch(TypeError, what, wanted, got, where=where, hint=hint)
 
 
-def _check_precision(buffer: RowBuffer, rows: Rows, signature: Signature, where: str) -> None:
+def _check_precision(
+    dtypes: Sequence[torch.dtype], rows: Rows, signature: Signature, where: str
+) -> None:
     """Raise an error for results in double precision that would be rounded."""
-    for row, kept in zip(rows, buffer.buffers, strict=True):
-        if row.dtype == torch.float64 != kept.dtype:
+    for row, kept in zip(rows, dtypes, strict=True):
+        if row.dtype == torch.float64 != kept:
             what = f"Operation {signature.name!r}: its results would be rounded"
             hint = "float64 as the type of the result, or engine.double()"
-            raise mismatch(TypeError, what, kept.dtype, row.dtype, where=where, hint=hint)
+            raise mismatch(TypeError, what, kept, row.dtype, where=where, hint=hint)
 
 
 def _fits(row: Any, part: TensorType, size: int) -> bool:

@@ -1,6 +1,6 @@
 """Schedule recorded calls: which run together, in which order, and which rows they read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 from math import prod
 from operator import index
@@ -22,7 +22,7 @@ from pyg_dynbatch.core.recording import (
     holds_rows_of,
     is_count,
 )
-from pyg_dynbatch.core.steps import BufferSpec, IndexSlice, Output, Step, Steps, contiguous
+from pyg_dynbatch.core.steps import BufferSpec, Chain, IndexSlice, Output, Step, Steps, contiguous
 from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
@@ -63,6 +63,7 @@ def schedule_recordings(
     values = Values(joined.code.size)
     plan = Plan(sites, joined.code, joined.begins, values, joined.outputs.values)
     merged = plan.merge(constants, merge_equal)
+    plan.fuse()
     steps, read = plan.schedule(policy, rows)
     flat, outputs = _place_outputs(joined, values, read)
     columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
@@ -75,6 +76,7 @@ def schedule_recordings(
         outputs=outputs,
         num_examples=len(recordings),
         merged_calls=merged,
+        fused=plan.chains,
     )
 
 
@@ -372,6 +374,8 @@ class Plan:
         self.begin = np.empty(begins.size, dtype=np.int32)
         self.first_read = np.empty(begins.size + 1, dtype=np.int32)
         self.read = np.empty(code.size, dtype=np.int32)
+        self.fused = np.full((len(sites.signatures), sites.most_arguments), -1, dtype=np.int32)
+        self.chains: dict[int, Chain] = {}  # of operations with which others are fused
         self.calls = self.reads = 0
 
     def merge(self, constants: Constants, merge_equal: bool) -> int:
@@ -389,6 +393,31 @@ class Plan:
         )  # fmt: skip
         self.reads = int(counts[1] + counts[2])
         return int(counts[3])
+
+    def fuse(self) -> None:
+        """Let calls run in the step of the only call that reads them."""
+        sites, values, before = self.sites, self.values, int(self.first_read[self.calls])
+        self.calls = scheduler().fuse(
+            sites=sites, code=self.code, num_sites=len(sites), calls=self.calls,
+            kinds=len(sites.signatures), outputs=self.outputs, num_outputs=self.outputs.size,
+            value=values.value, row=values.row, call=values.call, owner=values.owner,
+            begin=self.begin, first_read=self.first_read, read=self.read, fused=self.fused,
+        )  # fmt: skip
+        self.reads += int(self.first_read[self.calls]) - before
+        users = {*np.flatnonzero((self.fused >= 0).any(1)).tolist()} - {*self.fused.flat}
+        self.chains = {kind: self._chain(kind) for kind in users}
+
+    def _chain(self, kind: int) -> Chain:
+        fused = self.fused[kind, : len(self.sites.signatures[kind].inputs)].tolist()
+        return Chain(kind, tuple(None if each < 0 else self._chain(each) for each in fused))
+
+    def _types_read(self, chain: Chain) -> list[int]:
+        """Return the row type of each argument that is read from other steps."""
+        types = list[int]()
+        own = self.sites.argument_types[chain.operation]
+        for row_type, inner in zip(own, chain.arguments, strict=True):
+            types += [row_type] if inner is None else self._types_read(inner)
+        return types
 
     def schedule(
         self, policy: str | Policy, rows: np.ndarray
@@ -414,21 +443,27 @@ class Plan:
             steps = int(step.max(initial=-1)) + 1
         index = np.empty(self.reads, dtype=np.int64)
         call = np.empty((steps, 2 + sites.most_results), dtype=np.int64)
-        slices = np.empty((steps * sites.most_arguments, 4), dtype=np.int64)
+        types = list(sites.argument_types)
+        for operation, fused in self.chains.items():
+            types[operation] = self._types_read(fused)
+        slices = np.empty((steps * max(map(len, types), default=0), 4), dtype=np.int64)
         scheduler().place(
             sites=sites, code=self.code, calls=self.calls, steps=steps, begin=self.begin,
-            first_read=self.first_read, read=self.read, step=step, row=values.row, free=rows,
-            index=index, call=call, slices=slices,
+            first_read=self.first_read, read=self.read, step=step, value=values.value,
+            owner=values.owner, fused=self.fused, row=values.row, free=rows, index=index,
+            call=call, slices=slices,
         )  # fmt: skip
-        return tuple(_listed(sites, call.tolist(), iter(slices.tolist()))), index
+        return tuple(_listed(sites, types, call.tolist(), iter(slices.tolist()))), index
 
 
-def _listed(sites: Sites, calls: list[list[int]], slices: Any) -> Any:
+def _listed(
+    sites: Sites, types: list[list[int]], calls: list[list[int]], slices: Any
+) -> Iterator[Step]:
     for signature, size, *first in calls:
         arguments = tuple(
             IndexSlice(kind, begin, length, start, segments)
             for kind, (begin, length, start, segments) in zip(
-                sites.argument_types[signature], slices, strict=False
+                types[signature], slices, strict=False
             )
         )
         results = tuple(zip(sites.result_types[signature], first, strict=False))

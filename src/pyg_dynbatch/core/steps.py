@@ -1,7 +1,8 @@
 """The batched calls of recordings, step by step: which rows each call reads and writes."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -46,6 +47,19 @@ class Step(NamedTuple):
     results: tuple[tuple[int, int], ...]  # (buffer, first row)
 
 
+class Chain(NamedTuple):
+    """Operations that run in one step: one, and those that compute some of its arguments."""
+
+    operation: int
+    arguments: tuple["Chain | None", ...]  # None if rows are read
+
+    @property
+    def operations(self) -> list[int]:
+        """All operations, in the order in which they run."""
+        inner = (argument.operations for argument in self.arguments if argument is not None)
+        return [*chain(*inner), self.operation]
+
+
 class BufferSpec(NamedTuple):
     """Size of the row buffer of one row type: constants first, then inputs, then results."""
 
@@ -81,6 +95,9 @@ class Steps(MovablePlan):
         merged_calls: Calls saved because they repeat an earlier call on equal constants.
         model: Fingerprint of the model that recorded the calls; others refuse them.
         result: What the model needs to rebuild its results, such as the labels of metrics.
+        fused: For each operation of which the steps also run others, all of these. Results that
+            only one call reads, always the same argument of the same operation, are passed on
+            without being written.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2. Differs: rows are gathered from any
@@ -103,6 +120,7 @@ class Steps(MovablePlan):
     merged_calls: int = 0
     model: str = ""
     result: Any = None
+    fused: dict[int, Chain] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.num_examples
@@ -112,41 +130,56 @@ class Steps(MovablePlan):
         output = self.outputs[name]
         return self.index[output.example : output.example + output.rows.length]
 
+    def chain_of(self, step: Step) -> Chain:
+        """Return the operations of a step."""
+        alone = Chain(step.operation, (None,) * len(self.signatures[step.operation].inputs))
+        return self.fused.get(step.operation, alone)
+
+    def name_of(self, step: Step) -> str:
+        """Return the names of the operations of a step, in the order in which they run."""
+        return "+".join(self.signatures[each].name for each in self.chain_of(step).operations)
+
     def stats(self) -> "ScheduleStats":
         """Count steps, rows, the critical path, the lower bound, and the copies Fold would make."""
         schedule, kinds = self.cpu(), len(self.signatures)
-        # Per row: the longest chain of calls of each operation that leads to it, and of any.
-        chains = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
-        last_uses = [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers]
-        gathered = 0
+        # Per row: the longest path of steps of each operation that leads to it, and of any.
+        paths = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
+        # Per row: its depth in calls, and that of the deepest call that reads it.
+        depths, uses = (
+            [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers] for _ in "du"
+        )
+        gathered = rows = copies = 0
         for step in schedule.steps:
-            chain, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []
+            path, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []
             for read in step.arguments:
-                rows, call = read.rows_in(schedule.index).numpy(), np.arange(step.size)
+                picked, call = read.rows_in(schedule.index).numpy(), np.arange(step.size)
                 if read.segments >= 0:
                     call = read.calls_in(schedule.index).numpy()
-                np.maximum.at(chain, call, chains[read.buffer][rows])
-                reads.append((read.buffer, rows, call))
+                np.maximum.at(path, call, paths[read.buffer][picked])
+                reads.append((read.buffer, picked, call))
                 gathered += read.length if read.start == GATHER else 0
-            chain[:, [step.operation, -1]] += 1
-            for buffer, rows, call in reads:
-                np.maximum.at(last_uses[buffer], rows, chain[call, -1])
+            path[:, [step.operation, -1]] += 1
+            chain = schedule.chain_of(step)
+            depth, copied = _depth(chain, step.size, iter(reads), depths, uses)
+            rows, copies = rows + step.size * len(chain.operations), copies + copied
             for buffer, start in step.results:
-                chains[buffer][start : start + step.size] = chain
-        *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *chains]).max(0).tolist()
-        both = zip(last_uses, chains, strict=True)
-        copies = sum(int(np.maximum(last - chain[:, -1] - 1, 0).sum()) for last, chain in both)
+                paths[buffer][start : start + step.size] = path
+                depths[buffer][start : start + step.size] = depth
+        *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *paths]).max(0).tolist()
+        both = zip(uses, depths, strict=True)
+        copies += sum(int(np.maximum(use - depth - 1, 0).sum()) for use, depth in both)
+        called = {each for step in schedule.steps for each in schedule.chain_of(step).operations}
         return ScheduleStats(
             examples=schedule.num_examples,
             steps=len(schedule.steps),
-            rows=sum(step.size for step in schedule.steps),
+            rows=rows,
             merged_calls=schedule.merged_calls,
             critical_path=deepest,
             lower_bound=sum(longest),
             widths=tuple(step.size for step in schedule.steps),
-            operations=tuple(schedule.signatures[step.operation].name for step in schedule.steps),
+            operations=tuple(map(schedule.name_of, schedule.steps)),
             gathered_rows=gathered,
-            fold_steps=deepest * len({step.operation for step in schedule.steps}),
+            fold_steps=len(called) * max((int(d.max(initial=0)) for d in depths), default=0),
             fold_copies=copies,
         )
 
@@ -163,7 +196,7 @@ class Steps(MovablePlan):
         """Compare contents: the same steps, the same row numbers, the same constants."""
         if not isinstance(other, Steps):
             return NotImplemented
-        plain = attrgetter("signatures", "buffers", "steps", "outputs", "num_examples")
+        plain = attrgetter("signatures", "buffers", "steps", "fused", "outputs", "num_examples")
         mine, theirs = ([None if c is None else len(c) for c in s.constants] for s in (self, other))
         same = plain(self) == plain(other) and mine == theirs
         return same and all(map(torch.equal, self._tensors(), other._tensors()))
@@ -171,7 +204,7 @@ class Steps(MovablePlan):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        rows = sum(step.size for step in self.steps)
+        rows = sum(step.size * len(self.chain_of(step).operations) for step in self.steps)
         return f"Steps({self.num_examples} examples, {len(self.steps)} steps, {rows} rows)"
 
     def __str__(self) -> str:
@@ -180,11 +213,31 @@ class Steps(MovablePlan):
         for number, step in enumerate(self.steps):
             reads = ", ".join(map(_shown, step.arguments))
             writes = ", ".join(f"buffer {b}[{a}:{a + step.size}]" for b, a in step.results)
-            name = self.signatures[step.operation].name
-            lines.append(f"  {number:>4} {name} x {step.size}: {reads or 'nothing'} -> {writes}")
+            called = f"{self.name_of(step)} x {step.size}"
+            lines.append(f"  {number:>4} {called}: {reads or 'nothing'} -> {writes}")
         for number, buffer in enumerate(self.buffers):
             lines.append(f"  buffer {number}: {describe(buffer.row_type)}, {buffer.rows} rows")
         return "\n".join(lines)
+
+
+def _depth(
+    chain: Chain, size: int, reads: Iterator[Any], depths: list[np.ndarray], uses: list[np.ndarray]
+) -> tuple[np.ndarray, int]:
+    """Return the depths of calls, and the copies of results that are passed on within the step."""
+    depth, mine, inside, copies = np.zeros(size, dtype=np.int64), [], [], 0
+    for inner in chain.arguments:
+        if inner is None:
+            mine.append(next(reads))
+            buffer, rows, call = mine[-1]
+            np.maximum.at(depth, call, depths[buffer][rows])
+        else:
+            found, copied = _depth(inner, size, reads, depths, uses)
+            depth, copies = np.maximum(depth, found), copies + copied
+            inside.append(found)
+    depth = depth + 1
+    for buffer, rows, call in mine:
+        np.maximum.at(uses[buffer], rows, depth[call])
+    return depth, copies + sum(int((depth - found - 1).sum()) for found in inside)
 
 
 def _shown(read: IndexSlice) -> str:
@@ -202,13 +255,13 @@ class ScheduleStats:
     Args:
         examples: Number of examples.
         steps: Batched calls made.
-        rows: Calls made, after equal calls were merged.
+        rows: Calls made, after equal calls were merged; a fused step makes several per row.
         merged_calls: Calls saved because they repeat an earlier call on equal constants.
-        critical_path: Longest chain of calls: no schedule has fewer steps.
-        lower_bound: Sum over operations of the longest chain through their calls: no schedule
-            with one operation per step has fewer steps.
+        critical_path: Longest path of calls, fused calls counted once: no schedule has fewer steps.
+        lower_bound: Sum over operations of the longest path through their calls, fused operations
+            counted once: no schedule has fewer steps that call these one at a time.
         widths: Rows of each step.
-        operations: Name of each step's operation.
+        operations: Name of each step's operation; fused ones joined by ``+``.
         gathered_rows: Rows read through an index; the others are contiguous.
         fold_steps: Batched calls that Fold's loop makes: every operation at every depth.
         fold_copies: Rows that Fold copies forward, for values read more than one level later.
@@ -260,5 +313,5 @@ def packed(slices: Sequence[IndexSlice], number: int) -> int:
 
 
 torch.serialization.add_safe_globals(
-    [Signature, Ragged, TensorType, Output, Step, BufferSpec, IndexSlice, Steps]
+    [Signature, Ragged, TensorType, Output, Step, Chain, BufferSpec, IndexSlice, Steps]
 )

@@ -13,6 +13,7 @@
 #include <Python.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 _Static_assert(sizeof(void *) == sizeof(int64_t), "addresses are read as 64-bit integers");
 
@@ -36,6 +37,24 @@ int read_arguments(PyObject *const *args, Py_ssize_t count, int wanted, int64_t 
    are in the order of the fields. */
 int read_fields(const struct field *fields, int count, PyObject *const *args, Py_ssize_t positional,
                 PyObject *names, void *into);
+
+/* A function `native_name` of Python that fills `struct name` and returns what `name` returns, or
+   raises MemoryError for -1. */
+#define FUNCTION(name)                                                                             \
+    static PyObject *native_##name(PyObject *module, PyObject *const *args, Py_ssize_t count,      \
+                                   PyObject *names)                                                \
+    {                                                                                              \
+        struct name given;                                                                         \
+        memset(&given, 0, sizeof given);                                                           \
+        if (read_fields(fields_of_##name, COUNT(fields_of_##name), args, count, names, &given))    \
+            return NULL;                                                                           \
+        PyThreadState *state = PyEval_SaveThread();                                                \
+        const int64_t found = name(&given);                                                        \
+        PyEval_RestoreThread(state);                                                               \
+        return found == -1 ? PyErr_NoMemory() : PyLong_FromLongLong(found);                        \
+    }
+#define METHOD(name, does)                                                                         \
+    {#name, (PyCFunction)(void (*)(void))native_##name, METH_FASTCALL | METH_KEYWORDS, does}
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
