@@ -34,6 +34,13 @@ RIGHT = {
     "explain": "explain --checkpoint molecule.ckpt --input some.csv --output out",
     "inspect": "inspect trees.txt",
 }
+# The others share the parser of fit.
+COMMANDS = [
+    pytest.param(name, marks=pytest.mark.long)
+    if name in (*RUNS[1:], "baseline", "repeat")
+    else name
+    for name in _COMMANDS
+]
 NOTHING = {
     **dict.fromkeys((*RUNS, "baseline", "repeat"), "--config"),
     "tune": "--space",
@@ -58,7 +65,7 @@ def help_of(command: str) -> str:
 
 def check_hints(line: str) -> None:
     """Check that the commands and options that an error names exist."""
-    for command, words in re.findall(r"pyg-dynbatch (\\w+)((?: [^ ;\']+)*)", line):
+    for command, words in re.findall(r"pyg-dynbatch (\w+)((?: [^ ;\']+)*)", line):
         assert command in _COMMANDS, line
         for option in re.findall(r"--[a-z_-]+", words):
             assert option in help_of(command), (option, line)
@@ -82,21 +89,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: tuple[s
     Path("space.yaml").write_text(yaml.safe_dump({"seed_everything": [1, 2]}), encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_without_arguments(command: str, capsys) -> None:
     line = complaint(capsys, command)
     assert NOTHING[command] in line
     check_hints(line)
 
 
-@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_option(command: str, capsys) -> None:
     line = complaint(capsys, *RIGHT[command].split(), "--nosuch", "1")
     assert "--nosuch" in line
     check_hints(line)
 
 
-@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_missing_file(command: str, capsys) -> None:
     words = RIGHT[command].split()
     for number in range(1, len(words)):
@@ -119,8 +126,7 @@ def test_not_a_run(command: str, run_folder: str, capsys) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        *((f"{name} --config small.yaml --ckpt_path molecule.ckpt", "different model")
-          for name in RUNS[1:]),
+        ("test --config small.yaml --ckpt_path molecule.ckpt", "different model"),
         ("fit --config small.yaml --ckpt_path molecule.ckpt", "in the folder of its run"),
         ("ensemble --config small.yaml --checkpoints molecule.ckpt", "different model"),
         ("ensemble --config small.yaml --checkpoints text.ckpt", "not a checkpoint"),

@@ -468,7 +468,7 @@ class Recording:
         least = self.num_inputs.get(row_type, 0)
         if not is_count(rows) or rows < least:
             what = "Recording.declare_inputs: fewer rows than are read, or no number"
-            raise mismatch(ValueError, what, f"an integer from {least} on", repr(rows))
+            raise mismatch(ValueError, what, f"an integer, at least {least}", repr(rows))
         self._site(INPUT, (row_type,))
         self.num_inputs[row_type] = rows
 
