@@ -31,19 +31,19 @@ MAX_FILES = 152
 MAX_LINES = {
     "autobatch": 4_100,
     "blocks": 6_460,
-    "core": 5_230,
+    "core": 5_830,
     "documents": 670,
-    "molecules": 8_690,
+    "molecules": 8_710,
     "native": 0,
-    "kernels": 1_610,
+    "kernels": 1_620,
     "nn": 3_160,
-    "training": 2_570,
+    "training": 2_600,
     "trees": 4_060,
-    "other files": 2_930,
-    "installed": 39_540,
+    "other files": 2_940,
+    "installed": 39_840,
     "benchmarks": 6_090,
 }
-MAX_CODE = 25_560
+MAX_CODE = 25_720
 MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
@@ -52,6 +52,8 @@ MAX_INHERITANCE = 3
 
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
+    "core/definitions.py:check": "the fields of the struct in C",
+    "core/definitions.py:fuse": "the fields of the struct in C",
     "core/definitions.py:merge": "the fields of the struct in C",
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",

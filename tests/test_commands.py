@@ -36,9 +36,7 @@ RIGHT = {
 }
 # The others share the parser of fit.
 COMMANDS = [
-    pytest.param(name, marks=pytest.mark.long)
-    if name in (*RUNS[1:], "baseline", "repeat")
-    else name
+    pytest.param(name, marks=[pytest.mark.long] * (name in (*RUNS[1:], "baseline", "repeat")))
     for name in _COMMANDS
 ]
 NOTHING = {

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 
 from pyg_dynbatch.core import keep_freed_memory, native
 from pyg_dynbatch.core.native import describe_native, extension, loaded_extension

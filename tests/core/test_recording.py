@@ -129,7 +129,7 @@ def test_declared_inputs() -> None:
     assert [*recording.num_inputs.values()] == [5]
     text = message(ValueError, recording.declare_inputs, SCALAR, 4)
     assert "fewer rows than are read" in text and "at least 5" in text
-    assert "Recording.input: negative row" in message(ValueError, recording.input, SCALAR, -1)
+    assert "Recording.input: invalid row" in message(ValueError, recording.input, SCALAR, -1)
 
 
 @pytest.mark.parametrize("operation", (torch.nn.Linear(3, 3), torch.tanh, "add", None))
