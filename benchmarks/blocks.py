@@ -25,9 +25,9 @@ from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.trees.collate import Collater
-from pyg_dynbatch.trees.convert import to_nested
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.models import TreeClassifier
+from pyg_dynbatch.trees.text import to_nested
 
 FUSED, BLOCKS = "fused", "blocks"
 CACHED, TRACED = "collate and step", "trace, collate and step"

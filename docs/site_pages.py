@@ -205,7 +205,7 @@ def run_example(path: Path) -> str:
     with (
         mock.patch.object(Steps, "__init__", noting(Steps.__init__)),
         mock.patch.object(Levels, "__init__", noting(Levels.__init__)),
-        mock.patch("pyg_dynbatch.molecules.work.drawing.write_picture", keep),
+        mock.patch("pyg_dynbatch.molecules.work.explain.write_picture", keep),
         mock.patch.object(sys, "argv", [str(path)]),
         TemporaryDirectory() as folder,
         chdir(folder),

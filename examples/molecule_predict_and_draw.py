@@ -17,7 +17,7 @@ from pyg_dynbatch.datasets import NCI, FeaturizeOptions
 from pyg_dynbatch.lightning import MoleculeProperty, OptimizerOptions, RateOptions
 from pyg_dynbatch.loader import MoleculeLoader
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema, explain
-from pyg_dynbatch.molecules.work.drawing import draw_attributions, write_picture
+from pyg_dynbatch.molecules.work.explain import draw_attributions, write_picture
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pl.seed_everything(0, verbose=False)

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,29 @@ class OneLineArguments(argparse.ArgumentParser):
         """Print the message to the error stream and end the program."""
         line = " ".join(message.split())
         self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")
+
+
+def prediction_arguments(
+    command: str, description: str, input: str, examples: str
+) -> OneLineArguments:
+    """Return the parser of a command that predicts the examples of a file from checkpoints."""
+    parser = OneLineArguments(f"pyg-dynbatch {command}", description)
+    add, batch = parser.add_argument, f"{examples} in a batch (default: 100)"
+    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
+    add("--input", required=True, metavar="FILE", help=input)
+    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
+    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
+    add("--batch-size", type=int, default=100, metavar="N", help=batch)
+    return parser
+
+
+def optional(module: str, what: str, extra: str, expected: object = "") -> Any:
+    """Import a module that an extra of the package installs, or raise an error that names it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        hint = f"pip install 'pyg_dynbatch[{extra}]'"
+        raise mismatch(ImportError, what, expected, error, hint=hint) from error
 
 
 def check_outputs(

@@ -14,7 +14,7 @@ from pyg_dynbatch.molecules.files.read import RawMolecule, read_molecules
 from pyg_dynbatch.molecules.features.kearnes import DoubleBondStereo, KearnesAtoms, KearnesPairs
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, parse_smiles
-from pyg_dynbatch.trees.convert import from_nested, from_networkx, to_nested, to_networkx
+from pyg_dynbatch.trees.text import from_nested, from_networkx, to_nested, to_networkx
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.text import BracketedTree, forest_to_data, parse_bracketed, to_bracketed
 from pyg_dynbatch.trees.words import Vocabulary, read_word_vectors, sentence_vectors

@@ -8,7 +8,7 @@ from pyg_dynbatch.molecules.splits import Split
 from pyg_dynbatch.molecules.files.store import PackedMolecules
 from pyg_dynbatch.trees.datasets import SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
-from pyg_dynbatch.trees.sick import SICK
+from pyg_dynbatch.trees.datasets import SICK
 
 __all__ = [
     "FeaturizeOptions", "ListOps", "ListOpsRecipe", "MoleculeFile", "MoleculeNet", "NCI",

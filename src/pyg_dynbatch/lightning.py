@@ -8,16 +8,16 @@ from pyg_dynbatch.molecules.datamodules import (
 )
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import MoleculeProperty
-from pyg_dynbatch.molecules.work.transfer import Pretrained
-from pyg_dynbatch.training.checkpoints import LastCheckpoint, RandomState
+from pyg_dynbatch.molecules.task import Pretrained
+from pyg_dynbatch.training.runs import LastCheckpoint, RandomState
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions, RateOptions, VectorOptions, build_optimizer,
 )
-from pyg_dynbatch.training.report import PredictionTable
-from pyg_dynbatch.training.report import RunReport
+from pyg_dynbatch.training.runs import PredictionTable
+from pyg_dynbatch.training.runs import RunReport
 from pyg_dynbatch.training.task import Task, ensemble_of
-from pyg_dynbatch.trees.datamodules import (
+from pyg_dynbatch.trees.task import (
     ListOpsData, SICKData, SSTData, TreeDataModule, TreeFileData,
 )
 from pyg_dynbatch.trees.task import TreeClassification, TreeRelatedness

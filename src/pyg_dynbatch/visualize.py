@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pyg_dynbatch.console import optional
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import write_atomically
 
@@ -27,12 +28,9 @@ _GOLD = "#e0a800"
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> "tuple[Figure, list[Axes]]":
     """Create a figure with a grid of axes, listed row by row."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        what, hint = "visualize: matplotlib is missing", "pip install 'pyg_dynbatch[cli]'"
-        raise mismatch(ImportError, what, "the package matplotlib", error, hint=hint) from error
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    what = "visualize: matplotlib is missing"
+    module = optional("matplotlib.figure", what, "cli", "the package matplotlib")
+    figure = module.Figure(figsize=(width * columns, height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 

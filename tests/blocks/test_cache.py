@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pyg_dynbatch import blocks as td
-from pyg_dynbatch.blocks.cache import stable_text
+from pyg_dynbatch.core.fingerprint import digest
 from tests.blocks.harness import message
 
 WORDS = {"a": 1, "b": 2}
@@ -111,10 +111,10 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("kind", READERS)
 def test_what_a_function_reads_counts(kind: str) -> None:
     read, change = READERS[kind]
-    before = stable_text(read)
-    assert stable_text(read) == before
+    before = digest(read)
+    assert digest(read) == before
     change()
-    assert stable_text(read) != before
+    assert digest(read) != before
 
 
 def test_all_kinds_of_data_count() -> None:
@@ -125,16 +125,16 @@ def test_all_kinds_of_data_count() -> None:
         int, np.int64, Vocabulary(["a"]), Vocabulary(["b"]), lambda: 1, lambda: 2,
         [[1], 2], [1, [2]],
     ]  # fmt: skip
-    found = [stable_text(value) for value in held]
+    found = [digest(value) for value in held]
     assert len(set(found)) == len(held)
-    assert found == [stable_text(value) for value in held]
+    assert found == [digest(value) for value in held]
     circle: list[Any] = [1]
     circle.append(circle)
-    assert stable_text(circle) == stable_text(circle) != found[10]
+    assert digest(circle) == digest(circle) != found[10]
     deep: list[Any] = []
     for _ in range(10_000):
         deep = [deep]
-    assert stable_text(deep) != stable_text(deep[0])
+    assert digest(deep) != digest(deep[0])
 
 
 def test_a_changed_vocabulary_is_traced_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyg_dynbatch.documents.data import read_documents
+from pyg_dynbatch.documents.predict import read_documents
 from pyg_dynbatch.lightning import DocumentFileData
 from tests.blocks.harness import message
 

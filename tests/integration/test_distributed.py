@@ -15,7 +15,7 @@ from pyg_dynbatch.lightning import (
     RunReport,
     TreeFileData,
 )
-from pyg_dynbatch.training.report import closing_lines
+from pyg_dynbatch.training.runs import closing_lines
 from tests.console import rows_of
 from tests.training.helpers import FORKS, checkpointing, last_of, task, trainer, tree_files
 

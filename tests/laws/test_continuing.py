@@ -12,7 +12,7 @@ from pyg_dynbatch.molecules.datamodules import MoleculeFileData
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.training import experiments
 from pyg_dynbatch.training.command import Run
-from pyg_dynbatch.trees.datamodules import TreeFileData
+from pyg_dynbatch.trees.task import TreeFileData
 from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import QUIET, molecule_csv
 from tests.test_cli_molecules import CONFIG as MOLECULES

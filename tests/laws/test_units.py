@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from pyg_dynbatch.documents.task import DocumentFileData, DocumentPrediction
 from pyg_dynbatch.lightning import MoleculeFileData, SplitOptions
 from pyg_dynbatch.molecules.files.read import read_molecules
-from pyg_dynbatch.molecules.metrics import ScoredSplit, task_table
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, ConformalSets, TargetScale
 from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.molecules.task import ScoredSplit, task_table
 from pyg_dynbatch.molecules.work.baseline import Baseline
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor, column_names, predict_stream
 from pyg_dynbatch.prediction import write_table
-from pyg_dynbatch.training.exact import Agreement, average_precision, pearson, r2, spearman
-from pyg_dynbatch.training.report import PredictionTable, RunReport
+from pyg_dynbatch.training.runs import PredictionTable, RunReport
+from pyg_dynbatch.training.task import Agreement, average_precision, pearson, r2, spearman
 from tests.console import TRAINER, prepare, rows_of, run
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import QUIET, SMILES, best_by, property_task

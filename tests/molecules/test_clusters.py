@@ -23,7 +23,7 @@ import torch
 
 from pyg_dynbatch.datasets import FeaturizeOptions
 from pyg_dynbatch.molecules import featurize, predict
-from pyg_dynbatch.molecules.work import clusters
+from pyg_dynbatch.molecules.work import bulk
 from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.training.helpers import OLD_NAME
@@ -237,7 +237,7 @@ def test_a_dask_cluster_without_workers_is_waited_for_but_not_forever(
 ) -> None:
     from dask.distributed import Client, LocalCluster
 
-    monkeypatch.setattr(clusters, "PATIENCE", 2.0)
+    monkeypatch.setattr(bulk, "PATIENCE", 2.0)
     options = {"shards": 2, "options": SMALL_BLOCKS}
     none = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": ":0"}
     with LocalCluster(**none, silence_logs=logging.CRITICAL) as cluster, Client(cluster) as client:
@@ -260,7 +260,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 ) -> None:
     """Every second, also while they start; or always as soon as they have a task."""
     distributed = pytest.importorskip("dask.distributed")
-    monkeypatch.setattr(clusters, "PATIENCE", 5.0 if starting else 60.0)
+    monkeypatch.setattr(bulk, "PATIENCE", 5.0 if starting else 60.0)
     two = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"}
     ended = Event()
 
@@ -301,12 +301,12 @@ def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, m
 
     cluster = SimpleNamespace(nthreads=lambda: {"worker": 1} if polls % 2 else {}, cancel=list)
     monkeypatch.setattr(distributed, "wait", poll)
-    monkeypatch.setattr(clusters, "monotonic", lambda: polls * clusters.PATIENCE * 0.3)
+    monkeypatch.setattr(bulk, "monotonic", lambda: polls * bulk.PATIENCE * 0.3)
     if finishing:
-        clusters._wait_for(shards, cluster)
+        bulk._wait_for(shards, cluster)
         return
     with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
-        clusters._wait_for(shards, cluster)
+        bulk._wait_for(shards, cluster)
 
 
 def many(folder: Path) -> Path:
@@ -324,7 +324,7 @@ def test_a_ray_cluster_without_what_the_shards_need_is_refused(device: str, kind
     jobs = [SimpleNamespace(device=device)] + [SimpleNamespace()] * (device == "cpu")
     for job in jobs:
         with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
-            clusters.run_on_ray(job, [0], empty)
+            bulk.run_on_ray(job, [0], empty)
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)

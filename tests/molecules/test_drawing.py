@@ -7,7 +7,7 @@ import pytest
 from rdkit import Chem
 
 from pyg_dynbatch.data import MoleculeFeaturizer
-from pyg_dynbatch.molecules.work.drawing import (
+from pyg_dynbatch.molecules.work.explain import (
     HIGH,
     LOW,
     atom_labels,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_auroc
 
 from pyg_dynbatch.models import MoleculeSchema
-from pyg_dynbatch.molecules.metrics import (
+from pyg_dynbatch.molecules.task import (
     ScoredSplit,
     property_scores,
     report_test,

@@ -13,9 +13,10 @@ from pyg_dynbatch.data import MoleculeError
 from pyg_dynbatch.datasets import Split
 from pyg_dynbatch.molecules.features.rdkit_access import canonical_smiles, murcko_scaffold
 from pyg_dynbatch.molecules.splits import (
+    canonical_texts,
     column_split,
-    find_duplicates,
-    find_leakage,
+    describe_duplicates,
+    describe_leakage,
     kfold_splits,
     random_split,
     scaffold_split,
@@ -82,21 +83,13 @@ def test_unknown_values_are_no_range():
         stratified_split(values, bins=0)
 
 
-@given(st.integers(5, 40), st.integers(3, 5), st.integers(1, 3))
-def test_folds(count, folds, repeats):
-    splits = kfold_splits(count, folds, seed=2, repeats=repeats)
-    assert len(splits) == folds * repeats
-    for first in range(0, len(splits), folds):
-        tests = np.concatenate([split.test for split in splits[first : first + folds]])
-        assert sorted(tests.tolist()) == list(range(count))
-    assert all(covers(split, count) for split in splits)
-    assert splits[0].method == f"fold 1 of {folds}"
-    assert {split.seed for split in splits} == {2 + repeat for repeat in range(repeats)}
-
-
-def test_folds_without_validation():
-    splits = kfold_splits(6, 2, val=False)
-    assert [split.sizes for split in splits] == [(3, 0, 3)] * 2
+@given(st.integers(5, 40), st.integers(3, 5))
+def test_folds(count, folds):
+    splits = kfold_splits(count, folds, seed=2)
+    assert sorted(np.concatenate([split.test for split in splits]).tolist()) == list(range(count))
+    assert all(covers(split, count) and split.seed == 2 for split in splits)
+    methods = [f"fold {number} of {folds}" for number in range(1, folds + 1)]
+    assert [split.method for split in splits] == methods
     words = r"the number of folds is out of range[\s\S]*3 to 6, the examples\n +got: +2"
     with pytest.raises(ValueError, match=words):
         kfold_splits(6, 2)
@@ -318,27 +311,23 @@ SMILES = ["CCO", "c1ccccc1", "OCC", "C(", "C1=CC=CC=C1", "", "C("]
 
 def test_leakage_is_found_however_it_is_written():
     split = Split(np.array([0, 3]), np.array([1, 2]), np.array([4, 5, 6]), num_examples=7)
-    found = find_leakage(split, SMILES)
-    assert found.counts == {"train/val": 1, "train/test": 0, "val/test": 1}
-    assert found.total == 2
-    assert found.examples == ("CCO", "c1ccccc1")
-    assert str(found) == (
+    assert describe_leakage(split, canonical_texts(SMILES)) == (
         "1 molecule in both train and val, 1 molecule in both val and test, such as CCO, c1ccccc1"
     )
     split = Split(np.array([0, 2]), np.array([1, 4]), np.array([3, 6]), num_examples=7)
-    assert str(find_leakage(split, SMILES)) == "no molecule is in two parts"
+    assert describe_leakage(split, canonical_texts(SMILES)) == "no molecule is in two parts"
 
 
 def test_duplicates_and_conflicts():
-    nan = np.nan
-    targets = [[1, nan], [2, 0], [1.05, nan], [0, 0], [nan, 1], [0, 0], [5, 5]]
-    found = find_duplicates(SMILES, targets)
-    assert found.groups == ((0, 2), (1, 4))
-    assert found.conflicts == ((0, 2), (1, 4))
-    assert find_duplicates(SMILES, targets, tolerance=0.1).conflicts == ((1, 4),)
-    assert find_duplicates(SMILES).conflicts == ()
+    nan, texts = np.nan, canonical_texts(SMILES)
+    targets = np.array([[1, nan], [2, 0], [1.05, nan], [0, 0], [nan, 1], [0, 0], [5, 5]])
+    found = describe_duplicates(texts, targets)
+    assert found == "2 molecules occur 4 times; 2 of them with different targets"
+    targets[2] = targets[0]
+    found = describe_duplicates(texts, targets)
+    assert found == "2 molecules occur 4 times; 1 of them with different targets"
     unknown = np.full((7, 1), nan)
-    assert find_duplicates(SMILES, unknown).conflicts == ()
-    assert str(found) == "2 molecules occur 4 times; 2 of them with different targets"
-    one = find_duplicates(["CO", "CC", "OC"])
-    assert str(one) == "1 molecule occurs 2 times; 0 of them with different targets"
+    assert describe_duplicates(texts, unknown).endswith("; 0 of them with different targets")
+    one = describe_duplicates(["CO", "CC", "CO"], unknown[:3])
+    assert one == "1 molecule occurs 2 times; 0 of them with different targets"
+    assert describe_duplicates(["CO", None, None], unknown[:3]) == ""

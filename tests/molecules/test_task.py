@@ -25,9 +25,13 @@ from pyg_dynbatch.lightning import (
     ensemble_of,
 )
 from pyg_dynbatch.models import MoleculePredictor, MoleculeSchema
-from pyg_dynbatch.molecules.metrics import ScoredSplit, report_test
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, TargetScale
-from pyg_dynbatch.molecules.task import balanced_positive_weight, summed_property_loss
+from pyg_dynbatch.molecules.task import (
+    ScoredSplit,
+    balanced_positive_weight,
+    report_test,
+    summed_property_loss,
+)
 from tests.molecules.batches import TABLE
 from tests.molecules.molecules import (
     QUIET,

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from pyg_dynbatch.lightning import OptimizerOptions, RateOptions
 from pyg_dynbatch.prediction import read_checkpoint
-from pyg_dynbatch.training.checkpoints import claim_folder
+from pyg_dynbatch.training.runs import claim_folder
 from tests.training.helpers import last_of, listops, task, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")

@@ -32,8 +32,8 @@ def test_accuracies_are_those_counted_by_hand(drawn: list[tuple[list[float], int
     half = len(drawn) // 2
     first = Batch(y=labels[:half], root_index=roots[roots < half])
     second = Batch(y=labels[half:], root_index=roots[roots >= half] - half)
-    task.update_scores(metrics, logits[:half], first)
-    task.update_scores(metrics, logits[half:], second)
+    task.update_scores("val", logits[:half], first)
+    task.update_scores("val", logits[half:], second)
     found = {name: metric.compute().item() for name, metric in metrics.items()}
 
     def share(hits: list[bool]) -> float:
@@ -80,7 +80,7 @@ def test_score_agreement_adds_up_over_batches() -> None:
     task = TreeRelatedness(num_tokens=2, hidden_channels=2)
     metrics: Any = task.scores["val_scores"]
     for part in torch.arange(40).split(7):
-        task.update_scores(metrics, chance[part].log(), Batch(target=target[part]))
+        task.update_scores("val", chance[part].log(), Batch(target=target[part]))
     found = {name: metric.compute().item() for name, metric in metrics.items()}
     rank = [x.argsort().argsort().float() for x in (predicted, gold)]
     assert found["pearson"] == pytest.approx(

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from pyg_dynbatch.lightning import PredictionTable, RunReport, ensemble_of
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.prediction import write_table
-from pyg_dynbatch.training import report as report_module
-from pyg_dynbatch.training.report import closing_lines, metrics_file, read_curve
+from pyg_dynbatch.training import runs as report_module
+from pyg_dynbatch.training.runs import closing_lines, metrics_file, read_curve
 from pyg_dynbatch.trees import task as task_module
 from pyg_dynbatch.visualize import save_figure
 from tests.console import rows_of

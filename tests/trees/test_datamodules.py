@@ -7,7 +7,7 @@ import torch
 
 from pyg_dynbatch.lightning import SICKData, SSTData, TreeDataModule, TreeFileData, VectorOptions
 from pyg_dynbatch.loader import NodeBudgetBatchSampler
-from pyg_dynbatch.trees import datamodules as datamodule_file
+from pyg_dynbatch.trees import task as datamodule_file
 from tests.training.helpers import RECIPE, last_of, listops, task, trainer, tree_files
 
 

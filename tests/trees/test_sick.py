@@ -14,8 +14,8 @@ from pyg_dynbatch.data import Vocabulary
 from pyg_dynbatch.datasets import SICK
 from pyg_dynbatch.lightning import OptimizerOptions, PredictionTable, SICKData, TreeRelatedness
 from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.trees.datasets import score_to_target
 from pyg_dynbatch.trees.models import mean_score
-from pyg_dynbatch.trees.sick import score_to_target
 from tests.training.helpers import SIZES, trainer
 
 TITLES = "sentence_A\tsentence_B\trelatedness_score"

@@ -6,6 +6,7 @@ a spec in a table, with the number that records use and the types of its results
 have a site without a spec. Its ``Signature`` is what the engine calls.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -114,6 +115,7 @@ class Table:
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.watch = Watch(self.modules)
+        self.names = Counter[str]()  # how many more operations have a name than one
         self._recorded = Sites()
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
@@ -177,10 +179,11 @@ class Table:
         finally:
             ACTIVE.session, ACTIVE.examining = recording, ""
         outputs = [leaf for leaf in examined.leaves if isinstance(leaf, TensorType)]
-        operations, number, unique = self.engine.operations, 1, name.replace(".", "/")
+        operations = self.engine.operations
+        unique = stem = name.replace(".", "/")
         while unique in operations:
-            number += 1
-            unique = f"{name.replace('.', '/')} {number}"
+            self.names[stem] += 1
+            unique = f"{stem} {self.names[stem] + 1}"
         form, build = _flat(examined)
         signature = operations.add(form, spec.inputs, outputs, name=unique, random=examined.random)
         kinds = tuple(self.outside_of(row_type).kinds[0] for row_type in outputs)
@@ -218,14 +221,10 @@ class Table:
     @property
     def recorded(self) -> Sites:
         """The table of sites of recordings."""
-        if len(self._recorded) != len(self.sites):
-            made = list(self._recorded)
-            for site in self.sites[len(made) :]:
-                results = tuple(self.row_types[kind] for kind in site.kinds)
-                made.append(
-                    recording.Site(CALL if site.signature else INPUT, results, site.signature)
-                )
-            self._recorded = Sites(made)
+        for site in self.sites[len(self._recorded) :]:
+            results = tuple(self.row_types[kind] for kind in site.kinds)
+            kind = CALL if site.signature else INPUT
+            self._recorded.append(recording.Site(kind, results, site.signature))
         return self._recorded
 
 

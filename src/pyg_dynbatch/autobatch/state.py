@@ -1,13 +1,12 @@
 """What recorded calls take for granted of their model: its structure, and that it stays."""
 
-import hashlib
 import inspect
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice, zip_longest
 from operator import is_, itemgetter
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +15,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_dynbatch.autobatch.lazy import Lazy
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import HOOKS
 
 _INTERNAL = set(vars(nn.Module())) - {"training"}
+_PLAIN = int, float, str, bytes, type(None)  # others may be a cache, which all examples share
 
 
 class Fingerprint(NamedTuple):
@@ -36,16 +37,17 @@ class Fingerprint(NamedTuple):
         """Describe a model by its modules, and its parameters and buffers."""
         code = [
             # Not the name of the file, which is __mp_main__ in a worker instead of __main__.
-            (path, type(part).__qualname__, [_described(c) for c in _code_of(part)])
+            (path, type(part).__qualname__, *_code_of(part))
             for path, part in modules.items()
         ]
         types = [
             (name, str(t.dtype), None if nn.parameter.is_lazy(t) else tuple(t.shape))
             for name, t in tensors.items()
         ]
+        training = [part.training for part in modules.values()]
         devices = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
         return cls(
-            _digest(code), _digest(types), _digest([part.training for part in modules.values()]),
+            digest(code), digest(repr(types)), digest(repr(training)),
             tuple(str(torch.get_autocast_dtype(device)) for device in devices),
             str(torch.get_default_dtype()),
         )  # fmt: skip
@@ -68,28 +70,16 @@ class Fingerprint(NamedTuple):
         raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
-
-
-def _code_of(part: nn.Module) -> Iterator[CodeType]:
-    """List the code of the user's classes of a module, and of functions that it holds."""
+def _code_of(part: nn.Module) -> Iterator[Any]:
+    """List code and plain defaults of the user's classes of a module, and of its functions."""
     own = [k for k in type(part).__mro__ if k.__module__.split(".")[0] not in ("torch", "builtins")]
     held = [value for name, value in vars(part).items() if name not in _INTERNAL]
     for value in (*(value for kind in own for value in vars(kind).values()), *held):
         found = getattr(value, "__func__", getattr(value, "fget", value))
         if isinstance(found, FunctionType | MethodType):
-            yield inspect.unwrap(found).__code__
-
-
-def _described(code: CodeType) -> Any:
-    constants = [
-        _described(c) if isinstance(c, CodeType)
-        else sorted(map(repr, c)) if isinstance(c, frozenset)  # whose order differs by process
-        else c
-        for c in code.co_consts
-    ]  # fmt: skip
-    return code.co_code, code.co_names, constants
+            function = inspect.unwrap(found)
+            defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+            yield from (function.__code__, *(d for d in defaults if isinstance(d, _PLAIN)))
 
 
 class _Held:

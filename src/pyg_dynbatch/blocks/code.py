@@ -3,18 +3,18 @@
 For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
 
     def begin():
-        C = [2]; P = [0]  # all records, one after another; where each record begins
-        L = C.__len__; E = C.extend; A = C.append; S = P.append
+        C = [2]  # all records, one after another
+        L = C.__len__; E = C.extend; A = C.append
         z2 = 0  # the zeros of call site 2, the same in every example: record 0 of each
         D0 = []; d0 = D0.append  # the constants of call site 0
         h0 = {}  # the iterators that were read
         def root(x1):
             s2 = [*g0(x1, h0)]  # g0 is read_once
-            s3 = [*range(L(), L() + len(s2))]; P.extend(s3)
+            s3 = [*range(L(), L() + len(s2))]
             C.extend([0] * len(s2)); D0.extend(s2)  # records of call site 0: constants
             s4 = s3
             if len(s4) > 1:
-                v7 = L(); S(v7); E((1, *s4,))  # a record of call site 1: sum(*s4)
+                v7 = L(); E((1, len(s4), *s4,))  # a record of call site 1: sum(*s4)
                 v5 = v7
             elif s4:
                 v5 = s4[0]
@@ -23,13 +23,13 @@ For ``Map(Scalar()) >> Sum()`` it is this one, with comments added::
             yield None, v5  # the result
         def cut():  # called where the lists are long, and copied elsewhere
             nonlocal L
-            n = L(); L = lambda: n + len(C); C.clear(); P.clear(); D0.clear()
-        return C, P, {0: D0}, {}, {}, root, cut
+            n = L(); L = lambda: n + len(C); C.clear(); D0.clear()
+        return C, {0: D0}, {}, {}, root, cut
 
-A record is the number of its call site, followed by the arguments of the call; a value is named by
-the position of its record in ``C``, so ``[1.0, 2.0]`` becomes ``C = [2, 0, 0, 1, 1, 2]``. Other
-names: ``A(0); d0(x1)`` record a single constant; ``M0`` and ``N0`` hold values and labels of metric
-0; ``f0`` is the function of a declared block, called by ``v2 = yield f0, x1``; ``g0`` is a host
+Records are those of :mod:`pyg_dynbatch.core.recording`: a value is named by the position of its
+record in ``C``, so ``[1.0, 2.0]`` becomes ``C = [2, 0, 0, 1, 2, 1, 2]``. Other names:
+``A(0); d0(x1)`` record a single constant; ``M0`` and ``N0`` hold values and labels of metric 0;
+``f0`` is the function of a declared block, called by ``v2 = yield f0, x1``; ``g0`` is a host
 object, and ``h0`` a dictionary.
 """
 
@@ -38,13 +38,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from hashlib import sha256
 from itertools import repeat
 from types import GeneratorType
 from typing import Any, NamedTuple
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import BroadcastSequenceType, PyObjectType, ResultType, TupleType
+from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature
 from pyg_dynbatch.core.recording import CALL, CONSTANT, INPUT, Site, Sites
 from pyg_dynbatch.core.types import RowType
@@ -77,11 +77,6 @@ class CallSite(NamedTuple):
     # Of constants that are indices: the number of rows they choose from, and the reader's path.
     bound: tuple[int, str] | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Whether it is a call without arguments, whose result is the same in all examples."""
-        return self.site.kind == CALL and not self.site.signature.inputs  # type: ignore[union-attr]
-
 
 @dataclass
 class CompiledSource:
@@ -104,12 +99,9 @@ class CompiledSource:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of structure and host objects: without parameters, the same in every process."""
-        types = self.metric_types, self.result_type
-        digest = sha256(f"{self.source}{types}{self.host}".encode())
-        for site in self.sites:
-            digest.update(f"{site._replace(table=None)}".encode())
-            digest.update(b"" if site.table is None else site.table.tobytes())
-        return digest.hexdigest()[:16]
+        sites = [(repr(site._replace(table=None)), site.table) for site in self.sites]
+        types = repr((self.metric_types, self.result_type))
+        return digest([self.source, types, self.host, *sites])[:16]
 
 
 # Python allows at most 20 nested loops and 100 indentations.
@@ -157,25 +149,16 @@ class Model:
         random: bool | None = None,
     ) -> Signature:
         """Register an operation and return its signature."""
-        clean = (name or "").replace(".", "_")
-        if not clean or clean in self.operations:
-            stem = _name_of(module)
-            while (
-                clean := f"{stem}_{n}" if (n := self._numbers[stem]) else stem
-            ) in self.operations:
-                self._numbers[stem] += 1
-        return self.operations.add(module, inputs, outputs, name=clean, random=random)
+        free = stem = (name or "").replace(".", "_") or _name_of(module)
+        while free in self.operations:
+            self._numbers[stem] += 1
+            free = f"{stem}_{self._numbers[stem]}"
+        return self.operations.add(module, inputs, outputs, name=free, random=random)
 
     def site(self, site: Site, path: str, table: Any = None) -> int:
         """Add a call site and number it."""
         self.sites.append(CallSite(site, path, table))
         return len(self.sites) - 1
-
-    def free_site(self, signature: Signature, path: str) -> int:
-        """Number the only call site of an operation without arguments."""
-        site = Site(CALL, signature.outputs, signature)
-        number: int = self.unique(("free", signature), lambda: self.site(site, path))
-        return number
 
     def function_of(self, block: Block) -> str:
         """Name the separate function of a block."""
@@ -191,7 +174,8 @@ class Model:
         for code, block in self._functions:
             code.path = block._path()
             code.write(block._known("input"), partial(code.inline, block))
-        free = [number for number, site in enumerate(self.sites) if site.is_free]
+        signatures = [(n, each.site.signature) for n, each in enumerate(self.sites)]
+        free = [n for n, called in signatures if called and not called.inputs]
         metrics = range(len(self.metric_types))
         data = [n for n, each in enumerate(self.sites) if each.site.kind != CALL]
         head = [
@@ -297,6 +281,14 @@ class Code:
         """Write the assignment of a value to variables."""
         self.line(f"{packed(target)} = {packed(value)}")
 
+    def branches(self, kind: ResultType, *cases: tuple[str, Callable[[], Any]]) -> Any:
+        """Write ``if``, ``elif`` and ``else`` with what each case computes; return the value."""
+        result = self.new(kind)
+        for header, write in cases:
+            with self.inside(header):
+                self.assign(result, write())
+        return result
+
     def fresh(self, stem: str = "v", expression: str = "", *, varying: bool = False) -> str:
         """Create a variable, and assign an expression to it if there is one.
 
@@ -367,26 +359,20 @@ class Code:
 
     def record_free(self, signature: Signature) -> str:
         """Name the value of an operation without arguments: it is the same everywhere."""
-        return f"z{self.model.free_site(signature, self.path)}"
+        site = Site(CALL, signature.outputs, signature)
+        key = ("free", signature)
+        return f"z{self.model.unique(key, lambda: self.model.site(site, self.path))}"
 
     def record_call(
-        self,
-        signature: Signature,
-        arguments: Sequence[str],
-        ragged: Sequence[str] = (),
-        *,
-        once: bool = False,
+        self, signature: Signature, arguments: Sequence[str], *, once: bool = False
     ) -> tuple[str, ...]:
-        """Write lines that record one call: of fixed arguments, then of lists of values."""
+        """Write lines that record one call; with ``once``, only if it is not recorded yet."""
         site = self.model.site(Site(CALL, signature.outputs, signature), self.path)
         results = [self.fresh() for _ in signature.outputs]
         first = results[0]
         # Every result is named by a position in the record, so that must be long enough.
-        least = len(arguments) + len(ragged)
-        padding = ["-1"] * max(0, len(results) - 1 - least)
-        lists = [field for rows in ragged for field in (f"len({rows})", f"*{rows}")]
-        fields = [str(site), *arguments, *lists, *padding]
-        record = f"{first} = L(); E(({', '.join(fields)},))"
+        padding = ["-1"] * max(0, len(results) - 1 - len(arguments))
+        record = f"{first} = L(); E(({', '.join([str(site), *arguments, *padding])},))"
         if once:
             known, key = self.model.dictionary(), f"({', '.join(arguments)},)"
             with self.inside(f"if ({first} := {known}.get({key}, -1)) < 0:"):

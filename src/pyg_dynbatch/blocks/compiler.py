@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pyg_dynbatch.blocks.block import Block, Identity, convert_to_block, opened, runners
-from pyg_dynbatch.blocks.cache import stable_text
 from pyg_dynbatch.blocks.code import Code, Model, TraceError
 from pyg_dynbatch.blocks.control import Record, Void
 from pyg_dynbatch.blocks.draw import explained, schedule_text
@@ -41,7 +40,8 @@ from pyg_dynbatch.blocks.types import (
     repeated,
 )
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.operation import Operations
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.recording import Recording
@@ -129,13 +129,8 @@ def _evaluate(block: Block, inp: Any, *, tolist: bool = False, inputs: Any = Non
     return (result, metrics) if metrics else result
 
 
-def _max_depth(block: Block, inp: Any) -> int:
-    """Compute the length of the longest chain of calls; see :meth:`Block.max_depth`."""
-    tracer = compile_block(block, Operations())
-    return tracer(inp).depth
-
-
-runners.update({"eval": _evaluate, "max_depth": _max_depth})
+runners["eval"] = _evaluate
+runners["max_depth"] = lambda block, inp: compile_block(block, Operations())(inp).depth
 
 
 class Compiler(nn.Module):
@@ -196,14 +191,13 @@ class Compiler(nn.Module):
         self._check_first("compile", self._root)
         root = convert_to_block(root_block_like)
         self._passes = tuple(passes)
-        if unknown := [name for name in self._passes if name not in PASSES]:
-            what = f"Compiler: unknown pass {unknown[0]!r}"
-            raise mismatch(ValueError, what, f"some of {PASSES}", repr(unknown[0]))
+        for name in self._passes:
+            checked_choice(f"Compiler: unknown pass {name!r}", name, PASSES)
         operations = Operations()
         tracer = compile_block(root, operations, self._passes)
         _check_root(root, tracer)
         # Now, since functions may change what they read; and once, for all worker processes.
-        tracer.source.host = stable_text(tracer.source.names, strict=False)
+        tracer.source.host = digest(tracer.source.names, strict=False)
         self._root, self._tracer, self.engine = root, tracer, Engine(operations)
         return self
 

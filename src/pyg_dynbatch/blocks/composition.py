@@ -12,7 +12,6 @@ from pyg_dynbatch.blocks.types import (
     ResultType,
     TupleType,
     VoidType,
-    call_text,
     canonicalize_type,
     propagate_types,
 )
@@ -149,7 +148,7 @@ class Composition(Block):
     def __repr__(self) -> str:
         wires = [self._to_indices((source, target)) for target, source in self._sources.items()]
         self._arguments = [self._children], {"name": self.name, "wires": wires}
-        return call_text(self)
+        return super().__repr__()
 
     @contextmanager
     def scope(self) -> Iterator[None]:

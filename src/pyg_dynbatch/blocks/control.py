@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -278,13 +279,9 @@ class Optional(Block):
         share(self, "output", self._children)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        result = code.new(self._known("output"))
-        some, none = self._children
-        with code.inside(f"if {value} is None:"):
-            code.assign(result, code.emit(none, value))
-        with code.inside("else:"):
-            code.assign(result, code.emit(some, value))
-        return result
+        some, none = (partial(code.emit, child, value) for child in self._children)
+        cases = (f"if {value} is None:", none), ("else:", some)
+        return code.branches(self._known("output"), *cases)
 
 
 class OneOf(Block):

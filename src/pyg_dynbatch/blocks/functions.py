@@ -15,14 +15,7 @@ from torch.utils._pytree import tree_map_only
 from pyg_dynbatch.blocks.block import Block, conversion
 from pyg_dynbatch.blocks.code import Code, flattened, packed
 from pyg_dynbatch.blocks.layers import type_of_rows
-from pyg_dynbatch.blocks.types import (
-    BroadcastSequenceType,
-    IOBase,
-    ResultType,
-    SequenceType,
-    TensorType,
-    TupleType,
-)
+from pyg_dynbatch.blocks.types import IOBase, ResultType, SequenceType, TensorType, TupleType
 from pyg_dynbatch.core import row_law
 from pyg_dynbatch.core.errors import mismatch_text
 from pyg_dynbatch.core.listing import ChangesArgument, ChangesState, Listing, NeedsPython, listed
@@ -45,17 +38,10 @@ def nest_rows(result_type: ResultType, rows: Iterator[Any]) -> Any:
     if isinstance(result_type, TupleType):
         return tuple(nest_rows(item, rows) for item in result_type)
     if isinstance(result_type, SequenceType):
-        nested = first = nest_rows(result_type.element_type, rows)
-        while not isinstance(first, RaggedRows):
-            first = first[0]
-        return RaggedRows(_rows_only(nested), first.segment_ids, first.num_calls)
+        ragged = [next(rows) for _ in result_type.terminal_types()]
+        inside = nest_rows(result_type.element_type, iter([each.rows for each in ragged]))
+        return ragged[0]._replace(rows=inside)
     return next(rows)
-
-
-def _rows_only(nested: Any) -> Any:
-    if isinstance(nested, RaggedRows):
-        return nested.rows
-    return tuple(_rows_only(item) for item in nested)
 
 
 def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any) -> ResultType:
@@ -66,13 +52,13 @@ def infer_output_type(block: Block, called: Callable[..., Any], input_type: Any)
     owner, found = module_of(called) or nn.Module(), []
     like = next(owner.parameters(), torch.empty(0))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for rows in (2, 3):
-            arguments = _rows_of_zeros(input_type, rows, like)
-            spread = arguments if isinstance(input_type, TupleType) else (arguments,)
+        for size in (2, 3):
+            zeros = [_zeros(kind, size, like.device) for kind in tensors_in(input_type)]
             try:
                 if any(map(is_lazy, tensors_of(owner))):
-                    called(*spread)  # which gives it parameters
-                found.append(set_mode(shadow(called), False)(*spread))
+                    NestedCall(called, input_type).nested(*zeros)  # which gives it parameters
+                copied = set_mode(shadow(called), False)
+                found.append(NestedCall(copied, input_type).nested(*zeros))
             except Exception as error:
                 _fail_to_infer(block, input_type, f"{type(error).__name__}: {error}")
     problems = list(map(_problem_with, *map(flattened, found)))
@@ -87,17 +73,21 @@ def _fail_to_infer(block: Block, input_type: ResultType, got: str) -> NoReturn:
     block._fail(f"its function cannot be called with {input_type}", expected, got)
 
 
-def _rows_of_zeros(input_type: ResultType, num_rows: int, like: Tensor) -> Any:
-    """Rows of zeros, with two elements of each sequence for every row."""
-    segment_ids = torch.arange(num_rows, device=like.device).repeat_interleave(2)
+def _zeros(kind: Any, num_calls: int, device: torch.device) -> Any:
+    """An argument of zeros for some calls, with two rows per call if it is ragged."""
+    row: Any = row_type_of(kind)
+    size = 2 * num_calls if isinstance(kind, Ragged) else num_calls
+    rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=device)
+    return _argument(kind, rows, [2] * num_calls)
 
-    def zeros(kind: Any) -> Any:
-        row: Any = row_type_of(kind)
-        size = 2 * num_rows if isinstance(kind, Ragged) else num_rows
-        rows = torch.zeros((size, *row.shape), dtype=row.dtype, device=like.device)
-        return RaggedRows(rows, segment_ids, num_rows) if isinstance(kind, Ragged) else rows
 
-    return nest_rows(input_type, map(zeros, tensors_in(input_type)))
+def _argument(kind: Any, rows: Tensor, lengths: Sequence[int]) -> Any:
+    """Rows as an argument of some calls; a ragged one has this many rows per call."""
+    if not isinstance(kind, Ragged):
+        return rows
+    calls = torch.arange(len(lengths), device=rows.device)
+    counts = torch.tensor(lengths, device=rows.device)
+    return RaggedRows(rows, calls.repeat_interleave(counts), len(lengths))
 
 
 def _problem_with(two: Any, three: Any) -> str:
@@ -160,7 +150,7 @@ class _ThreeCalls:
     """Run a function on random rows of some of three calls; ragged arguments have several each."""
 
     def __init__(self, function: Callable[..., Any], kinds: list[Any], device: Any) -> None:
-        self.kinds = sorted(kinds, key=lambda kind: isinstance(kind, Ragged))
+        self.kinds = kinds
         self.is_ragged = any(isinstance(kind, Ragged) for kind in kinds)
         self.lengths = (2, 1, 3) if self.is_ragged else (1, 1, 1)
         self.function, self.device = function, device
@@ -178,13 +168,10 @@ class _ThreeCalls:
 
     def __call__(self, values: list[list[Tensor]], calls: Sequence[int] = (0, 1, 2)) -> Any:
         """Run the function on the rows of some calls."""
-        ids = torch.arange(len(calls), device=self.device)
-        lengths = torch.tensor([self.lengths[n] for n in calls], device=self.device)
-        rows = (torch.cat([value[n] for n in calls]) for value in values)
-        return self.function(*(
-            RaggedRows(row, ids.repeat_interleave(lengths), len(calls))
-            if isinstance(kind, Ragged) else row for kind, row in zip(self.kinds, rows, strict=True)
-        ))  # fmt: skip
+        rows = [torch.cat([value[n] for n in calls]) for value in values]
+        lengths = [self.lengths[n] for n in calls]
+        pairs = zip(self.kinds, rows, strict=True)
+        return self.function(*(_argument(kind, row, lengths) for kind, row in pairs))
 
 
 # The distribution of rows, by what a call is multiplied, and the bound of integers, which can be
@@ -276,19 +263,20 @@ class NestedCall(nn.Module):
     def __init__(self, called: Callable[..., Any], input_type: ResultType) -> None:
         super().__init__()
         self.called, self.input_type = called, input_type
-        # The argument of each tensor in the type, since operations take ragged rows last.
-        tensors = tensors_in(input_type)
-        order = sorted(range(len(tensors)), key=lambda n: isinstance(tensors[n], Ragged))
-        self._order = [order.index(number) for number in range(len(order))]
         if (owner := module_of(called)) is not called:
             # The module of a method is trained and moved.
             self.owner = owner
 
+    def nested(self, *rows: Any) -> Any:
+        """Nest the rows, and call the function."""
+        nested = nest_rows(self.input_type, iter(rows))
+        return (
+            self.called(*nested) if isinstance(self.input_type, TupleType) else self.called(nested)
+        )
+
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
-        nested = nest_rows(self.input_type, (rows[number] for number in self._order))
-        is_tuple = isinstance(self.input_type, TupleType)
-        found = tuple(flattened(self.called(*nested) if is_tuple else self.called(nested)))
+        found = tuple(flattened(self.nested(*rows)))
         return found if len(found) > 1 else found[0]
 
 
@@ -312,33 +300,31 @@ def emit_call(
     random: bool | None = False,
 ) -> Any:
     """Write a call of a function, and return its output value."""
-    inputs = sorted(tensors_in(input_type), key=lambda wanted: isinstance(wanted, Ragged))
     plain = isinstance(input_type, TensorType) and isinstance(output_type, TensorType)
     module: Any = called
     if not (plain and isinstance(called, nn.Module)):
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: NestedCall(called, input_type))
-    signature = code.model.signature(module, inputs, tensors_in(output_type), name, random)
-    fixed, ragged = _arguments(code, input_type, value)
-    return output_type.unflatten(code.record_call(signature, fixed, ragged, once=once), None)
+    signature = code.model.signature(
+        module, tensors_in(input_type), tensors_in(output_type), name, random
+    )
+    arguments = _arguments(code, input_type, value)
+    return output_type.unflatten(code.record_call(signature, arguments, once=once), None)
 
 
-def _arguments(code: Code, input_type: ResultType, value: Any) -> tuple[list[str], list[str]]:
-    """The values of the fixed arguments, and expressions for lists of those of the ragged ones."""
-    if isinstance(input_type, SequenceType) and not isinstance(input_type, BroadcastSequenceType):
-        element = code.new(input_type.element_type, "e", varying=True)
-        if isinstance(element, str):
-            return [], [value]
-        of_parts = [f"[{part} for {packed(element)} in {value}]" for part in flattened(element)]
-        return [], [code.fresh("s", part) for part in of_parts]
-    if isinstance(input_type, TupleType):
-        found = [_arguments(code, *pair) for pair in zip(input_type, value, strict=True)]
-        fixed, ragged = (
-            [one for some in side for one in some] for side in zip(*found, strict=True)
-        )
-        return fixed, ragged
-    return ([value] if isinstance(input_type, TensorType) else []), []
+def _arguments(code: Code, kind: Any, value: Any) -> list[str]:
+    """Write each argument as in a record: a value, or the number of values and these."""
+    if isinstance(kind, TensorType):
+        return [value]
+    if isinstance(kind, TupleType):
+        parts = zip(kind, value, strict=True)
+        return [found for part in parts for found in _arguments(code, *part)]
+    lists, element = [value], code.new(kind.element_type, "e", varying=True)
+    if not isinstance(element, str):
+        written = (f"[{part} for {packed(element)} in {value}]" for part in flattened(element))
+        lists = [code.fresh("s", each) for each in written]
+    return [f"len({rows}), *{rows}" for rows in lists]
 
 
 def _check_input(block: Block, input_type: ResultType, *, sequences: bool = False) -> None:

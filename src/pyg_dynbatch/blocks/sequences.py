@@ -234,7 +234,6 @@ class Reduce(Block):
     def _emit(self, code: Code, value: Any) -> Any:
         kind = self._known("output")
         left, done = code.fresh("s", f"list({packed(value)})"), code.fresh("s")
-        result = code.new(kind)
         with code.inside(f"while len({left}) > 1:", loop=True):
             code.line(f"{done} = []; i_ = iter({left})")
             # Inside, since outside they would count as equal in every round.
@@ -243,11 +242,8 @@ class Reduce(Block):
                 code.line(f"{done}.append({packed(code.emit(self.combine_block, (a, b)))})")
             # An element without a partner goes on to the next round.
             code.line(f"{left} = {done} + {left}[-1:] if len({left}) % 2 else {done}")
-        with code.inside(f"if {left}:"):
-            code.assign(result, f"{left}[0]")
-        with code.inside("else:"):
-            code.assign(result, code.emit(self._default, "None"))
-        return result
+        default = partial(code.emit, self._default, "None")
+        return code.branches(kind, (f"if {left}:", lambda: f"{left}[0]"), ("else:", default))
 
 
 class RNN(Block):
@@ -315,8 +311,7 @@ class RNN(Block):
             start.set_output_type(state)
         output, returned = self._returned()
         if returned is not None and returned != state:
-            expected, got = f"{state} as input", f"{returned} as output"
-            self._fail("the state changes its type", expected, got)
+            self._fail("the state changes its type", f"{state} as input", f"{returned} as output")
         if output is not None and sequence is not None:
             self.set_output_type((SequenceType(output), state))
 
@@ -388,17 +383,14 @@ class _Reduction(Block):
 
     def _emit(self, code: Code, value: Any) -> Any:
         # One call for all elements; none for a single one, and zeros for an empty sequence.
-        kind = self._known("output")
-        rows, result = code.fresh("s", packed(value)), code.fresh()
-        with code.inside(f"if len({rows}) > 1:"):
-            function, name = type(self)._function, self._kind.lower()
-            found = emit_call(code, function, SequenceType(kind), kind, rows, name=name)
-            code.assign(result, found)
-        with code.inside(f"elif {rows}:"):
-            code.assign(result, f"{rows}[0]")
-        with code.inside("else:"):
-            code.assign(result, zero_value(code, kind))
-        return result
+        kind, rows = self._known("output"), code.fresh("s", packed(value))
+        given, name = (self._function, SequenceType(kind), kind, rows), self._kind.lower()
+        return code.branches(
+            kind,
+            (f"if len({rows}) > 1:", lambda: emit_call(code, *given, name=name)),
+            (f"elif {rows}:", lambda: f"{rows}[0]"),
+            ("else:", lambda: zero_value(code, kind)),
+        )
 
 
 class Sum(_Reduction):

@@ -327,18 +327,10 @@ class Zeros(Block):
         return zero_value(code, self._known("output"))
 
 
-class Catenation:
-    """Concatenate tensors along an axis of one example; scalars count as vectors of length 1."""
-
-    name = "concat"
-
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-
-    def __call__(self, *parts: Any) -> torch.Tensor:
-        """Concatenate rows."""
-        rows = [part[:, None] if part.dim() == 1 else part for part in flattened(parts)]
-        return torch.cat(rows, self.dim + 1)
+def concatenated(dim: int, *parts: Any) -> torch.Tensor:
+    """Concatenate rows along an axis of one example; scalars count as vectors of length 1."""
+    rows = [part[:, None] if part.dim() == 1 else part for part in flattened(parts)]
+    return torch.cat(rows, dim + 1)
 
 
 class Concat(Block):
@@ -383,5 +375,6 @@ class Concat(Block):
         return TensorType((*shapes[0][:dim], length, *shapes[0][dim + 1 :]), items[0].dtype)
 
     def _emit(self, code: Code, value: Any) -> Any:
-        function = code.model.unique(("concat", self._dim), lambda: Catenation(self._dim))
-        return emit_call(code, function, self._known("input"), self._known("output"), value)
+        key, types = ("concat", self._dim), (self._known("input"), self._known("output"))
+        function = code.model.unique(key, lambda: partial(concatenated, self._dim))
+        return emit_call(code, function, *types, value, name="concat")

@@ -319,15 +319,14 @@ def canonicalize_type(type_like: Any) -> ResultType:
     return PyObjectType() if is_object and not is_endless else type(result)(*parts)
 
 
-_IO = TypeVar("_IO", bound="IOBase")
-
-
 class PerThread(threading.local):
     """A list that each thread has for itself."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
 
+
+_IO = TypeVar("_IO", bound="IOBase")
 
 # Parts whose types are being propagated.
 _queue = PerThread()
@@ -364,14 +363,6 @@ class _KeepsArguments(ABCMeta):
     def __signature__(cls) -> Signature:
         """What ``help`` shows: the parameters of the constructor instead of ``__call__``."""
         return signature(MethodType(cls.__init__, cls))  # type: ignore[misc]
-
-
-def call_text(made: Any) -> str:
-    """Write the call that creates an object; it evaluates to an equal object."""
-    arguments, named = made._arguments
-    given = [(key, value) for key, value in named.items() if (key, value) != ("name", None)]
-    parts = [*map(_text_of, arguments), *(f"{key}={_text_of(value)}" for key, value in given)]
-    return f"{type(made).__name__.lstrip('_')}({', '.join(parts)})"
 
 
 def _text_of(value: Any) -> str:
@@ -504,4 +495,9 @@ class IOBase(metaclass=_KeepsArguments):
     def _infer(self) -> None:
         """Derive types from those that are known."""
 
-    __repr__ = call_text
+    def __repr__(self) -> str:
+        """Write the call that creates the part; it evaluates to an equal one."""
+        arguments, named = self._arguments
+        given = [(key, value) for key, value in named.items() if (key, value) != ("name", None)]
+        parts = [*map(_text_of, arguments), *(f"{key}={_text_of(value)}" for key, value in given)]
+        return f"{self._kind}({', '.join(parts)})"

@@ -67,11 +67,29 @@ class Site(NamedTuple):
         return self.results == called.outputs and all(map(is_row_type, types))
 
 
-class Sites(tuple[Site, ...]):
-    """The table of the sites that the records of a model name by number."""
+class Sites(list[Site]):
+    """The table of the sites that the records of a model name by number; it only grows."""
+
+    def append(self, site: Site) -> None:
+        """Add a site; raise an error for a second signature of one name."""
+        by_name = self._by_name
+        _add_signature(by_name, site)
+        super().append(site)
+        vars(self).clear()  # of what was derived from fewer sites
+        self._by_name = by_name
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sites, (tuple(self),)
+        return Sites, (list(self),)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Signature]:
+        by_name: dict[str, Signature] = {}
+        for site in self:
+            _add_signature(by_name, site)
+        return by_name
 
     @cached_property
     def checked(self) -> "Sites":
@@ -86,15 +104,7 @@ class Sites(tuple[Site, ...]):
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
         """All signatures; an error if two have the same name."""
-        by_name: dict[str, Signature] = {}
-        for site in self:
-            signature = site.signature
-            known = signature and by_name.setdefault(signature.name, signature)
-            if known is not signature and known != signature:
-                what = f"Recording: two signatures are called {known.name!r}"  # type: ignore[union-attr]
-                hint = "take all signatures from one Operations object"
-                raise mismatch(TypeError, what, known, signature, hint=hint)
-        return tuple(by_name.values())
+        return tuple(self._by_name.values())
 
     @cached_property
     def row_types(self) -> tuple[RowType, ...]:
@@ -158,6 +168,17 @@ class Sites(tuple[Site, ...]):
     def data_ptr(self) -> int:
         """Return the address of the table, for C."""
         return self.table[0].ctypes.data
+
+
+def _add_signature(by_name: dict[str, Signature], site: Site) -> None:
+    """Add the signature of a site to those known by name, unless its name is taken."""
+    if (signature := site.signature) is None:
+        return
+    known = by_name.setdefault(signature.name, signature)
+    if known is not signature and known != signature:
+        what = f"Recording: two signatures are called {known.name!r}"
+        hint = "take all signatures from one Operations object"
+        raise mismatch(TypeError, what, expected=known, got=signature, hint=hint)
 
 
 class Record(NamedTuple):
@@ -334,6 +355,7 @@ class Recording:
 
     @cached_property
     def _number_of_site(self) -> dict[Site, int]:
+        self.sites = Sites(self.sites)  # which grows; others may share the one that it was given
         return {site: number for number, site in enumerate(self.sites)}
 
     @property
@@ -569,15 +591,10 @@ class Recording:
 
     def _site(self, *fields: Any) -> int:
         site = Site(*fields)
-        number = self._number_of_site.setdefault(site, len(self.sites))
-        if number == len(self.sites):
-            table = Sites((*self.sites, site))
-            try:
-                table.signatures  # noqa: B018 - which raises an error for two of one name
-            except TypeError:
-                del self._number_of_site[site]
-                raise
-            self.sites = table
+        number = self._number_of_site.get(site)
+        if number is None:
+            self.sites.append(site)
+            number = self._number_of_site[site] = len(self.sites) - 1
         return number
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,26 +3,35 @@
 import json
 from collections.abc import Mapping
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Batch
-from torchmetrics import Metric
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, step_to
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.documents.data import collate, name_of_class, read_documents, traced
-from pyg_dynbatch.documents.predict import DocumentPredictionModel
+from pyg_dynbatch.documents.predict import (
+    DocumentPredictionModel,
+    collate,
+    name_of_class,
+    read_documents,
+    traced,
+)
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
-from pyg_dynbatch.training.exact import Agreement, rmse
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import STAGES, RatioMetric, Task, summed_cross_entropy
+from pyg_dynbatch.training.task import (
+    Agreement,
+    RatioMetric,
+    Summed,
+    Task,
+    rmse,
+    summed_cross_entropy,
+)
 
 _LABELS = ("string", "number", "boolean")
 
@@ -251,13 +260,13 @@ class DocumentPrediction(Task):
         rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
         **network: Any,
     ) -> None:
-        super().__init__(DocumentPredictionModel(schema, **network), optimizer, rate)
+        classes, values = ("accuracy", partial(RatioMetric, 0)), ("rmse", partial(Agreement, rmse))
+        name, kind = values if "scale" in schema else classes
+        model = DocumentPredictionModel(schema, **network)
+        super().__init__(model, optimizer, rate, scores=lambda: {name: kind()})
+        self.main_metric = name
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
-        is_class = "scale" not in schema
-        self.main_metric = "accuracy" if is_class else "rmse"
-        kind = partial(RatioMetric, 0) if is_class else partial(Agreement, rmse)
-        self.scores = nn.ModuleDict({f"{stage}_score": kind() for stage in STAGES})
 
     @classmethod
     def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -267,21 +276,19 @@ class DocumentPrediction(Task):
         schema = {"documents": DocumentSchema.infer([("", None)]).as_dict(), **label}
         return cls.from_plain({**options, "schema": schema})
 
-    def metric_names(self) -> tuple[str, ...]:
-        """List what the task logs while it trains."""
-        return tuple(f"{s}/{m}" for s in ("train", "val") for m in ("loss", self.main_metric))
-
-    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log loss and main metric of a batch."""
-        output, score = self(batch), cast("Metric", self.scores[f"{stage}_score"])
+    def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
+        """Sum the cross entropies, or the squared errors in deviations of the training targets."""
         if (scale := self.model.scale) is None:
-            loss, terms = summed_cross_entropy(output, batch.y)
-            score.update((output.detach().argmax(1) == batch.y).sum(), terms)
+            return summed_cross_entropy(output, batch.y)
+        target = (batch.y - scale["mean"]) / scale["deviation"]
+        loss = (output[:, 0] - target.to(output.dtype)).float().square().sum()
+        return loss, torch.full((), len(target), device=target.device)
+
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
+        """Count hits, or compare numbers."""
+        scores: Any = self.scores[f"{stage}_scores"]
+        if self.model.scale is None:
+            count = torch.full((), len(batch.y), device=output.device)
+            scores["accuracy"].update((output.argmax(1) == batch.y).sum(), count)
         else:
-            target = (batch.y - scale["mean"]) / scale["deviation"]
-            loss = (output[:, 0] - target.to(output.dtype)).float().square().sum()
-            terms = torch.full((), len(target), device=target.device)
-            score.update(self.model.restored(output.detach()), batch.y)
-        self.log_loss(stage, loss, terms, batch)
-        self.log_metrics(stage, [(self.main_metric, score)], batch)
-        return loss, terms
+            scores["rmse"].update(self.model.restored(output), batch.y)

@@ -196,11 +196,9 @@ class MoleculeDataModule(SplitDataModule):
             first = f"the first {bad[0].where}: {bad[0].reason}"
             rank_zero_info(f"bad rows: {len(bad):,}, {first}; list of all: {report}")
         if self.split.leakage:
-            smiles = self.molecules.texts()
-            texts = splits.canonical_texts(smiles)
-            rank_zero_info(f"leakage: {splits.find_leakage(self.parts, smiles, texts)}")
-            found = splits.find_duplicates(smiles, self.molecules.targets, texts=texts)
-            if found.groups:
+            texts = splits.canonical_texts(self.molecules.texts())
+            rank_zero_info(f"leakage: {splits.describe_leakage(self.parts, texts)}")
+            if found := splits.describe_duplicates(texts, self.molecules.targets):
                 rank_zero_info(f"duplicates: {found}")
 
     def _check_targets(self) -> None:

@@ -338,20 +338,16 @@ def stratified_split(
     return _split(parts, "stratified", seed, len(values))
 
 
-def kfold_splits(
-    num_examples: int, folds: int = 5, seed: int = 0, repeats: int = 1, val: bool = True
-) -> list[Split]:
-    """Return the splits of a cross validation: each example is tested once per repeat.
+def kfold_splits(num_examples: int, folds: int = 5, seed: int = 0) -> list[Split]:
+    """Return the splits of a cross validation: every example is tested once.
 
     Args:
         num_examples: Number of examples.
-        folds: Number of parts of nearly equal size.
-        seed: Seed of the shuffle of the first repeat; the others take the following seeds.
-        repeats: Number of repeats.
-        val: Whether the fold after the test fold validates; otherwise no example does.
+        folds: Number of parts of nearly equal size; the one after the test fold validates.
+        seed: Seed of the shuffle.
 
     Returns:
-        ``folds`` splits for each repeat.
+        One split per fold.
 
     Raises:
         ValueError: If there are too few folds or examples.
@@ -360,19 +356,15 @@ def kfold_splits(
         >>> [split.sizes for split in kfold_splits(10, folds=5)[:2]]
         [(6, 2, 2), (6, 2, 2)]
     """
-    least = 3 if val else 2
-    if not least <= folds <= num_examples:
+    if not 3 <= folds <= num_examples:
         what = "kfold_splits: the number of folds is out of range"
-        raise mismatch(ValueError, what, f"{least} to {num_examples}, the examples", folds)
+        raise mismatch(ValueError, what, f"3 to {num_examples}, the examples", folds)
+    pieces = np.array_split(np.random.default_rng(seed).permutation(num_examples), folds)
     splits = []
-    for repeat in range(seed, seed + repeats):
-        pieces = np.array_split(np.random.default_rng(repeat).permutation(num_examples), folds)
-        for fold in range(folds):
-            # From the fold after the test fold on: validation, if any, then training.
-            test, after, *others = pieces[fold:] + pieces[:fold]
-            train = np.concatenate(others if val else [after, *others])
-            parts: Any = (train, after if val else [], test)
-            splits.append(_split(parts, f"fold {fold + 1} of {folds}", repeat, num_examples))
+    for fold in range(folds):
+        test, val, *train = pieces[fold:] + pieces[:fold]
+        parts = (np.concatenate(train), val, test)
+        splits.append(_split(parts, f"fold {fold + 1} of {folds}", seed, num_examples))
     return splits
 
 
@@ -482,43 +474,6 @@ def _split(parts: Sequence[Any], method: str, seed: int | None, total: int) -> S
     return Split(train, val, test, method, seed, num_examples=total)
 
 
-@dataclass(frozen=True)
-class Leakage:
-    """Counts the molecules that are in more than one part of a split."""
-
-    counts: dict[str, int]
-    examples: tuple[str, ...]
-
-    @property
-    def total(self) -> int:
-        """Number of molecules in common, summed over the pairs of parts."""
-        return sum(self.counts.values())
-
-    def __str__(self) -> str:
-        if not self.total:
-            return "no molecule is in two parts"
-        found = [
-            f"{count} molecule{'s' if count > 1 else ''} in both {' and '.join(pair.split('/'))}"
-            for pair, count in self.counts.items()
-            if count
-        ]
-        return f"{', '.join(found)}, such as {', '.join(self.examples)}"
-
-
-@dataclass(frozen=True)
-class Duplicates:
-    """Lists the molecules that occur more than once in a data set."""
-
-    groups: tuple[tuple[int, ...], ...]
-    conflicts: tuple[tuple[int, ...], ...]
-
-    def __str__(self) -> str:
-        times, count = sum(map(len, self.groups)), len(self.groups)
-        occur = "molecule occurs" if count == 1 else "molecules occur"
-        conflicts = f"{len(self.conflicts)} of them with different targets"
-        return f"{count} {occur} {times} times; {conflicts}"
-
-
 def canonical_texts(smiles: Sequence[str]) -> list[str | None]:
     """Return the canonical SMILES of every molecule; None for a text that cannot be read.
 
@@ -539,65 +494,43 @@ def _text_or_none(function: Callable[[str], str], smiles: str) -> str | None:
         return None
 
 
-def find_leakage(
-    split: Split, smiles: Sequence[str], texts: Sequence[str | None] | None = None
-) -> Leakage:
-    """Find molecules that are in two parts of a split, however they are written.
-
-    Args:
-        split: The split.
-        smiles: One text per example.
-        texts: `canonical_texts` of them, if available.
+def describe_leakage(split: Split, texts: Sequence[str | None]) -> str:
+    """Describe the molecules that are in two parts of a split, from their canonical texts.
 
     Example:
         >>> split = Split(np.array([0, 1]), np.array([2]), np.array([3]), num_examples=4)
-        >>> find_leakage(split, ["CO", "CC", "CCC", "OC"]).counts
-        {'train/val': 0, 'train/test': 1, 'val/test': 0}
+        >>> describe_leakage(split, canonical_texts(["CO", "CC", "CCC", "OC"]))
+        '1 molecule in both train and test, such as CO'
     """
-    texts = canonical_texts(smiles) if texts is None else texts
     parts = {name: {texts[i] or "" for i in numbers} - {""} for name, numbers in split.parts()}
-    pairs = combinations(parts, 2)
-    common = {f"{one}/{other}": parts[one] & parts[other] for one, other in pairs}
-    counts = {pair: len(found) for pair, found in common.items()}
-    return Leakage(counts, tuple(sorted(set().union(*common.values()))[:_SHOWN]))
+    common = {pair: parts[pair[0]] & parts[pair[1]] for pair in combinations(parts, 2)}
+    found = [
+        f"{len(each)} molecule{'s' if len(each) > 1 else ''} in both {' and '.join(pair)}"
+        for pair, each in common.items()
+        if each
+    ]
+    examples = sorted(set().union(*common.values()))[:_SHOWN]
+    such_as = f"{', '.join(found)}, such as {', '.join(examples)}"
+    return such_as if found else "no molecule is in two parts"
 
 
-def find_duplicates(
-    smiles: Sequence[str],
-    targets: Any = None,
-    tolerance: float = 0.0,
-    texts: Sequence[str | None] | None = None,
-) -> Duplicates:
-    """Find molecules that occur more than once, and those of them whose targets disagree.
-
-    Args:
-        smiles: One text per example.
-        targets: ``[molecule, task]``, NaN where missing; None to ignore targets.
-        tolerance: Targets that differ by at most this much agree.
-        texts: `canonical_texts` of them, if available.
+def describe_duplicates(texts: Sequence[str | None], targets: np.ndarray) -> str:
+    """Describe the molecules that occur more than once; return an empty text if there are none.
 
     Example:
-        >>> find_duplicates(["CO", "CC", "OC"], [[1.0], [0.0], [0.0]]).conflicts
-        ((0, 2),)
+        >>> describe_duplicates(canonical_texts(["CO", "CC", "OC"]), np.array([[1.0], [0], [0]]))
+        '1 molecule occurs 2 times; 1 of them with different targets'
     """
     places: defaultdict[str, list[int]] = defaultdict(list)
-    for number, text in enumerate(canonical_texts(smiles) if texts is None else texts):
+    for number, text in enumerate(texts):
         if text is not None:
             places[text].append(number)
-    groups = tuple(tuple(group) for group in places.values() if len(group) > 1)
-    if targets is None:
-        return Duplicates(groups, ())
-    values = np.asarray(targets, dtype=np.float64)
-    conflicts = [group for group in groups if _spread(values[list(group)]) > tolerance]
-    return Duplicates(groups, tuple(conflicts))
-
-
-def _spread(values: np.ndarray) -> float:
-    """Largest difference between known targets of one task."""
-    known = ~np.isnan(values)
-    highest = np.where(known, values, -np.inf).max(axis=0)
-    lowest = np.where(known, values, np.inf).min(axis=0)
-    return float(np.where(known.any(axis=0), highest - lowest, 0.0).max(initial=0.0))
+    groups = [group for group in places.values() if len(group) > 1]
+    columns = ([column[~np.isnan(column)] for column in targets[group].T] for group in groups)
+    conflicts = sum(any(len(set(known.tolist())) > 1 for known in each) for each in columns)
+    occur = "molecule occurs" if len(groups) == 1 else "molecules occur"
+    times = f"{sum(map(len, groups))} times; {conflicts} of them with different targets"
+    return f"{len(groups)} {occur} {times}" if groups else ""
 
 
 SplitMethod = Literal[

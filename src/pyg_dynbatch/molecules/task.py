@@ -1,26 +1,257 @@
 """Train and test a model of molecular properties, some of which are unknown."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
-from pyg_dynbatch.molecules.metrics import IN_UNITS, METRICS, ScoredSplit, report_test
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, MoleculePropertyModel
-from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
+from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
 from pyg_dynbatch.nn.weave import CountedBatchNorm
-from pyg_dynbatch.training.elastic import sampler_of
-from pyg_dynbatch.training.exact import Rows
+from pyg_dynbatch.prediction import Columns, naming_file, read_checkpoint, write_table
+from pyg_dynbatch.training.data import sampler_of
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import Task
+from pyg_dynbatch.training.runs import FILES, panels
+from pyg_dynbatch.training.task import (
+    Rows,
+    Summed,
+    Task,
+    average_precision,
+    r2,
+    rmse,
+    spearman,
+    varies,
+)
+from pyg_dynbatch.visualize import draw_calibration, draw_parity, save_figure
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+METRICS: dict[PropertyKind, tuple[str, ...]] = {
+    "regression": ("rmse", "mae", "r2", "spearman", "scaled_rmse"),
+    "binary": ("roc_auc", "prc_auc", "accuracy"),
+    "multiclass": ("accuracy", "roc_auc"),
+}
+"""Names of all metrics by kind of property; the first is the main one."""
+
+IN_UNITS = ("rmse", "mae")
+"""Metrics in the unit of their property, of which several properties have no mean."""
+
+_NAN = float("nan")
+_WEIGHTS_AT_ONCE = 4_000_000
+_MOST_DRAWN = 12
+
+
+def property_scores(
+    prediction: Float[Tensor, "molecule number"],
+    target: Float[Tensor, " molecule"],
+    kind: PropertyKind,
+    deviation: float = 1.0,
+) -> dict[str, float]:
+    """Measure the predictions of one property; NaN where a metric is not defined."""
+    known = ~torch.isnan(target)
+    guess, gold = (each[known].double().cpu().numpy() for each in (prediction, target))
+    scores = dict.fromkeys(METRICS[kind], _NAN)
+    if gold.size == 0:
+        return scores
+    if kind == "regression":
+        guess = guess[:, 0]
+        scores["rmse"] = rmse(guess, gold)
+        scores["scaled_rmse"] = scores["rmse"] / deviation
+        scores["mae"] = float(np.abs(guess - gold).mean())
+        scores["r2"], scores["spearman"] = r2(guess, gold), spearman(guess, gold)
+    elif kind == "binary":
+        scores["accuracy"] = float(((guess[:, 0] > 0.5) == (gold == 1)).mean())
+        if varies(gold):
+            scores["roc_auc"] = _area(guess[:, 0], gold == 1)
+            scores["prc_auc"] = average_precision(guess[:, 0], gold == 1)
+    else:
+        scores["accuracy"] = float((guess.argmax(1) == gold).mean())
+        # The mean over the classes for which the area is defined.
+        areas = [_area(chance, gold == c) for c, chance in enumerate(guess.T) if varies(gold == c)]
+        scores["roc_auc"] = float(np.mean(areas)) if areas else _NAN
+    return scores
+
+
+def _area(score: np.ndarray, positive: np.ndarray) -> float:
+    return float(weighted_area(score, positive, np.ones((1, score.size)))[0])
+
+
+@dataclass(frozen=True)
+class ScoredSplit:
+    """Predictions of a split, in the units of the data or as probabilities, and their scores."""
+
+    prediction: Float[Tensor, "molecule output"]
+    target: Float[Tensor, "molecule task"]  # NaN where unknown
+    schema: MoleculeSchema
+    deviation: Float[Tensor, " task"] | None = None  # of the training targets
+    uncalibrated: Float[Tensor, "molecule output"] | None = None
+    sets: Sequence[Mapping[str, float]] | None = None  # coverage and size by property
+
+    @cached_property
+    def scores(self) -> list[dict[str, float]]:
+        """The metrics of every property."""
+        tasks, kind = self.schema.num_tasks, self.schema.kind
+        units = [1.0] * tasks if self.deviation is None else self.deviation.tolist()
+        each = self.prediction.unflatten(1, (tasks, -1)).unbind(1)
+        parts = zip(each, self.target.unbind(1), units, strict=True)
+        return [property_scores(guess, gold, kind, unit) for guess, gold, unit in parts]
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """The mean of every metric over the properties for which it is defined."""
+        several = len(self.scores) > 1
+        names = [n for n in METRICS[self.schema.kind] if not (several and n in IN_UNITS)]
+        rows = [[found[n] for n in names] for found in self.scores]
+        means = torch.tensor(rows, dtype=torch.double).nanmean(0)
+        return dict(zip(names, means.tolist(), strict=True))
+
+    @property
+    def status(self) -> list[str]:
+        """``counted``, or why a property is not part of the mean."""
+        found = []
+        for column in self.target.unbind(1):
+            known = column[~column.isnan()].numpy()
+            single = self.schema.kind == "binary" and not varies(known)
+            found.append("no target" if not known.size else "single class" if single else "counted")
+        return found
+
+    @property
+    def left_out(self) -> list[str]:
+        """The properties that are not part of the mean, and why."""
+        pairs = zip(self.schema.task_names, self.status, strict=True)
+        return [f"{name} ({status})" for name, status in pairs if status != "counted"]
+
+
+def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
+    """Tabulate the metrics of every property and their mean, with 95 % bootstrap intervals."""
+    schema, main = split.schema, METRICS[split.schema.kind][0]
+    known = (~split.target.isnan()).sum(0).tolist()
+    ones = (split.target == 1).sum(0).tolist()
+    positives = ones if schema.kind == "binary" else [""] * schema.num_tasks
+    sets = split.sets or [{}] * schema.num_tasks
+    rows: list[dict[str, Any]] = [
+        {
+            "task": task,
+            "molecules": count,
+            "positives": ones,
+            "status": status,
+            **scores,
+            **measured,
+        }
+        for task, count, ones, status, scores, measured in zip(
+            schema.task_names, known, positives, split.status, split.scores, sets, strict=True
+        )
+    ]
+    draws = _resampled(split, resamples)
+    if schema.num_tasks > 1:
+        mean_row = {"task": "mean", "molecules": sum(known), "positives": "", "status": "counted"}
+        rows.append({**mean_row, **split.mean})
+        # Errors in different units have no mean.
+        mean = draws.nanmean(1, keepdim=True) * (_NAN if main in IN_UNITS else 1.0)
+        draws = torch.cat([draws, mean], 1)
+    ends = torch.tensor([0.025, 0.975], dtype=draws.dtype)
+    for row, column in zip(rows, draws.unbind(1), strict=True):
+        row[f"{main}_low"], row[f"{main}_high"] = column.nanquantile(ends).tolist()
+    # The mean has no entry for errors in units, or for sets.
+    return {name: np.array([row.get(name, _NAN) for row in rows], dtype=object) for name in rows[0]}
+
+
+def _resampled(split: ScoredSplit, resamples: int) -> Float[Tensor, "resample task"]:
+    """Compute the main metric of every property for resamples of the molecules."""
+    gold = split.target.double().numpy()
+    guess = split.prediction.double().numpy().reshape(*gold.shape, -1)
+    molecules, tasks = gold.shape
+    found = np.full((max(1, resamples), tasks), np.nan)
+    generator = np.random.default_rng(0)
+    chance = np.full(molecules, 1 / molecules)
+    at_once = max(1, _WEIGHTS_AT_ONCE // molecules)
+    for start in range(0, resamples, at_once):
+        count = min(at_once, resamples - start)
+        # How often each molecule is in each resample.
+        weight = generator.multinomial(molecules, chance, size=count).astype(float)
+        for task in range(tasks):
+            known = ~np.isnan(gold[:, task])
+            if known.any():
+                parts = guess[known, task], gold[known, task], weight[:, known]
+                found[start : start + count, task] = _weighted(*parts, split.schema.kind)
+    return torch.from_numpy(found)
+
+
+def _weighted(
+    guess: np.ndarray, gold: np.ndarray, weight: np.ndarray, kind: PropertyKind
+) -> np.ndarray:
+    """Compute the main metric of one property for every row of weights."""
+    total = weight.sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if kind == "regression":
+            return np.sqrt(weight @ np.square(guess[:, 0] - gold) / total)
+        if kind == "multiclass":
+            return weight @ (guess.argmax(1) == gold).astype(float) / total
+        return weighted_area(guess[:, 0], gold == 1, weight)
+
+
+def weighted_area(
+    score: Float[np.ndarray, " molecule"], positive: np.ndarray, weight: np.ndarray
+) -> Float[np.ndarray, " resample"]:
+    """Compute the area under the ROC curve for many weightings of the same scores at once."""
+    order = np.argsort(score, kind="stable")
+    ranked, label = score[order], positive[order]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    ordered = weight[:, order]
+    up = np.add.reduceat(ordered * label, starts, axis=1)
+    down = np.add.reduceat(ordered * ~label, starts, axis=1)
+    below = np.cumsum(down, axis=1) - down
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (up * (below + down / 2)).sum(1) / (up.sum(1) * down.sum(1))
+
+
+def report_test(folder: Path, split: ScoredSplit, resamples: int) -> None:
+    """Write the table of properties and draw parity (regression) or calibration (binary)."""
+    table = task_table(split, resamples)
+    write_table(folder / FILES["task table"], table)
+    schema, main = split.schema, METRICS[split.schema.kind][0]
+    known = [task for task in range(schema.num_tasks) if table["molecules"][task]]
+    drawn = known[:_MOST_DRAWN]
+    if schema.kind == "multiclass" or not drawn:
+        return
+    figure, axes = panels(len(drawn), 4, 3.8, 3.8)
+    gold, guess = split.target.double().numpy(), split.prediction.double().numpy()
+    for panel, task in zip(axes, drawn, strict=True):
+        score, status = table[main][task], table["status"][task]
+        found = status if np.isnan(score) else f"{main} {score:.4g}"
+        title = f"{table['task'][task]}\n{found}, {table['molecules'][task]:,} molecules"
+        if schema.kind == "regression":
+            draw_parity(panel, gold[:, task], guess[:, task], title)
+        else:
+            raw = None if split.uncalibrated is None else split.uncalibrated[:, task].numpy()
+            draw_calibration(panel, gold[:, task], guess[:, task], title, uncalibrated=raw)
+    if len(drawn) < schema.num_tasks:
+        unknown = schema.num_tasks - len(known)
+        without = f", {unknown} without targets" if unknown else ""
+        share = f"{len(drawn)} of {schema.num_tasks} properties"
+        figure.suptitle(f"{share}{without}; all of them: {FILES['task table']}")
+    picture = "parity plot" if schema.kind == "regression" else "calibration plot"
+    save_figure(figure, folder / FILES[picture])
+
+
+# Training -----------------------------------------------------------------------------------------
+
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 
@@ -34,7 +265,7 @@ def summed_property_loss(
     weight: Float[Tensor, " task"],
     positive_weight: Float[Tensor, " task"],
     regression: RegressionLoss = "mse",
-) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+) -> Summed:
     """Sum the losses of the known targets, and count them, without a device sync."""
     known = ~target.isnan()
     # Replace every NaN first: 0 * NaN is NaN, in the gradients too.
@@ -232,18 +463,18 @@ class MoleculeProperty(Task):
         network: Any = self.model.network
         network.descriptors.fit(descriptors)
 
-    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log the loss of a batch; collect outputs and targets unless it is of training."""
-        output = self(batch)
+    def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
+        """Sum the losses of the known targets."""
         target = batch.y.to(output.device)
         if self.schema.kind == "regression":
             target = self.model.scale.scaled(target)
         weights = (self.task_weight, self.positive)
-        loss, terms = summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
-        self.log_loss(stage, loss, terms, batch)
+        return summed_property_loss(output, target, self.schema.kind, *weights, self.loss)
+
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
+        """Collect outputs and targets unless they are of training."""
         if stage != "train":
             self.evaluated.update(output, batch.y.to(output.device))
-        return loss, terms
 
     def on_validation_epoch_end(self) -> None:
         """Fit the temperatures of probabilities, and log the metrics of the validation split."""
@@ -312,3 +543,101 @@ class MoleculeProperty(Task):
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")
         return lines
+
+
+# Pretrained encoders ------------------------------------------------------------------------------
+
+
+_PARTS = ("weave", "lin_atom", "norm_atom", "readouts")
+_ENCODER = ("model.network.pair_table", *(f"model.network.{part}." for part in _PARTS))
+
+
+class Pretrained(Callback):
+    """Load the encoder of a checkpoint before training: all before the head of a ``WeaveNet``.
+
+    Targets, loss, head and descriptors may be different from those of the checkpoint; they begin
+    anew. Atoms, pairs and the options of the encoder must be the same.
+
+    Args:
+        checkpoint: A checkpoint of a ``MoleculeProperty``.
+        freeze: Whether the encoder keeps its weights and statistics, so that only the head is
+            trained.
+
+    Raises:
+        ValueError: When training starts, if the encoder does not fit.
+
+    Example:
+        >>> Pretrained("runs/esol/version_0/best.ckpt", freeze=True).freeze
+        True
+    """
+
+    def __init__(self, checkpoint: str, freeze: bool = False) -> None:
+        self.checkpoint = checkpoint
+        self.freeze = freeze
+        self.continued = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Freeze the weights, before the optimizer is made."""
+        if stage != "fit":
+            return
+        self.continued = False
+        if not isinstance(pl_module, MoleculeProperty):
+            what, got = "Pretrained: not a model of molecules", type(pl_module).__name__
+            raise mismatch(ValueError, what, "a MoleculeProperty", got)
+        for part in self._encoder(pl_module) if self.freeze else ():
+            part.requires_grad_(False)
+
+    def on_load_checkpoint(self, *given: Any) -> None:
+        """Note that the weights come from the checkpoint of a continued run."""
+        self.continued = True
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Load the weights."""
+        if not self.continued:
+            with naming_file(self.checkpoint):
+                self._load(pl_module)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the statistics of frozen normalizations."""
+        for part in self._encoder(pl_module) if self.freeze else ():
+            part.eval()
+
+    def _encoder(self, task: Any) -> list[nn.Module]:
+        return [getattr(task.model.network, name) for name in _PARTS]
+
+    def _load(self, task: Any) -> None:
+        contents = read_checkpoint(self.checkpoint)
+        theirs = MoleculeSchema.from_dict(contents.get("hyper_parameters", {}).get("schema"))
+        what, hint = "Pretrained: the encoder does not fit", "the options of the checkpoint"
+        check_same(what, _described(task.model.schema), _described(theirs), hint)
+        own = task.state_dict()
+        weights, ours = (
+            {name: each for name, each in state.items() if name.startswith(_ENCODER)}
+            for state in (contents["state_dict"], own)
+        )
+        for name in sorted({*ours, *weights}):
+            shapes = [
+                list(each[name].shape) if name in each else "none" for each in (ours, weights)
+            ]
+            if shapes[0] != shapes[1]:
+                where = name.removeprefix("model.")
+                raise mismatch(ValueError, what, *shapes, where=where, hint=hint)
+        task.load_state_dict(weights, strict=False)
+        loaded, new = (_counts(names) for names in (weights, set(own) - set(weights)))
+        unused = _counts(set(contents["state_dict"]) - set(weights))
+        rank_zero_info(f"pretrained weights of {self.checkpoint}: {loaded}")
+        rank_zero_info(f"new: {new}; not loaded: {unused}")
+
+
+def _described(schema: MoleculeSchema) -> dict[str, Any]:
+    """Return what the encoder sees of a molecule."""
+    spec = schema.featurizer
+    options = {**spec.get("options", {}), "max_atoms": None}
+    facts = {"atoms": spec.get("atoms"), "atom pairs": spec.get("pairs"), "options": options}
+    return {**facts, "pairs": schema.pairs, "self_pairs": schema.self_pairs}
+
+
+def _counts(names: Any) -> str:
+    """Count weights by the part of the model they belong to."""
+    parts = Counter(".".join(name.removeprefix("model.").split(".")[:2]) for name in sorted(names))
+    return ", ".join(f"{part} ({count})" for part, count in parts.items()) or "none"

@@ -29,27 +29,12 @@ from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.native import keep_freed_memory
 from pyg_dynbatch.files import existing
 from pyg_dynbatch.prediction import naming_file, read_checkpoint
-from pyg_dynbatch.training.checkpoints import (
-    CONFIG,
-    LastCheckpoint,
-    RandomState,
-    RunCheckpoint,
-    append_metrics,
-    best_checkpoint,
-    check_options,
-    check_run_folder,
-    claim_folder,
-    continue_in,
-    drop_later_metrics,
-    find_checkpoint,
-    plain_options,
-    share_split,
-)
+from pyg_dynbatch.training import runs
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.optimizers import build_optimizer
-from pyg_dynbatch.training.report import PredictionTable, RunReport, closing_lines, folder_of
 from pyg_dynbatch.training.task import Task, ensemble_of
 
+_CONFIG = re.compile("(-c|--config)=")
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 # The metric by which the best checkpoint is chosen by default.
@@ -93,15 +78,13 @@ def find_config(path: str) -> str:
 
 
 def with_packaged_configs(argv: Sequence[str]) -> list[str]:
-    """Replace the values of ``--config`` by the files that they name."""
-    words = list(argv)
-    for number, word in enumerate(words):
-        option, given, value = word.partition("=")
+    """Replace the values of ``--config`` by the files that they name, and check these."""
+    parts = (word.split("=", 1) if _CONFIG.match(word) else [word] for word in argv)
+    words = [word for part in parts for word in part]
+    for number, option in enumerate(words[:-1], start=1):
         if option in ("-c", "--config"):
-            if given:
-                words[number] = f"{option}={find_config(value)}"
-            elif number + 1 < len(words):
-                words[number + 1] = find_config(words[number + 1])
+            words[number] = find_config(words[number])
+            check_config_file(words[number])
     return words
 
 
@@ -221,7 +204,7 @@ class RunConfig(SaveConfigCallback):
     ) -> None:
         """Drop later metrics; Lightning calls this after the model and the data have accepted."""
         if trainer.state.fn == TrainerFn.FITTING:
-            drop_later_metrics(trainer, int(checkpoint["global_step"]))
+            runs.drop_later_metrics(trainer, int(checkpoint["global_step"]))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the options of ``fit``."""
@@ -269,7 +252,7 @@ class Run(LightningCLI):
             save_config_callback=RunConfig,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={
-                "callbacks": [RandomState()],
+                "callbacks": [runs.RandomState()],
                 "logger": lazy_instance(CSVLogger, save_dir="runs", name="default"),
             },
             args=sys.argv[2:],
@@ -286,10 +269,10 @@ class Run(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the callbacks that can be configured, and what the model takes from the data."""
         parser.add_argument("--ckpt_path", type=str | None, help="checkpoint to resume or use")
-        parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
-        parser.add_lightning_class_args(LastCheckpoint, "last")
-        parser.add_lightning_class_args(PredictionTable, "predictions")
-        parser.add_lightning_class_args(RunReport, "report")
+        parser.add_lightning_class_args(runs.RunCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(runs.LastCheckpoint, "last")
+        parser.add_lightning_class_args(runs.PredictionTable, "predictions")
+        parser.add_lightning_class_args(runs.RunReport, "report")
         best = {"monitor": _DEFAULT_MONITOR, "mode": "max", "filename": "best"}
         parser.set_defaults({f"checkpoint.{name}": value for name, value in best.items()})
         # A link is skipped where the data module or the model has no such attribute.
@@ -298,12 +281,10 @@ class Run(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the options, and compare them with those of the checkpoint."""
-        files = OneLineArguments(f"pyg-dynbatch {self.command}", add_help=False)
-        files.add_argument("-c", "--config", action="append", default=[])
-        files.add_argument("--model", type=partial(_class_name, kind=Task))
-        files.add_argument("--data", type=partial(_class_name, kind=SplitDataModule))
-        for path in files.parse_known_args(args)[0].config:
-            check_config_file(path)
+        classes = OneLineArguments(f"pyg-dynbatch {self.command}", add_help=False)
+        classes.add_argument("--model", type=partial(_class_name, kind=Task))
+        classes.add_argument("--data", type=partial(_class_name, kind=SplitDataModule))
+        classes.parse_known_args(args)
         self.config = options = parser.parse_args(args)
         table = options.predictions
         if table.folder is not None:
@@ -311,7 +292,7 @@ class Run(LightningCLI):
             check_outputs("predictions", written, [*_paths(options), *self.checkpoints])
         for path in self.checkpoints:
             with naming_file(path):
-                check_options(read_checkpoint(path), self.plain_config(), training=False)
+                runs.check_options(read_checkpoint(path), self.plain_config(), training=False)
         # Removed, so that the saved configuration starts a new run.
         chosen, options["ckpt_path"] = options.ckpt_path, None
         if chosen is not None and self.checkpoints:
@@ -319,9 +300,10 @@ class Run(LightningCLI):
             raise mismatch(ValueError, what, "--checkpoints or --members alone", chosen)
         if chosen is not None:
             configs = [Path(str(each)) for each in options.config or ()]
-            self.checkpoint = find_checkpoint(str(chosen), configs)
+            self.checkpoint = runs.find_checkpoint(str(chosen), configs)
             self.contents = read_checkpoint(self.checkpoint)
-            for line in check_options(self.contents, self.plain_config(), self.command == "fit"):
+            given, fit = self.plain_config(), self.command == "fit"
+            for line in runs.check_options(self.contents, given, fit):
                 rank_zero_info(f"changed: {line}")
         elif self.command != "fit" and not self.checkpoints and self.needs_weights:
             what = f"{self.command}: no checkpoint is given"
@@ -335,10 +317,10 @@ class Run(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Try the options of the model without data, which may take hours to process."""
         config, fit = self.plain_config(), self.command == "fit"
-        keeper = RunCheckpoint(**self.config.checkpoint.as_dict())
+        keeper = runs.RunCheckpoint(**self.config.checkpoint.as_dict())
         if fit and self.checkpoint is not None:
-            check_run_folder(self.checkpoint, keeper, self.contents)
-        model, data = plain_options(config["model"]), plain_options(config["data"])
+            runs.check_run_folder(self.checkpoint, keeper, self.contents)
+        model, data = (runs.plain_options(config[part]) for part in ("model", "data"))
         task: Any = locate(model["_class_path"])
         loading: Any = locate(data["_class_path"])
         facts = loading.known_facts(data)
@@ -358,15 +340,15 @@ class Run(LightningCLI):
             return
         super().instantiate_classes()
         config = self.plain_config()
-        self.model.data_options = plain_options(config["data"])
+        self.model.data_options = runs.plain_options(config["data"])
         if self.command == "fit":
             check_monitors(config, self.model)  # now that it is known
-            if self.checkpoint is not None and folder_of(self.trainer) is not None:
-                continue_in(self.trainer, self.checkpoint, self.contents)
-        claim_folder(self.trainer)
-        folder = folder_of(self.trainer)
+            if self.checkpoint is not None and runs.folder_of(self.trainer) is not None:
+                runs.continue_in(self.trainer, self.checkpoint, self.contents)
+        runs.claim_folder(self.trainer)
+        folder = runs.folder_of(self.trainer)
         for keeper in self.trainer.checkpoint_callbacks if self.command == "fit" else ():
-            if isinstance(keeper, RunCheckpoint) and keeper.dirpath is None and folder is not None:
+            if folder and isinstance(keeper, runs.RunCheckpoint) and keeper.dirpath is None:
                 keeper.dirpath = str(folder)
 
     def instantiate_trainer(self, **options: Any) -> pl.Trainer:
@@ -387,7 +369,7 @@ class Run(LightningCLI):
     def fit(self) -> None:
         """Train, test and predict with the best checkpoint, and print where the results are."""
         self.train()
-        best = getattr(best_checkpoint(self.trainer), "best_model_path", "") or None
+        best = getattr(runs.best_checkpoint(self.trainer), "best_model_path", "") or None
         # After a fit it would restore and test the weights that are not averaged.
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [each for each in callbacks if not isinstance(each, WeightAveraging)]
@@ -398,7 +380,7 @@ class Run(LightningCLI):
 
     def train(self) -> None:
         """Train, after the metrics that a continued run has logged before."""
-        append_metrics(self.trainer)
+        runs.append_metrics(self.trainer)
         self.trainer.fit(**self._given)
 
     def validate(self) -> None:
@@ -438,11 +420,11 @@ class Run(LightningCLI):
 
     def _close(self) -> None:
         if self.trainer.is_global_zero:
-            print(*self.results, *closing_lines(self.trainer), sep="\n")
+            print(*self.results, *runs.closing_lines(self.trainer), sep="\n")
 
     def take_split(self, checkpoint: dict[str, Any], path: str | Path) -> None:
         """Compare the split of the data with that of a checkpoint."""
-        share_split(checkpoint, self.datamodule)
+        runs.share_split(checkpoint, self.datamodule)
         noted = checkpoint.get(type(self.datamodule).__qualname__)
         with naming_file(path):
             if noted is not None:
@@ -506,12 +488,12 @@ def with_run(command: str, words: Sequence[str]) -> list[str]:
     own, others = parser.parse_known_args(words)
     if own.run is None:
         return list(words)
-    if not Path(own.run, CONFIG).is_file():
-        what, expected = "--run is not the folder of a run", f"a folder with {CONFIG}"
+    if not Path(own.run, runs.CONFIG).is_file():
+        what, expected = "--run is not the folder of a run", f"a folder with {runs.CONFIG}"
         got = f"{own.run}, " + ("without one" if Path(own.run).is_dir() else "which does not exist")
         hint = "--run runs/NAME/version_0, which fit prints at its end"
         raise mismatch(FileNotFoundError, what, expected, got, hint=hint)
-    return ["--config", str(Path(own.run) / CONFIG), *others, "--ckpt_path", own.ckpt_path]
+    return ["--config", str(Path(own.run) / runs.CONFIG), *others, "--ckpt_path", own.ckpt_path]
 
 
 def prepare_process() -> None:
@@ -555,7 +537,7 @@ def run_ensemble(argv: list[str]) -> int:
             first = int(run.config["seed_everything"])
             split = getattr(run.datamodule, "used_split_seed", None)
             words += [] if split is None else ["--data.init_args.split.seed", str(split)]
-        kept: Any = best_checkpoint(run.trainer)
+        kept: Any = runs.best_checkpoint(run.trainer)
         checkpoints.append(kept.best_model_path)
     Run("test", words, checkpoints).start()
     return 0

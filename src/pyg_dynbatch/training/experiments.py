@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pyg_dynbatch.console import OneLineArguments, check_outputs
+from pyg_dynbatch.console import OneLineArguments, check_outputs, optional
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.prediction import read_table, write_table
-from pyg_dynbatch.training.checkpoints import best_checkpoint
 from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml
-from pyg_dynbatch.training.report import folder_of, panels, tested_scores
+from pyg_dynbatch.training.runs import best_checkpoint, folder_of, panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
 Runs = dict[tuple[str, str, str], list[float | None]]
@@ -321,14 +320,9 @@ def _suggested(trial: Any, name: str, space: Mapping[str, Any]) -> str:
 
 def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) -> tuple[Any, Any]:
     """Open a study, or check that it is of the same settings and space."""
-    try:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-    except ImportError as error:
-        what, hint = "tune: Optuna cannot be imported", 'pip install "pyg_dynbatch[tune]"'
-        raise mismatch(ImportError, what, got=error, hint=hint) from error
+    optuna = optional("optuna", "tune: Optuna cannot be imported", "tune")
     mode: Any = "minimize" if config["checkpoint"]["mode"] == "min" else "maximize"
-    storage = optuna.storages.JournalStorage(JournalFileBackend(path))
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
     study = optuna.create_study(
         storage=storage, study_name="tune", direction=mode, load_if_exists=True
     )

@@ -1,7 +1,7 @@
-"""Base of all tasks: loss over ranks, optimiser, learning-rate schedule, checkpoints."""
+"""Base of all tasks: metrics, loss over ranks, optimiser, learning-rate schedule, checkpoints."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from functools import partial
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -18,11 +19,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
 from torch_geometric.data import Batch
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.prediction import Model, average
-from pyg_dynbatch.training.checkpoints import SafeCheckpointIO, share_split
-from pyg_dynbatch.training.elastic import check_accumulation, continue_plan, sampler_of, seed_batch
+from pyg_dynbatch.training.data import check_accumulation, continue_plan, sampler_of, seed_batch
 from pyg_dynbatch.training.optimizers import (
     OptimizerOptions,
     RateOptions,
@@ -30,15 +31,104 @@ from pyg_dynbatch.training.optimizers import (
     build_scheduler,
     renew_rates,
 )
+from pyg_dynbatch.training.runs import SafeCheckpointIO, share_split
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+Values = Float[np.ndarray, " example"]
+_NAN = float("nan")
+
+
+def mse(guess: Values, gold: Values) -> float:
+    """Return the mean squared error."""
+    return float(np.square(guess - gold).mean())
+
+
+def rmse(guess: Values, gold: Values) -> float:
+    """Return the root of the mean squared error."""
+    return mse(guess, gold) ** 0.5
+
+
+def r2(guess: Values, gold: Values) -> float:
+    """Return the share of the variance that is explained; NaN if there is none."""
+    return float(1 - mse(guess, gold) / gold.var()) if varies(gold) else _NAN
+
+
+def pearson(guess: Values, gold: Values) -> float:
+    """Return the linear correlation; NaN if one side is constant."""
+    return float(np.corrcoef(guess, gold)[0, 1]) if varies(guess) and varies(gold) else _NAN
+
+
+def spearman(guess: Values, gold: Values) -> float:
+    """Return Spearman's rank correlation; tied values get their mean rank."""
+    return pearson(_ranks(guess), _ranks(gold))
+
+
+def _ranks(values: Values) -> Values:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - counts / 2)[place]
+
+
+def average_precision(score: Values, positive: np.ndarray) -> float:
+    """Return the average precision, the area under the curve as steps; tied scores are one."""
+    _, place, counts = np.unique(-score, return_inverse=True, return_counts=True)
+    hits = np.bincount(place, positive)
+    return float(hits @ (np.cumsum(hits) / np.cumsum(counts)) / hits.sum())
+
+
+def varies(values: np.ndarray) -> bool:
+    """Return whether there are two different values."""
+    return bool(values.size) and bool(values.min() < values.max())
+
+
+class Rows(Metric):
+    """The rows of an epoch, of all batches and ranks.
+
+    torchmetrics' ``CatMetric`` returns to single precision when it is moved to a device.
+    """
+
+    full_state_update = False
+    rows: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("rows", [], dist_reduce_fx="cat")
+
+    def update(self, *columns: Tensor) -> None:
+        """Add a batch, given as columns or blocks of columns."""
+        self.rows.append(torch.column_stack([column.detach().double() for column in columns]))
+
+    def compute(self) -> Tensor:
+        """Concatenate the rows."""
+        return dim_zero_cat(self.rows)
+
+
+class Agreement(Rows):
+    """A formula of the predicted and true values of an epoch."""
+
+    def __init__(self, formula: Callable[[Values, Values], float]) -> None:
+        super().__init__()
+        self.formula = formula
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Apply the formula."""
+        found = self.formula(*super().compute().cpu().numpy().T)
+        return torch.tensor(found, device=self.device)
+
+
+# Task ---------------------------------------------------------------------------------------------
+
 
 Reduction = Literal["sum", "mean", "per_tree"]
+Summed = tuple[Float[Tensor, ""], Int[Tensor, ""]]  # a sum of losses, and the number of its terms
 
 UNLABELLED = -1
 
 
 def summed_cross_entropy(
     logits: Float[Tensor, "node class"], labels: Int[Tensor, " node"]
-) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+) -> Summed:
     """Sum the cross entropy of all labelled rows, and count them, without a device sync."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(exact, labels, ignore_index=UNLABELLED, reduction="sum")
@@ -82,6 +172,7 @@ class Task(pl.LightningModule, ABC):
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
         reduction: Divisor of the summed training loss, see :meth:`scaled_loss`.
+        scores: Returns the metrics of one stage, by the names they are logged under.
     """
 
     main_metric: str
@@ -96,6 +187,7 @@ class Task(pl.LightningModule, ABC):
         optimizer: OptimizerOptions,
         rate: RateOptions,
         reduction: Reduction = "mean",
+        scores: Callable[[], dict[str, Metric]] = dict,
     ) -> None:
         super().__init__()
         self.model: Any = model
@@ -103,6 +195,8 @@ class Task(pl.LightningModule, ABC):
         self.optimizer_options = optimizer
         self.rate_options = rate
         self.losses = nn.ModuleDict({f"{stage}_loss": RatioMetric() for stage in STAGES})
+        stages: Any = {f"{stage}_scores": nn.ModuleDict(scores()) for stage in STAGES}
+        self.scores = nn.ModuleDict(stages)
         self.data_options: dict[str, Any] = {}
         """Options of the data module on the command line, for the checkpoint."""
         self._rates_changed = False
@@ -129,8 +223,9 @@ class Task(pl.LightningModule, ABC):
         return None
 
     def metric_names(self) -> tuple[str, ...]:
-        """List the metrics logged in training; empty if unknown."""
-        return ()
+        """List the metrics logged in training."""
+        scores: Any = self.scores["val_scores"]
+        return tuple(f"{stage}/{name}" for stage in STAGES[:2] for name in ("loss", *scores))
 
     @classmethod
     def from_plain(cls, options: Mapping[str, Any]) -> Any:
@@ -142,8 +237,27 @@ class Task(pl.LightningModule, ABC):
         return cls(**given)
 
     @abstractmethod
-    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log the loss of a batch, collect its scores, and return the summed loss and its terms."""
+    def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
+        """Sum the losses of a batch; return the sum and the number of its terms.
+
+        Args:
+            output: What the network returns.
+            batch: The batch.
+        """
+
+    @abstractmethod
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
+        """Add a batch to the metrics of its stage."""
+
+    def evaluate(self, batch: Batch, stage: str) -> Summed:
+        """Log loss and scores of a batch."""
+        output = self(batch)
+        loss, terms = self.summed_loss(output, batch)
+        self.log_loss(stage, loss, terms, batch)
+        self.update_scores(stage, output.detach(), batch)
+        scores: Any = self.scores[f"{stage}_scores"]
+        self.log_metrics(stage, list(scores.items()), batch)
+        return loss, terms
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Compute the loss of a batch, without a device sync."""

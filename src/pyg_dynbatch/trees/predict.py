@@ -1,6 +1,5 @@
 """Predict trees from checkpoints alone: in memory, or those of a file."""
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,15 +10,14 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from pyg_dynbatch import prediction
-from pyg_dynbatch.console import OneLineArguments, Progress, check_outputs
+from pyg_dynbatch.console import Progress, check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.trees.collate import Collater, DataLoader
-from pyg_dynbatch.trees.convert import from_nested
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
-from pyg_dynbatch.trees.text import parse_bracketed
+from pyg_dynbatch.trees.text import from_nested, parse_bracketed
 from pyg_dynbatch.trees.words import Vocabulary
 
 
@@ -220,7 +218,13 @@ def predict_file(predictor: TreePredictor, trees: TreeFile, batch_size: int) -> 
 
 def run_tree_predict(argv: list[str]) -> int:
     """Run ``predict`` on a file of bracketed trees."""
-    options = _parser().parse_args(argv)
+    text = "Predict the classes of bracketed trees, one tree per line, labelled or not. Words that "
+    text += "the model was not trained on are the unknown word."
+    parser = prediction_arguments("predict", text, "bracketed trees, one per line", "trees")
+    add = parser.add_argument
+    add("--nodes", metavar="FILE", help="also write a CSV file with one row per node")
+    add("--shard", metavar="I/N", help="molecules only")
+    options = parser.parse_args(argv)
     if options.shard is not None:
         what, hint = "predict: trees cannot be predicted in shards", "split -n l/8 FILE first"
         raise mismatch(ValueError, what, "no --shard", options.shard, hint=hint)
@@ -235,20 +239,3 @@ def run_tree_predict(argv: list[str]) -> int:
         prediction.write_table(options.nodes, prediction.node_rows(columns))
     print(f"predicted {len(trees):,} trees", file=sys.stderr)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineArguments(
-        "pyg-dynbatch predict",
-        "Predict the classes of bracketed trees, one tree per line, labelled or not. Words that "
-        "the model was not trained on are the unknown word.",
-    )
-    add = parser.add_argument
-    add("--checkpoint", nargs="+", required=True, metavar="CKPT", help="several are averaged")
-    add("--input", required=True, metavar="FILE", help="bracketed trees, one per line")
-    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
-    add("--nodes", metavar="FILE", help="also write a CSV file with one row per node")
-    add("--batch-size", type=int, default=100, metavar="N", help="trees in a batch (default: 100)")
-    add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-    add("--shard", metavar="I/N", help="molecules only")
-    return parser

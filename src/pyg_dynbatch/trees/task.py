@@ -1,8 +1,8 @@
-"""Lightning modules of trees: classification of nodes, relatedness of pairs, and their metrics."""
+"""Lightning data modules of trees and their tasks: classes of nodes, relatedness of pairs."""
 
 import inspect
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,26 +10,369 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from torch_geometric.data import Batch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch_geometric.data import Batch, Data
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.prediction import Model
-from pyg_dynbatch.training.exact import Agreement, mse, pearson, spearman
-from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.report import FILES, panels
+from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
+from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions, VectorOptions
+from pyg_dynbatch.training.runs import FILES, panels
 from pyg_dynbatch.training.task import (
-    STAGES,
     UNLABELLED,
+    Agreement,
     RatioMetric,
     Reduction,
+    Summed,
     Task,
+    mse,
+    pearson,
+    spearman,
     summed_cross_entropy,
 )
+from pyg_dynbatch.trees.collate import Collater, DataLoader
+from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
+from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
 from pyg_dynbatch.trees.models import mean_score
-from pyg_dynbatch.trees.predict import TreeClassificationModel, TreeRelatednessModel
+from pyg_dynbatch.trees.predict import TreeClassificationModel, TreeRelatednessModel, arity_of
+from pyg_dynbatch.trees.words import (
+    DEFAULT_MODEL,
+    Vocabulary,
+    WordVectors,
+    read_word_vectors,
+    sentence_vectors,
+)
 from pyg_dynbatch.visualize import draw_tree, draw_tree_legend, save_figure
+
+# Data ---------------------------------------------------------------------------------------------
+
+
+_LARGEST_SHOWN = 45
+
+
+class TreeDataModule(SplitDataModule):
+    """Create the loaders of three splits, and provide the sizes that a model needs.
+
+    ``num_tokens`` and ``num_classes`` are available before training is set up, so that the command
+    line can pass them to the model; reading them reads (and, the first time, caches) the data.
+    Splits that are not trained on are never shuffled, nor is an example counted on two devices.
+
+    Args:
+        batch_size: Trees in a batch.
+        max_nodes: If given, batches hold at most this many nodes, and any number of trees. A
+            larger tree becomes a separate batch, with a warning.
+        num_workers: Loader processes; 0 loads in the training process.
+        arity: Child slots of the cell's schedule; left out, that of the model.
+        predict_split: Which split ``predict`` runs over.
+        vectors: Options of the word vectors.
+        virtual_ranks: Batches of a training step on all ranks together, so that a run can continue
+            on any number of ranks that divides it; by default the number of ranks of the first run.
+    """
+
+    num_classes: int
+    _open: Callable[..., TreeDataset]
+
+    def __init__(
+        self,
+        batch_size: int = 100,
+        max_nodes: int | None = None,
+        num_workers: int = 0,
+        arity: int | None = None,
+        predict_split: SplitName = "test",
+        vectors: VectorOptions = VectorOptions(),  # noqa: B008 - frozen
+        virtual_ranks: int | None = None,
+    ) -> None:
+        super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
+        self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
+        self._loaded: dict[str, TreeDataset] = {}
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Load one split.
+
+        Args:
+            split: Its name.
+            vocabulary: The words to use; None for the data set's own.
+        """
+        return self._open(split=split, **({"vocabulary": vocabulary} if vocabulary else {}))
+
+    @cached_property
+    def _all_vectors(self) -> WordVectors | None:
+        options, file = self.vectors, self.vectors.file
+        if options.source == "none":
+            return None
+        # Before the data are read, which takes long.
+        if options.source == "glove" and (file is None or not Path(file).is_file()):
+            what, got = "VectorOptions: source 'glove' needs a file of word vectors", file or "none"
+            hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none"
+            kind = ValueError if file is None else FileNotFoundError
+            raise mismatch(kind, what, "a text file of vectors, also .gz", got, hint=hint)
+        words = self.load("train", None).vocabulary
+        if options.source == "sentence":
+            model, scale = file or DEFAULT_MODEL, options.scale
+            return sentence_vectors(words, model, cache=options.cache, scale=scale)
+        chosen: Any = {"missing": options.missing, "lower_case": options.lower_case}
+        # Drawn from the seed of the run, so that runs with several seeds differ here too.
+        chosen["seed"] = torch.initial_seed() % 2**31
+        return read_word_vectors(str(file), words, **chosen).scaled(options.scale)
+
+    @cached_property
+    def word_vectors(self) -> WordVectors | None:
+        """The word vectors to start from, if any.
+
+        If words without a vector share one, they are one word, and the vocabulary is smaller.
+        """
+        vectors = self._all_vectors
+        return vectors.only_found() if vectors and self._words_share else vectors
+
+    @property
+    def _words_share(self) -> bool:
+        return self.vectors.missing == "shared_uniform"
+
+    def dataset(self, split: SplitName) -> TreeDataset:
+        """Return one split, loaded once."""
+        if split not in self._loaded:
+            vectors = self.word_vectors  # which checks the options before the data are read
+            chosen = vectors.vocabulary if vectors and self._words_share else None
+            self._loaded[split] = self.load(split, chosen)
+        return self._loaded[split]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words whose rows the trees hold."""
+        return self.dataset("train").vocabulary
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the embedding."""
+        return self.dataset("train").num_tokens
+
+    def setup(self, stage: str) -> None:
+        """Load the splits of a stage; before ``fit`` report how many words have a vector."""
+        for split in self.splits_of(stage):
+            self.dataset(split)
+        if stage == "fit" and self._all_vectors is not None:
+            counts = {str(split): self.load(split, None).token_counts() for split in SPLITS}
+            for line in self._all_vectors.coverage(counts):
+                rank_zero_info(f"word vectors, {line}")
+
+    def sizes(self, split: SplitName) -> list[int]:
+        """Count the nodes of every tree."""
+        return self.dataset(split).node_counts
+
+    def contents(self, split: SplitName) -> list[np.ndarray]:
+        """Return the edges, tokens and targets of all trees."""
+        fields = self.dataset(split)._data.to_dict()
+        return [each.numpy() for _, each in sorted(fields.items()) if isinstance(each, Tensor)]
+
+    def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
+        """Create a loader whose batches carry their schedule."""
+        return DataLoader(dataset, batch_size=batch_size, arity=self._arity(), **options)
+
+    def _arity(self) -> int | None:
+        if self.arity is not None or self.trainer is None:
+            return self.arity
+        return arity_of(self.trainer.lightning_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the vocabulary, so that a checkpoint is never used with a different one."""
+        words = {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
+        return {**super().state_dict(), **words}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise an error if the embedding of the checkpoint was trained for other words."""
+        own = self.vocabulary.digest()
+        if (found := state_dict.get("vocabulary", own)) != own:
+            what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
+            hint = "use the data files and options the checkpoint was made with"
+            raise mismatch(ValueError, what, f"{own} ({self.num_tokens} words)", found, hint=hint)
+        super().load_state_dict(state_dict)
+
+    def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
+        """Choose the first few test trees that fit into a picture.
+
+        Returns:
+            The trees as a batch, the trees by name, and the text of their nodes.
+        """
+        dataset = self.dataset("test")
+        sizes = dataset.node_counts
+        fitting = [i for i, size in enumerate(sizes) if 3 <= size <= _LARGEST_SHOWN]
+        chosen = fitting[:count] or range(min(count, len(dataset)))
+        trees = {f"test example {i}": dataset[i] for i in chosen}
+        # Words without a vector may be one word to the model; the picture still shows them.
+        named = self.load("test", None)
+        words = [self.node_texts(named[i], named.vocabulary) for i in chosen]
+        return Collater(arity=self._arity())(list(trees.values())), trees, words
+
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Return the text that a picture shows at each node."""
+        return [vocabulary[row] if row >= 0 else "" for row in tree.token.tolist()]
+
+
+class SSTData(TreeDataModule):
+    """The Stanford Sentiment Treebank: binary trees, five classes on every node.
+
+    Args:
+        root: Folder for downloads and for the cache.
+        raw_dir: Folder with ``train.txt``, ``dev.txt`` and ``test.txt``; left out, ``root/raw``,
+            where they are downloaded to.
+        vocabulary: Words of ``all`` splits (a word that only the test split has can use its
+            pretrained vector), or of the ``train`` split alone.
+        verify: Whether files other than the published ones are an error.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
+
+    Example:
+        >>> from pyg_dynbatch.lightning import VectorOptions
+        >>> data = SSTData(batch_size=25, vectors=VectorOptions("glove", "glove.txt"))
+        >>> data.num_classes
+        5
+    """
+
+    num_classes = 5
+
+    def __init__(
+        self,
+        root: str = "data/sst",
+        raw_dir: str | None = None,
+        vocabulary: Literal["all", "train"] = "all",
+        verify: bool = True,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self._open = partial(SST, root, vocabulary=vocabulary, raw_dir=raw_dir, verify=verify)
+
+
+class ListOpsData(TreeDataModule):
+    """ListOps, generated when needed: nested operations on digits, ten classes at the root.
+
+    Args:
+        root: Folder for the cache.
+        form: ``operator`` nodes with up to five ordered arguments, or the published ``binary``
+            parse with all pieces at the leaves.
+        recipe: What to generate.
+        tsv_dir: Folder with ``train.tsv``, ``val.tsv`` and ``test.tsv`` in the published format,
+            to be read instead.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
+
+    Example:
+        >>> ListOpsData(recipe=ListOpsRecipe(train=100, val=10, test=10)).num_classes
+        10
+    """
+
+    num_classes = 10
+
+    def __init__(
+        self,
+        root: str = "data/listops",
+        form: Literal["operator", "binary"] = "operator",
+        recipe: ListOpsRecipe = ListOpsRecipe(),  # noqa: B008 - frozen
+        tsv_dir: str | None = None,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self._open = partial(ListOps, root, form=form, recipe=recipe)
+        self.recipe, self.tsv_dir = recipe, tsv_dir
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Load one split."""
+        if vocabulary is not None:
+            what = "ListOpsData: the pieces of this data set have no pretrained vectors"
+            raise mismatch(ValueError, what, "vectors.source: none", self.vectors.source)
+        tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
+        return self._open(split=split, tsv=tsv)
+
+    def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
+        """Return the text that a picture shows at each node, operators without their bracket."""
+        return [text.removeprefix("[") for text in super().node_texts(tree, vocabulary)]
+
+
+class SICKData(TreeDataModule):
+    """SICK relatedness: pairs of trees with a distribution over the scores 1 to 5.
+
+    Args:
+        root: Folder for the cache.
+        raw_dir: Folder with the raw files; left out, ``root/raw``.
+        trees: Which parses: ``dependency``, ``constituency``, or ``chain`` for none.
+        vocabulary: Words of ``all`` splits, or of the ``train`` split alone.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
+
+    Example:
+        >>> SICKData(batch_size=25).num_classes
+        5
+    """
+
+    num_classes = 5
+
+    def __init__(
+        self,
+        root: str = "data/sick",
+        raw_dir: str | None = None,
+        trees: Literal["dependency", "constituency", "chain"] = "dependency",
+        vocabulary: Literal["all", "train"] = "all",
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self._open = partial(SICK, root, trees=trees, vocabulary=vocabulary, raw_dir=raw_dir)
+
+
+class TreeFileData(TreeDataModule):
+    """Your own files of bracketed trees, one tree per line, plain or compressed (``.gz``).
+
+    Args:
+        train_file: Trees to train on; they also define the classes.
+        val_file: Trees to choose the best checkpoint by.
+        test_file: Trees to test and predict; left out, those of ``val_file``.
+        root: Folder for the cache; left out, the files are parsed at every start.
+        labels: Whether every node has a label (``required``), or some have (``optional``).
+        vocabulary: Words of the ``train`` file, or of ``all`` files. With the first, a checkpoint
+            can be used with any other ``test_file``.
+        classes: Number of classes; left out, the largest label of ``train_file`` plus one.
+        **loading: Options of :class:`~pyg_dynbatch.lightning.TreeDataModule`.
+
+    Example:
+        >>> TreeFileData("train.txt", "val.txt", classes=3).num_classes
+        3
+    """
+
+    def __init__(
+        self,
+        train_file: str,
+        val_file: str,
+        test_file: str | None = None,
+        root: str | None = None,
+        labels: Literal["required", "optional"] = "required",
+        vocabulary: Literal["train", "all"] = "train",
+        classes: int | None = None,
+        **loading: Any,
+    ) -> None:
+        super().__init__(**loading)
+        self.files = {"train": train_file, "val": val_file, "test": test_file or val_file}
+        defining = self.files.values() if vocabulary == "all" else [train_file]
+        self.defining_files = list(dict.fromkeys(defining))
+        self.root, self.labels, self.classes = root, labels, classes
+
+    @cached_property
+    def _defining(self) -> TreeFile:
+        """The trees that define the words and classes."""
+        return TreeFile(self.defining_files, self.root, self.classes, self.labels)
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]
+        """Number of classes."""
+        found = self._defining.num_classes if self.classes is None else self.classes
+        if found < 1:
+            what, where = "TreeFileData: no node has a label", ", ".join(self.defining_files)
+            expected, hint = "at least one label, such as the 3 of (3 word)", "the option classes"
+            raise mismatch(ValueError, what, expected, where=where, hint=hint)
+        return found
+
+    def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
+        """Load one file."""
+        words = vocabulary or self._defining.vocabulary
+        return TreeFile(self.files[split], self.root, self.num_classes, self.labels, words)
+
+
+# Tasks --------------------------------------------------------------------------------------------
 
 
 def polarity_hits(
@@ -49,26 +392,7 @@ def agreement_metrics() -> dict[str, Metric]:
 
 
 class TreeTask(Task):
-    """Train a network on batches of trees; subclasses define the loss and the scores.
-
-    Args:
-        model: What is trained; it takes a batch of trees.
-        optimizer: Options of the optimiser.
-        rate: Options of the learning-rate schedule.
-        reduction: What the summed loss is divided by.
-        scores: Returns the metrics of one stage, by the names they are logged under.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        optimizer: OptimizerOptions,
-        rate: RateOptions,
-        reduction: Reduction,
-        scores: Callable[[], dict[str, Metric]],
-    ) -> None:
-        super().__init__(model, optimizer, rate, reduction)
-        self.scores = nn.ModuleDict({f"{s}_scores": nn.ModuleDict(scores()) for s in STAGES})
+    """Base of the tasks of trees, which start from word vectors if the data module has any."""
 
     @classmethod
     def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -76,37 +400,6 @@ class TreeTask(Task):
         facts = {"num_tokens": 1, "num_classes": 5}
         known = inspect.signature(cls).parameters
         return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
-
-    @abstractmethod
-    def summed_loss(
-        self, output: Tensor, batch: Batch
-    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Sum the losses of a batch; return the sum and the number of its terms.
-
-        Args:
-            output: What the network returns.
-            batch: The trees.
-        """
-
-    @abstractmethod
-    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
-        """Add a batch to the metrics of its stage."""
-
-    def evaluate(self, batch: Batch, stage: str) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Log loss and scores of a batch."""
-        output = self(batch)
-        loss, terms = self.summed_loss(output, batch)
-        self.log_loss(stage, loss, terms, batch)
-        scores: Any = self.scores[f"{stage}_scores"]
-        self.update_scores(scores, output.detach(), batch)
-        self.log_metrics(stage, list(scores.items()), batch)
-        return loss, terms
-
-    def metric_names(self) -> tuple[str, ...]:
-        """List what the task logs while it trains."""
-        scores: Any = self.scores["val_scores"]
-        names = ["loss", *scores]
-        return tuple(f"{stage}/{name}" for stage in ("train", "val") for name in names)
 
     def setup(self, stage: str) -> None:
         """Start the embedding from the word vectors of the data module, if it has any.
@@ -199,20 +492,19 @@ class TreeClassification(TreeTask):
         self.loss_on = loss_on
         self.polarity = polarity
 
-    def summed_loss(
-        self, output: Float[Tensor, "node class"], batch: Batch
-    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    def summed_loss(self, output: Float[Tensor, "node class"], batch: Batch) -> Summed:
         """Sum the cross entropy of the nodes that have a loss."""
         if self.loss_on == "roots":
             return summed_cross_entropy(output[batch.root_index], batch.y[batch.root_index])
         return summed_cross_entropy(output, batch.y)
 
-    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
         """Count hits at the roots and at all nodes."""
         labels, roots = batch.y, batch.root_index
         rows = {"accuracy": (output.argmax(-1) == labels, labels != UNLABELLED)}
         if self.polarity:
             rows["binary_accuracy"] = polarity_hits(output, labels)
+        scores: Any = self.scores[f"{stage}_scores"]
         for name, (hit, counts) in rows.items():
             hit = hit & counts
             scores[name].update(hit[roots].sum(), counts[roots].sum())
@@ -285,15 +577,14 @@ class TreeRelatedness(TreeTask):
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
 
-    def summed_loss(
-        self, output: Float[Tensor, "example score"], batch: Batch
-    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    def summed_loss(self, output: Float[Tensor, "example score"], batch: Batch) -> Summed:
         """Sum the divergences from the target."""
         loss = F.kl_div(output.float(), batch.target.float(), reduction="sum")
         return loss, torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
 
-    def update_scores(self, scores: Any, output: Tensor, batch: Batch) -> None:
+    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
         """Compare predicted and gold scores."""
         predicted, gold = mean_score(output.exp()).float(), mean_score(batch.target).float()
+        scores: Any = self.scores[f"{stage}_scores"]
         for metric in scores.values():
             metric.update(predicted, gold)

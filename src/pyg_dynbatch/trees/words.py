@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyg_dynbatch.console import Progress
+from pyg_dynbatch.console import Progress, optional
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import existing, load_tensors, open_lines, write_atomically
 
@@ -468,14 +467,10 @@ def find_model(model: str) -> str:
 def _encode(
     words: list[str], model: str, batch_size: int, device: str
 ) -> Float[Tensor, "word feature"]:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        what = "sentence_vectors: the package sentence-transformers is missing"
-        expected = f"the package, or a cache with the {len(words)} words that it lacks"
-        hint = "pip install 'pyg_dynbatch[sentence]'"
-        raise mismatch(ImportError, what, expected, error, hint=hint) from error
-    encoder: Any = SentenceTransformer(find_model(model), device=device)
+    what = "sentence_vectors: the package sentence-transformers is missing"
+    expected = f"the package, or a cache with the {len(words)} words that it lacks"
+    transformers = optional("sentence_transformers", what, "sentence", expected)
+    encoder = transformers.SentenceTransformer(find_model(model), device=device)
     options = {"batch_size": batch_size, "convert_to_tensor": True, "show_progress_bar": False}
     parts, progress = [], Progress(f"encoding with {model}", "words", len(words))
     with torch.inference_mode(), progress:

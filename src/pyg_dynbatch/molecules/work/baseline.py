@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
-from pyg_dynbatch.console import OneLineArguments
+from pyg_dynbatch.console import OneLineArguments, optional
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from pyg_dynbatch.molecules.features.descriptors import DESCRIPTORS
@@ -141,14 +141,9 @@ class Baseline(nn.Module):
         return chance
 
 
-def _library() -> tuple[Any, Any, Any]:
-    try:
-        from sklearn import dummy, ensemble, linear_model
-    except ImportError as error:
-        hint = 'pip install "pyg_dynbatch[baseline]"'
-        what = "baseline: scikit-learn cannot be imported"
-        raise mismatch(ImportError, what, got=error, hint=hint) from error
-    return dummy, ensemble, linear_model
+def _library() -> list[Any]:
+    what, names = "baseline: scikit-learn cannot be imported", ("dummy", "ensemble", "linear_model")
+    return [optional(f"sklearn.{name}", what, "baseline") for name in names]
 
 
 class BaselineRun(Run):

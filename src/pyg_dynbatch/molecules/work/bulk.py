@@ -6,31 +6,28 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
+from socket import gethostname
+from time import monotonic
+from traceback import format_exc
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
 import pyg_dynbatch
-from pyg_dynbatch.console import check_outputs
+from pyg_dynbatch import files
+from pyg_dynbatch.console import check_outputs, optional
 from pyg_dynbatch.core.errors import checked_count, mismatch
-from pyg_dynbatch.files import (
-    atomic_file,
-    check_sha256,
-    existing,
-    locked_folder,
-    sha256_of,
-    write_atomically,
-)
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
 from pyg_dynbatch.molecules.files import build, store
 from pyg_dynbatch.molecules.files.build import CHUNK, ERRORS, FeaturizeOptions
 from pyg_dynbatch.molecules.files.read import read_molecules
 from pyg_dynbatch.molecules.files.store import HEADER, Featurizer, PackedMolecules
-from pyg_dynbatch.molecules.work.clusters import run_on_dask, run_on_ray
 from pyg_dynbatch.molecules.work.predict import MoleculePredictor, PredictionFiles, predict_file
 
 MANIFEST = "manifest.json"
@@ -107,7 +104,7 @@ class _Job(ABC):
         """Return plain values on which the results depend; all shards of a job have the same."""
         facts = {
             "work": type(self).__name__,
-            "input": sha256_of(existing(self.input, "a file of molecules")),
+            "input": files.sha256_of(files.existing(self.input, "a file of molecules")),
             "reading": {name: value for name, value in self.reading.items() if value},
             "pyg_dynbatch": pyg_dynbatch.__version__,
             "rdkit": rdkit_version(),
@@ -146,7 +143,7 @@ class _Job(ABC):
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
         for parent in (folder.parent, folder):
             check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
-        with locked_folder(folder):
+        with files.locked_folder(folder):
             manifest = None if self._forced else _read_manifest(folder)
             if manifest is not None:
                 different = f"{what}: its folder is for different work"
@@ -167,7 +164,7 @@ class _Job(ABC):
                 text = "it has {shard:,} of {file:,} records, {bad:,} bad".format_map(counts)
                 print(f"{what}: no molecules: {text}; see --block-size", file=sys.stderr)
             written = (path for path in sorted(folder.glob("[!.]*")) if path.name != MANIFEST)
-            sums = {path.name: sha256_of(path) for path in written if path.is_file()}
+            sums = {path.name: files.sha256_of(path) for path in written if path.is_file()}
             write({**facts, "records": counts, "files": sums})
         return folder
 
@@ -282,9 +279,10 @@ class PredictJob(_Job):
 
     def _facts(self) -> dict[str, Any]:
         names = ("narrow", "dropout", "max_pairs", "max_atoms", "fingerprints", "block_size")
+        checkpoints = [files.existing(path, "a checkpoint") for path in self.checkpoints]
         return {
             **{name: getattr(self, name) for name in names},
-            "checkpoints": [sha256_of(existing(path, "a checkpoint")) for path in self.checkpoints],
+            "checkpoints": list(map(files.sha256_of, checkpoints)),
             "device": self.device.partition(":")[0],
         }
 
@@ -447,7 +445,7 @@ def merge(folder: str | Path) -> Path:
         hint = "delete the shards of all counts but one"
         raise mismatch(ValueError, what, "one count", got, where=folder, hint=hint)
     shards = [Shard(number, *found) for number in range(*found)]
-    with locked_folder(folder):
+    with files.locked_folder(folder):
         manifests = _finished(folder, shards)
         predicted = manifests[0]["identity"]["work"] == PredictJob.__name__
         join = _join_tables if predicted else _join_stores
@@ -476,8 +474,8 @@ def _finished(folder: Path, shards: Sequence[Shard]) -> list[dict[str, Any]]:
         _check_same(what, {**first, "shard": str(shard)}, found, path)
         hint = f"delete {path} and run the shard again"
         for name, sha256 in manifest["files"].items():
-            existing(path / name, f"a file of shard {shard}")
-            check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
+            files.existing(path / name, f"a file of shard {shard}")
+            files.check_sha256(path / name, sha256, f"merge: shard {shard}", hint)
     return manifests
 
 
@@ -489,20 +487,19 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 
 
-def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int]]:
-    """Yield the shard, the first row and the number of rows of each block of the file."""
+def _blocks(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the shard, its part, the first row and the number of rows of each block of the file."""
     total, size = manifests[0]["records"]["file"], manifests[0]["identity"]["block_size"]
     for block, row in enumerate(range(0, total, size)):
-        yield block % len(manifests), row, min(size, total - row)
+        part, shard = divmod(block, len(manifests))
+        yield shard, part, row, min(size, total - row)
 
 
 def _join_stores(
     folder: Path, paths: Sequence[Path], manifests: Sequence[Mapping[str, Any]]
 ) -> None:
     stores = [PackedMolecules(path) for path in paths]
-    # The n-th block is the part n // len(paths) of its shard.
-    dealt = enumerate(_blocks(manifests))
-    blocks = [(stores[shard], block // len(paths)) for block, (shard, _, _) in dealt]
+    blocks = [(stores[shard], part) for shard, part, _, _ in _blocks(manifests)]
     parts = [packed.parts[number] for packed, number in blocks]
     build.check_parts("merge", parts, manifests[0]["records"]["file"])
     header = {**stores[0].header, "parts": parts}
@@ -520,13 +517,14 @@ def _join_tables(
         for left in folder.glob(f".{name}.*.tmp"):  # by a merge that was killed
             left.unlink()
         if name.endswith(".npy"):
-            write_atomically(folder / name, partial(store.write_npy, _rows(tables, manifests)))
+            write = partial(store.write_npy, _rows(tables, manifests))
+            files.write_atomically(folder / name, write)
             continue
-        with atomic_file(folder / name, "wb") as joined:
+        with files.atomic_file(folder / name, "wb") as joined:
             # The names of the columns, of the first shard.
             ends = [_copy(path, 0, 1, None if i else joined) for i, path in enumerate(tables)]
-            for shard, block, count in _blocks(manifests):
-                end = block + count if name == ERRORS else None
+            for shard, _, row, count in _blocks(manifests):
+                end = row + count if name == ERRORS else None
                 ends[shard] = _copy(tables[shard], ends[shard], count, joined, end)
     total, bad = (sum(one["records"][key] for one in manifests) for key in ("shard", "bad"))
     print(f"merge: {total - bad:,} of {total:,} records predicted", file=sys.stderr)
@@ -537,11 +535,9 @@ def _join_tables(
 
 def _rows(tables: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> Iterator[np.ndarray]:
     """Yield the fingerprints of each block."""
-    starts = [0] * len(tables)
-    for shard, _, count in _blocks(manifests):
-        rows = np.load(tables[shard], mmap_mode="r")
-        yield rows[starts[shard] : starts[shard] + count]
-        starts[shard] += count
+    size = manifests[0]["identity"]["block_size"]
+    for shard, part, _, count in _blocks(manifests):
+        yield np.load(tables[shard], mmap_mode="r")[part * size :][:count]
 
 
 def _copy(path: Path, start: int, count: int, target: Any, end: int | None = None) -> int:
@@ -564,3 +560,92 @@ def _copy(path: Path, start: int, count: int, target: Any, end: int | None = Non
                 target.writelines(record)
             count -= 1
     return start
+
+
+# Clusters -----------------------------------------------------------------------------------------
+
+
+PATIENCE = 300.0  # seconds without any worker, in total between two finished shards
+RETRIES = 1  # after an error; shared folders fail now and then
+
+
+def _run(job: Any, shard: Any) -> None:
+    try:
+        job.run(shard)
+    except Exception as error:
+        error.add_note(f"shard {shard} on {gethostname()}")
+        raise
+
+
+def run_on_dask(job: Any, shards: Sequence[Any], client: Any) -> None:
+    """Run shards by a ``dask.distributed.Client``, which moves those of dead workers to others."""
+    if getattr(job, "num_workers", 0) or getattr(getattr(job, "options", None), "num_workers", 0):
+        what, hint = "Dask: its workers cannot start processes", "more workers of Dask instead"
+        raise mismatch(ValueError, what, "num_workers=0", "more", hint=hint)
+    # Unique, since Dask does not run a task again whose result it has; progress is shown by shard.
+    keys = [f"{shard.folder}-{uuid4().hex}" for shard in shards]
+    futures = client.map(partial(_run, job), shards, key=keys, retries=RETRIES)
+    _wait_for(futures, client)
+    client.gather(futures)
+
+
+def _wait_for(futures: Sequence[Any], client: Any) -> None:
+    """Return when all tasks are done or one has failed; raise if workers are missing for long.
+
+    Dask counts the deaths of workers that hold a task, and then raises ``KilledWorker``. But a task
+    that waits for a worker waits forever, and a cluster gives up workers that do not come back.
+    """
+    from distributed import wait
+
+    seen = bool(client.nthreads())
+    if not seen:
+        print("Dask: the cluster has no workers; waiting for the first one", file=sys.stderr)
+    finished, absent, before = 0, 0.0, monotonic()
+    while {future.status for future in futures} in ({"pending"}, {"pending", "finished"}):
+        now, count = monotonic(), sum(future.status == "finished" for future in futures)
+        if client.nthreads():
+            seen = True
+        elif seen:
+            absent += now - before
+        # A worker that comes and goes again does not set the clock back; a finished shard does.
+        absent = absent if count == finished else 0.0
+        finished, before = count, now
+        if absent > PATIENCE:
+            client.cancel(futures)
+            what = "Dask: the cluster has lost all of its workers"
+            got = f"none for {PATIENCE:g} s in total, and no shard was finished"
+            hint = "start workers and repeat the call, which continues after the saved blocks"
+            raise mismatch(TimeoutError, what, "at least one worker", got, hint=hint)
+        with suppress(TimeoutError):
+            wait(futures, timeout=1)
+
+
+class _Worker:
+    def __init__(self, job: Any, shards: Any) -> None:
+        self.prepare, self.shards = cache(job.prepare), shards
+
+    def __call__(self, batch: Any) -> dict[str, list[Exception]]:
+        shard = self.shards[batch["item"].item()]
+        try:
+            self.prepare()(shard)  # prepared here, since Ray wraps errors of __init__
+        except Exception as error:
+            error.add_note(f"shard {shard} on {gethostname()}:\n{format_exc()}")
+            return {"error": [error]}
+        return {"error": []}
+
+
+def run_on_ray(job: Any, shards: Any, ray: Any) -> None:
+    """Run shards in actors that prepare the job once and have a CPU or, if it uses one, a GPU."""
+    data = optional("ray.data", "no Ray Data", "ray")
+    # Numbers need no pickling. In memory: tasks that read them would wait for the actors' CPUs.
+    items = data.from_items(list(range(len(shards))), override_num_blocks=len(shards))
+    gpus = int("cuda" in getattr(job, "device", "cpu"))
+    kind, resources = "GPU" if gpus else "CPU", ray.cluster_resources()
+    if not (found := int(resources.get(kind, 0))):
+        hint = 'a GPU, or device="cpu"' if gpus else "ray.init(num_cpus=…) with at least 1"
+        what, got = f"Ray: the cluster has no {kind} for the shards", f"{kind} {found}"
+        raise mismatch(ValueError, what, f"at least one {kind}", got, hint=hint)
+    pool = data.ActorPoolStrategy(size=min(len(shards), found), max_tasks_in_flight_per_actor=1)
+    given: dict[str, Any] = {"fn_constructor_args": [job, shards], "num_gpus": gpus}
+    for row in items.map_batches(_Worker, batch_size=1, compute=pool, **given).iter_rows():
+        raise row["error"]  # all rows are errors

@@ -24,8 +24,13 @@ from pyg_dynbatch.molecules.files.read import FORMATS, MoleculeRecords, RawMolec
 from pyg_dynbatch.molecules.files.store import HEADER
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.bulk import FeaturizeJob, PredictJob, Shard, merge
-from pyg_dynbatch.molecules.work.drawing import atom_labels, draw_attributions, write_picture
-from pyg_dynbatch.molecules.work.explain import Explanation, explain
+from pyg_dynbatch.molecules.work.explain import (
+    Explanation,
+    atom_labels,
+    draw_attributions,
+    explain,
+    write_picture,
+)
 from pyg_dynbatch.molecules.work.predict import (
     MoleculePredictor,
     PredictionFiles,

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyg_dynbatch import prediction
 from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, part_of
@@ -38,13 +39,6 @@ from pyg_dynbatch.molecules.nets.properties import (
     property_columns,
 )
 from pyg_dynbatch.molecules.schema import MoleculeSchema
-from pyg_dynbatch.prediction import (
-    cell,
-    checked_device,
-    naming_file,
-    numbered_columns,
-    read_checkpoint,
-)
 from pyg_dynbatch.samplers import pack_in_order
 
 _FEATURE_FILE = f":{FeatureFile.__qualname__}"
@@ -101,14 +95,15 @@ class MoleculePredictor:
     ) -> None:
         if not checkpoints:
             raise mismatch(ValueError, "MoleculePredictor: no checkpoints", "at least one", 0)
-        self.device = checked_device(device)
+        self.device = prediction.checked_device(device)
         self.models: list[MoleculePropertyModel] = []
         for given in checkpoints:
             model: Any = getattr(given, "model", given)  # that of a task
             if not isinstance(model, nn.Module):
-                model = MoleculePropertyModel.from_checkpoint(read_checkpoint(model), given)
+                contents = prediction.read_checkpoint(model)
+                model = MoleculePropertyModel.from_checkpoint(contents, given)
             self.models.append(model.eval().to(self.device))
-            with naming_file("a model" if isinstance(given, nn.Module) else given):
+            with prediction.naming_file("a model" if isinstance(given, nn.Module) else given):
                 self.models[0].check_origin({"schema": model.schema.as_dict()})
         self.schema: MoleculeSchema = self.models[0].schema
         if dropout == 1 or dropout < 0:
@@ -263,7 +258,7 @@ def predict_stream(
         molecules = packing.unpack(piece.arrays, np.arange(len(piece.arrays["row"])))
         found = predictor.predict(molecules, fingerprints)
         columns = named_columns(found, predictor.schema, predictor.sets).values()
-        texts = ([cell(value) or "nan" for value in column] for column in columns)
+        texts = ([prediction.cell(value) or "nan" for value in column] for column in columns)
         for number, cells in enumerate(zip(*texts, strict=True)):
             record = waiting.popleft()
             mark = None if found.fingerprint is None else found.fingerprint[number]
@@ -288,7 +283,7 @@ def named_columns(
         each = torch.from_numpy(found.deviation).unflatten(1, (schema.num_tasks, -1)).amax(2)
         names = [f"deviation_{name}" for name in schema.task_names]
         columns |= zip(names, each.unbind(1), strict=True)
-    return numbered_columns(columns)
+    return prediction.numbered_columns(columns)
 
 
 def column_names(predictor: MoleculePredictor) -> list[str]:
