@@ -179,6 +179,6 @@ def test_inspect_explains_native(capsys) -> None:
 
 def test_training_without_lightning_says_what_to_install(capsys, monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "pyg_dynbatch.lightning", raising=False)
-    monkeypatch.setitem(sys.modules, "pyg_dynbatch.training.checkpoints", None)
+    monkeypatch.setitem(sys.modules, "pyg_dynbatch.training.task", None)
     line = complaint(capsys, "fit", "--config", "small.yaml")
     assert "pip install 'pyg_dynbatch[cli]'" in line
