@@ -231,6 +231,8 @@ def _molecules(options: Namespace, case: str, found: Any) -> Iterator[bench.Reco
         with torch.inference_mode():
             return net(batch)
 
+    # The network alone reads one molecule that was never collated.
+    alone = {"alone, " + DATA: Way(lambda pairs: pairs[0][1], {"inference": infer})}
     ways = {
         READY: Way(lambda pairs: collate([each[1] for each in pairs]), {"inference": infer}),
         DATA: Way(
@@ -246,10 +248,11 @@ def _molecules(options: Namespace, case: str, found: Any) -> Iterator[bench.Reco
     for size in options.batch_sizes:
         calls = max(1, min(options.calls, len(pairs)) // size)
         batches = [pairs[size * call : size * (call + 1)] for call in range(calls)]
-        _check(ways, batches[0])
+        compared = ways | alone if size == 1 else ways
+        _check(compared, batches[0])
         own = {"case": f"molecules, {case}", "batch": size, "unit": "molecules"}
         own["calls"] = calls * options.repeats
-        yield from _records(own, measure(ways, batches, options.repeats), READY)
+        yield from _records(own, measure(compared, batches, options.repeats), READY)
 
 
 def report(records: Sequence[bench.Record]) -> Iterator[str]:

@@ -36,14 +36,14 @@ MAX_LINES = {
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_620,
-    "nn": 3_160,
+    "nn": 3_165,
     "training": 2_580,
     "trees": 3_965,
-    "other files": 2_965,
-    "installed": 39_600,
+    "other files": 2_995,
+    "installed": 39_635,
     "benchmarks": 6_090,
 }
-MAX_CODE = 25_510
+MAX_CODE = 25_515
 MAX_LINES_OF_C = 2_500
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

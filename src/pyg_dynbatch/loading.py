@@ -86,13 +86,7 @@ class RaggedColumns(Sequence[Data]):
         if "num_nodes" in excluded:
             return None
         nodes, count = self.nodes, len(self)
-        batch = copy(_empty_batch(self.kind))  # type: ignore[arg-type]  # a class can be hashed
-        fields = batch.stores[0]
-        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
-        fields._num_nodes = nodes.sizes.tolist()
-        batch._num_graphs = count
-        slices = batch._slice_dict = {}
-        shifts = batch._inc_dict = {}
+        fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         # One tensor for equal starts, so that a worker process sends it once.
         starts = {each: torch.from_numpy(each.starts) for each in (nodes, *self.segments.values())}
         first, zeros = starts[nodes][:-1], torch.zeros(count, dtype=torch.long)
@@ -110,6 +104,40 @@ class RaggedColumns(Sequence[Data]):
         fields["num_nodes"] = int(nodes.starts[-1])
         fields["batch"] = torch.from_numpy(np.arange(count).repeat(nodes.sizes))
         fields["ptr"] = starts[nodes]
+        return self._batch_of(fields, nodes.sizes.tolist(), slices, shifts)
+
+    @classmethod
+    def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch of a list of one example; None where :meth:`of` has to try."""
+        rows = example.to_dict() if type(example) is cls.kind else {}
+        nodes = rows.pop("num_nodes", None)
+        if type(nodes) is not int or "num_nodes" in excluded:
+            return None
+        fields, slices, shifts = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        batch, zero = (torch.zeros(size, dtype=torch.long) for size in (nodes, 1))
+        ends = {nodes: torch.from_numpy(np.array([0, nodes], np.int64))}
+        for key, value in rows.items():
+            if key in excluded or isinstance(value, MovablePlan):
+                continue
+            # The batch owns its rows, as that of several examples does.
+            column = torch.cat((value,), axis_of(key)) if is_plain(value) else _join(key, [value])
+            if column is None or key not in cls.named:
+                return None
+            size = 1 if isinstance(column, list) else column.shape[axis_of(key)]
+            if size not in ends:
+                ends[size] = torch.from_numpy(np.array([0, size], np.int64))
+            fields[key], slices[key] = column, ends[size]
+            shifts[key] = None if isinstance(column, list) else zero
+        fields |= {"num_nodes": nodes, "batch": batch, "ptr": ends[nodes]}
+        return cls._batch_of(fields, [nodes], slices, shifts)
+
+    @classmethod
+    def _batch_of(cls, fields: dict[str, Any], nodes: list[int], slices: Any, shifts: Any) -> Batch:
+        batch = copy(_empty_batch(cls.kind))  # type: ignore[arg-type]  # a class can be hashed
+        # Private names of PyG, as `Batch.from_data_list` sets them: there are no public ones.
+        # Its way to set a field raises and catches an error, which takes a microsecond.
+        batch.stores[0]._mapping, batch.stores[0]._num_nodes = fields, nodes
+        batch._num_graphs, batch._slice_dict, batch._inc_dict = len(nodes), slices, shifts
         return batch
 
     def __len__(self) -> int:
@@ -188,8 +216,7 @@ def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
         return torch.tensor(values)
     if kinds != {Tensor}:
         return None
-    several = len(values) > 1
-    if several and len({value.dtype for value in values}) > 1:
+    if len({value.dtype for value in values}) > 1:
         return None
     try:
         joined = torch.cat(values, axis_of(key))
@@ -197,7 +224,7 @@ def _join(key: str, values: list[Any]) -> Tensor | list[str] | None:
         # Of several widths or devices, or scalars: the error comes from the checks before PyG.
         return None
     # Along with matrices, cat accepts empty vectors.
-    if several and joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}:
+    if joined.dim() > 1 and set(map(Tensor.dim, values)) != {joined.dim()}:
         return None
     return joined if is_plain(joined) else None
 
@@ -292,8 +319,11 @@ class PlanningCollater(PyGCollater, ABC):
             raise mismatch(ValueError, f"{name}: the batch is empty", "at least one example", 0)
         if not self.follow_batch:
             quick = isinstance(batch, RaggedColumns)
-            columns: Any = batch if quick else self.columns.of(batch, excluded)
-            merged = None if columns is None else columns.merged(excluded)
+            if len(batch) == 1 and not quick:
+                merged = self.columns.batch_of_one(batch[0], excluded)
+            if merged is None:
+                columns: Any = batch if quick else self.columns.of(batch, excluded)
+                merged = None if columns is None else columns.merged(excluded)
         quick = merged is not None
         if merged is None:
             if not isinstance(batch[0], Data):

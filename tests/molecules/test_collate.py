@@ -1,6 +1,7 @@
 """The molecule collater makes PyG's batch, quicker, with the chosen pairs."""
 
 import pickle
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.loader import MoleculeCollater, node_counts, pair_counts
 from pyg_dynbatch.molecules.data import MoleculeColumns
+from pyg_dynbatch.molecules.nets.models import WeaveNet
 from pyg_dynbatch.nn.pairs import Pairs
-from tests.molecules.batches import TABLE, molecule
+from tests.molecules.batches import FEATURES, TABLE, molecule
 from tests.molecules.packed import assert_same as assert_same_molecule
 
 
@@ -44,6 +46,22 @@ def test_same_as_pyg(sizes, rich):
     columns = MoleculeColumns.of(data, ())
     assert columns is not None
     assert_same_batch(Batch.from_data_list(data), columns.merged())
+
+
+@given(st.integers(0, 6), st.booleans())
+def test_one_molecule_is_a_batch_like_any_other(size, rich):
+    bare = {} if rich else {"y": None, "smiles": None, "row": None, "descriptor": None}
+    data = molecule(size, **bare)
+    net = WeaveNet(FEATURES, 2, TABLE.features, hidden=4, head=(3,)).eval()
+    alone = MoleculeCollater(TABLE)([data])
+    with mock.patch.object(MoleculeColumns, "batch_of_one", return_value=None):
+        general = MoleculeCollater(TABLE)([data])
+    with torch.inference_mode():
+        assert all(torch.equal(net(alone), net(each)) for each in (general, data))
+    assert alone.pairs == general.pairs
+    assert alone.x.data_ptr() != data.x.data_ptr() or not size
+    del alone.pairs
+    assert_same_batch(Batch.from_data_list([data]), alone)
 
 
 def test_descriptors_are_one_row_a_molecule():

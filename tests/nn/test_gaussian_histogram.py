@@ -1,9 +1,13 @@
 """The histogram readout against its formula in double precision, near and far from the bins."""
 
+import os
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor
 
+from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.nn.readout import MEANS, WIDTHS, GaussianHistogramAggregation
 
 
@@ -28,6 +32,20 @@ def test_sums_of_memberships_are_those_of_the_formula() -> None:
     expected = torch.zeros(6, 33).double().index_add(0, index, by_formula(x).flatten(1))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert found[4:].eq(0).all()
+
+
+@pytest.mark.parametrize("switch", ("0", "1"))
+@pytest.mark.parametrize("width", (1, 5, 128))
+def test_single_precision_is_close_to_double(switch: str, width: int) -> None:
+    x, index = 1.5 * torch.randn(300, width), torch.randint(7, (300,))
+    aggregation = GaussianHistogramAggregation()
+    exact = aggregation(x.double(), index, dim_size=8)
+    with mock.patch.dict(os.environ, {NATIVE_SWITCH: switch}):
+        found = aggregation(x, index, dim_size=8)
+        torch.testing.assert_close(found, exact.float(), rtol=2e-6, atol=2e-6)
+        assert aggregation(torch.full((1, width), torch.nan)).isnan().all()
+        with pytest.raises(ValueError, match="invalid 'dim_size'"):
+            aggregation(x, index, dim_size=index.max().item())
 
 
 def test_far_inputs_belong_to_the_outermost_bin() -> None:

@@ -1,15 +1,18 @@
 """Pairs against plain loops over atoms, and what they refuse."""
 
 import copy
+import os
 import pickle
 from collections.abc import Callable
 from itertools import combinations_with_replacement
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.nn.pairs import Pairs
 
 SIZES = st.lists(st.integers(0, 6), max_size=5)
@@ -77,6 +80,23 @@ def test_pairs_of_kept_codes_are_those_of_a_loop(sizes: list[int], data: st.Data
     for number in range(4):
         mine = [n for n, c in enumerate(columns) if code[c] == number]
         assert order[ptr[number] : ptr[number + 1]] == mine
+
+
+@given(st.lists(st.integers(-1, 6), max_size=5), st.data())
+def test_bytes_are_planned_in_c_as_by_definition(sizes: list[int], data: st.DataObject) -> None:
+    stored = sum(size * (size + 1) // 2 for size in sizes) + data.draw(st.sampled_from([0, 0, 1]))
+    code = data.draw(st.lists(st.integers(0, 4), min_size=stored, max_size=stored))
+    kept = data.draw(st.none() | st.lists(st.booleans(), min_size=4, max_size=5))
+    given = torch.tensor(code, dtype=torch.uint8), sizes
+    found: list[object] = []
+    for switch in "01":
+        with mock.patch.dict(os.environ, {NATIVE_SWITCH: switch}):
+            try:
+                options = {"num_codes": 4} if kept is None else {"kept": torch.tensor(kept)}
+                found.append(Pairs.from_codes(*given, **options))
+            except ValueError as error:
+                found.append(str(error))
+    assert found[0] == found[1]
 
 
 @given(SIZES, st.data())

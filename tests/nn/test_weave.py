@@ -1,13 +1,16 @@
 """Weave modules: primitives, options, memory, precision, and what is refused."""
 
 import copy
+import os
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.nn import pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack, order_moments
@@ -32,6 +35,18 @@ def test_primitives_have_right_derivatives(name: str) -> None:
     pairs = some_pairs()
     assert torch.autograd.gradcheck(lambda x: function(x, pairs), [given])
     assert torch.autograd.gradgradcheck(lambda x: function(x, pairs), [given])
+
+
+@pytest.mark.parametrize("width", (1, 7, 50))
+def test_c_computes_the_bits_of_torch(width: int) -> None:
+    pairs, parts = Pairs.all_pairs([5, 0, 1, 90]), torch.randn(96, 2 * width)
+    parts[7, 0] = torch.nan
+    in_c = pair_sums.order_relu(parts, pairs)
+    with mock.patch.dict(os.environ, {NATIVE_SWITCH: "0"}):
+        assert torch.equal(in_c.nan_to_num(9), pair_sums.order_relu(parts, pairs).nan_to_num(9))
+    recorded = pair_sums.order_relu(parts.requires_grad_(), pairs)
+    assert torch.equal(in_c.nan_to_num(9), recorded.nan_to_num(9))
+    assert recorded.requires_grad
 
 
 def test_half_precision_is_added_up_in_single_precision() -> None:

@@ -1,5 +1,6 @@
 """Columns of trees are a list of trees, and merge as PyG does; batches are saved and sent."""
 
+import copy
 import pickle
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -97,6 +98,50 @@ def test_examples_stay_as_they_were() -> None:
     assert torch.equal(tree.edge_index, full(3).edge_index)
     Collater()([tree]).edge_index.add_(7)
     assert torch.equal(tree.edge_index, full(3).edge_index)
+
+
+@given(structures(), st.booleans(), st.sampled_from([(None, "both"), (3, "bottom_up")]))
+def test_a_batch_of_one_is_like_any_other(dag: Dag, rich: bool, option: tuple[Any, str]) -> None:
+    tree, collate = tree_of(dag, rich), Collater(arity=option[0], direction=option[1])
+    columns = TreeColumns.of([tree])
+    assert columns is not None
+    found, wanted = collate([tree]), collate(columns)
+    assert TreeColumns.batch_of_one(tree) is not None, "it was built as a batch of several"
+    for batch in (found, pickle.loads(pickle.dumps(found)), copy.deepcopy(found)):  # noqa: S301
+        assert_same_batch(wanted, batch)
+        assert all(type(value) is type(wanted[key]) for key, value in batch)
+    assert found.schedule.checksums == wanted.schedule.checksums
+    assert_same_batch(Batch.from_data_list([tree]), TreeColumns.batch_of_one(tree))
+    assert_same(collate([collate([tree]).get_example(0)]), found)
+    for key, value in tree:
+        if isinstance(value, torch.Tensor) and value.numel():
+            assert found[key].data_ptr() != value.data_ptr(), "a batch owns its tensors"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"token": torch.tensor([4, 7])}, "token has the wrong length"),
+        ({"child_slot": torch.tensor([0])}, "child_slot has the wrong length"),
+        ({"token": torch.tensor([4, 7, -2])}, "token is out of range at node 2"),
+        ({"root_index": torch.tensor([1])}, "root_index does not belong"),
+        ({"root_index": torch.tensor([], dtype=torch.long)}, "root_index does not belong"),
+        ({"edge_index": torch.tensor([[0, 1], [2, 3]])}, "a node that does not exist"),
+        ({"edge_index": torch.tensor([[0, 1, 2], [1, 2, 0]])}, "edge_index has a cycle"),
+        ({"edge_index": torch.tensor([[0, 1], [2, 2]]).int()}, "int32 tensor"),
+        ({"child_slot": torch.tensor([1, 1])}, "two arguments in one slot"),
+        ({"child_slot": torch.tensor([0, 2])}, "beyond the arity"),
+        ({"has_input": torch.tensor([True, False])}, "has_input has the wrong length"),
+    ],
+)
+def test_a_batch_of_one_is_checked(changed: dict[str, Any], told: str) -> None:
+    tree = small()[0]
+    if changed.get("edge_index", tree.edge_index).size(1) == 3:
+        changed = {**changed, "child_slot": torch.zeros(3, dtype=torch.long)}
+    for key, value in changed.items():
+        tree[key] = value
+    with pytest.raises(ValueError, match=rf"{told}[\s\S]*example 0|example 0[\s\S]*{told}"):
+        Collater(arity=2)([tree])
 
 
 def test_is_a_sequence() -> None:

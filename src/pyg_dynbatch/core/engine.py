@@ -208,12 +208,16 @@ class Run:
         if not self.buffers:
             self.token = new_token(schedule.index)
         self.schedule = schedule
-        self.operations = [self.engine.operation_of(s) for s in schedule.signatures]
+        # Only those that are called: the steps of a flush are few, its signatures may be many.
+        self.operations = {
+            each: self.engine.operation_of(schedule.signatures[each])
+            for each in dict.fromkeys(schedule.operations)
+        }
         self.known: dict[RowType, Rows] = {}
         # The operations determine the row types that the schedule leaves open.
         row_types: dict[RowType, RowType] = {}
-        for called, operation in zip(schedule.signatures, self.operations, strict=True):
-            sides = (called, operation.signature)
+        for number, operation in self.operations.items():
+            sides = (schedule.signatures[number], operation.signature)
             theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
             row_types.update(zip(theirs, ours, strict=True))
         num_open = len(self.buffers)
@@ -342,8 +346,7 @@ class Run:
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
         known = self.known
-        chains = map(self.schedule.chain_of, self.schedule.steps)
-        used = {self.operations[each] for chain in chains for each in chain.operations}
+        used = {*self.operations.values()}
         no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature

@@ -1,8 +1,9 @@
 """The levels of trees or graphs: one recurrent operation, level by level."""
 
 import weakref
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, count, pairwise
@@ -343,36 +344,16 @@ def schedule_structure(
     num_nodes = _checked_number("num_nodes", num_nodes)
     if arity is not None:
         arity = _checked_number("arity", arity, "None for any number of children")
-    examples = np.array([num_nodes])
-    if example_sizes is not None:
-        examples = _checked_sizes(example_sizes)
+    if has_input is not None and has_input.dtype != torch.bool:
+        _checked("has_input", has_input, num_nodes, "node", torch.bool)
+    sizes = [num_nodes] if example_sizes is None else example_sizes
     down = direction == "top_down"
-    given = _Structure(edge_index, num_nodes, child_slot, arity, has_input, examples, down)
-    laid = _lay_out_in_c(given) or _lay_out(given)
-    return Levels(
-        index=laid.numbers,
-        num_nodes=num_nodes,
-        num_edges=edge_index.size(1),
-        num_examples=examples.size,
-        arity=arity,
-        direction=direction,
-        level_sizes=laid.sizes,
-        level_inputs=laid.inputs,
-        level_children=laid.children,
-        single_parent=laid.single_parent,
-        checksums=tuple(map(checksum, (edge_index, child_slot, has_input))),
-    )._trust()
+    return _scheduled(
+        _Structure(edge_index, num_nodes, child_slot, arity, has_input, _counts(sizes), down)
+    )
 
 
-def _checked_number(name: str, number: Any, hint: str = "") -> int:
-    # Not SupportsIndex, which takes as long to compare as all edges of a tree.
-    if not hasattr(number, "__index__") or not 0 <= index(number) < 2**31:
-        what, wanted = f"schedule_structure: invalid {name}", "an integer from 0 to 2 ** 31 - 1"
-        raise mismatch(ValueError, what, wanted, repr(number), hint=hint)
-    return index(number)
-
-
-def _checked_sizes(example_sizes: Any) -> np.ndarray:
+def _counts(example_sizes: Any) -> np.ndarray:
     try:
         examples = np.asarray(example_sizes)
         is_vector = examples.ndim == 1 and (not examples.size or examples.dtype.kind in "iu")
@@ -381,7 +362,15 @@ def _checked_sizes(example_sizes: Any) -> np.ndarray:
     if not is_vector:
         what, got = "schedule_structure: example_sizes are not integers", repr(example_sizes)[:200]
         raise mismatch(TypeError, what, "one integer per example", got)
-    return examples.astype(np.int64)
+    return examples.astype(np.int64, copy=False)
+
+
+def _checked_number(name: str, number: Any, hint: str = "") -> int:
+    # Not SupportsIndex, which takes as long to compare as all edges of a tree.
+    if not hasattr(number, "__index__") or not 0 <= index(number) < 2**31:
+        what, wanted = f"schedule_structure: invalid {name}", "an integer from 0 to 2 ** 31 - 1"
+        raise mismatch(ValueError, what, wanted, repr(number), hint=hint)
+    return index(number)
 
 
 def _problem_of(levels: Levels) -> str:
@@ -456,22 +445,27 @@ class _Structure(NamedTuple):
     num_nodes: int
     child_slot: Tensor | None
     arity: int | None
-    has_input: Tensor | None
+    input: Tensor | None  # which nodes read an input, bool, or the tokens of nodes
     examples: np.ndarray
     down: bool
 
+    def levels(
+        self, index: Tensor, per_level: Iterable[Any], single_parent: bool, reads: int | None
+    ) -> Levels:
+        """Return the levels; per level, nodes, inputs and children are counted."""
+        counts = self.num_nodes, self.edge_index.size(1), self.examples.size
+        kind = self.arity, DIRECTIONS[self.down]
+        sizes, inputs, children = map(tuple, per_level)
+        made_of = checksum(self.edge_index), checksum(self.child_slot), reads
+        made = Levels(index, *counts, *kind, sizes, inputs, children, single_parent, made_of)
+        return made._trust()
 
-class _Layout(NamedTuple):
-    """The flat index, and the numbers of nodes, inputs and children of each level."""
 
-    numbers: Tensor
-    sizes: tuple[int, ...]
-    inputs: tuple[int, ...]
-    children: tuple[int, ...]
-    single_parent: bool
+def _scheduled(given: _Structure) -> Levels:
+    return _lay_out_in_c(given) or _lay_out(given)
 
 
-def _lay_out(given: _Structure) -> _Layout:
+def _lay_out(given: _Structure) -> Levels:
     """Compute the flat index by its definition, or raise an error that names what is wrong."""
     nodes, arity = given.num_nodes, given.arity
     source, target, slot, level, filled = _checked_fields(given)
@@ -505,12 +499,12 @@ def _lay_out(given: _Structure) -> _Layout:
     numbers = torch.tensor(flat, dtype=torch.int64, device="cpu")
     per_level = ([counter[own] for own in sorted(sizes)] for counter in (sizes, inputs, listed))
     single_parent = max(Counter(source).values(), default=0) <= 1
-    return _Layout(numbers, *map(tuple, per_level), single_parent)  # type: ignore[call-arg, arg-type]
+    return given.levels(numbers, per_level, single_parent, checksum(reads_input(given.input)))
 
 
 def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
     """Check all fields; return source, target and slot of each edge, level and input of nodes."""
-    edge_index, nodes, child_slot, arity, has_input, examples, down = given
+    edge_index, nodes, child_slot, arity, field, examples, down = given
     source, target = checked_edges(edge_index, nodes, "schedule_structure")
     edges = source.size
     if child_slot is not None:
@@ -522,7 +516,7 @@ def _checked_fields(given: _Structure) -> tuple[list[int], ...]:
         source, target = target, source
     level = checked_depth(source, target, nodes)
     filled = np.ones(nodes, dtype=bool)
-    if has_input is not None:
+    if (has_input := reads_input(field)) is not None:
         filled = _checked("has_input", has_input, nodes, "node", torch.bool)
     if arity is not None:
         _check_slots(source, target, slot, arity)
@@ -551,36 +545,40 @@ def _check_slots(source: np.ndarray, target: np.ndarray, slot: np.ndarray, arity
         raise mismatch(ValueError, what, "one argument per slot", got, hint=hint)
 
 
-def _lay_out_in_c(given: _Structure) -> _Layout | None:
-    """Like :func:`_lay_out`, in C; None without the extension and for invalid graphs."""
+def _lay_out_in_c(given: _Structure) -> Levels | None:
+    """Like :func:`_lay_out`, in C; None without the extension and where something is invalid."""
     native = extension()
-    edge_index, nodes, child_slot, arity, has_input, examples, down = given
-    if native is None or edge_index.dim() != 2:
+    edge_index, nodes, child_slot, arity, field, examples, down = given
+    if native is None or nodes < 0 or examples.ndim != 1 or edge_index.dim() != 2:
         return None
     edges = edge_index.size(1)
+    is_bool = field is None or field.dtype == torch.bool
     is_plain = (
         _is_plain(edge_index, (2, edges))
         and _is_plain(child_slot, (edges,))
-        and _is_plain(has_input, (nodes,), torch.bool)
+        and _is_plain(field, (nodes,), torch.bool if is_bool else torch.int64)
     )
     if not is_plain or is_in_torch_dispatch_mode():
         return None
-    num_inputs = nodes if has_input is None else int(np.count_nonzero(has_input.numpy()))
-    size = _places(nodes, edges, arity, num_inputs)["input_node"][1]
-    numbers = np.empty(size, dtype=np.int64)
-    found = np.empty((nodes, 3), dtype=np.int64)
-    room = np.empty(2 * nodes + edges + 2, dtype=np.int64)
+    filled = None if field is None else field.numpy() if is_bool else np.empty(nodes, np.uint8)
+    # At least as long as needed: the last vector has one entry per input.
+    size = _places(nodes, edges, arity, nodes)["input_node"][1]
+    numbers, found = np.empty(size, np.int64), np.empty((nodes, 3), np.int64)
+    room = np.empty(2 * nodes + edges + 2, np.int64)
     first = edge_index.data_ptr()
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
     levels = native.schedule_levels(
-        nodes=nodes, edges=edges, arity=-1 if arity is None else arity,
-        examples=examples.size, source=source, target=target, slot=child_slot, filled=has_input,
-        example_sizes=examples, by_target=not down, index=numbers, levels=found, room=room,
+        nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
+        examples=examples.size, source=source, target=target, slot=child_slot,
+        token=None if is_bool else field, filled=filled, example_sizes=examples,
+        by_target=not down, index=numbers, levels=found, room=room,
     )  # fmt: skip
     if levels < 0:
         return None
-    sizes, inputs, children = map(tuple, found[:levels].T.tolist())
-    return _Layout(torch.from_numpy(numbers), sizes, inputs, children, bool(room[0]))
+    per_level = found[:levels].T.tolist()
+    used = torch.from_numpy(numbers[: size - nodes + sum(per_level[1])])
+    reads = None if filled is None else zlib.crc32(filled.data)
+    return given.levels(used, per_level, bool(room[0]), reads)
 
 
 def _is_plain(
@@ -613,34 +611,30 @@ def derive_levels(
     """Schedule a batch from its fields; an error gives the number of the invalid example."""
     # Fields: edge_index, and if present ptr (first node of each example, and the end),
     # child_slot, and token or has_input.
-    edge_index, ptr = fields["edge_index"], fields.get("ptr")
+    starts = None if (ptr := fields.get("ptr")) is None else array_of(ptr)
 
-    def scheduled(own: Mapping[str, Any], nodes: int, sizes: Any) -> Levels:
-        return schedule_structure(
-            own["edge_index"],
-            nodes,
-            child_slot=own.get("child_slot"),
-            arity=arity,
-            has_input=reads_input(input_field(own)),
-            example_sizes=sizes,
-            direction=direction,
-        )
+    def scheduled(own: Mapping[str, Any], nodes: int, sizes: np.ndarray) -> Levels:
+        edges, slots, reads = own["edge_index"], own.get("child_slot"), input_field(own)
+        down = direction == "top_down"
+        return _scheduled(_Structure(edges, nodes, slots, arity, reads, sizes, down))
 
-    starts = None if ptr is None else array_of(ptr)
     try:
-        sizes = None if starts is None else starts[1:] - starts[:-1]
+        sizes = _counts([num_nodes] if starts is None else starts[1:] - starts[:-1])
         schedule = scheduled(fields, num_nodes, sizes)
     except ValueError as error:
-        for number, (first, end) in enumerate(pairwise([] if starts is None else starts.tolist())):
+        places = [] if starts is None else list(pairwise(starts.tolist()))
+        for number, (first, end) in enumerate(places):
             try:
-                scheduled(_fields_of_example(fields, first, end), end - first, None)
+                own = _fields_of_example(fields, first, end) if len(places) > 1 else fields
+                scheduled(own, end - first, _counts([end - first]))
             except IndexError:  # a field is too short, or has too few axes, to be split
                 break
             except ValueError as reason:
                 text = f"{owner}: example {number} of the batch: {reason}"
                 raise ValueError(Mismatch(text)) from error
         raise
-    return schedule if edge_index.is_cpu else schedule.to(edge_index.device)
+    device = fields["edge_index"].device
+    return schedule if device.type == "cpu" else schedule.to(device)
 
 
 def _fields_of_example(fields: Mapping[str, Any], first: int, end: int) -> dict[str, Any]:

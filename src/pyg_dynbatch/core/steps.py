@@ -135,6 +135,11 @@ class Steps(MovablePlan):
         alone = Chain(step.operation, (None,) * len(self.signatures[step.operation].inputs))
         return self.fused.get(step.operation, alone)
 
+    @property
+    def operations(self) -> list[int]:
+        """The operation of each step, after those that are fused with it."""
+        return [each for step in self.steps for each in self.chain_of(step).operations]
+
     def name_of(self, step: Step) -> str:
         """Return the names of the operations of a step, in the order in which they run."""
         return "+".join(self.signatures[each].name for each in self.chain_of(step).operations)
@@ -168,7 +173,6 @@ class Steps(MovablePlan):
         *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *paths]).max(0).tolist()
         both = zip(uses, depths, strict=True)
         copies += sum(int(np.maximum(use - depth - 1, 0).sum()) for use, depth in both)
-        called = {each for step in schedule.steps for each in schedule.chain_of(step).operations}
         return ScheduleStats(
             examples=schedule.num_examples,
             steps=len(schedule.steps),
@@ -179,7 +183,8 @@ class Steps(MovablePlan):
             widths=tuple(step.size for step in schedule.steps),
             operations=tuple(map(schedule.name_of, schedule.steps)),
             gathered_rows=gathered,
-            fold_steps=len(called) * max((int(d.max(initial=0)) for d in depths), default=0),
+            fold_steps=len({*schedule.operations})
+            * max((int(d.max(initial=0)) for d in depths), default=0),
             fold_copies=copies,
         )
 

@@ -30,20 +30,22 @@ _STAYS_IN_CACHE = 2**18
 """Largest number of weights that the second-level cache holds beside a block of rows."""
 
 
-def is_native(like: Tensor) -> bool:
-    """Whether C computes on tensors like this one."""
-    # Tensors of a tracer have no values that C could read, and a dispatch mode would miss what C
-    # computes.
-    plain = type(like) in (Tensor, Parameter) and not is_in_torch_dispatch_mode()
-    in_single = plain and like.device.type == "cpu" and like.dtype == torch.float32
-    return in_single and hasattr(extension(), "tree_lstm_nodes")  # not on Windows
+def is_native(*given: Tensor) -> bool:
+    """Whether C computes on tensors like these."""
+    for like in given:
+        # Tensors of a tracer have no values that C could read.
+        plain = type(like) in (Tensor, Parameter) and like.is_cpu
+        if not plain or like.dtype != torch.float32:
+            return False
+    # A dispatch mode would miss what C computes. On Windows there are no kernels.
+    return hasattr(extension(), "tree_lstm_nodes") and not is_in_torch_dispatch_mode()
 
 
 def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:
     """Choose whether C runs a whole schedule in one call."""
     if plan.precision is not None or not plan.schedule.single_parent or multiply_address() is None:
         return False
-    if not all(map(is_native, weights)):
+    if not is_native(*weights):
         return False
     # Our kernels that win at 128 rows win at any number of rows if the matrix stays in the cache.
     kept = weights[1].numel() < _STAYS_IN_CACHE and narrow_rows() == BLOCK

@@ -44,7 +44,7 @@ class Block(NamedTuple):
         return slice(self.edge, self.edge + self.edges)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Plan:
     """A schedule and the options of one run; sizes are Python ints, indices are on the device."""
 
@@ -56,6 +56,17 @@ class Plan:
     precision: torch.dtype | None = None  # of products, under autocast
     level_order: bool = False  # whether results are in level order
     keeps: bool = False  # whether a backward pass may follow
+
+    def __post_init__(self) -> None:
+        schedule = self.schedule
+        # Whether nodes have any number of children, each with a forget gate in its own row.
+        self.ragged = schedule.arity is None
+        self.arity = schedule.arity or 0  # child slots of a node; 0 for any number
+        self.leaves = schedule.level_sizes[0]
+        # Computed leaves: those without an input are computed one by one.
+        self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
+        self.inner = schedule.num_nodes - self.leaves  # nodes that are no leaves
+        self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
 
     @classmethod
     def of(
@@ -93,38 +104,6 @@ class Plan:
         block = BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1)
         options = leaf_inverse, dropout_mask, precision, level_order, keeps
         return cls(schedule, leaf_inputs, block, *options)
-
-    # Sizes.
-
-    @cached_property
-    def ragged(self) -> bool:
-        """Whether nodes have any number of children, each with a forget gate in its own row."""
-        return self.schedule.arity is None
-
-    @cached_property
-    def arity(self) -> int:
-        """Number of child slots of a node; 0 for any number."""
-        return self.schedule.arity or 0
-
-    @cached_property
-    def leaves(self) -> int:
-        """Number of leaves."""
-        return self.schedule.level_sizes[0]
-
-    @cached_property
-    def leaf_cells(self) -> int:
-        """Number of computed leaves: those without an input are computed one by one."""
-        return self.leaf_inputs + self.leaves - self.schedule.level_inputs[0]
-
-    @cached_property
-    def inner(self) -> int:
-        """Number of inner nodes."""
-        return self.schedule.num_nodes - self.leaves
-
-    @cached_property
-    def slots(self) -> int:
-        """Number of child slots of all inner nodes."""
-        return self.schedule.num_edges if self.ragged else self.inner * self.arity
 
     # Indices.
 

@@ -121,7 +121,7 @@ def weight_gradient(
     """Compute ``grads.t() @ rows``, the gradient of a matrix over all rows it was used on."""
     if precision is not None:
         found = (grads.to(precision).t() @ rows.to(precision)).to(grads.dtype)
-    elif _uses_onednn(grads) and grads.size(0) >= _CHUNKS[-1] and _transposed_wins():
+    elif grads.size(0) >= _CHUNKS[-1] and _uses_onednn(grads) and _transposed_wins():
         found = _in_chunks(grads, rows)
     else:
         return torch.mm(grads.t(), rows, out=out)

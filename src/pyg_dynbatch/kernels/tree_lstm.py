@@ -7,6 +7,7 @@ to the leaves; gradients of weights are products over all nodes at once.
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -62,9 +63,16 @@ def _forward(
     plan: Plan, kernel: Kernel, inputs: Tensor, weights: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, Tensor], Rows]:
     """Return h and c in the requested order, and all rows of the run."""
-    with torch.autocast(inputs.device.type, enabled=False):
+    with _without_autocast(inputs):
         rows = kernel.forward(plan, inputs, weights)
     return (plan.in_order(rows.hidden), plan.in_order(rows.memory)), rows
+
+
+def _without_autocast(like: Tensor) -> AbstractContextManager[Any]:
+    device = like.device.type
+    # Entering the context takes longer than asking whether it is needed.
+    enabled = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 
 class _TreeLSTM(Function):
@@ -85,7 +93,7 @@ class _TreeLSTM(Function):
             each if each is None else each.contiguous() for each in ctx.saved_tensors
         ]
         (inputs, weight_input, weight_hidden), rows = saved[:3], Rows(*saved[3:])
-        with torch.autocast(inputs.device.type, enabled=False):
+        with _without_autocast(inputs):
             given = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
             grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, given)
             needed = ctx.needs_input_grad[2:]

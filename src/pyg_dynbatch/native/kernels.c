@@ -18,6 +18,7 @@
 #include "products.h"
 
 #include "gates.h"
+#include "weave.h"
 
 /* Nodes whose gates are computed together, so that they stay in the cache. */
 #define BLOCK 128
@@ -250,4 +251,5 @@ static void backward_run(const struct run *r)
 extern const struct kernels NAMED(VARIANT);
 const struct kernels NAMED(VARIANT) = {
     QUOTED(VARIANT), gather, forward, backward, sum_equal, forward_run, backward_run, multiply,
+    order_relu, histogram,
 };

@@ -8,7 +8,8 @@ struct graph {
     int64_t nodes, edges, arity, examples; /* arity: -1 for any number of children */
     const int64_t *source, *target;        /* of each edge */
     const int64_t *slot;                   /* of each edge, or none */
-    const uint8_t *filled;                 /* whether a node has an input, or none: all have */
+    const int64_t *token;                  /* of each node, -1 without an input; or none */
+    uint8_t *filled; /* whether a node has an input, or none: all have; a result with tokens */
     const int64_t *example_sizes;
     int64_t by_target; /* whether slots are counted by target; by source, top-down */
     int64_t *index;    /* result: the vectors below, one after another */
@@ -32,6 +33,17 @@ static void find_places(struct graph *g)
     g->row = g->edge_order + ragged * g->edges;
     g->example = g->row + g->nodes;
     g->input_node = g->example + g->nodes;
+}
+
+/* Marks the nodes with a token as filled; -1 if a token is out of range. */
+static int read_tokens(struct graph *g)
+{
+    for (int64_t node = 0; g->token && node < g->nodes; node++) {
+        if (g->token[node] < -1)
+            return -1;
+        g->filled[node] = g->token[node] >= 0;
+    }
+    return 0;
 }
 
 /* Depth of every node by removing nodes without incoming edges; -1 if there is a cycle. `first` and
@@ -194,7 +206,7 @@ static int64_t schedule_graph(struct graph *g)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes || (g->slot && g->slot[edge] < 0))
             return -1;
-    if (find_depth(g, depth, g->row, g->example)) /* which are filled below */
+    if (read_tokens(g) || find_depth(g, depth, g->row, g->example)) /* which are filled below */
         return -1;
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
@@ -219,9 +231,9 @@ static int64_t schedule_graph(struct graph *g)
 
 static const struct field fields[] = {
     FIELD(graph, nodes), FIELD(graph, edges), FIELD(graph, arity), FIELD(graph, examples),
-    FIELD(graph, source), FIELD(graph, target), FIELD(graph, slot), FIELD(graph, filled),
-    FIELD(graph, example_sizes), FIELD(graph, by_target), FIELD(graph, index),
-    FIELD(graph, levels), FIELD(graph, room),
+    FIELD(graph, source), FIELD(graph, target), FIELD(graph, slot), FIELD(graph, token),
+    FIELD(graph, filled), FIELD(graph, example_sizes), FIELD(graph, by_target),
+    FIELD(graph, index), FIELD(graph, levels), FIELD(graph, room),
 };
 
 static PyObject *schedule_levels(PyObject *module, PyObject *const *args, Py_ssize_t count,

@@ -5,14 +5,14 @@
 
 #include "arguments.h"
 
-extern PyMethodDef levels_functions[], recordings_functions[], steps_functions[];
+extern PyMethodDef levels_functions[], pairs_functions[], recordings_functions[], steps_functions[];
 #ifndef NO_KERNELS
 extern PyMethodDef tree_lstm_functions[];
 void choose_best_kernels(void);
 #endif
 
 static PyMethodDef *const tables[] = {
-    levels_functions, recordings_functions, steps_functions,
+    levels_functions, pairs_functions, recordings_functions, steps_functions,
 #ifndef NO_KERNELS
     tree_lstm_functions,
 #endif

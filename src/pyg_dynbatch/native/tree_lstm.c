@@ -136,6 +136,26 @@ CALL(sum_equal, 7,
      in_use->sum_equal(POINTER(struct incoming, 0), POINTER(int64_t, 1), a[2], a[3],
                        POINTER(float, 4), POINTER(float, 5), (int)a[6]))
 CALL(multiply, 4, in_use->multiply(POINTER(struct run, 0), a[1], a[2], a[3]))
+CALL(order_relu, 7,
+     in_use->order_relu(POINTER(float, 0), a[1], POINTER(int32_t, 2), POINTER(int32_t, 3), a[4],
+                        POINTER(float, 5), (int)a[6]))
+
+static PyObject *histogram(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    int64_t a[9];
+    if (read_arguments(args, count, 9, a))
+        return NULL;
+    const int64_t *set = POINTER(int64_t, 1);
+    for (int64_t row = 0; row < a[2]; row++)
+        if (set[row] < 0 || set[row] >= a[6])
+            return PyErr_Format(PyExc_IndexError, "set %lld is not in 0 to %lld",
+                                (long long)set[row], (long long)a[6] - 1);
+    PyThreadState *state = PyEval_SaveThread();
+    in_use->histogram(POINTER(float, 0), set, a[2], a[3], POINTER(float, 4), POINTER(float, 5),
+                      POINTER(float, 7), (int)a[8]);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
 
 /* Whole runs take the fields of `struct run` by name. */
 #define RUN(function)                                                                              \
@@ -172,5 +192,8 @@ PyMethodDef tree_lstm_functions[] = {
     {"tree_lstm_forward_run", KEYWORDS(forward_run), "Run a whole schedule."},
     {"tree_lstm_backward_run", KEYWORDS(backward_run), "And back."},
     {"tree_lstm_multiply", POSITIONS(multiply), "run, rows, inner, columns"},
+    {"order_relu", POSITIONS(order_relu), "parts, width, first, second, pairs, out, threads"},
+    {"histogram", POSITIONS(histogram),
+     "x, set, rows, width, mean, sharpness, sets, out, threads"},
     {NULL, NULL, 0, NULL},
 };

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.core.structure import concatenated_ranges
 
 
@@ -69,7 +71,8 @@ def checked_codes(
 
 def triangles(atoms: np.ndarray) -> UpperPairs:
     """List all pairs i <= j of each molecule, row by row."""
-    number, left = np.arange(atoms.sum()), _atoms_from(atoms)
+    number = np.arange(atoms.sum())
+    left = np.repeat(np.cumsum(atoms), atoms) - number  # atoms from each one to its last
     first, second = np.repeat(number, left), concatenated_ranges(number, left)
     return UpperPairs(first, second, np.arange(first.size))
 
@@ -92,20 +95,8 @@ def of_pair_index(pair_index: np.ndarray, num_atoms: int, atoms: np.ndarray) -> 
     return UpperPairs(first, second, column)
 
 
-def incidence_of(
-    half: UpperPairs, atoms: np.ndarray, full: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """List for every atom the pairs that contain it: ``ptr``, ``entry`` and ``other``.
-
-    ``full`` says that these are all pairs, self pairs included; then nothing need be sorted.
-    """
-    if full:
-        left, degree = _atoms_from(atoms), np.repeat(atoms, atoms)
-        ptr = np.concatenate([[0], np.cumsum(degree)])
-        segment_ids = np.repeat(np.arange(left.size), degree)
-        other = concatenated_ranges(np.repeat(np.cumsum(atoms) - atoms, atoms), degree)
-        low, row_start = np.minimum(segment_ids, other), np.cumsum(left) - left
-        return ptr, row_start[low] + np.maximum(segment_ids, other) - low, other
+def incidence_of(half: UpperPairs, num_atoms: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """List for every atom the pairs that contain it: ``ptr``, ``entry`` and ``other``."""
     number = np.arange(half.first.size)
     proper = np.flatnonzero(half.first != half.second)
     # The pairs in which an atom is second come before those in which it is first.
@@ -113,7 +104,7 @@ def incidence_of(
     order = np.argsort(segment_ids, kind="stable")
     entry = np.concatenate([number[proper], number])[order]
     other = np.concatenate([half.first[proper], half.second])[order]
-    count = np.bincount(segment_ids, minlength=int(atoms.sum()))
+    count = np.bincount(segment_ids, minlength=num_atoms)
     return np.concatenate([[0], np.cumsum(count)]), entry, other
 
 
@@ -152,17 +143,30 @@ def counts_of(
     return [count, order, np.concatenate([[0], by_code])]
 
 
-def _atoms_from(atoms: np.ndarray) -> np.ndarray:
-    """Count for each atom the atoms of its molecule from that atom to the last."""
-    return np.repeat(np.cumsum(atoms), atoms) - np.arange(atoms.sum())
-
-
 def _check_columns(what: str, expected: str, pair_index: np.ndarray, wrong: np.ndarray) -> None:
     """Raise an error that names the first wrong column."""
     if wrong.any():
         column, what = int(np.argmax(wrong)), f"Pairs.from_pair_index: {what}"
         got = f"atoms {pair_index[0, column]} and {pair_index[1, column]}"
         raise mismatch(ValueError, what, expected, got, where=f"column {column}")
+
+
+# Molecules of one size have one layout.
+@lru_cache(maxsize=1024)
+def _layout(
+    atoms: int, pairs: int, molecules: int, entries: int, codes: int
+) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return where the parts of a plan begin and their lengths, and the length of the plan."""
+    coded, starts = (pairs, codes + 1) if codes else (0, 0)
+    lengths = {"first": pairs, "second": pairs, "code": coded, "column": pairs, "ptr": atoms + 1}
+    lengths |= {"entry": entries, "other": entries, "atom_ptr": molecules + 1, "end": entries}
+    lengths |= {"end_ptr": pairs + 1, "order_entry": 2 * pairs, "order_ptr": atoms + 1}
+    lengths |= {"code_count": atoms * codes, "code_order": coded, "code_ptr": starts}
+    parts, start = {}, 0
+    for name, length in lengths.items():
+        parts[name] = start, length
+        start += length
+    return parts, start
 
 
 def _part(name: str, doc: str) -> Any:
@@ -206,30 +210,9 @@ class Pairs(MovablePlan):
 
     def __post_init__(self) -> None:
         """Locate the parts of the plan."""
-        coded = self.num_pairs if self.num_codes else 0
-        lengths = {
-            "first": self.num_pairs,
-            "second": self.num_pairs,
-            "code": coded,
-            "column": self.num_pairs,
-            "ptr": self.num_atoms + 1,
-            "entry": self.num_entries,
-            "other": self.num_entries,
-            "atom_ptr": self.num_molecules + 1,
-            "end": self.num_entries,
-            "end_ptr": self.num_pairs + 1,
-            "order_entry": 2 * self.num_pairs,
-            "order_ptr": self.num_atoms + 1,
-            "code_count": self.num_atoms * self.num_codes,
-            "code_order": coded,
-            "code_ptr": self.num_codes + 1 if self.num_codes else 0,
-        }
-        starts = np.cumsum((0, *lengths.values())).tolist()
-        if self.plan.numel() != starts[-1]:
-            raise mismatch(
-                ValueError, "Pairs: wrong length of the plan", starts[-1], self.plan.numel()
-            )
-        self._layout = dict(zip(lengths, zip(starts, lengths.values(), strict=False), strict=True))
+        self._parts, length = _layout(*self._counts())
+        if self.plan.numel() != length:
+            raise mismatch(ValueError, "Pairs: wrong length of the plan", length, self.plan.numel())
         self._remembered: dict[Any, Any] = {}
 
     # Building.
@@ -250,7 +233,7 @@ class Pairs(MovablePlan):
         half = triangles(atoms)
         if not self_pairs:
             half = half.filtered(half.first != half.second)
-        return cls._of_half(half, atoms, 0, full=self_pairs)
+        return cls._of_half(half, atoms, 0)
 
     @classmethod
     def from_codes(
@@ -281,11 +264,38 @@ class Pairs(MovablePlan):
         atoms = checked_sizes("Pairs.from_codes", sizes)
         if num_codes is None and kept is not None:
             num_codes = kept.numel()
+        if num_codes and (planned := cls._planned(pair_code, atoms, kept, num_codes)):
+            return planned
         code, num_codes = checked_codes(pair_code, atoms, kept, num_codes)
-        half, full = triangles(atoms)._replace(code=code), kept is None or bool(kept.all())
-        if kept is not None and not full:
+        half = triangles(atoms)._replace(code=code)
+        if kept is not None:
             half = half.filtered(kept.cpu().numpy()[code])
-        return cls._of_half(half, atoms, num_codes, full)
+        return cls._of_half(half, atoms, num_codes)
+
+    @classmethod
+    def _planned(
+        cls, pair_code: Tensor, atoms: np.ndarray, kept: Tensor | None, num_codes: int
+    ) -> "Pairs | None":
+        """Plan bytes in C; None where that is not possible or something is wrong."""
+        native, code = extension(), pair_code.contiguous()
+        used = None if kept is None else kept.cpu().bool().contiguous()
+        plain = code.is_cpu and code.dtype == torch.uint8
+        if native is None or not plain or (used is not None and used.numel() != num_codes):
+            return None
+        counts, atoms = np.zeros(3, dtype=np.int64), np.ascontiguousarray(atoms)
+        fields: dict[str, Any] = {
+            "molecules": atoms.size,
+            "codes": num_codes,
+            "stored": code.numel(),
+        }
+        fields |= {"sizes": atoms, "code": code, "kept": used, "counts": counts}
+        if native.plan_pairs(**fields):
+            return None
+        num_atoms, num_pairs, num_entries = counts.tolist()
+        found = num_atoms, num_pairs, atoms.size, num_entries, num_codes
+        plan = torch.empty(_layout(*found)[1], dtype=torch.int32)
+        native.plan_pairs(**fields, plan=plan)
+        return cls(plan, *found)
 
     @classmethod
     def from_pair_index(
@@ -312,13 +322,12 @@ class Pairs(MovablePlan):
         """
         atoms = checked_sizes("Pairs.from_pair_index", [num_atoms] if sizes is None else sizes)
         half = of_pair_index(pair_index.detach().cpu().numpy(), num_atoms, atoms)
-        pairs = cls._of_half(half, atoms, 0, full=False)
-        return pairs.to(pair_index.device)
+        return cls._of_half(half, atoms, 0).to(pair_index.device)
 
     @classmethod
-    def _of_half(cls, half: UpperPairs, atoms: np.ndarray, num_codes: int, full: bool) -> "Pairs":
+    def _of_half(cls, half: UpperPairs, atoms: np.ndarray, num_codes: int) -> "Pairs":
         num_atoms, num_pairs = int(atoms.sum()), half.first.size
-        incidence = incidence_of(half, atoms, full)
+        incidence = incidence_of(half, num_atoms)
         atom_ptr = np.concatenate([[0], np.cumsum(atoms)])
         code = [half.code] if num_codes else []
         parts = [half.first, half.second, *code, half.column, *incidence, atom_ptr]
@@ -352,8 +361,7 @@ class Pairs(MovablePlan):
             chosen = slice(start, min(start + max_pairs, self.num_pairs))
             column = np.arange(chosen.start, chosen.stop)
             half = UpperPairs(found[0][chosen], found[1][chosen], column, found[-1][chosen])
-            block = Pairs._of_half(half, atoms, self.num_codes, full=False)
-            blocks.append(block.to(self.device))
+            blocks.append(Pairs._of_half(half, atoms, self.num_codes).to(self.device))
         return blocks
 
     # Reading.
@@ -363,7 +371,7 @@ class Pairs(MovablePlan):
             what, wanted = "Pairs: these pairs have no codes", "Pairs.from_codes(...)"
             found = "Pairs.all_pairs(...) or Pairs.from_pair_index(...)"
             raise mismatch(AttributeError, what, wanted, found)
-        return self.plan.narrow(0, *self._layout[name])
+        return self.plan.narrow(0, *self._parts[name])
 
     first = _part("first", "The first atom of each pair: the lower number.")
     second = _part("second", "The second atom; of a self pair the same one.")
@@ -373,6 +381,11 @@ class Pairs(MovablePlan):
     entry = _part("entry", "The pairs of each atom; a self pair once.")
     other = _part("other", "The other atom of each entry's pair.")
     atom_ptr = _part("atom_ptr", "First atom of each molecule, then their total.")
+
+    @property
+    def begins(self) -> Int[Tensor, " order"]:
+        """The first atom of every ordered pair: those of all pairs, then of their reverses."""
+        return self.plan.narrow(0, 0, 2 * self.num_pairs)  # first and second
 
     @property
     def ends(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " pair_1"]]:

@@ -9,6 +9,8 @@ from torch.autograd import Function
 from torch_geometric.nn.aggr import Aggregation
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.native import loaded_extension
+from pyg_dynbatch.kernels.native import is_native
 
 _HALF_MEANS = (1.645, 1.080, 0.739, 0.468, 0.228)
 _HALF_WIDTHS = (0.283, 0.170, 0.134, 0.118, 0.114)
@@ -46,6 +48,9 @@ class GaussianHistogramAggregation(Aggregation):
         [True, True]
     """
 
+    mean: Tensor
+    sharpness: Tensor
+
     def __init__(self, block: int = 64) -> None:
         super().__init__()
         self.block = block
@@ -76,8 +81,9 @@ class GaussianHistogramAggregation(Aggregation):
         if index is None and ptr is not None:
             index = torch.repeat_interleave(ptr.diff(), output_size=x.size(0))
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        bins = (self.get_buffer("mean").to(x), self.get_buffer("sharpness").to(x))
-        return _Histogram.apply(x, index, dim_size, *bins, self.block)
+        bins = (self.mean.to(x), self.sharpness.to(x))
+        native = not torch.compiler.is_compiling() and is_native(x)
+        return _Histogram.apply(x, index, dim_size, *bins, self.block, native)
 
     def __repr__(self) -> str:
         """Show the class."""
@@ -99,11 +105,16 @@ class _Histogram(Function):
         mean: Tensor,
         sharpness: Tensor,
         block: int,
+        native: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, index, mean, sharpness)
         ctx.num_sets, ctx.block = num_sets, block
         total = x.new_zeros(num_sets, mean.size(0), x.size(1))
-        for part, segment_ids in _blocks(x, index, block):
+        if native := native and index.dtype == torch.long:
+            x, index = x.contiguous(), index.contiguous()
+            given = x, index, *x.shape, mean, sharpness, num_sets, total
+            loaded_extension().histogram(*given, torch.get_num_threads())
+        for part, segment_ids in () if native else _blocks(x, index, block):
             _add_rows(total, segment_ids, _memberships(part, mean, sharpness))
         return total.transpose(1, 2).reshape(num_sets, -1)
 
@@ -115,7 +126,7 @@ class _Histogram(Function):
             _slope(part, mean, sharpness, shaped.index_select(0, segment_ids))
             for part, segment_ids in _blocks(x, index, ctx.block)
         ]
-        return torch.cat(grads) if grads else torch.zeros_like(x), *[None] * 5
+        return torch.cat(grads) if grads else torch.zeros_like(x), *[None] * 6
 
 
 def _slope(x: Tensor, mean: Tensor, sharpness: Tensor, gradient: Tensor) -> Tensor:

@@ -114,8 +114,7 @@ def checked_schedule(
 
 
 def _is_dense(value: object) -> bool:
-    strided = isinstance(value, Tensor) and value.layout == torch.strided
-    return strided and value.device.type != "meta"  # type: ignore[attr-defined]
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
 
 
 class RecursiveLayer(MessagePassing):
@@ -213,7 +212,8 @@ class RecursiveLayer(MessagePassing):
                 self.cell, schedule, inputs, level_order=level_order, chosen=chosen, weight=weight
             )
         elif chosen is not None:
-            states = tuple(part.index_select(0, chosen) for part in states)
+            wanted = states if return_state else states[:1]
+            states = tuple(part.index_select(0, chosen) for part in wanted)
         return states if return_state else states[0]
 
     def _checked_edge_mask(self, schedule: Levels) -> Tensor:

@@ -21,6 +21,7 @@ from pyg_dynbatch.nn.pair_sums import (
     order_gather,
     order_relu,
     pair_sum,
+    without_autocast,
 )
 from pyg_dynbatch.nn.pairs import Pairs
 
@@ -62,6 +63,9 @@ class CountedBatchNorm(nn.Module):
         [-0.707, 1.414]
     """
 
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(
         self, width: int, eps: float = 1e-5, momentum: float = 0.1, sync: bool = False
     ) -> None:
@@ -87,8 +91,8 @@ class CountedBatchNorm(nn.Module):
         """Reset the parameters and the running statistics."""
         nn.init.ones_(self.weight)
         nn.init.zeros_(self.bias)
-        nn.init.zeros_(self.get_buffer("running_mean"))
-        nn.init.ones_(self.get_buffer("running_var"))
+        nn.init.zeros_(self.running_mean)
+        nn.init.ones_(self.running_var)
 
     def forward(
         self,
@@ -108,7 +112,7 @@ class CountedBatchNorm(nn.Module):
             scale, shift = self.scale_and_shift(None)
             return torch.addcmul(shift, rows, scale)
         result_dtype = torch.promote_types(rows.dtype, self.weight.dtype)
-        with torch.autocast(rows.device.type, enabled=False):
+        with without_autocast(rows):
             rows = in_single(rows)
             if counts is None:
                 counts, total = rows.new_ones(rows.size(0)), rows.size(0)
@@ -127,7 +131,7 @@ class CountedBatchNorm(nn.Module):
         elif moments is not None and moments[2] == 0:
             moments = None
         if moments is None:
-            mean, var = self.get_buffer("running_mean"), self.get_buffer("running_var")
+            mean, var = self.running_mean, self.running_var
         else:
             mean, var, _ = moments
             self._observe(*moments)
@@ -239,7 +243,7 @@ def order_moments(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Moments:
     """Compute mean and variance of u_i + v_j over all ordered pairs from atoms alone."""
     # With u and v centered, d_i pairs at atom i and n ordered pairs, the variance is
     # (sum_i d_i (u_i^2 + v_i^2) + 2 sum_i u_i sum_{j paired with i} v_j) / n.
-    with torch.autocast(parts.device.type, enabled=False):
+    with without_autocast(parts):
         parts = in_single(parts)
         share = pairs.ptr.diff().to(parts.dtype) / max(pairs.num_entries, 1)
         mean = share @ parts
@@ -381,7 +385,7 @@ class WeaveConv(nn.Module):
         if not coded:
             return pair_sum(rows, pairs)
         # Counts above 256 have no exact bfloat16.
-        with torch.autocast(rows.device.type, enabled=False):
+        with without_autocast(rows):
             rows = in_single(rows)
             return pairs.code_count.to(rows.dtype) @ rows
 

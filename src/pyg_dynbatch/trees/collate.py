@@ -97,9 +97,8 @@ class Collater(PlanningCollater):
             _check_merged(merged)
         directions = DIRECTIONS if self.direction == "both" else (self.direction,)
         for key, each in zip(("schedule", "schedule_down"), directions, strict=False):
-            schedule = derive_levels("Collater", store, num_nodes, self.arity, each)
-            # PyG's own way to set a field raises and catches an error: a tenth of the schedule.
-            store._mapping[key] = schedule
+            # As `RaggedColumns` sets fields.
+            store._mapping[key] = derive_levels("Collater", store, num_nodes, self.arity, each)
         if isinstance(merged, DynTreeData) and "root_index" in store:
             _check_roots(merged, num_nodes)
 

@@ -12,7 +12,7 @@ from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
 from pyg_dynbatch.core.structure import array_of, depth_of, nodes_without_parent, roots_of, slots_of
-from pyg_dynbatch.loading import RaggedColumns, allow_batches
+from pyg_dynbatch.loading import RaggedColumns, allow_batches, slices_of
 
 NODE_FIELDS = ("depth", "token", "x", "y", "has_input")
 EDGE_FIELDS = ("child_slot",)
@@ -346,16 +346,22 @@ class TreeColumns(RaggedColumns):
         Raises:
             ValueError: If a field has the wrong length, or an edge names a missing node.
         """
-        shifted = [self.fields[key] for key in self.shifted & self.fields.keys()]
-        if any(getattr(column, "dtype", None) != torch.int64 for column in shifted):
+        shifted = (self.fields[key] for key in self.shifted & self.fields.keys())
+        index, dtypes = self.fields.get("edge_index"), {getattr(s, "dtype", None) for s in shifted}
+        if index is None or index.dim() != 2 or dtypes != {torch.int64}:
             return None
-        index = self.fields.get("edge_index")
-        if index is None or index.dim() != 2:
-            return None
-        kept = self.segments.keys() - set(excluded)
-        starts = {key: self.segments[key].starts for key in kept}
+        starts = {key: each.starts for key, each in self.segments.items() if key not in excluded}
         check_rows(self.nodes.starts, starts, index.numpy())
         return super().merged(excluded)
+
+    @classmethod
+    def batch_of_one(cls, example: Any, excluded: Collection[str] = ()) -> Batch | None:
+        """Build the batch of one tree without its schedule; None where a length is wrong."""
+        batch = super().batch_of_one(example, excluded)
+        slices, nodes = ({}, None) if batch is None else (slices_of(batch), batch.ptr)
+        # Fields of equal length have the same slices.
+        wanted = {**dict.fromkeys(NODE_FIELDS, nodes), "child_slot": slices.get("edge_index")}
+        return batch if all(each is wanted.get(key, each) for key, each in slices.items()) else None
 
 
 def check_rows(nodes: np.ndarray, starts: Mapping[str, np.ndarray], index: np.ndarray) -> None:

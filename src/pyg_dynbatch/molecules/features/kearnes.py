@@ -1,6 +1,7 @@
 """Atom and pair features of Kearnes et al. (2016), and the stereo of double bonds."""
 
 from functools import cache, lru_cache
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -95,16 +96,18 @@ class KearnesAtoms(AtomFeatures):
         rows = self._table.rows(keys, self._make_row)
         if not atoms:
             return rows
-        if self.chirality and any([a.GetChiralTag() for a in atoms]):
+        tagged = rdkit_module("Chem.rdqueries").HasChiralTagQueryAtom()
+        if self.chirality and mol.GetAtomsMatchingQuery(tagged):
             for atom, label in cip_labels(mol):
                 if label in _LABELS:
                     rows[atom, _METAL_COLUMN + 1 + _LABELS.index(label)] = 1
         rdkit_module("Chem.rdPartialCharges").ComputeGasteigerCharges(mol)
-        charges = np.array([atom.GetDoubleProp("_GasteigerCharge") for atom in atoms])
-        known = np.isfinite(charges)
-        rows[:, self._charge + 1] = np.where(known, charges, 0)
-        if self.missing_bit:
-            rows[:, -1] = ~known
+        charges = [atom.GetDoubleProp("_GasteigerCharge") for atom in atoms]
+        rows[:, self._charge + 1] = charges
+        if missing := [atom for atom, charge in enumerate(charges) if not isfinite(charge)]:
+            rows[missing, self._charge + 1] = 0
+            if self.missing_bit:
+                rows[missing, -1] = 1
         for ring in mol.GetRingInfo().AtomRings():
             if len(ring) <= RING_SIZES[-1]:
                 rows[np.array(ring), self._charge + len(ring) - 1] += 1
@@ -262,8 +265,8 @@ def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray
     if not atoms:
         return np.zeros((0, 0), dtype=np.uint8)
     # Atoms of different fragments are 1e8 bonds apart, all others fewer than there are atoms.
-    steps = np.minimum(chem().GetDistanceMatrix(mol, force=True), atoms).astype(np.intp)
-    codes = _codes_by_distance(atoms).take(steps)
+    steps = chem().GetDistanceMatrix(mol, force=True).astype(np.intp)
+    codes = _codes_by_distance(atoms).take(steps, mode="clip")
     if bonds:
         first, second, code = np.array(bonds, dtype=np.intp).T
         codes[first, second] = code
@@ -274,7 +277,7 @@ def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray
         for row, ring in enumerate(rings):
             member[row, list(ring)] = 1
         codes += (member.T @ member) > 0
-    codes.ravel()[:: atoms + 1] = 0
+        codes.ravel()[:: atoms + 1] = 0
     return codes
 
 

@@ -1,0 +1,144 @@
+/* The plan of the atom pairs of molecules, for valid codes only: nn/pairs.py holds the definition. */
+
+#include "arguments.h"
+#include <string.h>
+
+struct pairs {
+    int64_t molecules, codes, stored; /* stored: codes of all pairs of all molecules */
+    const int64_t *sizes;             /* atoms of each molecule */
+    const uint8_t *code;              /* of each stored pair */
+    const uint8_t *kept;              /* whether pairs of a code are used, or none: all are */
+    int64_t *counts;                  /* result without `plan`: atoms, pairs, entries */
+    int32_t *plan;                    /* result: the parts that `_layout` lists, in its order */
+};
+
+/* Counts atoms, pairs and entries; returns -1 if sizes and codes do not fit. */
+static int64_t count_pairs(const struct pairs *p)
+{
+    const uint8_t *code = p->code;
+    int64_t atoms = 0, stored = 0, pairs = 0, alone = 0;
+    for (int64_t molecule = 0; molecule < p->molecules; molecule++) {
+        const int64_t size = p->sizes[molecule];
+        if (size < 0 || size > p->stored)
+            return -1;
+        atoms += size;
+        stored += size * (size + 1) / 2;
+        if (stored > p->stored || stored > INT32_MAX / 8)
+            return -1;
+        for (int64_t first = 0; first < size; first++)
+            for (int64_t second = first; second < size; second++, code++) {
+                if (*code >= p->codes)
+                    return -1;
+                const int64_t used = !p->kept || p->kept[*code];
+                pairs += used;
+                alone += used && first == second;
+            }
+    }
+    p->counts[0] = atoms;
+    p->counts[1] = pairs;
+    p->counts[2] = 2 * pairs - alone;
+    return stored == p->stored ? 0 : -1;
+}
+
+/* Turns numbers in lists, counted one place later, into where each list begins. */
+static void add_up(int32_t *starts, int64_t lists)
+{
+    for (int64_t each = 0; each < lists; each++)
+        starts[each + 1] += starts[each];
+}
+
+/* Undoes that each list's beginning has moved to its end while the list was filled. */
+static void move_back(int32_t *starts, int64_t lists)
+{
+    memmove(starts + 1, starts, lists * sizeof *starts);
+    starts[0] = 0;
+}
+
+static void fill_plan(const struct pairs *p)
+{
+    const int64_t atoms = p->counts[0], pairs = p->counts[1], entries = p->counts[2];
+    int32_t *first = p->plan, *second = first + pairs, *code = second + pairs;
+    int32_t *column = code + pairs, *ptr = column + pairs, *entry = ptr + atoms + 1;
+    int32_t *other = entry + entries, *atom_ptr = other + entries;
+    int32_t *end = atom_ptr + p->molecules + 1, *end_ptr = end + entries;
+    int32_t *order = end_ptr + pairs + 1, *order_ptr = order + 2 * pairs;
+    int32_t *code_count = order_ptr + atoms + 1, *code_order = code_count + atoms * p->codes;
+    int32_t *code_ptr = code_order + pairs, number = 0, place = 0, begin = 0, stored = 0;
+    memset(ptr, 0, (atoms + 1) * sizeof *ptr);
+    memset(order_ptr, 0, (atoms + 1) * sizeof *order_ptr);
+    memset(code_count, 0, atoms * p->codes * sizeof *code_count);
+    memset(code_ptr, 0, (p->codes + 1) * sizeof *code_ptr);
+    for (int64_t molecule = 0; molecule < p->molecules; molecule++) {
+        const int32_t behind = begin + (int32_t)p->sizes[molecule];
+        atom_ptr[molecule] = begin;
+        for (int32_t i = begin; i < behind; i++)
+            for (int32_t j = i; j < behind; j++, stored++) {
+                const uint8_t found = p->code[stored];
+                if (p->kept && !p->kept[found])
+                    continue;
+                first[number] = end[place] = i;
+                second[number] = j;
+                code[number] = found;
+                column[number] = stored;
+                end_ptr[number++] = place++;
+                ptr[i + 1]++;
+                order_ptr[i + 1]++;
+                order_ptr[j + 1]++;
+                code_count[i * p->codes + found]++;
+                code_ptr[found + 1]++;
+                if (i == j)
+                    continue;
+                end[place++] = j;
+                ptr[j + 1]++;
+                code_count[j * p->codes + found]++;
+            }
+        begin = behind;
+    }
+    atom_ptr[p->molecules] = begin;
+    end_ptr[number] = place;
+    add_up(ptr, atoms);
+    add_up(order_ptr, atoms);
+    add_up(code_ptr, p->codes);
+    for (number = 0; number < pairs; number++) {
+        const int32_t i = first[number], j = second[number];
+        code_order[code_ptr[code[number]]++] = number;
+        entry[ptr[j]] = number;
+        other[ptr[j]++] = i;
+        order[order_ptr[j]++] = number + (int32_t)pairs;
+        order[order_ptr[i]++] = number;
+        if (i == j)
+            continue;
+        entry[ptr[i]] = number;
+        other[ptr[i]++] = j;
+    }
+    move_back(ptr, atoms);
+    move_back(order_ptr, atoms);
+    move_back(code_ptr, p->codes);
+}
+
+static const struct field fields[] = {
+    FIELD(pairs, molecules), FIELD(pairs, codes), FIELD(pairs, stored), FIELD(pairs, sizes),
+    FIELD(pairs, code), FIELD(pairs, kept), FIELD(pairs, counts), FIELD(pairs, plan),
+};
+
+static PyObject *plan_pairs(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names)
+{
+    struct pairs p;
+    int64_t failed = 0;
+    if (read_fields(fields, COUNT(fields), args, count, names, &p))
+        return NULL;
+    PyThreadState *state = PyEval_SaveThread();
+    if (p.plan)
+        fill_plan(&p);
+    else
+        failed = count_pairs(&p);
+    PyEval_RestoreThread(state);
+    return PyLong_FromLongLong(failed);
+}
+
+PyMethodDef pairs_functions[] = {
+    {"plan_pairs", (PyCFunction)(void (*)(void))plan_pairs, METH_FASTCALL | METH_KEYWORDS,
+     "Count the pairs of molecules, or write their plan; return -1 if codes do not fit."},
+    {NULL, NULL, 0, NULL},
+};
