@@ -35,7 +35,7 @@ MAX_LINES = {
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
-    "kernels": 1_620,
+    "kernels": 1_605,
     "nn": 3_165,
     "training": 2_580,
     "trees": 3_965,
@@ -44,7 +44,7 @@ MAX_LINES = {
     "benchmarks": 6_090,
 }
 MAX_CODE = 25_515
-MAX_LINES_OF_C = 2_500
+MAX_LINES_OF_C = 2_720
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
