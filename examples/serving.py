@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import parent_process
+from pathlib import Path
 from queue import Empty
 from threading import Event
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from litserve import LitAPI, LitServer
 from litserve.loops import BatchedLoop
 from starlette.responses import JSONResponse
 
-from pyg_dynbatch.core.errors import checked_choice
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.models import DocumentPredictor, MoleculePredictor, TreePredictor
 from pyg_dynbatch.molecules.work.predict import named_columns
 from pyg_dynbatch.prediction import read_checkpoint
@@ -74,10 +75,19 @@ def rows(columns: dict[str, Any]) -> list[Any]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
+def own_function(name: str) -> Callable[[str], Any]:
+    """Find the function of a model of your own."""
+    path, _, function = name.rpartition(":")
+    found = runpy.run_path(path).get(function) if Path(path).is_file() else None
+    if not callable(found):
+        what, wanted = "--model names no function", "FILE.py:FUNCTION, of a file that exists"
+        raise mismatch(ValueError, what, wanted, name)
+    return found
+
+
 def load_service(name: str, device: str) -> Service:
     """Load a model of your own."""
-    path, function = name.rsplit(":", 1)
-    return Service(*runpy.run_path(path)[function](device))
+    return Service(*own_function(name)(device))
 
 
 class Predictions(LitAPI):
@@ -211,7 +221,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
     make: Callable[[str], Service] = partial(load_service, given.model)
-    if given.checkpoint:
+    if given.model:
+        try:
+            own_function(given.model)
+        except ValueError as error:
+            parser.error(" ".join(str(error).split()))
+    else:
         kinds = {"TreeClassification": trees, "MoleculeProperty": molecules}
         kinds["DocumentPrediction"] = documents
         try:  # before listening, as a worker could not say it

@@ -27,22 +27,22 @@ SHARED_NAMES = ["TensorType", "Collater"]
 MAX_FILES = 136
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 4_020,
+    "autobatch": 4_040,
     "blocks": 5_960,
-    "core": 5_600,
+    "core": 6_080,
     "documents": 665,
-    "molecules": 8_600,
+    "molecules": 8_610,
     "native": 0,
-    "kernels": 1_595,
-    "nn": 3_160,
-    "training": 2_560,
+    "kernels": 1_605,
+    "nn": 3_165,
+    "training": 2_580,
     "trees": 3_965,
-    "other files": 2_975,
-    "installed": 39_300,
+    "other files": 2_995,
+    "installed": 39_635,
     "benchmarks": 6_090,
 }
-MAX_CODE = 25_300
-MAX_LINES_OF_C = 2_500
+MAX_CODE = 25_515
+MAX_LINES_OF_C = 2_720
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
@@ -50,6 +50,7 @@ MAX_INHERITANCE = 3
 
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
+    "core/definitions.py:check": "the fields of the struct in C",
     "core/definitions.py:fuse": "the fields of the struct in C",
     "core/definitions.py:merge": "the fields of the struct in C",
     "core/definitions.py:order": "the fields of the struct in C",

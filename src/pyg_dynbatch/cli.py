@@ -166,7 +166,7 @@ def _dispatch(argv: list[str]) -> int:
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
         print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
-    import pyg_dynbatch.lightning  # noqa: F401 - configurations name its classes
+    _import_tasks(command)
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
     if command in ("fit", "validate", "test", "predict"):
@@ -179,6 +179,17 @@ def _dispatch(argv: list[str]) -> int:
     if command == "repeat":
         return run_repeat(options, BASELINES)
     return run_baseline(options) if command == "baseline" else run_tune(options)
+
+
+def _import_tasks(command: str) -> None:
+    """Import the classes that configurations name."""
+    try:
+        import pyg_dynbatch.lightning  # noqa: F401
+    except ModuleNotFoundError as error:
+        from pyg_dynbatch.core.errors import mismatch
+
+        what, hint = f"{command}: a package is missing", "pip install 'pyg_dynbatch[cli]'"
+        raise mismatch(ImportError, what, "packages to train with", error, hint=hint) from error
 
 
 def _run_on_file(command: str, options: list[str]) -> int:
@@ -200,6 +211,14 @@ def _run_on_file(command: str, options: list[str]) -> int:
         from pyg_dynbatch.trees.predict import run_tree_predict
 
         return run_tree_predict(options)
+    if kind in ("TreeClassification", "TreeRelatedness"):
+        from pyg_dynbatch.core.errors import mismatch
+
+        what, got = f"{command}: not for checkpoints of {kind}", f"--checkpoint {paths[0]}"
+        hint = "pyg-dynbatch predict --run FOLDER"
+        if kind == "TreeClassification":
+            hint = f"pyg-dynbatch predict --checkpoint {paths[0]} --input FILE --nodes FILE"
+        raise mismatch(ValueError, what, "one of molecules or JSON documents", got, hint=hint)
     from pyg_dynbatch.molecules.work.commands import run_explain, run_molecule_predict
 
     return run_explain(options) if command == "explain" else run_molecule_predict(options, contents)

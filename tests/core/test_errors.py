@@ -201,7 +201,7 @@ ERRORS: list[tuple[Callable[[], Any], str]] = [
             (torch.float32, 1e300), (torch.float16, 70000), (torch.bfloat16, 3.4e38))
     ),
     (lambda: declared(4), "ValueError … fewer rows than are read … at least 5"),
-    (lambda: Recording().input(SCALAR, -1), "ValueError … Recording.input: negative row"),
+    (lambda: Recording().input(SCALAR, -1), "ValueError … Recording.input: invalid row"),
     *(
         (partial(called, operation), "TypeError … Recording.call: not a signature … got:      "
          f"{type(operation).__name__} … operations.add(module, inputs, outputs)")

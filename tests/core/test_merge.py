@@ -169,3 +169,18 @@ def test_constants_without_entries_are_all_equal():
     schedule = schedule_recordings([recording, recording])
     assert schedule.stats().rows == 1
     assert Engine(operations)(schedule)["output"].tolist() == [0.0] * 6
+
+
+def test_equal_ragged_calls_are_made_once_and_others_apart() -> None:
+    operations = Operations()
+    inputs = [Ragged(SCALAR), Ragged(SCALAR)]
+    less = operations.add(lambda a, b: a.sum() - b.sum(), inputs, [SCALAR], name="less")
+    recording = Recording()
+    one, two = (recording.constant(SCALAR, float(n)) for n in (1, 2))
+    for left, right in (([one], [two]), ([one, two], []), ([], [one, two]), ([two], [one])):
+        recording.output(recording.call(less, left, right))
+    engine, recordings = Engine(operations), [recording, recording]
+    stats = schedule_recordings(recordings).stats()
+    assert (stats.merged_calls, stats.rows) == (4, 4)
+    assert schedule_recordings(recordings, merge_equal=False).stats().merged_calls == 0
+    assert engine(schedule_recordings(recordings))["output"].tolist() == [-1.0, 3.0, -3.0, 1.0] * 2

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 
 from pyg_dynbatch.core import keep_freed_memory, native
 from pyg_dynbatch.core.native import describe_native, extension, loaded_extension
@@ -71,7 +72,9 @@ def test_without_the_extension_there_is_one_line(
         (lambda c: c.schedule_levels(1), "keyword arguments only"),
         (lambda c: c.schedule_levels(nods=1), "unexpected keyword argument 'nods'"),
         (lambda c: c.tree_lstm_gather(1, 2), "expected 6 arguments, got 2"),
-        (lambda c: c.tree_lstm_nodes(width="three"), "has no attribute 'data_ptr'"),
+        (lambda c: c.tree_lstm_nodes(width="three"), "'width' is not an integer"),
+        (lambda c: c.tree_lstm_nodes(width=torch.tensor(3)), "'width' is not an integer"),
+        (lambda c: c.tree_lstm_nodes(hidden="three"), "has no attribute 'data_ptr'"),
     ],
 )
 def test_calls_that_c_cannot_read(call: object, words: str) -> None:

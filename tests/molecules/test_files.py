@@ -241,7 +241,7 @@ def test_standard_input_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WRONG_ARGUMENTS = [
-    ("-", {}, r"the format is unknown[\s\S]*pass format="),
+    ("-", {}, r"the format is unknown[\s\S]*--format csv"),
     ("a.xlsx", {}, r"the format is unknown[\s\S]*csv, sdf, smi, tsv[\s\S]*a\.xlsx"),
     ("a.csv", {"format": "mol2"}, r"the format is unknown[\s\S]*'mol2'"),
     ("a.smi", {"target_columns": ["y"]}, r"smi files have no labels[\s\S]*got: +y"),

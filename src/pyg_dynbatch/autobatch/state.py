@@ -63,9 +63,11 @@ class Fingerprint(NamedTuple):
             ("autocast", "torch.autocast around trace() or collate(), too"),
             ("the default dtype", "torch.set_default_dtype before both, in workers too"),
         )
-        name, hint = next(p for p, a, b in zip(parts, self, recorded, strict=True) if a != b)
+        pairs = zip(parts, self, recorded, strict=True)
+        name, hint, mine, theirs = next((*p, a, b) for p, a, b in pairs if a != b)
         what = f"autobatch: since an example was recorded, {name} changed"
-        raise mismatch(ValueError, what, "the model that recorded it", where=where, hint=hint)
+        wanted, got = f"the model that recorded it, {theirs}", f"model {mine}"
+        raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
 
 
 def _code_of(part: nn.Module) -> Iterator[Any]:

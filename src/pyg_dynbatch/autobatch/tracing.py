@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from pyg_dynbatch.autobatch.state import Fingerprint, holds_values
 from pyg_dynbatch.core.engine import Run
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.movable import MovablePlan
-from pyg_dynbatch.core.recording import Recording, Sites
-from pyg_dynbatch.core.scheduling import begins_of, move
+from pyg_dynbatch.core.recording import Recording, Site, Sites
+from pyg_dynbatch.core.scheduling import Joined, begins_of, join, move
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.core.types import TensorType
 
@@ -189,14 +189,16 @@ def replay(session: Session, recording: Recording) -> Any:
         )
         raise mismatch(ValueError, what, wanted, repr(recording), where=session.where())
     table.fingerprint.check(recording.model, session.where())
+    joined, first = join([recording], "autobatch"), session.base + len(session.code)
+    sites, code, types = joined.sites, joined.code, cast(Any, joined.sites.row_types)
     numbers = np.array([_site_number(session, site) for site in own.sites], dtype=np.int32)
-    sites, code, first = recording.sites, recording.code.copy(), session.base + len(session.code)
-    begins = begins_of(sites, code)
-    types: Any = sites.row_types
+    if not _fits(recording, joined, [table.recorded[number] for number in numbers.tolist()]):
+        what, wanted = "autobatch: a recording's result does not fit its calls", "both as recorded"
+        raise mismatch(ValueError, what, wanted, repr(recording), where=session.where())
     kinds = [table.outside_of(row_type).kinds[0] for row_type in types]
     inputs = np.array([[session.reserve(kind, 0) for kind in kinds]], dtype=np.int64)
     move(sites, code, [code.size], first, [0], inputs)
-    code[begins] = numbers[code[begins]]
+    code[joined.begins] = numbers[code[joined.begins]]
     session.code += code.tolist()
     session.needs_grad += bytes(code.size)  # nothing asks for that of results
     for row_type, rows in own.outside.items():
@@ -211,6 +213,27 @@ def replay(session: Session, recording: Recording) -> Any:
         session.emit(name, value(marked))
     leaves = [value(leaf) if isinstance(leaf, _Value) else leaf for leaf in own.leaves]
     return _placed(leaves, own.structure)
+
+
+def _fits(recording: Recording, joined: Joined, made: Sequence[Site]) -> bool:
+    """Whether the result of a recording is about its calls, which are made of other sites here."""
+    own, types = recording.result, joined.sites.row_types
+
+    def of_types(site: Site) -> Any:
+        return site.kind, site.results, site.signature and site.signature.inputs
+
+    def is_made(value: _Value) -> bool:
+        inside = 0 <= value.number < joined.types.size
+        kind = joined.types[value.number] if inside else -1
+        return bool(kind >= 0) and types[kind] == value.row_type
+
+    values = [each for each in (*own.leaves, *(v for _, v in own.emitted)) if type(each) is _Value]
+    return (
+        [*map(of_types, made)] == [*map(of_types, joined.sites)]
+        and {row_type: len(rows) for row_type, rows in own.outside.items()} == recording.num_inputs
+        and all((r.shape[1:], r.dtype) == (t.shape, t.dtype) for t, r in own.outside.items())
+        and all(map(is_made, values))
+    )
 
 
 Rows = tuple[int, Tensor]

@@ -10,7 +10,44 @@ import numpy as np
 
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.policy import DependencyGraph, agenda_policy, depth_policy, order_calls
-from pyg_dynbatch.core.recording import CONSTANT, INPUT, Sites, record_at, records_of
+from pyg_dynbatch.core.recording import (
+    CONSTANT,
+    INPUT,
+    Sites,
+    checked_records,
+    record_at,
+    records_of,
+)
+
+INVALID = -2
+"""What :func:`check` returns for invalid records."""
+
+
+def check(
+    *, sites: Sites, code: Any, ends: Any, examples: int, first_site: Any, last_site: Any,
+    num_inputs: Any, constants: Any, last_constant: Any, outputs: Any, output_example: Any,
+    begins: Any, type: Any, **sizes: int,
+) -> int:  # fmt: skip
+    """Check records, and list where they begin."""
+    records, pairs = 0, constants.reshape(-1, 2).tolist()
+    firsts, lasts = np.append(0, ends).tolist(), np.append(0, last_constant).tolist()
+    type[:] = -1
+    for example in range(examples):
+        own = Sites(sites[first_site[example] : last_site[example]])
+        rows = dict(zip(sites.row_types, num_inputs[example].tolist(), strict=True))
+        given = dict(pairs[lasts[example] : lasts[example + 1]])
+        first, mine = firsts[example], code[firsts[example] : firsts[example + 1]].tolist()
+        try:
+            for record in checked_records(own, mine, rows, given):
+                begins[records] = first + record.begin
+                for slot, row_type in enumerate(own[record.number].results, first + record.begin):
+                    type[slot] = sites.number_of_type[row_type]
+                records += 1
+        except ValueError:
+            return INVALID
+    is_inside = (outputs >= 0) & (outputs < np.diff(firsts)[output_example])
+    is_value = type[np.array(firsts)[output_example[is_inside]] + outputs[is_inside]] >= 0
+    return records if is_inside.all() and is_value.all() else INVALID
 
 
 def move(
@@ -92,8 +129,7 @@ def merge(
                     add(unused[each], [])
             key, first = (signature, sizes_of, *reads), start
             is_mergeable = merge_equal and not signature.random and fixed.issuperset(reads)
-            is_ragged = any(isinstance(wanted, Ragged) for wanted in signature.inputs)
-            if not signature.inputs or (is_mergeable and not is_ragged):
+            if not signature.inputs or is_mergeable:
                 first = equal.setdefault(key, start)
                 fixed.update(slots.tolist())
             if first != start:

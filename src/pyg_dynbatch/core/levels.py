@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, count, pairwise
+from itertools import accumulate, chain, count, pairwise
 from operator import attrgetter, index
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ DIRECTIONS = ("bottom_up", "top_down")
 _INPUT, _STATE = any_type("input"), any_type("state")
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Levels(MovablePlan):
     """The levels of a mini-batch of trees or graphs, with all row numbers in one int64 tensor.
 
@@ -137,6 +137,27 @@ class Levels(MovablePlan):
         """Number of levels."""
         return len(self.level_sizes)
 
+    def check(self) -> None:
+        """Raise a ValueError if these are not levels that :func:`schedule_structure` could return.
+
+        Kernels trust the row numbers. Levels that were unpickled or made by hand are checked when
+        they are first used, and again after a change of ``index`` in place.
+        """
+        if vars(self).get("_checked") != self._version and (problem := _problem_of(self)):
+            what, wanted = "Levels: the fields do not fit each other", "those of schedule_structure"
+            hint = "schedule the edges again instead of changing the levels"
+            raise mismatch(ValueError, what, wanted, problem, hint=hint)
+        self._trust()
+
+    @property
+    def _version(self) -> tuple[int, int | None]:
+        changes = None if self.index.is_inference() else self.index._version
+        return id(self.index), changes
+
+    def _trust(self) -> "Levels":
+        vars(self)["_checked"] = self._version
+        return self
+
     def to_steps(self, leaf: Signature | None = None) -> Steps:
         """Return the batched calls of an operation ``"node"``, one per level, for an engine.
 
@@ -148,6 +169,7 @@ class Levels(MovablePlan):
         Returns:
             Steps with one output, ``"node"``: the states in node order.
         """
+        self.check()
         index, arity, steps = self.index.cpu().numpy(), self.arity, list[Step]()
         first = seen = child = 0
         sizes = zip(self.level_sizes, self.level_inputs, self.level_children, strict=True)
@@ -235,7 +257,8 @@ class Levels(MovablePlan):
         return (self.index,)
 
     def _apply(self, fn: Callable[[Tensor], Tensor]) -> "Levels":
-        return replace(self, index=fn(self.index))
+        self.check()
+        return replace(self, index=fn(self.index))._trust()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name[0] != "_"}
@@ -312,10 +335,15 @@ def schedule_structure(
         Levels(1 examples, 2 levels, 3 nodes)
     """
     checked_choice("schedule_structure: unknown direction", direction, DIRECTIONS)
-    # Not SupportsIndex, which takes as long to compare as all edges of a tree.
-    if arity is not None and (not hasattr(arity, "__index__") or index(arity) < 0):
-        wanted = "at least 0, or None for any number of children"
-        raise mismatch(ValueError, "schedule_structure: invalid arity", wanted, repr(arity))
+    fields = {"edge_index": edge_index, "child_slot": child_slot, "has_input": has_input}
+    for name, field in fields.items():
+        is_dense = isinstance(field, Tensor) and field.layout == torch.strided and not field.is_meta
+        if not is_dense and (field is not None or name == "edge_index"):
+            what = f"schedule_structure: {name} is not a dense tensor"
+            raise mismatch(TypeError, what, "a tensor", describe_value(field))
+    num_nodes = _checked_number("num_nodes", num_nodes)
+    if arity is not None:
+        arity = _checked_number("arity", arity, "None for any number of children")
     if has_input is not None and has_input.dtype != torch.bool:
         _checked("has_input", has_input, num_nodes, "node", torch.bool)
     sizes = [num_nodes] if example_sizes is None else example_sizes
@@ -325,12 +353,91 @@ def schedule_structure(
     )
 
 
-def _counts(example_sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-    examples = np.asarray(example_sizes)
-    if examples.size and examples.dtype.kind not in "iu":
-        what = "schedule_structure: example_sizes are not integers"
-        raise mismatch(TypeError, what, "one integer per example", examples.dtype)
+def _counts(example_sizes: Any) -> np.ndarray:
+    try:
+        examples = np.asarray(example_sizes)
+        is_vector = examples.ndim == 1 and (not examples.size or examples.dtype.kind in "iu")
+    except ValueError:  # lists of different lengths
+        is_vector = False
+    if not is_vector:
+        what, got = "schedule_structure: example_sizes are not integers", repr(example_sizes)[:200]
+        raise mismatch(TypeError, what, "one integer per example", got)
     return examples.astype(np.int64, copy=False)
+
+
+def _checked_number(name: str, number: Any, hint: str = "") -> int:
+    # Not SupportsIndex, which takes as long to compare as all edges of a tree.
+    if not hasattr(number, "__index__") or not 0 <= index(number) < 2**31:
+        what, wanted = f"schedule_structure: invalid {name}", "an integer from 0 to 2 ** 31 - 1"
+        raise mismatch(ValueError, what, wanted, repr(number), hint=hint)
+    return index(number)
+
+
+def _problem_of(levels: Levels) -> str:
+    """Say what is wrong with levels, or nothing: their edges must have the same levels."""
+    nodes, edges, arity, index = levels.num_nodes, levels.num_edges, levels.arity, levels.index
+    sizes = levels.level_sizes, levels.level_inputs, levels.level_children
+    if not all(isinstance(each, tuple) for each in sizes):
+        return "level_sizes, level_inputs or level_children that are not tuples"
+    counts = (nodes, edges, levels.num_examples, 0 if arity is None else arity, *chain(*sizes))
+    if not all(type(each) is int and each >= 0 for each in counts):
+        return "a number that is not an integer, or is negative"
+    places = _places(nodes, edges, arity, sum(levels.level_inputs))
+    size = places["input_node"][1]
+    if index.dtype != torch.int64 or index.shape != (size,) or not index.is_contiguous():
+        return f"index: {describe_value(index)}, not a contiguous int64 tensor [{size}]"
+    found = array_of(index)
+    part = {name: found[start:end] for name, (start, end) in places.items()}
+    limits = {
+        "children": (0, nodes), "child_start": (0, edges), "edge_order": (0, edges - 1),
+        "row": (1, nodes), "example": (0, levels.num_examples - 1), "input_node": (0, nodes - 1),
+    }  # fmt: skip
+    for name, (least, most) in limits.items():
+        if part[name].size and (part[name].min() < least or part[name].max() > most):
+            return f"{name}: from {part[name].min()} to {part[name].max()}"
+    example = part["example"]
+    if any(np.unique(part[name]).size < part[name].size for name in ("row", "edge_order")):
+        return "row or edge_order: one number twice"
+    if (example[1:] < example[:-1]).any() or (np.diff(part["child_start"], append=edges) < 0).any():
+        return "example or child_start: not in ascending order"
+    try:
+        made = _schedule_again(levels, part)
+    except ValueError as error:
+        return str(error)
+    wrong = [name for name in _SIZES if getattr(levels, name) != getattr(made, name)]
+    for name, (start, end) in places.items():
+        if name != "example" and not np.array_equal(made.index[start:end], part[name]):
+            wrong.append(name)
+    return "" if not wrong else f"other {' and '.join(wrong)} than of their edges"
+
+
+_SIZES = ("num_edges", "level_sizes", "level_inputs", "level_children", "single_parent")
+
+
+def _schedule_again(levels: Levels, part: Mapping[str, np.ndarray]) -> Levels:
+    """Schedule the edges that levels list."""
+    nodes, arity, children = levels.num_nodes, levels.arity, part["children"]
+    node = np.full(nodes + 1, -1)  # of each row
+    node[part["row"]] = np.arange(nodes)
+    slot = np.arange(children.size)
+    if arity is None:
+        counts = np.diff(part["child_start"], append=levels.num_edges)
+        order = np.argsort(part["edge_order"])
+        slot -= part["child_start"].repeat(counts)
+    else:
+        counts, order = np.full(nodes, arity), np.flatnonzero(children)
+        slot %= max(arity, 1)
+    edges = np.stack([node[children], node[1:].repeat(counts)])[:, order]
+    has_input = np.zeros(nodes, dtype=bool)
+    has_input[part["input_node"]] = True
+    return schedule_structure(
+        torch.from_numpy(edges if levels.direction == "bottom_up" else edges[::-1].copy()),
+        nodes,
+        child_slot=torch.from_numpy(slot[order]),
+        arity=arity,
+        has_input=torch.from_numpy(has_input),
+        direction=levels.direction,
+    )
 
 
 class _Structure(NamedTuple):
@@ -350,7 +457,8 @@ class _Structure(NamedTuple):
         kind = self.arity, DIRECTIONS[self.down]
         sizes, inputs, children = map(tuple, per_level)
         made_of = checksum(self.edge_index), checksum(self.child_slot), reads
-        return Levels(index, *counts, *kind, sizes, inputs, children, single_parent, made_of)
+        made = Levels(index, *counts, *kind, sizes, inputs, children, single_parent, made_of)
+        return made._trust()
 
 
 def _scheduled(given: _Structure) -> Levels:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.structure import TopologicalOrder, longest_paths
+from pyg_dynbatch.core.structure import TopologicalOrder, find_cycle, longest_paths
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,21 @@ class DependencyGraph:
         return int(self.kind.size)
 
 
+def depth_of_calls(graph: DependencyGraph) -> np.ndarray:
+    """Return the longest path to each call; raise an error if there is none, in a cycle."""
+    ends, calls = np.concatenate([graph.source, graph.target]), graph.num_calls
+    if graph.source.shape != graph.target.shape or (ends < 0).any() or (ends >= calls).any():
+        what, wanted = "DependencyGraph: invalid dependencies", f"pairs of calls, 0 to {calls - 1}"
+        got = f"source {graph.source.tolist()[:10]}, target {graph.target.tolist()[:10]}"
+        raise mismatch(ValueError, what, wanted, got)
+    depth = longest_paths(graph.source, graph.target, calls)
+    if depth.min(initial=0) < 0:
+        cycle = find_cycle(torch.from_numpy(np.stack([graph.source, graph.target])), calls)
+        what, got = "DependencyGraph: calls depend on each other", " -> ".join(map(str, cycle))
+        raise mismatch(ValueError, what, "no cycle", f"calls {got} -> {cycle[0]}")
+    return depth
+
+
 Policy = Callable[[DependencyGraph], np.ndarray]
 """Returns the step of each call; calls of one step are of one kind and independent."""
 
@@ -44,6 +60,9 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
     Returns:
         Step of each call, ``[call]``, without gaps.
 
+    Raises:
+        ValueError: If calls depend on each other in a cycle.
+
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2.
 
@@ -52,7 +71,7 @@ def depth_policy(graph: DependencyGraph) -> np.ndarray:
         >>> depth_policy(chain).tolist()
         [0, 1, 2]
     """
-    depth = longest_paths(graph.source, graph.target, graph.num_calls)
+    depth = depth_of_calls(graph)
     num_kinds = int(graph.kind.max()) + 1 if graph.num_calls else 1
     return np.unique(depth * num_kinds + graph.kind, return_inverse=True)[1]
 
@@ -68,6 +87,9 @@ def agenda_policy(graph: DependencyGraph) -> np.ndarray:
 
     Returns:
         Step of each call, ``[call]``, without gaps.
+
+    Raises:
+        ValueError: If calls depend on each other in a cycle.
 
     Reference:
         Neubig, Goldberg, Dyer (2017), arXiv:1705.07860, section 3.2 (agenda-based batching).
@@ -93,7 +115,7 @@ class Walk:
     def __init__(self, graph: DependencyGraph) -> None:
         self.graph = graph
         self.kinds, self.kind = np.unique(graph.kind, return_inverse=True)
-        self.depth = longest_paths(graph.source, graph.target, graph.num_calls)
+        self.depth = depth_of_calls(graph)
 
     def begin(self) -> None:
         """Start with all calls remaining."""

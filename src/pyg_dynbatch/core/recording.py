@@ -14,16 +14,18 @@ its record begins. With a site 0 for constants and a site 1 for ``add``, ``add(a
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
 from pyg_dynbatch.core.types import (
     RowType,
@@ -31,6 +33,8 @@ from pyg_dynbatch.core.types import (
     constant_dtype,
     describe,
     has_gradient,
+    is_row_type,
+    numpy_dtype_of,
     overflowing_value,
     parts_of,
     range_of,
@@ -49,6 +53,18 @@ class Site(NamedTuple):
     kind: int
     results: tuple[RowType, ...]
     signature: Signature | None = None  # of calls
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the fields are as the kind requires."""
+        called = self.signature
+        if self.kind != CALL:
+            is_plain = called is None and len(self.results) == 1 and is_row_type(self.results[0])
+            return is_plain and self.kind in (CONSTANT, INPUT)
+        if not isinstance(called, Signature) or not called.outputs:
+            return False
+        types = (*called.outputs, *map(row_type_of, called.inputs))
+        return self.results == called.outputs and all(map(is_row_type, types))
 
 
 class Sites(list[Site]):
@@ -74,6 +90,16 @@ class Sites(list[Site]):
         for site in self:
             _add_signature(by_name, site)
         return by_name
+
+    @cached_property
+    def checked(self) -> "Sites":
+        """The table itself; a ValueError if a site is not as its kind requires."""
+        for number, site in enumerate(self):
+            if not (isinstance(site, Site) and site.is_valid):
+                what, where = "Recording: an invalid site", f"site {number}"
+                wanted = "a constant or input of one row type, or a call with its signature"
+                raise mismatch(ValueError, what, wanted, repr(site), where=where)
+        return self
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -131,7 +157,8 @@ class Sites(list[Site]):
             self.types,
             [len(s.inputs) for s in self.signatures],
             [own + [False] * (self.most_arguments - len(own)) for own in ragged],
-            [not (s.random or any(r)) for s, r in zip(self.signatures, ragged, strict=True)],
+            [not s.random for s in self.signatures],
+            [own + [0] * (self.most_arguments - len(own)) for own in self.argument_types],
         ]
         arrays = [np.array(column, dtype=np.int32) for column in columns]
         addresses = [each.ctypes.data for each in arrays]
@@ -182,6 +209,77 @@ def records_of(sites: Sequence[Site], code: Any, begin: int = 0) -> Iterator[Rec
         record = record_at(sites, code, begin)
         yield record
         begin = record.end
+
+
+def checked_records(
+    sites: Sites, code: Sequence[int], inputs: Mapping[RowType, int], constants: Mapping[int, int]
+) -> Iterator[Record]:
+    """Decode records one by one; raise a ValueError for what no recorder writes.
+
+    ``inputs`` counts the input rows of each type, ``constants`` the constants of each site.
+    """
+    types: dict[int, RowType] = {}  # of each value
+    left, begin = Counter(constants), 0
+
+    def wrong(what: str, expected: object, got: object) -> ValueError:
+        return mismatch(ValueError, f"Recording: {what}", expected, got, where=f"record at {begin}")
+
+    for site in constants:
+        if not 0 <= site < len(sites) or sites[site].kind != CONSTANT:
+            raise wrong("constants of a site that has none", "sites of constants", f"site {site}")
+    while begin < len(code):
+        if not 0 <= code[begin] < len(sites):
+            raise wrong("there is no such site", f"0 to {len(sites) - 1}", code[begin])
+        kind, results, signature = sites[code[begin]]
+        left[code[begin]] -= kind == CONSTANT
+        if left[code[begin]] < 0 and kind == CONSTANT:
+            raise wrong("more records of constants than constants", constants, "one more")
+        place = begin + 1
+        for wanted in (None,) if kind == INPUT else signature.inputs if signature else ():
+            is_ragged = isinstance(wanted, Ragged)
+            size = int(code[place]) if is_ragged and place < len(code) else 1
+            place += is_ragged
+            if not 0 <= size <= len(code) - place:
+                raise wrong("the code ends within a record", f"{size} values", len(code) - place)
+            for value in code[place : place + size]:
+                rows = inputs.get(results[0], 0)
+                if wanted is None and not 0 <= value < rows:
+                    raise wrong("there is no such input row", f"0 to {rows - 1}", value)
+                if wanted is not None and types.get(value) != row_type_of(wanted):
+                    got = f"{value}, {describe(types[value]) if value in types else 'no value'}"
+                    expected = f"an earlier value of type {describe(row_type_of(wanted))}"
+                    raise wrong("an argument is not a value of its type", expected, got)
+            place += size
+        record = record_at(sites, code, begin)
+        if record.end > len(code):
+            raise wrong(
+                "the code ends within a record", f"{len(results)} results", len(code) - begin
+            )
+        types.update(enumerate(results, begin))
+        yield record
+        begin = record.end
+    if any(left.values()):
+        raise wrong("fewer records of constants than constants", constants, dict(left))
+
+
+def checked_recordings(recordings: Iterable["Recording"], owner: str) -> list["Recording"]:
+    """List recordings; raise an error for other objects, and if they are not of one model."""
+    try:
+        found = list(recordings)
+    except TypeError as error:
+        what, got = f"{owner}: not a list of recordings", type(recordings).__name__
+        hint = "[recording], if this is a single one"
+        raise mismatch(TypeError, what, "one recording per example", got, hint=hint) from error
+    for number, recording in enumerate(found):
+        if not isinstance(recording, Recording):
+            what, got = f"{owner}: not a recording", type(recording).__name__
+            raise mismatch(TypeError, what, "a Recording", got, where=f"example {number}")
+        if recording.model != found[0].model:
+            wanted = f"all of one model, such as {found[0].model or 'none'} (example 0)"
+            got, hint = f"model {recording.model or 'none'}", "one mini-batch per model"
+            what, where = f"{owner}: recordings of different models", f"example {number}"
+            raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,20 +361,76 @@ class Recording:
     @property
     def num_calls(self) -> int:
         """Number of calls recorded so far."""
-        records = records_of(self.sites, self.code)
-        return sum(self.sites[record.number].kind == CALL for record in records)
+        return sum(self.sites[record.number].kind == CALL for record in self.records())
 
     @property
     def depth(self) -> int:
         """Longest chain of calls that read something; 0 for a recording without calls."""
         depth: dict[int, int] = {}
-        for begin, number, arguments, _ in records_of(self.sites, self.code):
+        for begin, number, arguments, _ in self.records():
             kind, results, _ = self.sites[number]
             reads = chain(*arguments) if kind == CALL else ()
             # A call that reads nothing, such as a learned start state, does not count.
             longest = max((1 + depth[value] for value in reads), default=0)
             depth.update(dict.fromkeys(range(begin, begin + len(results)), longest))
         return max(depth.values(), default=0)
+
+    def records(self) -> Iterator[Record]:
+        """Decode the records; raise a ValueError for fields that do not fit each other."""
+        if not isinstance(self.sites, Sites):
+            got = type(self.sites).__name__
+            raise mismatch(ValueError, "Recording: invalid sites", "a table, Sites", got)
+        types = self.sites.checked.number_of_type
+        for name in ("data", "num_inputs", "outputs"):
+            if not isinstance(found := getattr(self, name), dict):
+                what, got = f"Recording: {name} is not a dict", type(found).__name__
+                raise mismatch(ValueError, what, "a dict", got)
+        for row_type, rows in self.num_inputs.items():
+            if row_type not in types or not is_count(rows):
+                what, wanted = "Recording: invalid num_inputs", "a number of rows per row type"
+                raise mismatch(ValueError, what, wanted, f"{row_type}: {rows!r}")
+        constants = {site: self._num_constants(site) for site in self.data}
+        code = checked_integers("code", self.code)
+        yield from checked_records(self.sites, code, self.num_inputs, constants)
+
+    def check(self) -> None:
+        """Raise a ValueError if the fields do not fit each other, as after changes by hand.
+
+        :func:`schedule_recordings` calls it where it finds that something is wrong.
+
+        Raises:
+            ValueError: If a field has a wrong type, or a record, a constant, an input row or an
+                output names what does not exist.
+        """
+        types: dict[int, RowType] = {}
+        for record in self.records():
+            types.update(enumerate(self.sites[record.number].results, record.begin))
+        for name, values in self.outputs.items():
+            for value in checked_integers(f"output {name!r}", values):
+                if value not in types:
+                    what, wanted = f"Recording: output {name!r} is not a value", "where one begins"
+                    raise mismatch(ValueError, what, wanted, value)
+
+    def _num_constants(self, site: int) -> int:
+        """Return the number of constants of a site; raise an error if their arrays are invalid."""
+        if not isinstance(site, int) or not 0 <= site < len(self.sites):
+            what, wanted = "Recording: data of a site that does not exist", "a number of a site"
+            raise mismatch(ValueError, what, wanted, repr(site))
+        rows, parts = 0, parts_of(self.sites[site].results[0])
+        wanted = f"a list of tuples of arrays [row, ...] of {describe(self.sites[site].results[0])}"
+        what, where = "Recording: invalid constants", f"data[{site}]"
+        pieces = self.data[site]
+        for piece in pieces if isinstance(pieces, list) else [None]:
+            fits = isinstance(piece, tuple) and len(piece) == len(parts)
+            arrays = [each for each in piece or () if isinstance(each, np.ndarray) and each.ndim]
+            if not fits or len(arrays) < len(parts) or len({len(each) for each in arrays}) > 1:
+                raise mismatch(ValueError, what, wanted, repr(piece)[:200], where=where)
+            for own, part in zip(arrays, parts, strict=True):
+                if not holds_rows_of(own, part):
+                    got = f"{own.dtype} array {list(own.shape)}"
+                    raise mismatch(ValueError, what, wanted, got, where=where)
+            rows += len(arrays[0])
+        return rows
 
     def constants_of(self, site: int) -> Rows:
         """Return all constants of a site."""
@@ -296,11 +450,13 @@ class Recording:
             ValueError: If the shape differs, or an integer is beyond the range of the dtype.
             TypeError: If the dtype cannot hold data of this kind.
         """
+        _check_row_type("constant", row_type)
         parts = parts_of(row_type)
         pieces = data if isinstance(row_type, tuple) else (data,)
-        if len(pieces) != len(parts):
+        if not isinstance(pieces, Sequence) or len(pieces) != len(parts):
+            got = f"{len(pieces)} parts" if isinstance(pieces, Sequence) else repr(data)
             what = "Recording.constant: wrong number of parts"
-            raise mismatch(ValueError, what, describe(row_type), f"{len(pieces)} parts")
+            raise mismatch(ValueError, what, describe(row_type), got)
         rows = tuple(_constant_row(p, d)[None] for p, d in zip(parts, pieces, strict=True))
         site = self._site(CONSTANT, (row_type,))
         self.data.setdefault(site, []).append(rows)
@@ -316,8 +472,10 @@ class Recording:
             row_type: Type of the row.
             row: Its number within this example, from 0.
         """
-        if row < 0:
-            raise mismatch(ValueError, "Recording.input: negative row", "row >= 0", row)
+        _check_row_type("input", row_type)
+        if not is_count(row):
+            wanted = "an integer from 0 to 2 ** 31 - 1"
+            raise mismatch(ValueError, "Recording.input: invalid row", wanted, repr(row))
         self.num_inputs[row_type] = max(self.num_inputs.get(row_type, 0), row + 1)
         return self._values(self._site(INPUT, (row_type,)), (row,), 0)[0]
 
@@ -328,10 +486,12 @@ class Recording:
             row_type: Type of the rows.
             rows: Number of rows, at least as many as are read.
         """
+        _check_row_type("declare_inputs", row_type)
+        least = self.num_inputs.get(row_type, 0)
+        if not is_count(rows) or rows < least:
+            what = "Recording.declare_inputs: fewer rows than are read, or no number"
+            raise mismatch(ValueError, what, f"an integer, at least {least}", repr(rows))
         self._site(INPUT, (row_type,))
-        if rows < (least := self.num_inputs.get(row_type, 0)):
-            what = "Recording.declare_inputs: fewer rows than are read"
-            raise mismatch(ValueError, what, f"at least {least}", rows)
         self.num_inputs[row_type] = rows
 
     def call(self, signature: Signature, *arguments: Value | Sequence[Value]) -> Any:
@@ -382,6 +542,9 @@ class Recording:
             TypeError: If values of two types are marked under one name.
         """
         self._check_value(value, f"output {name!r}")
+        if not isinstance(name, str):
+            what = "Recording.output: the name is not a string"
+            raise mismatch(TypeError, what, "a name", repr(name))
         first = self._output_types.setdefault(name, value.row_type)
         if first != value.row_type:
             what, got = f"Recording.output: {name!r} mixes two types", describe(value.row_type)
@@ -397,7 +560,7 @@ class Recording:
         """Return the values of one argument of a call."""
         wanted = signature.inputs[position]
         row_type, ragged = row_type_of(wanted), isinstance(wanted, Ragged)
-        values = list(argument) if ragged and not isinstance(argument, Value) else [argument]
+        values = list(argument) if ragged and isinstance(argument, Iterable) else [argument]
         for value in values:
             if not isinstance(value, Value) or value.recording is not self:
                 self._check_value(value, f"call {self.num_calls}, argument {position}")
@@ -446,6 +609,34 @@ class Recording:
         )
 
 
+def _check_row_type(method: str, row_type: object) -> None:
+    if not is_row_type(row_type):
+        what, wanted = f"Recording.{method}: not a row type", "a TensorType, or a tuple of some"
+        raise mismatch(TypeError, what, wanted, repr(row_type))
+
+
+def holds_rows_of(array: np.ndarray, part: TensorType) -> bool:
+    """Return whether an array holds constants of a type without loss."""
+    stored = np.float64 if part.dtype in (None, torch.float32) else numpy_dtype_of(part.dtype)
+    return np.can_cast(array.dtype, stored) and part.shape in (None, array.shape[1:])
+
+
+def is_count(number: Any) -> bool:
+    """Return whether a number of rows is a whole number that row numbers of 32 bits can reach."""
+    is_whole = hasattr(number, "__index__")
+    return is_whole and 0 <= index(number) <= np.iinfo(np.int32).max
+
+
+def checked_integers(name: str, values: Any) -> list[int]:
+    """Return a vector of integers of at most 32 bits as a list, or raise a ValueError."""
+    found = np.asarray(values)
+    if found.ndim != 1 or not np.can_cast(found.dtype, np.int32):
+        what, got = f"Recording: {name} is not a vector of integers", repr(values)[:200]
+        hint = "np.array(values, dtype=np.int32)"
+        raise mismatch(ValueError, what, "int32 [entry]", f"{found.dtype}: {got}", hint=hint)
+    return list(found.tolist())
+
+
 def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     """Convert a constant to an array of the shape and dtype of its type."""
     if part.shape is None or part.dtype is None:
@@ -453,9 +644,15 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
         raise mismatch(TypeError, what, "a TensorType with shape and dtype", part)
     if np.ma.is_masked(data):
         raise mismatch(TypeError, "Recording.constant: an entry is masked", part, repr(data))
-    # numpy reads Python floats in double precision, torch in single precision.
-    tensor = torch.as_tensor(data if isinstance(data, torch.Tensor) else np.asarray(data))
-    tensor = tensor.detach().cpu()
+    try:
+        # numpy reads Python floats in double precision, torch in single precision.
+        tensor = torch.as_tensor(data if isinstance(data, torch.Tensor) else np.asarray(data))
+        tensor = tensor.detach().cpu()
+        # numpy has no bfloat16; float32 represents it exactly.
+        rows = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        what, given = "Recording.constant: not a number or array of numbers", repr(data)[:100]
+        raise mismatch(TypeError, what, part, f"{describe_value(data)}: {given}") from error
     shape = tuple(tensor.shape)
     if shape != part.shape:
         got = TensorType(shape, tensor.dtype)
@@ -464,8 +661,6 @@ def _constant_row(part: TensorType, data: Any) -> np.ndarray:
     if is_lost or (has_gradient(tensor.dtype) and not has_gradient(part.dtype)):
         got = TensorType(shape, tensor.dtype)
         raise mismatch(TypeError, "Recording.constant: dtype differs", part, got)
-    # numpy has no bfloat16; float32 represents it exactly.
-    rows = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     if (wrong := overflowing_value(rows, part.dtype)) is not None:
         what = "Recording.constant: a number is beyond the range of its dtype"
         raise mismatch(ValueError, what, f"{part}, {range_of(part.dtype)}", wrong)

@@ -8,7 +8,7 @@ import torch
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.operation import Ragged, Signature, row_type_of
-from pyg_dynbatch.core.recording import INPUT, Recording, records_of
+from pyg_dynbatch.core.recording import INPUT, Recording, checked_recordings
 from pyg_dynbatch.core.row_buffer import Rows
 from pyg_dynbatch.core.types import RaggedRows, RowType, parts_of
 
@@ -41,7 +41,7 @@ def run_one_by_one(
     """
     used: Counter[RowType] = Counter()
     collected: dict[str, list[Rows]] = {}
-    for recording in recordings:
+    for recording in checked_recordings(recordings, "run_one_by_one"):
         values = _run(engine, recording, inputs or {}, used)
         for name, marked in recording.outputs.items():
             collected.setdefault(name, []).extend(values[number] for number in marked)
@@ -59,7 +59,7 @@ def _run(
     """Return the parts of every value of a recording, each with a batch axis of size 1."""
     values: dict[int, Rows] = {}
     constants: Counter[int] = Counter()
-    for begin, number, arguments, _ in records_of(recording.sites, recording.code):
+    for begin, number, arguments, _ in recording.records():
         kind, row_types, signature = recording.sites[number]
         if signature is not None:
             results: list[Any] = _call(engine, signature, arguments, values)

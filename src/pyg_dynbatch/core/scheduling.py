@@ -1,19 +1,29 @@
 """Schedule recorded calls: which run together, in which order, and which rows they read."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import accumulate, chain
+from math import prod
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pyg_dynbatch.core import definitions
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.core.policy import Policy, order_calls, policy_of
-from pyg_dynbatch.core.recording import CONSTANT, Recording, Rows, Sites
+from pyg_dynbatch.core.recording import (
+    CONSTANT,
+    Recording,
+    Rows,
+    Sites,
+    checked_recordings,
+    holds_rows_of,
+    is_count,
+)
 from pyg_dynbatch.core.steps import BufferSpec, Chain, IndexSlice, Output, Step, Steps, contiguous
-from pyg_dynbatch.core.types import describe
+from pyg_dynbatch.core.types import RowType, describe, parts_of
 
 
 def schedule_recordings(
@@ -42,37 +52,26 @@ def schedule_recordings(
         >>> schedule_recordings([recording, recording])
         Steps(2 examples, 1 steps, 1 rows)
     """
+    recordings = checked_recordings(recordings, "schedule_recordings")
     if not recordings:
         what = "schedule_recordings: the list of recordings is empty"
         raise mismatch(ValueError, what, "at least one recording", 0)
-    joined = _join(recordings)
-    sites, constants = joined.sites, _distinct_constants(recordings, joined)
-    inputs = joined.first_input[-1]
+    joined = join(recordings)
+    sites, constants, inputs = joined.sites, joined.constants, joined.first_input[-1]
     rows = np.array(constants.counts, dtype=np.int64) + inputs
-    read = np.concatenate([_NOTHING, *(numbers for numbers, _ in joined.outputs.values())])
+    _check_size("rows", int(rows.max(initial=0)) + joined.code.size)
     values = Values(joined.code.size)
-    plan = Plan(sites, joined.code, begins_of(sites, joined.code), values, read)
+    plan = Plan(sites, joined.code, joined.begins, values, joined.outputs.values)
     merged = plan.merge(constants, merge_equal)
     plan.fuse()
-    steps, index = plan.schedule(policy, rows)
-    flat, size, outputs = [index], index.size, {}
-    for name, (numbers, examples) in joined.outputs.items():
-        types = np.unique(values.types_of(numbers, sites, joined.code))
-        if types.size > 1:
-            what = f"schedule_recordings: output {name!r} has two types"
-            wanted, got = (describe(sites.row_types[number]) for number in types[:2])
-            raise mismatch(TypeError, what, wanted, got, hint="use a separate name for each type")
-        found = values.rows_of(numbers)
-        slice_ = IndexSlice(int(types[0]) if types.size else 0, size, found.size, contiguous(found))
-        outputs[name] = Output(slice_, size + found.size)
-        flat += [found, examples]
-        size += 2 * found.size
+    steps, read = plan.schedule(policy, rows)
+    flat, outputs = _place_outputs(joined, values, read)
     columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
     return Steps(
         signatures=sites.signatures,
         buffers=tuple(BufferSpec(*column) for column in columns),
         steps=steps,
-        index=torch.from_numpy(np.concatenate(flat, dtype=np.int64)),
+        index=torch.from_numpy(flat),
         constants=tuple(constants.rows),
         outputs=outputs,
         num_examples=len(recordings),
@@ -89,41 +88,133 @@ def scheduler() -> Any:
     return extension() or definitions
 
 
-class _Joined(NamedTuple):
-    """The recordings of a mini-batch as one."""
+class Joined(NamedTuple):
+    """The recordings of a mini-batch as one; it is known to be valid."""
 
     sites: Sites
-    first_site: list[int]  # of each example
     code: np.ndarray
+    begins: np.ndarray  # where records begin
+    types: np.ndarray  # the row type of each value, -1 where there is none
+    constants: "Constants"
     first_input: np.ndarray  # of each example and row type; a last line counts all
-    outputs: dict[str, tuple[np.ndarray, np.ndarray]]  # values, and the example of each
+    outputs: "_Outputs"
 
 
-def _join(recordings: Sequence[Recording]) -> _Joined:
+def join(recordings: Sequence[Recording], owner: str = "schedule_recordings") -> Joined:
+    """Join recordings; raise an error that says which of them is invalid, and why."""
+    try:
+        return _joined(recordings)
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        # Found for all at once; what is wrong is found example by example.
+        for number, recording in enumerate(recordings):
+            try:
+                recording.check()
+            except ValueError as reason:
+                text = f"{owner}: example {number}: {reason}"
+                raise ValueError(Mismatch(text)) from error
+        raise
+
+
+def _joined(recordings: Sequence[Recording]) -> Joined:
+    """Join recordings; raise an error of any kind if one is invalid."""
     sites, first_site = _joined_sites(recordings)
-    code = np.concatenate([recording.code for recording in recordings], dtype=np.int32)
-    ends = np.cumsum([len(recording.code) for recording in recordings])
-    if code.size > np.iinfo(np.int32).max:
-        what, wanted = "schedule_recordings: too many integers", "fewer than 2 ** 31"
-        raise mismatch(ValueError, what, wanted, code.size, hint="smaller mini-batches")
-    counts = np.zeros((1 + len(recordings), len(sites.row_types)), dtype=np.int64)
-    outputs: dict[str, tuple[list[Any], list[int]]] = {}
+    codes, outputs = [recording.code for recording in recordings], _Outputs.of(recordings)
+    code, num_inputs = _joined_integers(codes), _num_inputs(recordings, sites)
+    _check_size("integers", code.size)
+    given, last_given = list[int](), list[int]()
+    for recording in recordings:
+        for site, pieces in recording.data.items():
+            given += index(site), sum(len(parts[0]) for parts in pieces)
+        last_given.append(len(given) // 2)
+    last_site = [n + len(r.sites) for n, r in zip(first_site, recordings, strict=True)]
+    per_example = [list(accumulate(map(len, codes))), first_site, last_site, last_given]
+    ends, first, last, last_constant = np.array(per_example, dtype=np.int64)
+    types, begins = np.empty_like(code), np.empty_like(code)
+    records = scheduler().check(
+        sites=sites, code=code, ends=ends, examples=len(recordings), first_site=first,
+        last_site=last, num_sites=len(sites), num_inputs=num_inputs, types=num_inputs.shape[1],
+        constants=np.array(given, dtype=np.int64), last_constant=last_constant,
+        outputs=outputs.values, output_example=outputs.example, num_outputs=outputs.values.size,
+        begins=begins, type=types,
+    )  # fmt: skip
+    if records < 0:
+        raise ValueError("invalid records")
+    constants = _distinct_constants(recordings, sites, first_site)
+    first_input = np.zeros((1 + len(recordings), len(sites.row_types)), dtype=np.int64)
+    num_inputs.cumsum(0, out=first_input[1:])
+    if len(recordings) > 1:
+        move(sites, code, ends, 0, first, first_input)
+        outputs.values[:] += np.append(0, ends)[outputs.example].astype(np.int32)
+    return Joined(sites, code, begins[:records], types, constants, first_input, outputs)
+
+
+def _place_outputs(
+    joined: Joined, values: "Values", read: np.ndarray
+) -> tuple[np.ndarray, dict[str, Output]]:
+    """Append the rows of the outputs, and the example of each, to the flat index."""
+    flat, size, begin, outputs = [read], read.size, 0, dict[str, Output]()
+    for name, end in joined.outputs.ends.items():
+        numbers, example = joined.outputs.values[begin:end], joined.outputs.example[begin:end]
+        types = np.unique(joined.types[numbers])
+        if types.size > 1:
+            what = f"schedule_recordings: output {name!r} has two types"
+            wanted, got = (describe(joined.sites.row_types[number]) for number in types[:2])
+            raise mismatch(TypeError, what, wanted, got, hint="use a separate name for each type")
+        found = values.rows_of(numbers)
+        slice_ = IndexSlice(int(types[0]) if types.size else 0, size, found.size, contiguous(found))
+        outputs[name] = Output(slice_, size + found.size)
+        flat += [found, example]
+        size, begin = size + 2 * found.size, end
+    return np.concatenate(flat, dtype=np.int64), outputs
+
+
+class _Outputs(NamedTuple):
+    """The named outputs of all recordings, name by name."""
+
+    values: np.ndarray
+    example: np.ndarray  # of each value
+    ends: dict[str, int]  # of the values of each name
+
+    @classmethod
+    def of(cls, recordings: Sequence[Recording]) -> "_Outputs":
+        """Collect the outputs of recordings, as each numbers its values."""
+        names = dict.fromkeys(name for recording in recordings for name in recording.outputs)
+        found, ends = [_NOTHING], dict[str, int]()
+        examples, lengths = list[int](), list[int]()
+        for name in names:
+            for number, recording in enumerate(recordings):
+                if name in recording.outputs:
+                    found.append(recording.outputs[name])
+                    examples.append(number)
+                    lengths.append(len(found[-1]))
+            ends[name] = sum(lengths)
+        example = np.array(examples, dtype=np.int64).repeat(lengths)
+        return cls(_joined_integers(found), example, ends)
+
+
+def _num_inputs(recordings: Sequence[Recording], sites: Sites) -> np.ndarray:
+    """Count the input rows of each example and row type."""
+    counts = np.zeros((len(recordings), len(sites.row_types)), dtype=np.int64)
     for number, recording in enumerate(recordings):
         for row_type, rows in recording.num_inputs.items():
-            counts[number + 1, sites.number_of_type[row_type]] = rows
-        for name, values in recording.outputs.items():
-            found, examples = outputs.setdefault(name, ([], []))
-            found.append(values)
-            examples.append(number)
-    first_input = counts.cumsum(0)
-    if len(recordings) > 1:
-        move(sites, code, ends, 0, first_site, first_input)
-    begins, joined = np.append(0, ends), {}
-    for name, (found, examples) in outputs.items():
-        example = np.repeat(examples, [len(values) for values in found])
-        numbers = np.concatenate(found, dtype=np.int32) + begins[example].astype(np.int32)
-        joined[name] = numbers, example
-    return _Joined(sites, first_site, code, first_input, joined)
+            if row_type not in recording.sites.number_of_type or not is_count(rows):
+                raise ValueError("invalid num_inputs")
+            counts[number, sites.number_of_type[row_type]] = rows
+    return counts
+
+
+def _joined_integers(vectors: Sequence[Any]) -> np.ndarray:
+    """Join vectors of integers; raise an error if one is something else."""
+    joined = np.concatenate(vectors, dtype=np.int32, casting="safe")
+    if joined.ndim != 1:
+        raise ValueError("not a vector")
+    return joined
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > np.iinfo(np.int32).max:
+        what, wanted = f"schedule_recordings: too many {name}", "fewer than 2 ** 31"
+        raise mismatch(ValueError, what, wanted, size, hint="smaller mini-batches")
 
 
 def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
@@ -133,7 +224,7 @@ def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
     for recording in recordings:
         if id(recording.sites) not in first:
             # Of one model, too: each recording of autobatch has the sites that it uses.
-            if recording.sites not in first:
+            if recording.sites.checked not in first:
                 first[recording.sites] = sum(map(len, tables))
                 tables.append(recording.sites)
             first[id(recording.sites)] = first[recording.sites]
@@ -143,7 +234,7 @@ def _joined_sites(recordings: Sequence[Recording]) -> tuple[Sites, list[int]]:
 
 def move(
     sites: Sites, code: np.ndarray, ends: np.ndarray | Sequence[int], base: int,
-    first_site: Sequence[int], first_input: np.ndarray,
+    first_site: np.ndarray | Sequence[int], first_input: np.ndarray,
 ) -> None:  # fmt: skip
     """Renumber the sites, values and input rows of examples that have been put into one code.
 
@@ -186,10 +277,11 @@ class Constants(NamedTuple):
         return cls([None] * types, [0] * types, _NOTHING, _NOTHING, first)
 
 
-def _distinct_constants(recordings: Sequence[Recording], joined: _Joined) -> Constants:
-    sites, found = joined.sites, Constants.none(joined.sites)
-    pieces: dict[int, list[Rows]] = {}
-    for recording, base in zip(recordings, joined.first_site, strict=True):
+def _distinct_constants(
+    recordings: Sequence[Recording], sites: Sites, first_site: Sequence[int]
+) -> Constants:
+    found, pieces = Constants.none(sites), dict[int, list[Rows]]()
+    for recording, base in zip(recordings, first_site, strict=True):
         for site, parts in recording.data.items():
             pieces.setdefault(base + site, []).extend(parts)
     numbers, rows = [_NOTHING], [_NOTHING]
@@ -200,8 +292,7 @@ def _distinct_constants(recordings: Sequence[Recording], joined: _Joined) -> Con
             found.first[site] = total
             total += sum(len(parts[0]) for parts in pieces[site])
         if mine:
-            joint = zip(*(parts for site in mine for parts in pieces[site]), strict=True)
-            whole = [np.concatenate(part) for part in joint]
+            whole = _joined_rows([parts for site in mine for parts in pieces[site]], row_type)
             number, first = _distinct_rows(whole)
             numbers.append(number + np.int32(different))
             rows.append(np.arange(first.size, dtype=np.int32))
@@ -212,11 +303,24 @@ def _distinct_constants(recordings: Sequence[Recording], joined: _Joined) -> Con
     return found._replace(number=np.concatenate(numbers), row=np.concatenate(rows))
 
 
+def _joined_rows(pieces: Sequence[Rows], row_type: RowType) -> Rows:
+    """Join constants of one type; raise an error if some are not of the type."""
+    types = parts_of(row_type)
+    if len(types) > 1 and any(len(set(map(len, piece))) > 1 for piece in pieces):
+        raise ValueError("parts with different numbers of rows")
+    whole = tuple(np.concatenate(parts) for parts in zip(*pieces, strict=True))
+    if not all(map(holds_rows_of, whole, types)) or len(whole) != len(types):
+        raise ValueError("constants of other shapes or dtypes")
+    return whole
+
+
 def _distinct_rows(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Number the different rows; also return the first of each."""
     # Compared byte by byte, so that nan equals itself and -0.0 differs from 0.0.
     count = len(parts[0])
-    columns = [np.ascontiguousarray(p).reshape(count, p[0].size).view(np.uint8) for p in parts]
+    columns = [
+        np.ascontiguousarray(p).reshape(count, prod(p.shape[1:])).view(np.uint8) for p in parts
+    ]
     rows = columns[0] if len(columns) == 1 else np.hstack(columns)
     number, first = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
     given: Any = {"rows": np.ascontiguousarray(rows), "count": count, "width": rows.shape[1]}

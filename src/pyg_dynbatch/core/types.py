@@ -59,6 +59,12 @@ def parts_of(row_type: RowType) -> tuple[TensorType, ...]:
     return row_type if isinstance(row_type, tuple) else (row_type,)
 
 
+def is_row_type(given: object) -> bool:
+    """Return whether an object is a tensor type or a tuple of some."""
+    parts = given if isinstance(given, tuple) else (given,)
+    return bool(parts) and all(isinstance(part, TensorType) for part in parts)
+
+
 def describe(row_type: RowType) -> str:
     """Format a row type for messages."""
     if isinstance(row_type, tuple):

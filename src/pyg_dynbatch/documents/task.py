@@ -112,11 +112,11 @@ class DocumentFileData(SplitDataModule):
     def schema(self) -> dict[str, Any]:
         """Schema of the documents, key of the label, and its classes or its scale."""
         path = f"${step_to(self.label)}"
+        values = [self._label(*pair) for pair in self.documents["train"]]
         choices = {**self.overrides, path: "ignore"}
         documents = DocumentSchema.infer(self.documents["train"], choices).as_dict()
         common = {"documents": documents, "label": self.label}
         if self.is_number:
-            values = [self._label(*pair) for pair in self.documents["train"]]
             scale = {"mean": float(np.mean(values)), "deviation": float(np.std(values))}
             if min(values) == max(values) or not scale["deviation"]:
                 what = "there is nothing to learn from the label"

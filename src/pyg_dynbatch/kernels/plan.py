@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.structure import array_of
 from pyg_dynbatch.kernels.products import HEIGHTS
 
 BLOCK = HEIGHTS[-1]
@@ -80,6 +81,7 @@ class Plan:
         keeps: bool = False,
     ) -> "Plan":
         """Check that input rows fit a schedule; kernels do not check their indices."""
+        schedule.check()
         leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
         given = leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
         fits = given == schedule.level_inputs[0] and leaf_inputs >= 0
@@ -91,6 +93,14 @@ class Plan:
                 f"{given} leaves, on {inputs.device}",
                 hint="rows in the order of schedule.input_node; batch.to(device)",
             )
+        if leaf_inverse is not None and type(leaf_inverse) is Tensor and leaf_inverse.is_cpu:
+            rows = array_of(leaf_inverse)
+            if rows.size and not 0 <= rows.min() <= rows.max() < leaf_inputs:
+                what, wanted = (
+                    "tree_lstm: leaf_inverse is out of range",
+                    f"rows below {leaf_inputs}",
+                )
+                raise mismatch(ValueError, what, wanted, f"{rows.min()} to {rows.max()}")
         block = BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1)
         options = leaf_inverse, dropout_mask, precision, level_order, keeps
         return cls(schedule, leaf_inputs, block, *options)

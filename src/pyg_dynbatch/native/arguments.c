@@ -61,6 +61,10 @@ int read_fields(const struct field *fields, int count, PyObject *const *args, Py
             PyErr_Format(PyExc_TypeError, "unexpected keyword argument %R", name);
             return -1;
         }
+        if (fields[next].is_number && !PyLong_Check(args[each])) {
+            PyErr_Format(PyExc_TypeError, "%R is not an integer", name);
+            return -1;
+        }
         const int64_t value = read_argument(args[each]);
         if (value == -1 && PyErr_Occurred())
             return -1;

@@ -2,7 +2,8 @@
 
    An argument is an integer, None (0), an object with the buffer protocol such as bytes or a NumPy
    array (the address of its first number), or a tensor (what its `data_ptr` returns). The caller
-   keeps the objects alive and checks types and sizes: addresses are not checked. */
+   keeps the objects alive and checks types and sizes: addresses are not checked. Where a struct has
+   a number, an array is refused. */
 
 #ifndef PYG_DYNBATCH_ARGUMENTS_H
 #define PYG_DYNBATCH_ARGUMENTS_H
@@ -20,8 +21,10 @@ _Static_assert(sizeof(void *) == sizeof(int64_t), "addresses are read as 64-bit 
 struct field {
     const char *name;
     size_t place;
+    int is_number; /* or a pointer */
 };
-#define FIELD(type, name) {#name, offsetof(struct type, name)}
+#define FIELD(type, name)                                                                          \
+    {#name, offsetof(struct type, name), _Generic(((struct type *)0)->name, int64_t: 1, default: 0)}
 
 /* The number or address that an argument stands for; -1 with an exception set if it is neither. */
 int64_t read_argument(PyObject *given);
@@ -48,7 +51,7 @@ int read_fields(const struct field *fields, int count, PyObject *const *args, Py
         PyThreadState *state = PyEval_SaveThread();                                                \
         const int64_t found = name(&given);                                                        \
         PyEval_RestoreThread(state);                                                               \
-        return found < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(found);                          \
+        return found == -1 ? PyErr_NoMemory() : PyLong_FromLongLong(found);                        \
     }
 #define METHOD(name, does)                                                                         \
     {#name, (PyCFunction)(void (*)(void))native_##name, METH_FASTCALL | METH_KEYWORDS, does}

@@ -1,11 +1,115 @@
-/* The calls of recordings. core/definitions.py says what these functions compute; they trust their
-   arguments. */
+/* The calls of recordings. core/definitions.py says what these functions compute. `check` checks
+   recordings, whoever wrote them; all other functions trust their arguments. */
 
 #include "recordings.h"
 #include <stdlib.h>
 #include <string.h>
 
 enum { UNUSED = -2 }; /* instead of the number of a call without arguments */
+enum { INVALID = -2 }; /* what `check` returns; Recording.check says what is wrong */
+
+/* Checks the records of examples that have been copied one after another, and lists where they
+   begin. */
+struct check {
+    const struct sites *sites;
+    const int32_t *code;
+    const int64_t *ends; /* of the examples */
+    int64_t examples;
+    const int64_t *first_site, *last_site; /* the sites of each example; it counts its own from 0 */
+    int64_t num_sites;
+    const int64_t *num_inputs; /* of each row type, `types` per example */
+    int64_t types;
+    const int64_t *constants;     /* pairs: a site, counted like those of records, and its rows */
+    const int64_t *last_constant; /* of each example: where its pairs end */
+    const int32_t *outputs;       /* values, as their examples number them */
+    const int64_t *output_example;
+    int64_t num_outputs;
+    int32_t *begins;              /* result */
+    int32_t *type;                /* result: the row type of each value; -1 if there is none */
+    int64_t *left;                /* Room: constants of each site without a record */
+};
+
+/* Where the record at `begin` of an example ends, or -1 if it is invalid. */
+static int64_t checked_end(const struct check *c, int64_t example, const int32_t *code,
+                           const int32_t *type, int64_t begin, int64_t size)
+{
+    const struct sites *s = c->sites;
+    const int64_t site = c->first_site[example] + code[begin];
+    if (code[begin] < 0 || site >= c->last_site[example])
+        return -1;
+    const int32_t signature = s->signature[site], kind = s->kind[site];
+    int64_t next = begin + 1;
+    if (kind == CONSTANT && --c->left[site] < 0)
+        return -1;
+    if (kind == INPUT && (next == size || code[next] < 0 ||
+                          code[next++] >= c->num_inputs[example * c->types + type_of(s, site)]))
+        return -1;
+    for (int32_t each = 0; kind == CALL && each < s->arguments[signature]; each++) {
+        const int64_t ragged = is_ragged(s, signature, each);
+        if (ragged && next == size)
+            return -1;
+        int64_t values = ragged ? code[next++] : 1;
+        if (values < 0 || values > size - next)
+            return -1;
+        for (; values > 0; values--, next++)
+            if (code[next] < 0 || code[next] >= begin ||
+                type[code[next]] != s->argument_type[signature * s->most_arguments + each])
+                return -1;
+    }
+    if (next < begin + s->results[site])
+        next = begin + s->results[site];
+    return next <= size ? next : -1;
+}
+
+/* Checks one example after `records` records of others; returns their number, or INVALID. */
+static int64_t check_example(struct check *c, int64_t example, int64_t records)
+{
+    const struct sites *s = c->sites;
+    const int64_t first = example ? c->ends[example - 1] : 0, size = c->ends[example] - first;
+    const int64_t pair = example ? c->last_constant[example - 1] : 0;
+    const int64_t pairs = c->last_constant[example] - pair, *given = c->constants + 2 * pair;
+    const int64_t first_site = c->first_site[example];
+    int32_t *const type = c->type + first;
+    for (int64_t each = 0; each < pairs; each++) {
+        const int64_t site = first_site + given[2 * each];
+        if (given[2 * each] < 0 || site >= c->last_site[example] || s->kind[site] != CONSTANT)
+            return INVALID;
+        c->left[site] = given[2 * each + 1];
+    }
+    for (int64_t begin = 0, end; begin < size; begin = end) {
+        end = checked_end(c, example, c->code + first, type, begin, size);
+        if (end < 0)
+            return INVALID;
+        const int64_t site = first_site + c->code[first + begin];
+        for (int64_t slot = 0; slot < end - begin; slot++)
+            type[begin + slot] =
+                slot < s->results[site] ? s->type[site * s->most_results + slot] : -1;
+        c->begins[records++] = (int32_t)(first + begin);
+    }
+    for (int64_t each = 0; each < pairs; each++)
+        if (c->left[first_site + given[2 * each]])
+            return INVALID;
+    return records;
+}
+
+/* Returns the number of records, INVALID, or -1 without memory. */
+static int64_t check(struct check *c)
+{
+    int64_t records = 0;
+    c->left = calloc(c->num_sites + 1, sizeof *c->left);
+    if (!c->left)
+        return -1;
+    for (int64_t example = 0; records >= 0 && example < c->examples; example++)
+        records = check_example(c, example, records);
+    for (int64_t each = 0; records >= 0 && each < c->num_outputs; each++) {
+        const int64_t example = c->output_example[each];
+        const int64_t first = example ? c->ends[example - 1] : 0, value = c->outputs[each];
+        if (value < 0 || value >= c->ends[example] - first || c->type[first + value] < 0)
+            records = INVALID;
+    }
+    free(c->left);
+    return records;
+}
 
 /* Renumbers the records of examples that have been copied one after another. */
 struct move {
@@ -118,9 +222,25 @@ static int64_t list_reads(struct merge *m, const int32_t *code, int64_t *ragged)
     return read - m->read - m->counts[1];
 }
 
-/* An earlier call of the signature on the same values; -1 if there is none, which is noted. */
-static int32_t equal_call(struct merge *m, int32_t signature, int64_t reads)
+/* Whether the ragged arguments of two calls of a signature have the same numbers of values. */
+static int equal_sizes(const struct sites *s, const int32_t *one, const int32_t *other)
 {
+    const int32_t signature = s->signature[*one++];
+    other++;
+    for (int32_t each = 0; each < s->arguments[signature]; each++) {
+        const int32_t values = values_of(s, signature, each, &one);
+        if (values != values_of(s, signature, each, &other))
+            return 0;
+        one += values;
+        other += values;
+    }
+    return 1;
+}
+
+/* An earlier call of the signature on the same values; -1 if there is none, which is noted. */
+static int32_t equal_call(struct merge *m, int32_t begin, int64_t reads)
+{
+    const int32_t signature = m->sites->signature[m->code[begin]];
     const int32_t *mine = m->read + m->counts[1];
     uint64_t hash = 1469598103934665603u ^ (uint32_t)signature;
     for (int64_t each = 0; each < reads; each++) {
@@ -133,7 +253,9 @@ static int32_t equal_call(struct merge *m, int32_t signature, int64_t reads)
             m->slots[at] = (int32_t)m->counts[0];
             return -1;
         }
-        if (m->sites->signature[m->code[m->begin[found]]] == signature &&
+        const int32_t *const other = m->code + m->begin[found];
+        if (m->sites->signature[*other] == signature &&
+            equal_sizes(m->sites, m->code + begin, other) &&
             !memcmp(mine, m->read + m->first_read[found], reads * sizeof *mine))
             return found;
     }
@@ -163,7 +285,7 @@ static void merge_call(struct merge *m, int32_t begin)
     for (int64_t each = 0; each < reads; each++)
         use(m, read[each]);
     if (fixed) {
-        const int32_t equal = equal_call(m, signature, reads);
+        const int32_t equal = equal_call(m, begin, reads);
         for (int32_t slot = 0; slot < results; slot++) {
             m->fixed[begin + slot] = 1;
             if (equal >= 0)
@@ -275,6 +397,13 @@ static int64_t distinct(struct distinct *d)
     return found;
 }
 
+static const struct field fields_of_check[] = {
+    FIELD(check, sites), FIELD(check, code), FIELD(check, ends), FIELD(check, examples),
+    FIELD(check, first_site), FIELD(check, last_site), FIELD(check, num_sites),
+    FIELD(check, num_inputs), FIELD(check, types), FIELD(check, constants),
+    FIELD(check, last_constant), FIELD(check, outputs), FIELD(check, output_example),
+    FIELD(check, num_outputs), FIELD(check, begins), FIELD(check, type),
+};
 static const struct field fields_of_move[] = {
     FIELD(move, sites), FIELD(move, code), FIELD(move, ends), FIELD(move, examples),
     FIELD(move, base), FIELD(move, first_site), FIELD(move, first_input), FIELD(move, types),
@@ -297,12 +426,14 @@ static const struct field fields_of_distinct[] = {
     FIELD(distinct, number), FIELD(distinct, first),
 };
 
+FUNCTION(check)
 FUNCTION(move)
 FUNCTION(scan)
 FUNCTION(merge)
 FUNCTION(distinct)
 
 PyMethodDef recordings_functions[] = {
+    METHOD(check, "Check records; list where they begin, and return their number or -2."),
     METHOD(move, "Renumber records that have been copied; return their number."),
     METHOD(scan, "List where records begin; return their number."),
     METHOD(merge, "Merge equal calls; return the number of the others."),

@@ -12,6 +12,7 @@ enum { CONSTANT, INPUT, CALL };
 struct sites {
     const int32_t *kind, *signature, *results, *type; /* of each site, and type of each result */
     const int32_t *arguments, *is_ragged, *mergeable; /* of each signature, and each argument */
+    const int32_t *argument_type;
     int64_t most_results, most_arguments;
 };
 

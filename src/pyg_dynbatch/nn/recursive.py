@@ -101,6 +101,7 @@ def checked_schedule(
         edges = torch.Tensor.as_subclass(cast(Tensor, edge_index), Tensor)
         fields = {"edge_index": edges, "child_slot": child_slot}
         return derive_levels(owner, fields, x.size(0), arity, direction).to(x.device)
+    schedule.check()
     slots = () if child_slot is None else (child_slot,)
     if edge_index is not None and not schedule.belongs_to(edge_index, *slots):
         got = "as many edges with other values or slots"

@@ -6,8 +6,10 @@ import os
 import re
 import sys
 import warnings
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from inspect import isabstract
 from pathlib import Path
 from pydoc import locate
 from typing import Any, NoReturn
@@ -130,6 +132,19 @@ def _check_class_keys(part: Any, name: str, path: str | Path) -> None:
         _check_class_keys(child, f"{name}.{key}".lstrip("."), path)
 
 
+def _class_name(given: str, kind: type) -> str:
+    """Return the name of a class, or settings in its place; report a class that does not exist."""
+    words = given.split(".")
+    if not all(map(str.isidentifier, words)) or Path(given).is_file():
+        return given  # settings as YAML
+    known = [name for name, each in subclasses(kind).items() if not isabstract(each)]
+    if words[-1] in known or (len(words) > 1 and locate(given) is not None):
+        return given
+    near = closest(words[-1], known)
+    text = f"there is no class {given!r}; expected one of {', '.join(known)}, or MODULE.CLASS"
+    raise ArgumentTypeError(text + (f"; did you mean {near!r}?" if near else ""))
+
+
 # The parser ---------------------------------------------------------------------------------------
 
 
@@ -155,7 +170,10 @@ class OneLineParser(LightningArgumentParser):
         """Print the message on the error stream, with a suggestion, and exit."""
         if not self.exit_on_error:
             super().error(message, ex)
-        self.exit(2, f"pyg-dynbatch: error: {' '.join(message.split())}{self._suggestion()}\n")
+        said, more = " ".join(message.split()), self._suggestion()
+        if not {"-c", "--config"} & {word.partition("=")[0] for word in self.given}:
+            more += "; try: --config listops.yaml, or your own FILE, for --model and --data"
+        self.exit(2, f"pyg-dynbatch: error: {said}{more}; see '{self.prog} --help'\n")
 
     def _suggestion(self) -> str:
         """Suggest what is closest to the first unknown option or class on the command line."""
@@ -167,9 +185,6 @@ class OneLineParser(LightningArgumentParser):
                 parser.add_class_arguments(each, fail_untyped=False)
                 names = list(parser.get_defaults().keys())
                 known |= {f"{option}.{part}{n}" for part in ("", "init_args.") for n in names}
-            given = next((v for o, v in pairwise(self.given) if o == option), "")
-            if (near := closest(given.rpartition(".")[2], classes)) and near not in given:
-                return f"; did you mean {near!r}?"
         for word in (word.partition("=")[0] for word in self.given if word.startswith("--")):
             if word not in known and (near := closest(word, known, 0.85)):
                 return f"; did you mean {near!r}?"
@@ -230,6 +245,7 @@ class Run(LightningCLI):
             SplitDataModule,
             seed_everything_default=1,
             parser_class=OneLineParser,
+            parser_kwargs={"prog": f"pyg-dynbatch {command}"},
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
@@ -265,6 +281,10 @@ class Run(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the options, and compare them with those of the checkpoint."""
+        classes = OneLineArguments(f"pyg-dynbatch {self.command}", add_help=False)
+        classes.add_argument("--model", type=partial(_class_name, kind=Task))
+        classes.add_argument("--data", type=partial(_class_name, kind=SplitDataModule))
+        classes.parse_known_args(args)
         self.config = options = parser.parse_args(args)
         table = options.predictions
         if table.folder is not None:
@@ -468,6 +488,11 @@ def with_run(command: str, words: Sequence[str]) -> list[str]:
     own, others = parser.parse_known_args(words)
     if own.run is None:
         return list(words)
+    if not Path(own.run, runs.CONFIG).is_file():
+        what, expected = "--run is not the folder of a run", f"a folder with {runs.CONFIG}"
+        got = f"{own.run}, " + ("without one" if Path(own.run).is_dir() else "which does not exist")
+        hint = "--run runs/NAME/version_0, which fit prints at its end"
+        raise mismatch(FileNotFoundError, what, expected, got, hint=hint)
     return ["--config", str(Path(own.run) / runs.CONFIG), *others, "--ckpt_path", own.ckpt_path]
 
 

@@ -115,13 +115,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--batches", type=int, default=10, help="batches to average over (default: 10)")
     add("--seed", type=int, default=1, help="seed of the draw of trees (default: 1)")
     add("--output", default="schedule.png", help="picture, .png, .svg or .pdf")
+    add("--native", action="store_true", help="show the C in use; without DATA and other options")
     add("--print", action="store_true", help="also print every step of the layer's schedule")
     return parser
 
 
 def run_inspect(argv: list[str]) -> int:
     """Run ``inspect``."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.native:
+        parser.error("argument --native: expected no DATA and no other option")
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be at least 1")
     check_outputs("inspect", [options.output], [options.data])

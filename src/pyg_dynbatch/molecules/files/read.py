@@ -192,7 +192,7 @@ def _format_of(path: str, given: str | None) -> str:
         return str(found)
     expected = f"{', '.join(sorted(_SUFFIXES))} ({' '.join(FORMATS)}, also with .gz)"
     what, got = "read_molecules: the format is unknown", path if given is None else repr(given)
-    raise mismatch(ValueError, what, expected, got, hint="pass format=…")
+    raise mismatch(ValueError, what, expected, got, hint='format="csv" (--format csv)')
 
 
 def _read_table(
@@ -370,7 +370,7 @@ class BadMolecule:
           expected: a molecule
           got:      an open bracket, in 'C('
           where:    mine.csv:5
-          try:      bad="skip" to omit such rows, or bad="blank" to keep them without atoms
+          try:      bad="skip" (--bad skip) to omit such rows, "blank" to keep them without atoms
     """
 
     row: int
@@ -385,7 +385,7 @@ class BadMolecule:
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"
         atom = "" if self.atom is None else f" (atom {self.atom})"
         what, got = f"{name}: row {self.row} cannot be used", f"{self.reason}{atom}, in {shown!r}"
-        hint = 'bad="skip" to omit such rows, or bad="blank" to keep them without atoms'
+        hint = 'bad="skip" (--bad skip) to omit such rows, "blank" to keep them without atoms'
         return mismatch_text(what, "a molecule", got, where=self.where, hint=hint)
 
 

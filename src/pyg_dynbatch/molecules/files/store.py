@@ -435,11 +435,26 @@ def check_featurizer(header: Mapping[str, Any], wanted: Featurizer, where: Path 
     made = header["featurizer_digest"]
     if wanted.digest != made:
         what = "packed molecules: a different featurizer made them"
-        expected = f"featurizer {wanted.digest}: {wanted!r}"
-        got = f"featurizer {made}: {json.dumps(header['featurizer'])}"
+        mine, theirs = _leaves(wanted.spec), _leaves(header["featurizer"])
+        names = [n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n)]
+        more = f", and {len(names) - 4} more" if len(names) > 4 else ""
+        expected, got = (
+            f"featurizer {digest}: {', '.join(f'{n} {spec.get(n)}' for n in names[:4])}{more}"
+            for digest, spec in ((wanted.digest, mine), (made, theirs))
+        )
         hint = "another folder; MoleculeFeaturizer.from_spec(dataset.featurizer_spec); or, to "
         hint += "replace them, force=True (--force)"
         raise mismatch(ValueError, what, expected, got, where=where or "memory", hint=hint)
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Return the values inside dicts and lists by path, such as ``options.max_atoms``."""
+    if not isinstance(value, Mapping | list | tuple):
+        return {path: value}
+    found: dict[str, Any] = {}
+    for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        found |= _leaves(part, f"{path}.{name}" if path else f"{name}")
+    return found
 
 
 def digest_of(header: Mapping[str, Any]) -> str:

@@ -101,7 +101,8 @@ def _predict_parser() -> argparse.ArgumentParser:
         "Predict molecules with one or several checkpoints: one row out for every record in, in "
         "the same order, after the columns of the input; a record that is not a molecule gets an "
         "empty prediction and its reason. If it is killed, the same command continues. For a "
-        "checkpoint of trees the input is a file of bracketed trees; --help lists its options.",
+        "checkpoint of trees or JSON documents the input is a file of these: --checkpoint CKPT "
+        "--help lists the options.",
     )
     add = parser.add_argument
     _add_model(parser)
@@ -199,7 +200,8 @@ def _featurize_parser() -> argparse.ArgumentParser:
     add("--standardize", nargs="+", choices=steps, default=[], help="steps before featurizing")
     add("--explicit-hydrogens", action="store_true", help="treat hydrogens as atoms")
     add("--max-atoms", type=int, default=1000, metavar="N", help="larger molecules are bad rows")
-    add("--bad", default="skip", help="bad rows: skip, blank or raise (default: skip)")
+    text = "bad rows (default: skip)"
+    add("--bad", choices=("skip", "blank", "raise"), default="skip", help=text)
     add("--workers", type=int, default=0, metavar="N", help="processes")
     _add_shard(parser)
     add("--force", action="store_true", help="featurize everything again")
@@ -259,7 +261,9 @@ def _explain_parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch explain",
         "Show which atoms and pairs of atoms predictions rely on: pictures, tables, and one page "
-        "with all of them. Numbers are in the units of the property, log-odds for classes.",
+        "with all of them. Numbers are in the units of the property, log-odds for classes. For a "
+        "checkpoint of JSON documents, parts of documents are explained: --checkpoint CKPT --help "
+        "lists those options.",
     )
     add = parser.add_argument
     _add_model(parser)
