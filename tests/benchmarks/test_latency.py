@@ -29,7 +29,7 @@ def test_records(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert contenders == {
         ("3 leaves, 4 units", 1): trees | {"alone, from Data"},
         ("3 leaves, 4 units", 2): trees,
-        ("molecules, nci", 1): {"ready batch", "from Data", "from SMILES"},
+        ("molecules, nci", 1): {"ready batch", "from Data", "from SMILES", "alone, from Data"},
         ("molecules, nci", 2): {"ready batch", "from Data", "from SMILES"},
     }
     assert {record["calls"] for record in records if record["batch"] == 2} == {1}

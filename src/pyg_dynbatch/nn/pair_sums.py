@@ -102,7 +102,8 @@ def _gather_orders(parts: Tensor, pairs: Pairs) -> Tensor:
 
 def _sum_orders(rows: Tensor, pairs: Pairs) -> Tensor:
     # v of an atom is in the reverses of the ordered pairs that its u is in.
-    both = torch.cat([rows, rows.flip(0)], 2).flatten(0, 1)
+    both = torch.cat([rows, rows.flip(0)], 2)
+    both = both.view(-1, both.size(2))  # jacobian(..., vectorize=True) knows no flatten
     return _add_up(both, *pairs.orders)
 
 
