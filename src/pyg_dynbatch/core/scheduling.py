@@ -155,10 +155,11 @@ def _place_outputs(
     flat, size, begin, outputs = [read], read.size, 0, dict[str, Output]()
     for name, end in joined.outputs.ends.items():
         numbers, example = joined.outputs.values[begin:end], joined.outputs.example[begin:end]
-        types = np.unique(joined.types[numbers])
-        if types.size > 1:
+        types = joined.types[numbers]
+        if types.size and (other := types[types != types[0]]).size:
             what = f"schedule_recordings: output {name!r} has two types"
-            wanted, got = (describe(joined.sites.row_types[number]) for number in types[:2])
+            both = sorted((types[0], other[0]))
+            wanted, got = (describe(joined.sites.row_types[number]) for number in both)
             raise mismatch(TypeError, what, wanted, got, hint="use a separate name for each type")
         found = values.rows_of(numbers)
         slice_ = IndexSlice(int(types[0]) if types.size else 0, size, found.size, contiguous(found))
@@ -453,18 +454,15 @@ class Plan:
             owner=values.owner, fused=self.fused, row=values.row, free=rows, index=index,
             call=call, slices=slices,
         )  # fmt: skip
-        return tuple(_listed(sites, types, call.tolist(), iter(slices.tolist()))), index
+        return tuple(_listed(sites, types, call.tolist(), slices)), index
 
 
 def _listed(
-    sites: Sites, types: list[list[int]], calls: list[list[int]], slices: Any
+    sites: Sites, types: list[list[int]], calls: list[list[int]], slices: np.ndarray
 ) -> Iterator[Step]:
+    columns = [iter(column) for column in slices.T.tolist()]
     for signature, size, *first in calls:
-        arguments = tuple(
-            IndexSlice(kind, begin, length, start, segments)
-            for kind, (begin, length, start, segments) in zip(
-                types[signature], slices, strict=False
-            )
-        )
+        # The types end first, so that each step takes its slices from the columns.
+        arguments = tuple(map(IndexSlice, types[signature], *columns))
         results = tuple(zip(sites.result_types[signature], first, strict=False))
         yield Step(signature, size, arguments, results)

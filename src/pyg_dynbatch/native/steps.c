@@ -459,7 +459,8 @@ static int32_t pieces_of(const struct place *p, int32_t begin)
 }
 
 /* The steps, their results, and the lengths of what they read; returns the number of slices. */
-static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of, int64_t *first)
+static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of, int64_t *first,
+                             uint8_t *is_any_ragged)
 {
     const struct sites *s = p->sites;
     const int64_t width = 2 + s->most_results;
@@ -480,14 +481,19 @@ static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of
             *free_row += step[1];
         }
         first[each] = slices;
-        for (int32_t piece = 0; piece < found; piece++)
+        is_any_ragged[each] = 0;
+        for (int32_t piece = 0; piece < found; piece++) {
+            is_any_ragged[each] |= p->pieces[piece].is_ragged;
             p->slices[4 * slices++ + 1] = p->pieces[piece].is_ragged ? 0 : step[1];
+        }
     }
+    first[p->steps] = slices;
     for (int64_t call = 0; call < p->calls; call++) {
         const int64_t *step = p->call + p->step[call] * width;
-        const int32_t begin = p->begin[call], found = pieces_of(p, begin);
+        const int32_t begin = p->begin[call];
         for (int32_t slot = 0; slot < s->results[p->code[begin]]; slot++)
             p->row[begin + slot] = (int32_t)step[2 + slot] + position[call];
+        const int32_t found = is_any_ragged[p->step[call]] ? pieces_of(p, begin) : 0;
         for (int32_t piece = 0; piece < found; piece++)
             if (p->pieces[piece].is_ragged)
                 p->slices[4 * (first[p->step[call]] + piece) + 1] += p->pieces[piece].values;
@@ -496,7 +502,15 @@ static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of
 }
 
 /* Writes the rows that one call reads; slice[2] is where the rows of its next call go. */
-static void place_reads(struct place *p, int64_t call, int32_t position, int64_t *slices)
+static void place_reads(struct place *p, int64_t call, int64_t *slices, int64_t count)
+{
+    const int32_t *read = p->read + p->first_read[call];
+    for (int64_t each = 0; each < count; each++)
+        p->index[slices[4 * each + 2]++] = p->row[read[each]];
+}
+
+/* The same for a call with ragged arguments. */
+static void place_ragged_reads(struct place *p, int64_t call, int32_t position, int64_t *slices)
 {
     const int32_t found = pieces_of(p, p->begin[call]), *read = p->read + p->first_read[call];
     for (int32_t piece = 0; piece < found; piece++) {
@@ -514,10 +528,11 @@ static int64_t place(struct place *p)
 {
     int64_t slices = -1, entry = 0, *const first = malloc((p->steps + 1) * sizeof *first);
     int32_t *const position = malloc((p->calls + p->steps + 1) * sizeof *position);
+    uint8_t *const is_any_ragged = malloc(p->steps + 1);
     p->pieces = malloc((MOST_FUSED * p->sites->most_arguments + 1) * sizeof *p->pieces);
-    if (first && position && p->pieces) {
+    if (first && position && is_any_ragged && p->pieces) {
         int32_t *one_of = position + p->calls;
-        slices = place_results(p, position, one_of, first);
+        slices = place_results(p, position, one_of, first, is_any_ragged);
         for (int64_t each = 0, slice = 0; each < p->steps; each++) {
             const int32_t found = pieces_of(p, one_of[each]);
             for (int32_t piece = 0; piece < found; piece++) {
@@ -528,8 +543,14 @@ static int64_t place(struct place *p)
                 entry += p->pieces[piece].is_ragged ? mine[1] : 0;
             }
         }
-        for (int64_t call = 0; call < p->calls; call++)
-            place_reads(p, call, position[call], p->slices + 4 * first[p->step[call]]);
+        for (int64_t call = 0; call < p->calls; call++) {
+            const int64_t own = p->step[call];
+            int64_t *mine = p->slices + 4 * first[own];
+            if (is_any_ragged[own])
+                place_ragged_reads(p, call, position[call], mine);
+            else
+                place_reads(p, call, mine, first[own + 1] - first[own]);
+        }
         for (int64_t slice = 0; slice < slices; slice++) {
             int64_t *mine = p->slices + 4 * slice;
             mine[2] = first_row(p->index + mine[0], mine[1]);
@@ -537,6 +558,7 @@ static int64_t place(struct place *p)
     }
     free(first);
     free(position);
+    free(is_any_ragged);
     free(p->pieces);
     return slices;
 }
