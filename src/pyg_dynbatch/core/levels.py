@@ -567,7 +567,7 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
     room = np.empty(2 * nodes + edges + 2, np.int64)
     first = edge_index.data_ptr()
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
-    levels = native.schedule_levels(
+    levels = native.levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
         examples=examples.size, source=source, target=target, slot=child_slot,
         token=None if is_bool else field, filled=filled, example_sizes=examples,

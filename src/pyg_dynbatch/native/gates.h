@@ -1,7 +1,7 @@
 /* The gates of fused Tree-LSTMs on CPUs: one pass over the rows of a block, float32.
 
-   A part of kernels.c. Rows are contiguous. Children of a node stand side by side, so sums over them are the same at
-   every run. */
+   A part of kernels.c. Rows are contiguous. Children of a node stand side by side, so sums over
+   them are the same at every run. */
 
 /* Rows times columns from which more threads than one are worth waking. */
 #define ENOUGH 16384
