@@ -56,7 +56,7 @@ INLINE float tangent(float x)
     return size < 0.5f ? near : far;
 }
 
-/* First child of a node of the block, counted from the block's first, and the one behind the last. */
+/* First child of a node of the block, counted from the block's first, and their end. */
 INLINE void children_of(const struct nodes *all, struct block at, int64_t row, int64_t *first,
                         int64_t *behind)
 {
