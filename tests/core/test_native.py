@@ -69,8 +69,8 @@ def test_without_the_extension_there_is_one_line(
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda c: c.schedule_levels(1), "keyword arguments only"),
-        (lambda c: c.schedule_levels(nods=1), "unexpected keyword argument 'nods'"),
+        (lambda c: c.levels(1), "keyword arguments only"),
+        (lambda c: c.levels(nods=1), "unexpected keyword argument 'nods'"),
         (lambda c: c.tree_lstm_gather(1, 2), "expected 6 arguments, got 2"),
         (lambda c: c.tree_lstm_nodes(width="three"), "'width' is not an integer"),
         (lambda c: c.tree_lstm_nodes(width=torch.tensor(3)), "'width' is not an integer"),

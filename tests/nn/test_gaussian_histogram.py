@@ -46,6 +46,9 @@ def test_single_precision_is_close_to_double(switch: str, width: int) -> None:
         assert aggregation(torch.full((1, width), torch.nan)).isnan().all()
         with pytest.raises(ValueError, match="invalid 'dim_size'"):
             aggregation(x, index, dim_size=index.max().item())
+        for wrong in (index[:0], index[:299]):
+            with pytest.raises(RuntimeError, match="indices"):
+                aggregation(x, wrong, dim_size=8)
 
 
 def test_far_inputs_belong_to_the_outermost_bin() -> None:

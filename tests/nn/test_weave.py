@@ -47,6 +47,8 @@ def test_c_computes_the_bits_of_torch(width: int) -> None:
     recorded = pair_sums.order_relu(parts.requires_grad_(), pairs)
     assert torch.equal(in_c.nan_to_num(9), recorded.nan_to_num(9))
     assert recorded.requires_grad
+    with pytest.raises(IndexError):  # rather than reading memory that is not theirs
+        pair_sums.order_relu(parts.detach()[:5], pairs)
 
 
 def test_half_precision_is_added_up_in_single_precision() -> None:

@@ -396,7 +396,7 @@ def _problem_of(levels: Levels) -> str:
         if part[name].size and (part[name].min() < least or part[name].max() > most):
             return f"{name}: from {part[name].min()} to {part[name].max()}"
     example = part["example"]
-    if any(np.unique(part[name]).size < part[name].size for name in ("row", "edge_order")):
+    if any(np.bincount(part[name]).max(initial=0) > 1 for name in ("row", "edge_order")):
         return "row or edge_order: one number twice"
     if (example[1:] < example[:-1]).any() or (np.diff(part["child_start"], append=edges) < 0).any():
         return "example or child_start: not in ascending order"
@@ -421,13 +421,14 @@ def _schedule_again(levels: Levels, part: Mapping[str, np.ndarray]) -> Levels:
     node[part["row"]] = np.arange(nodes)
     slot = np.arange(children.size)
     if arity is None:
-        counts = np.diff(part["child_start"], append=levels.num_edges)
-        order = np.argsort(part["edge_order"])
+        counts, order = np.diff(part["child_start"], append=levels.num_edges), np.empty_like(slot)
+        order[part["edge_order"]] = slot
         slot -= part["child_start"].repeat(counts)
     else:
         counts, order = np.full(nodes, arity), np.flatnonzero(children)
         slot %= max(arity, 1)
-    edges = np.stack([node[children], node[1:].repeat(counts)])[:, order]
+    # Each row is contiguous, as C requires; selected columns of a matrix are not.
+    edges = np.stack([node[children][order], node[1:].repeat(counts)[order]])
     has_input = np.zeros(nodes, dtype=bool)
     has_input[part["input_node"]] = True
     return schedule_structure(
@@ -567,7 +568,7 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
     room = np.empty(2 * nodes + edges + 2, np.int64)
     first = edge_index.data_ptr()
     source, target = (first + 8 * edges * down, first + 8 * edges * (not down))
-    levels = native.schedule_levels(
+    levels = native.levels(
         nodes=nodes, edges=edges, arity=-1 if arity is None else index(arity),
         examples=examples.size, source=source, target=target, slot=child_slot,
         token=None if is_bool else field, filled=filled, example_sizes=examples,

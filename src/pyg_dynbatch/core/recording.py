@@ -147,7 +147,7 @@ class Sites(list[Site]):
 
     @cached_property
     def table(self) -> tuple[np.ndarray, ...]:
-        """Struct ``sites`` of ``native/recordings.c``, and the arrays that it points to."""
+        """Struct ``sites`` of ``native/recordings.h``, and the arrays that it points to."""
         number = {signature.name: n for n, signature in enumerate(self.signatures)}
         ragged = [[isinstance(i, Ragged) for i in s.inputs] for s in self.signatures]
         columns: list[Any] = [

@@ -1,7 +1,7 @@
 /* The gates of fused Tree-LSTMs on CPUs: one pass over the rows of a block, float32.
 
-   A part of kernels.c. Rows are contiguous. Children of a node stand side by side, so sums over them are the same at
-   every run. */
+   A part of kernels.c. Rows are contiguous. Children of a node stand side by side, so sums over
+   them are the same at every run. */
 
 /* Rows times columns from which more threads than one are worth waking. */
 #define ENOUGH 16384
@@ -56,7 +56,7 @@ INLINE float tangent(float x)
     return size < 0.5f ? near : far;
 }
 
-/* First child of a node of the block, counted from the block's first, and the one behind the last. */
+/* First child of a node of the block, counted from the block's first, and their end. */
 INLINE void children_of(const struct nodes *all, struct block at, int64_t row, int64_t *first,
                         int64_t *behind)
 {

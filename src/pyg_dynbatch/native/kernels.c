@@ -1,4 +1,5 @@
-/* The kernels of fused Tree-LSTMs, compiled once per kind of processor: setup.py defines VARIANT.
+/* The kernels of fused Tree-LSTMs and weave networks, compiled once per kind of processor: setup.py
+   defines VARIANT.
 
    Blocks of nodes, for products computed elsewhere, and whole runs in one call, for runs whose
    levels are so narrow that calls from Python, block by block, would take as long as the work.

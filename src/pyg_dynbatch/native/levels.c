@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct graph {
+struct levels {
     int64_t nodes, edges, arity, examples; /* arity: -1 for any number of children */
     const int64_t *source, *target;        /* of each edge */
     const int64_t *slot;                   /* of each edge, or none */
@@ -22,7 +22,7 @@ struct graph {
     int64_t *input_row, *children, *segment, *child_start, *edge_order, *row, *example, *input_node;
 };
 
-static void find_places(struct graph *g)
+static void find_places(struct levels *g)
 {
     const int64_t ragged = g->arity < 0;
     g->input_row = g->index;
@@ -36,7 +36,7 @@ static void find_places(struct graph *g)
 }
 
 /* Marks the nodes with a token as filled; -1 if a token is out of range. */
-static int read_tokens(struct graph *g)
+static int read_tokens(struct levels *g)
 {
     for (int64_t node = 0; g->token && node < g->nodes; node++) {
         if (g->token[node] < -1)
@@ -48,7 +48,7 @@ static int read_tokens(struct graph *g)
 
 /* Depth of every node by removing nodes without incoming edges; -1 if there is a cycle. `first` and
    `users` hold the targets of every node, `queue` all nodes in the end. */
-static int64_t find_depth(const struct graph *g, int64_t *depth, int64_t *waiting, int64_t *queue)
+static int64_t find_depth(const struct levels *g, int64_t *depth, int64_t *waiting, int64_t *queue)
 {
     int64_t *first = g->room, *users = g->room + g->nodes + 2, done = 0, known = 0;
     memset(first, 0, (g->nodes + 2) * sizeof *first);
@@ -80,7 +80,7 @@ static int64_t find_depth(const struct graph *g, int64_t *depth, int64_t *waitin
 }
 
 /* Sorts nodes by level, those with an input first; returns the number of levels. */
-static int64_t sort_nodes(const struct graph *g, const int64_t *depth)
+static int64_t sort_nodes(const struct levels *g, const int64_t *depth)
 {
     int64_t levels = 0, position = 0, numbered = 0, seen = 0;
     /* Nodes of every level with an input and without one; then where they begin; then, as each node
@@ -115,7 +115,7 @@ static int64_t sort_nodes(const struct graph *g, const int64_t *depth)
 }
 
 /* The child slots of all nodes; -1 if a slot is taken twice or beyond the arity. */
-static int64_t fill_slots(const struct graph *g)
+static int64_t fill_slots(const struct levels *g)
 {
     memset(g->children, 0, g->nodes * g->arity * sizeof *g->children);
     memset(g->room, 0, g->nodes * sizeof *g->room);
@@ -145,7 +145,7 @@ static int by_slot(const void *one, const void *other)
 }
 
 /* Sorts the edges of every node by slot; -1 without memory. */
-static int64_t sort_edges(const struct graph *g)
+static int64_t sort_edges(const struct levels *g)
 {
     struct place *places = malloc((g->edges + 1) * sizeof *places);
     if (!places)
@@ -168,7 +168,7 @@ static int64_t sort_edges(const struct graph *g)
 }
 
 /* The children of all nodes, one after the other; -1 without memory. */
-static int64_t list_children(const struct graph *g, int64_t levels)
+static int64_t list_children(const struct levels *g, int64_t levels)
 {
     int64_t *counts = g->room, begin = 0, position = 0;
     memset(counts, 0, g->nodes * sizeof *counts);
@@ -195,9 +195,9 @@ static int64_t list_children(const struct graph *g, int64_t levels)
     return 0;
 }
 
-/* Returns the number of levels, or -1 if the graph is invalid; then `room[0]` tells whether every
-   node is the source of one edge at most. */
-static int64_t schedule_graph(struct graph *g)
+/* Returns the number of levels, INVALID, or -1 without memory; then `room[0]` tells whether
+   every node is the source of one edge at most. */
+static int64_t levels(struct levels *g)
 {
     int64_t levels, node = 0, *depth;
     find_places(g);
@@ -205,21 +205,21 @@ static int64_t schedule_graph(struct graph *g)
     for (int64_t edge = 0; edge < g->edges; edge++)
         if ((uint64_t)g->source[edge] >= (uint64_t)g->nodes ||
             (uint64_t)g->target[edge] >= (uint64_t)g->nodes || (g->slot && g->slot[edge] < 0))
-            return -1;
+            return INVALID;
     if (read_tokens(g) || find_depth(g, depth, g->row, g->example)) /* which are filled below */
-        return -1;
+        return INVALID;
     for (int64_t example = 0; example < g->examples; example++) {
         const int64_t size = g->example_sizes[example];
         if (size < 0 || size > g->nodes - node)
-            return -1;
+            return INVALID;
         for (int64_t end = node + size; node < end; node++)
             g->example[node] = example;
     }
     if (node < g->nodes)
-        return -1;
+        return INVALID;
     levels = sort_nodes(g, depth);
     if (g->arity < 0 ? list_children(g, levels) : fill_slots(g))
-        return -1;
+        return g->arity < 0 ? -1 : INVALID;
     memset(g->room, 0, (g->nodes + 1) * sizeof *g->room);
     for (int64_t edge = 0; edge < g->edges; edge++)
         g->room[1 + g->source[edge]]++;
@@ -229,27 +229,16 @@ static int64_t schedule_graph(struct graph *g)
     return levels;
 }
 
-static const struct field fields[] = {
-    FIELD(graph, nodes), FIELD(graph, edges), FIELD(graph, arity), FIELD(graph, examples),
-    FIELD(graph, source), FIELD(graph, target), FIELD(graph, slot), FIELD(graph, token),
-    FIELD(graph, filled), FIELD(graph, example_sizes), FIELD(graph, by_target),
-    FIELD(graph, index), FIELD(graph, levels), FIELD(graph, room),
+static const struct field fields_of_levels[] = {
+    FIELD(levels, nodes), FIELD(levels, edges), FIELD(levels, arity), FIELD(levels, examples),
+    FIELD(levels, source), FIELD(levels, target), FIELD(levels, slot), FIELD(levels, token),
+    FIELD(levels, filled), FIELD(levels, example_sizes), FIELD(levels, by_target),
+    FIELD(levels, index), FIELD(levels, levels), FIELD(levels, room),
 };
 
-static PyObject *schedule_levels(PyObject *module, PyObject *const *args, Py_ssize_t count,
-                                 PyObject *names)
-{
-    struct graph g;
-    if (read_fields(fields, COUNT(fields), args, count, names, &g))
-        return NULL;
-    PyThreadState *state = PyEval_SaveThread();
-    const int64_t levels = schedule_graph(&g);
-    PyEval_RestoreThread(state);
-    return PyLong_FromLongLong(levels);
-}
+FUNCTION(levels)
 
 PyMethodDef levels_functions[] = {
-    {"schedule_levels", (PyCFunction)(void (*)(void))schedule_levels, METH_FASTCALL | METH_KEYWORDS,
-     "Schedule a graph level by level; return the number of levels, or -1."},
+    METHOD(levels, "Schedule a graph level by level; return the number of levels, or -2."),
     {NULL, NULL, 0, NULL},
 };

@@ -12,7 +12,7 @@ struct pairs {
     int32_t *plan;                    /* result: the parts that `_layout` lists, in its order */
 };
 
-/* Counts atoms, pairs and entries; returns -1 if sizes and codes do not fit. */
+/* Counts atoms, pairs and entries; returns INVALID if sizes and codes do not fit. */
 static int64_t count_pairs(const struct pairs *p)
 {
     const uint8_t *code = p->code;
@@ -20,15 +20,15 @@ static int64_t count_pairs(const struct pairs *p)
     for (int64_t molecule = 0; molecule < p->molecules; molecule++) {
         const int64_t size = p->sizes[molecule];
         if (size < 0 || size > p->stored)
-            return -1;
+            return INVALID;
         atoms += size;
         stored += size * (size + 1) / 2;
         if (stored > p->stored || stored > INT32_MAX / 8)
-            return -1;
+            return INVALID;
         for (int64_t first = 0; first < size; first++)
             for (int64_t second = first; second < size; second++, code++) {
                 if (*code >= p->codes)
-                    return -1;
+                    return INVALID;
                 const int64_t used = !p->kept || p->kept[*code];
                 pairs += used;
                 alone += used && first == second;
@@ -37,7 +37,7 @@ static int64_t count_pairs(const struct pairs *p)
     p->counts[0] = atoms;
     p->counts[1] = pairs;
     p->counts[2] = 2 * pairs - alone;
-    return stored == p->stored ? 0 : -1;
+    return stored == p->stored ? 0 : INVALID;
 }
 
 /* Turns numbers in lists, counted one place later, into where each list begins. */
@@ -116,29 +116,23 @@ static void fill_plan(const struct pairs *p)
     move_back(code_ptr, p->codes);
 }
 
-static const struct field fields[] = {
+static const struct field fields_of_pairs[] = {
     FIELD(pairs, molecules), FIELD(pairs, codes), FIELD(pairs, stored), FIELD(pairs, sizes),
     FIELD(pairs, code), FIELD(pairs, kept), FIELD(pairs, counts), FIELD(pairs, plan),
 };
 
-static PyObject *plan_pairs(PyObject *module, PyObject *const *args, Py_ssize_t count,
-                            PyObject *names)
+/* Counts pairs without `plan`, and writes it otherwise; returns INVALID if codes do not fit. */
+static int64_t pairs(struct pairs *p)
 {
-    struct pairs p;
-    int64_t failed = 0;
-    if (read_fields(fields, COUNT(fields), args, count, names, &p))
-        return NULL;
-    PyThreadState *state = PyEval_SaveThread();
-    if (p.plan)
-        fill_plan(&p);
-    else
-        failed = count_pairs(&p);
-    PyEval_RestoreThread(state);
-    return PyLong_FromLongLong(failed);
+    if (!p->plan)
+        return count_pairs(p);
+    fill_plan(p);
+    return 0;
 }
 
+FUNCTION(pairs)
+
 PyMethodDef pairs_functions[] = {
-    {"plan_pairs", (PyCFunction)(void (*)(void))plan_pairs, METH_FASTCALL | METH_KEYWORDS,
-     "Count the pairs of molecules, or write their plan; return -1 if codes do not fit."},
+    METHOD(pairs, "Count the pairs of molecules, or write their plan; -2 if codes do not fit."),
     {NULL, NULL, 0, NULL},
 };

@@ -6,7 +6,6 @@
 #include <string.h>
 
 enum { UNUSED = -2 }; /* instead of the number of a call without arguments */
-enum { INVALID = -2 }; /* what `check` returns; Recording.check says what is wrong */
 
 /* Checks the records of examples that have been copied one after another, and lists where they
    begin. */
@@ -92,7 +91,7 @@ static int64_t check_example(struct check *c, int64_t example, int64_t records)
     return records;
 }
 
-/* Returns the number of records, INVALID, or -1 without memory. */
+/* Returns the number of records, INVALID (Recording.check says why), or -1 without memory. */
 static int64_t check(struct check *c)
 {
     int64_t records = 0;

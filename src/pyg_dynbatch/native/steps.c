@@ -115,7 +115,8 @@ static int32_t go_by_depth(struct order *o, int64_t first, int64_t last, int32_t
 {
     for (int64_t end; first < last; first = end) {
         int64_t kinds = 0;
-        for (end = first; end < last && o->depth[o->sorted[end]] == o->depth[o->sorted[first]]; end++)
+        const int32_t depth = o->depth[o->sorted[first]];
+        for (end = first; end < last && o->depth[o->sorted[end]] == depth; end++)
             o->number[o->kind[o->sorted[end]]] = -1;
         for (int64_t each = first; each < end; each++) { /* the kinds, sorted */
             const int32_t kind = o->kind[o->sorted[each]];

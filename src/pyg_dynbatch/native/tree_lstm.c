@@ -136,9 +136,23 @@ CALL(sum_equal, 7,
      in_use->sum_equal(POINTER(struct incoming, 0), POINTER(int64_t, 1), a[2], a[3],
                        POINTER(float, 4), POINTER(float, 5), (int)a[6]))
 CALL(multiply, 4, in_use->multiply(POINTER(struct run, 0), a[1], a[2], a[3]))
-CALL(order_relu, 7,
-     in_use->order_relu(POINTER(float, 0), a[1], POINTER(int32_t, 2), POINTER(int32_t, 3), a[4],
-                        POINTER(float, 5), (int)a[6]))
+
+static PyObject *order_relu(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    int64_t a[7];
+    if (read_arguments(args, count, 7, a))
+        return NULL;
+    const int32_t *ends = POINTER(int32_t, 3);
+    for (int64_t each = 0; each < 2 * a[4]; each++)
+        if (ends[each] < 0 || ends[each] >= a[1])
+            return PyErr_Format(PyExc_IndexError, "atom %d is not in 0 to %lld", (int)ends[each],
+                                (long long)a[1] - 1);
+    PyThreadState *state = PyEval_SaveThread();
+    in_use->order_relu(POINTER(float, 0), a[2], ends, ends + a[4], a[4], POINTER(float, 5),
+                       (int)a[6]);
+    PyEval_RestoreThread(state);
+    Py_RETURN_NONE;
+}
 
 static PyObject *histogram(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -192,7 +206,7 @@ PyMethodDef tree_lstm_functions[] = {
     {"tree_lstm_forward_run", KEYWORDS(forward_run), "Run a whole schedule."},
     {"tree_lstm_backward_run", KEYWORDS(backward_run), "And back."},
     {"tree_lstm_multiply", POSITIONS(multiply), "run, rows, inner, columns"},
-    {"order_relu", POSITIONS(order_relu), "parts, width, first, second, pairs, out, threads"},
+    {"order_relu", POSITIONS(order_relu), "parts, atoms, width, ends, pairs, out, threads"},
     {"histogram", POSITIONS(histogram),
      "x, set, rows, width, mean, sharpness, sets, out, threads"},
     {NULL, NULL, 0, NULL},

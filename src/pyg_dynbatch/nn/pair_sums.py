@@ -118,9 +118,9 @@ class _OrderReLU(Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, pairs: Pairs, native: bool) -> Tensor:
         ctx.pairs, width, count = pairs, parts.size(1) // 2, pairs.num_pairs
-        if native:  # and no backward pass follows
+        if native and pairs.plan.is_cpu:  # and no backward pass follows
             found = parts.new_empty(count, width)
-            given = parts, width, pairs.first, pairs.second, count, found
+            given = parts, parts.size(0), width, pairs.begins, count, found
             loaded_extension().order_relu(*given, torch.get_num_threads())
             return found
         both = _gather_orders(parts, pairs).relu_()
@@ -137,7 +137,7 @@ class _OrderReLU(Function):
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
     """Compute max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
     native = not (torch.compiler.is_compiling() or _is_recorded(parts)) and is_native(parts)
-    return _OrderReLU.apply(parts.contiguous(), pairs, native)
+    return _OrderReLU.apply(parts.resolve_neg().contiguous(), pairs, native)
 
 
 def _look_up(table: Tensor, pairs: Pairs) -> Tensor:

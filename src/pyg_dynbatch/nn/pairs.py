@@ -289,12 +289,12 @@ class Pairs(MovablePlan):
             "stored": code.numel(),
         }
         fields |= {"sizes": atoms, "code": code, "kept": used, "counts": counts}
-        if native.plan_pairs(**fields):
+        if native.pairs(**fields):
             return None
         num_atoms, num_pairs, num_entries = counts.tolist()
         found = num_atoms, num_pairs, atoms.size, num_entries, num_codes
         plan = torch.empty(_layout(*found)[1], dtype=torch.int32)
-        native.plan_pairs(**fields, plan=plan)
+        native.pairs(**fields, plan=plan)
         return cls(plan, *found)
 
     @classmethod

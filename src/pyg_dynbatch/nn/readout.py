@@ -110,8 +110,9 @@ class _Histogram(Function):
         ctx.save_for_backward(x, index, mean, sharpness)
         ctx.num_sets, ctx.block = num_sets, block
         total = x.new_zeros(num_sets, mean.size(0), x.size(1))
-        if native := native and index.dtype == torch.long:
-            x, index = x.contiguous(), index.contiguous()
+        fits = index.dtype == torch.long and index.is_cpu and index.shape == x.shape[:1]
+        if native := native and fits:
+            x, index = x.resolve_neg().contiguous(), index.contiguous()
             given = x, index, *x.shape, mean, sharpness, num_sets, total
             loaded_extension().histogram(*given, torch.get_num_threads())
         for part, segment_ids in () if native else _blocks(x, index, block):
