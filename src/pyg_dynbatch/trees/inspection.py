@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch inspect",
         "Show the schedules of random mini-batches: what a tree layer runs, and what "
-        "the policies depth and agenda make of recorded recordings in which nodes with "
+        "the policies depth and agenda make of recordings in which nodes with "
         "different numbers of children are different operations.",
     )
     add = parser.add_argument
