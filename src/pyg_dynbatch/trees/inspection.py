@@ -123,9 +123,9 @@ def _parser() -> argparse.ArgumentParser:
 def run_inspect(argv: list[str]) -> int:
     """Run ``inspect``."""
     parser = _parser()
-    options = parser.parse_args(argv)
-    if options.native:
+    if "--native" in argv:
         parser.error("argument --native: expected no DATA and no other option")
+    options = parser.parse_args(argv)
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be at least 1")
     check_outputs("inspect", [options.output], [options.data])
