@@ -19,6 +19,7 @@ from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps
+from pyg_dynbatch.trees.text import LABELS
 from pyg_dynbatch.visualize import counted, draw_schedule, new_figure, save_figure
 
 _TOKEN = TensorType((), torch.int64)
@@ -110,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--root", help="folder for the cache (default: data/NAME; none for a file)")
     add("--raw-dir", help="folder with the raw files of sst or sick")
     add("--trees", default="dependency", help="parses of sick: dependency, constituency, chain")
-    add("--labels", default="optional", help="labels in a file: required, optional, none")
+    text = "labels in a file (default: optional)"
+    add("--labels", choices=LABELS, default="optional", help=text)
     add("--batch-size", type=int, default=100, help="trees in a batch (default: 100)")
     add("--batches", type=int, default=10, help="batches to average over (default: 10)")
     add("--seed", type=int, default=1, help="seed of the draw of trees (default: 1)")
