@@ -101,9 +101,8 @@ def _dataset(options: argparse.Namespace) -> TreeDataset:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch inspect",
-        "Show the schedules of random mini-batches: what a tree layer runs, and what "
-        "the policies depth and agenda make of recordings in which nodes with "
-        "different numbers of children are different operations.",
+        "Show the schedules of random mini-batches: what a tree layer runs, and what depth and "
+        "agenda make of recordings in which each number of children is a different operation.",
     )
     add = parser.add_argument
     add("data", metavar="DATA", help="sst, listops, sick, or a file of bracketed trees")
@@ -111,8 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--root", help="folder for the cache (default: data/NAME; none for a file)")
     add("--raw-dir", help="folder with the raw files of sst or sick")
     add("--trees", default="dependency", help="parses of sick: dependency, constituency, chain")
-    text = "labels in a file (default: optional)"
-    add("--labels", choices=LABELS, default="optional", help=text)
+    add("--labels", choices=LABELS, default="optional", help="in a file (default: optional)")
     add("--batch-size", type=int, default=100, help="trees in a batch (default: 100)")
     add("--batches", type=int, default=10, help="batches to average over (default: 10)")
     add("--seed", type=int, default=1, help="seed of the draw of trees (default: 1)")
