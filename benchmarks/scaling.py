@@ -27,7 +27,7 @@ from pyg_dynbatch.testing import recording_of_structure
 
 MODES = ("fused", "generic", "engine")
 PHASES = bench.phases("schedule", "forward", "backward", train=bench.TRAIN)
-"""The schedule is derived on the CPU, from edges or from recorded recordings."""
+"""The schedule is derived on the CPU, from edges or from recordings."""
 
 ALL_SIZES, LARGEST = "all sizes", "the two largest"
 
@@ -36,7 +36,7 @@ def add_options(parser: bench.Options) -> None:
     """Declare the options."""
     parser.counts("--sizes", [10**3, 10**4, 10**5, 10**6], "numbers of nodes (default: 10^3..10^6)")
     parser.choices("--shapes", FOREST_SHAPES)
-    text = "fused and generic layer on structures, engine on recorded recordings"
+    text = "fused and generic layer on structures, engine on recordings"
     parser.choices("--modes", MODES, help=text)
     parser.count("--tree-nodes", 10**4, "largest tree (default: 10000)")
     parser.count("--units", 16, "width (default: 16)")

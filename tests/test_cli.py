@@ -113,6 +113,7 @@ WRONG_OPTIONS = [
     ("fit", "model"),
     ("fit --config small.yaml --trainer.devices 3x", "Trainer: an option"),
     ("inspect listops --batches 0", "--batches"),
+    ("inspect small.txt --labels all", "argument --labels"),
 ]
 
 

@@ -174,7 +174,8 @@ def test_featurize_names_its_options(capsys) -> None:
 
 def test_inspect_explains_native(capsys) -> None:
     assert "--native" in help_of("inspect")
-    assert "argument --native" in complaint(capsys, "inspect", "trees.txt", "--native")
+    for others in (["trees.txt"], ["--batch-size", "3"]):
+        assert "argument --native" in complaint(capsys, "inspect", "--native", *others)
 
 
 def test_training_without_lightning_says_what_to_install(capsys, monkeypatch) -> None:

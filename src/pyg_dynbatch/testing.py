@@ -276,7 +276,7 @@ def assert_cell_agrees(
     arity: int | None = None,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Assert that a cell agrees on structures, on recorded recordings and node by node.
+    """Assert that a cell agrees on structures, on recordings and node by node.
 
     Values and gradients must agree, and the schedule of the structures must have the same steps
     as the schedule of the recordings.

@@ -75,6 +75,20 @@ def test_every_read_flushes_without_greenlet(monkeypatch: pytest.MonkeyPatch) ->
     assert "greenlet" not in str(autobatch(TreeLSTM()).explain(trees()))  # which reads no values
 
 
+def test_explain_names_a_fused_step_only_if_all_calls_run_there() -> None:
+    def reading(model: Any, x: Tensor) -> Tensor:
+        y = model.layer(x).tanh()
+        return (model.layer(y) * float(y.sum())).tanh()
+
+    for function, expected in {
+        lambda model, x: model.layer(x).tanh(): (1, "tanh"),
+        reading: (2, ""),
+    }.items():
+        found = autobatch(Wrap(function, layer=nn.Linear(4, 4))).explain([torch.ones(4)])
+        (layer,) = (op for op in found.operations if op.name == "layer")
+        assert (layer.steps, layer.within) == expected
+
+
 def test_state_is_that_of_the_plain_module() -> None:
     plain = TreeLSTM()
     model = autobatch(plain)

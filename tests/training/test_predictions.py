@@ -150,7 +150,7 @@ def test_curves_and_trees_are_drawn_and_named(tmp_path, monkeypatch):
         assert list(axes.lines[-1].get_xdata()) == [best, best]
     trees = drawn["predicted_trees.png"]
     assert "class 0" in [text.get_text() for text in trees.legends[0].get_texts()]
-    shape = r"test example \d+: true class \d, predicted \d\n\d+ of \d+ labelled nodes correct"
+    shape = r"test example \d+: true class \d, predicted \d\n\d+ of \d+ labeled nodes correct"
     assert all(re.fullmatch(shape, axes.get_title()) for axes in trees.axes)
 
     written = dict(re.split(r":\s+", line, maxsplit=1) for line in closing_lines(run))

@@ -1,6 +1,6 @@
 """Say how a batch was run: steps, rows, flushes, and what did not batch and why."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Operation:
             for each row), ``"vmap"``, ``"ragged"``, ``"levels"`` (a recurrent cell of this
             package computes whole trees), or ``"packed"`` (a layer runs all lengths at once).
         where: Line of the first call.
-        within: Operation in whose steps it runs, or ``""``: its results are read there only.
+        within: Operation in whose steps all its calls run, or ``""``: results are read there only.
     """
 
     name: str
@@ -81,7 +81,7 @@ def explain(session: Session, examples: int) -> Explanation:
     """Collect the statistics of a session that has ended."""
     calls: Counter[str] = Counter()
     steps: Counter[str] = Counter()
-    within: dict[str, str] = {}
+    within: defaultdict[str, set[str]] = defaultdict(set)
     table, operations, total = session.table, [], 0
     runs = [part for part in session.parts if isinstance(part, CellRun)]
     whole = {run.cell.replace(".", "/") for run in runs}
@@ -100,19 +100,20 @@ def explain(session: Session, examples: int) -> Explanation:
         listed = schedule.to_steps() if isinstance(schedule, Levels) else schedule
         total += len(listed.steps)
         for step in listed.steps:
+            last = listed.signatures[step.operation].name
             for each in listed.chain_of(step).operations:
                 name = cell or listed.signatures[each].name
                 calls[name] += step.size
                 steps[name] += 1
-                if each != step.operation:
-                    within[name] = listed.signatures[step.operation].name
+                within[name].add(last if each != step.operation else "")
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
             if name in whole:
                 way = "packed" if site.layer else "levels"
-            counts = calls[name], steps[name]
-            found = Operation(name, types, *counts, way, site.where, within.get(name, ""))
+            counts, hosts = (calls[name], steps[name]), within[name]
+            host = "" if "" in hosts else " and ".join(sorted(hosts))
+            found = Operation(name, types, *counts, way, site.where, host)
             operations.append(found)
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(

@@ -19,6 +19,7 @@ from pyg_dynbatch.trees.collate import Collater
 from pyg_dynbatch.trees.data import children_of
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps
+from pyg_dynbatch.trees.text import LABELS
 from pyg_dynbatch.visualize import counted, draw_schedule, new_figure, save_figure
 
 _TOKEN = TensorType((), torch.int64)
@@ -100,9 +101,8 @@ def _dataset(options: argparse.Namespace) -> TreeDataset:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineArguments(
         "pyg-dynbatch inspect",
-        "Show the schedules of random mini-batches: what a tree layer runs, and what "
-        "the policies depth and agenda make of recorded recordings in which nodes with "
-        "different numbers of children are different operations.",
+        "Show the schedules of random mini-batches: what a tree layer runs, and what depth and "
+        "agenda make of recordings in which each number of children is a different operation.",
     )
     add = parser.add_argument
     add("data", metavar="DATA", help="sst, listops, sick, or a file of bracketed trees")
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--root", help="folder for the cache (default: data/NAME; none for a file)")
     add("--raw-dir", help="folder with the raw files of sst or sick")
     add("--trees", default="dependency", help="parses of sick: dependency, constituency, chain")
-    add("--labels", default="optional", help="labels in a file: required, optional, none")
+    add("--labels", choices=LABELS, default="optional", help="in a file (default: optional)")
     add("--batch-size", type=int, default=100, help="trees in a batch (default: 100)")
     add("--batches", type=int, default=10, help="batches to average over (default: 10)")
     add("--seed", type=int, default=1, help="seed of the draw of trees (default: 1)")
@@ -123,9 +123,9 @@ def _parser() -> argparse.ArgumentParser:
 def run_inspect(argv: list[str]) -> int:
     """Run ``inspect``."""
     parser = _parser()
-    options = parser.parse_args(argv)
-    if options.native:
+    if "--native" in argv:
         parser.error("argument --native: expected no DATA and no other option")
+    options = parser.parse_args(argv)
     if options.batch_size < 1 or options.batches < 1:
         raise ValueError("inspect: --batch-size and --batches must be at least 1")
     check_outputs("inspect", [options.output], [options.data])

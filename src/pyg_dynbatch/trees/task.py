@@ -530,7 +530,7 @@ class TreeClassification(TreeTask):
             draw_tree(panel, *arrays, found, gold, texts, self.num_classes)
             root = tree.root_index[0]
             true = gold[root] if gold[root] >= 0 else "unknown"
-            score = f"{(found == gold).sum()} of {(gold >= 0).sum()} labelled nodes correct"
+            score = f"{(found == gold).sum()} of {(gold >= 0).sum()} labeled nodes correct"
             title = f"{name}: true class {true}, predicted {found[root]}\n{score}"
             panel.set_title(title, fontsize="medium")
         draw_tree_legend(figure, self.num_classes)
