@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.kernels import native, tree_lstm
-from pyg_dynbatch.kernels.gates import TorchGates
+from pyg_dynbatch.kernels.blocks import TorchGates
 from pyg_dynbatch.kernels.native import NativeGates
 from pyg_dynbatch.kernels.tree_lstm import SWITCH, choose_gates
 from tests.kernels.fused import on_gpu

@@ -3,18 +3,176 @@
 With a fixed number of children the forget gates are further columns in the row of a node; with any
 number of children (child-sum, here called ragged) u, i, o depend on the sum of h, and f has one row
 per child.
+
+:class:`TorchGates` computes gates with operations of torch; ``native.py`` (C) and
+``triton_gates.py`` override its methods, and ``native.py`` has a :class:`Kernel` of its own.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates
-from pyg_dynbatch.kernels.plan import Plan
+from pyg_dynbatch.kernels.plan import Block, Plan
 from pyg_dynbatch.kernels.products import RowProduct
+
+# As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
+_MINUS_ONE = torch.tensor(-1.0)
+_NO_ROWS = torch.empty(0)
+_TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
+
+
+def dense_columns(rows: Tensor | None) -> Tensor | None:
+    """The same rows with contiguous columns, for kernels that read memory by address."""
+    if rows is None:
+        return None
+    rows = rows.resolve_neg()  # what is negated lazily is not negated in memory
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def sum_segments(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
+    """Sum ``rows[index]`` over segments of the index, always in the same order."""
+    return torch.embedding_bag(rows, index, starts, False, 0)[0]
+
+
+class Gates(NamedTuple):
+    """The gates of a block or of all blocks, before or after activation, or their gradients."""
+
+    rows: Tensor  # u, i, o, and f of a fixed number of children; one row per node
+    forget: Tensor | None = None  # f of any number of children, one row per child
+    child_memory: Tensor | None = None  # of gradients: those of c of the children
+
+    def forget_of(self, width: int) -> Tensor:
+        """The forget gates, ``[node, arity, width]`` or ``[child, width]``."""
+        if self.forget is not None:
+            return self.forget
+        return self.rows[:, 3 * width :].view(self.rows.size(0), -1, width)
+
+
+class Rows(NamedTuple):
+    """All rows of a run; the backward pass reads those before ``hidden``."""
+
+    memory: Tensor  # c of all nodes, after a row for missing children
+    activated: Tensor  # tanh(c) of all nodes, after such a row
+    gathered: Tensor  # h of the children
+    sums: Tensor | None  # sums of h of the children, for any number of children
+    leaf_activated: Tensor  # tanh(c) of the computed leaves
+    leaf_gates: Tensor  # of computed leaves, or of one block if nothing is kept
+    gates: Tensor  # of inner nodes, as in Gates, or of one block
+    forget: Tensor | None
+    aligned_weight: Tensor | None = None  # a copy of the weight of h, of C
+    hidden: Tensor = _NO_ROWS  # h of all nodes, after a row for missing children
+    leaf_hidden: Tensor = _NO_ROWS  # h and c of the computed leaves
+    leaf_memory: Tensor = _NO_ROWS
+
+    @classmethod
+    def of(cls, plan: Plan, like: Tensor, width: int) -> "Rows":
+        """Make room for the rows of a run."""
+        nodes, ragged = plan.schedule.num_nodes, plan.ragged
+        leaf_rows, rows, children = plan.rows_of_gates()
+        hidden, memory, activated = (like.new_empty(nodes + 1, width) for _ in range(3))
+        of_leaves = [each[1 : plan.leaves + 1] for each in (hidden, memory, activated)]
+        if plan.leaf_inverse is not None:
+            of_leaves = [like.new_empty(plan.leaf_cells, width) for _ in of_leaves]
+        return cls(
+            memory=memory,
+            activated=activated,
+            gathered=like.new_empty(plan.slots, width),
+            sums=like.new_empty(plan.inner, width) if ragged else None,
+            leaf_activated=of_leaves[2],
+            leaf_gates=like.new_empty(leaf_rows, 3 * width),
+            gates=like.new_empty(rows, (3 + plan.arity) * width),
+            forget=like.new_empty(children, width) if ragged else None,
+            hidden=hidden,
+            leaf_hidden=of_leaves[0],
+            leaf_memory=of_leaves[1],
+        )
+
+    @property
+    def kept(self) -> tuple[Tensor | None, ...]:
+        """What the backward pass reads."""
+        return self[:9]
+
+    def gates_of(self, block: Block, keeps: bool) -> Gates:
+        """The gates of a block of inner nodes."""
+        if not keeps:
+            block = block._replace(first=0, edge=0)
+        return Gates(
+            self.gates[block.nodes], None if self.forget is None else self.forget[block.children]
+        )
+
+
+@dataclass
+class StateGradients:
+    """Gradients of h and c of some nodes; final once the backward pass has visited all parents.
+
+    If no node has several parents, there is one row per argument slot: the parent writes to it,
+    and ``place`` is the row of each node's gradient. No gradients need be added up, except those
+    of the results (``outside``) when a row is read. Otherwise ``place`` is None and there is one
+    row per node, to which all its parents add.
+    """
+
+    hidden: Tensor
+    memory: Tensor
+    place: Tensor | None = None
+    outside: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    @classmethod
+    def of_results(
+        cls, plan: Plan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
+    ) -> "StateGradients":
+        """Start at the gradients of the results; row 0 is that of the missing child or parent."""
+        of_h, of_c = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
+        outside = dense_columns(of_h), dense_columns(of_c)
+        if plan.schedule.single_parent:
+            hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
+            hidden[0], memory[0] = 0, 0
+            return cls(hidden, memory, plan.slot_of_node(), outside)
+        hidden, memory = (
+            like.new_zeros(1 + plan.schedule.num_nodes, like.size(1)) for _ in outside
+        )
+        for total, given in zip((hidden, memory), outside, strict=True):
+            if given is not None:
+                total[1:] += given
+        return cls(hidden, memory)
+
+    def of_nodes(self, first: int, size: int) -> "StateGradients":
+        """Those of some nodes in level order."""
+        if self.place is None:
+            rows = slice(1 + first, 1 + first + size)
+            return StateGradients(self.hidden[rows], self.memory[rows])
+        rows = slice(first, first + size)
+        of_h, of_c = (None if given is None else given[rows] for given in self.outside)
+        return StateGradients(self.hidden, self.memory, self.place[rows], (of_h, of_c))
+
+    def read(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The gradients of h and c in some rows, which may be changed."""
+        if self.place is None:
+            return self.hidden[rows], self.memory[rows]
+        place = self.place[rows]
+        hidden = torch.index_select(self.hidden, 0, place)
+        found = hidden, torch.index_select(self.memory, 0, place)
+        for part, given in zip(found, self.outside, strict=True):
+            if given is not None:
+                part += given[rows]
+        return found
+
+    def buffers(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
+        """Where to write the gradients of the children in some argument slots."""
+        if self.place is not None:
+            rows = slice(1 + edge, 1 + edge + edges)
+            return self.hidden[rows], self.memory[rows]
+        shape = (edges, self.hidden.size(1))
+        return self.hidden.new_empty(shape), self.memory.new_empty(shape)
+
+    def scatter(self, index: Tensor, hidden: Tensor, memory: Tensor) -> None:
+        """Add what was written to :meth:`buffers` to the rows of the children, if it is a copy."""
+        if self.place is None:
+            self.hidden.index_add_(0, index, hidden)
+            self.memory.index_add_(0, index, memory)
 
 
 class Kernel(ABC):
@@ -35,7 +193,7 @@ class Kernel(ABC):
 class BlockKernel(Kernel):
     """Run a schedule block by block, with one class of gates."""
 
-    gates: type[TorchGates]
+    gates: "type[TorchGates]"
 
     def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Rows:
         """Compute the leaves, and then the inner nodes level by level."""
@@ -86,7 +244,7 @@ class BlockKernel(Kernel):
 
 
 def _forward_levels(
-    inner: TorchGates, rows: Rows, inputs: Tensor, weights: Sequence[Tensor]
+    inner: "TorchGates", rows: Rows, inputs: Tensor, weights: Sequence[Tensor]
 ) -> None:
     """Compute all inner nodes."""
     weight_input, weight_hidden, bias = weights
@@ -122,7 +280,9 @@ def operand_of(plan: Plan, rows: Rows) -> Tensor:
     return rows.gathered.view(plan.inner, plan.arity * rows.gathered.size(1))
 
 
-def _backward_levels(inner: TorchGates, rows: Rows, weight: Tensor, given: StateGradients) -> Gates:
+def _backward_levels(
+    inner: "TorchGates", rows: Rows, weight: Tensor, given: StateGradients
+) -> Gates:
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
     plan, precision = inner.plan, inner.plan.precision
     columns = rows.gates.size(1)
@@ -147,3 +307,145 @@ def _backward_levels(inner: TorchGates, rows: Rows, weight: Tensor, given: State
             torch.add(of_sums, of_each, out=to_hidden)
         given.scatter(plan.children[block.children], to_hidden, to_memory)
     return grads
+
+
+class TorchGates:
+    """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
+
+    :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states.
+    """
+
+    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
+        self.plan, self.inner, self.gathered, self.sums = plan, inner, rows.gathered, rows.sums
+        self.all_hidden, self.all_memory = rows.hidden, rows.memory
+        states = rows.leaf_hidden, rows.leaf_memory, rows.leaf_activated
+        first, mask = 0, plan.dropout_mask  # factors of u
+        if inner:
+            states, first = (rows.hidden, rows.memory, rows.activated), 1 + plan.leaves
+            mask = None if mask is None else mask[plan.leaves :]
+        self.hidden, self.memory, self.activated = (state[first:] for state in states)
+        self.dropout_mask, self.width = mask, self.activated.size(1)
+
+    def mask_of(self, block: Block) -> Tensor | None:
+        """The factors of u of a block."""
+        return None if self.dropout_mask is None else self.dropout_mask[block.nodes]
+
+    def child_starts(self, block: Block) -> Tensor:
+        """Where the children of each node begin, counted from the block's first child."""
+        return self.plan.child_start[block.nodes] - block.edge
+
+    def gather(self, block: Block) -> None:
+        """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
+        gathered, index = self.gathered[block.children], self.plan.children[block.children]
+        torch.index_select(self.all_hidden, 0, index, out=gathered)
+        if self.sums is not None:
+            self.sums[block.nodes] = self._sum_children(block, gathered)
+
+    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+        """Activate products to gates in place, and write the states of a block.
+
+        ``own`` is W x of the nodes with an input, which come first, if it is not yet added.
+        """
+        here, mask, width = block.nodes, self.mask_of(block), self.width
+        memory, activated = self.memory[here], self.activated[here]
+        if own is not None:
+            self._add_inputs(block, gates, own)
+        u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        # tanh(x) is 2 sigmoid(2x) - 1, and on CPUs sigmoid is faster.
+        u *= 2
+        gates.rows.sigmoid_()
+        _finish_tanh(u)
+        if gates.forget is not None:
+            gates.forget.sigmoid_()
+        candidate = u if mask is None else u * mask
+        if self.inner:
+            self._sum_memory(block, gates, memory)
+            memory.addcmul_(i, candidate)
+        else:
+            torch.mul(i, candidate, out=memory)
+        torch.mul(memory, 2, out=activated)
+        _finish_tanh(activated.sigmoid_())
+        torch.mul(o, activated, out=self.hidden[here])
+
+    def _add_inputs(self, block: Block, gates: Gates, own: Tensor) -> None:
+        filled, last, forget = own.size(0), 3 * self.width, gates.forget_of(self.width)
+        gates.rows[:filled, :last] += own[:, :last]
+        if gates.forget is None:
+            given = forget[:filled]
+            given += own[:, None, last:]
+            return
+        if filled < block.size:
+            # Nodes without an input come last; their children read a row of zeros.
+            own = torch.cat([own, own.new_zeros(1, own.size(1))])
+        node = self.plan.segment_ids_of(block).clamp(max=filled)
+        forget += own[:, last:].index_select(0, node)
+
+    def _sum_memory(self, block: Block, gates: Gates, memory: Tensor) -> None:
+        """Write the sum of f * c over the children of each node."""
+        forget, before = gates.forget_of(self.width), self._children_memory(block)
+        if gates.forget is not None:
+            memory.copy_(self._sum_children(block, before.mul_(forget)))
+            return
+        parts, cells = forget.unbind(1), before.view(forget.shape).unbind(1)
+        torch.mul(parts[0], cells[0], out=memory)
+        for part, cell in zip(parts[1:], cells[1:], strict=True):
+            memory.addcmul_(part, cell)
+
+    def _children_memory(self, block: Block) -> Tensor:
+        return torch.index_select(self.all_memory, 0, self.plan.children[block.children])
+
+    def _sum_children(self, block: Block, rows: Tensor) -> Tensor:
+        return sum_segments(rows, self.plan.numbers[: rows.size(0)], self.child_starts(block))
+
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
+        """Write the gradients of products, and for inner nodes those of the children's c."""
+        tanh_backward, mask, width = _TANH_BACKWARD, self.mask_of(block), self.width
+        activated = self.activated[block.nodes]
+        u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        to_u, to_i, to_o = grads.rows[:, : 3 * width].chunk(3, 1)
+        hidden, memory = given.read(block.nodes)
+        torch.mul(hidden, activated, out=to_o)
+        hidden.mul_(o)
+        memory += tanh_backward(hidden, activated, grad_input=hidden)
+        candidate = memory if mask is None else memory * mask
+        torch.mul(candidate, i, out=to_u)
+        torch.mul(candidate, u, out=to_i)
+        if grads.child_memory is not None:
+            self._to_children(block, gates, memory, grads, grads.child_memory)
+        tanh_backward(to_u, u, grad_input=to_u)
+        _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
+        if grads.forget is not None and gates.forget is not None:
+            _through_sigmoid(grads.forget, gates.forget)
+
+    def _to_children(
+        self, block: Block, gates: Gates, memory: Tensor, grads: Gates, to_memory: Tensor
+    ) -> None:
+        """Write the gradients of f after activation, and of the children's c."""
+        forget, before = gates.forget_of(self.width), self._children_memory(block)
+        if gates.forget is not None:
+            memory = torch.index_select(memory, 0, self.plan.segment_ids_of(block))
+        else:
+            memory, before = memory[:, None], before.view(forget.shape)
+        torch.mul(memory, before, out=grads.forget_of(self.width))
+        torch.mul(memory, forget, out=to_memory.view(forget.shape))
+
+    def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
+        """Sum the gradients of equal leaves, always in the same order."""
+        hidden, memory = given.read(slice(0, cell.size(0)))
+        # By sorting, as adding rows in any order would not be reproducible on GPUs.
+        order = cell.argsort(stable=True)
+        # Not with bincount, which waits for the device to find the largest number.
+        counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
+        starts = counts.cumsum(0) - counts
+        return StateGradients(
+            sum_segments(hidden, order, starts), sum_segments(memory, order, starts)
+        )
+
+
+def _finish_tanh(activated: Tensor) -> None:
+    """Compute tanh(x) from sigmoid(2x), in place."""
+    torch.add(_MINUS_ONE, activated, alpha=2, out=activated)
+
+
+def _through_sigmoid(grads: Tensor, gates: Tensor) -> None:
+    torch.ops.aten.sigmoid_backward.grad_input(grads, gates, grad_input=grads)

@@ -16,8 +16,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.native import extension, fastest, loaded_extension
-from pyg_dynbatch.kernels.blocks import Kernel
-from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates
+from pyg_dynbatch.kernels.blocks import Gates, Kernel, Rows, StateGradients, TorchGates
 from pyg_dynbatch.kernels.plan import BLOCK, Block, Plan
 from pyg_dynbatch.kernels.products import RowProduct, ones, packs
 
