@@ -16,8 +16,16 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.native import extension, fastest, loaded_extension
-from pyg_dynbatch.kernels.blocks import Gates, Kernel, Rows, StateGradients, TorchGates
-from pyg_dynbatch.kernels.plan import BLOCK, Block, Plan
+from pyg_dynbatch.kernels.blocks import (
+    BLOCK,
+    Block,
+    Gates,
+    Kernel,
+    Plan,
+    Rows,
+    StateGradients,
+    TorchGates,
+)
 from pyg_dynbatch.kernels.products import RowProduct, ones, packs
 
 _log = logging.getLogger(__name__)

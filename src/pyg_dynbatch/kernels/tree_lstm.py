@@ -23,6 +23,7 @@ from pyg_dynbatch.kernels.blocks import (
     BlockKernel,
     Gates,
     Kernel,
+    Plan,
     Rows,
     StateGradients,
     TorchGates,
@@ -30,7 +31,6 @@ from pyg_dynbatch.kernels.blocks import (
     sum_segments,
 )
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, is_native, runs_at_once
-from pyg_dynbatch.kernels.plan import Plan
 from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
 
 
