@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from pyg_dynbatch.core.native import loaded_extension
-from pyg_dynbatch.kernels.native import is_native
+from pyg_dynbatch.core.native import is_native, loaded_extension
 from pyg_dynbatch.nn.pairs import Pairs
 
 _Map = Callable[[Tensor, Pairs], Tensor]
