@@ -9,8 +9,7 @@ from pyg_dynbatch.nn.cell import (
     TreeRNNCell,
 )
 from pyg_dynbatch.nn.dagnn import DAGNN, DAGNNCell
-from pyg_dynbatch.nn.pair_sums import pair_sum
-from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.nn.pairs import Pairs, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
 from pyg_dynbatch.nn.recursive import (
     ChildSumTreeLSTM,
