@@ -286,9 +286,9 @@ def run_levels(
         # One row for each of them, so that dropout inside the cell is drawn for each.
         leaves = torch.cat([leaves, inputs.new_zeros(missing, cell.in_channels)])
     states = leaf(leaves)
-    store = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
-    store.allocate(states, stored_dtypes(states))
-    token = store.write(new_token(inputs), 1, states)
+    buffer = RowBuffer(schedule.num_nodes + 1, zero_rows=1)
+    buffer.allocate(states, stored_dtypes(states))
+    token = buffer.write(new_token(inputs), 1, states)
     most = _rows_per_call(cell, states)
     row, start = 1 + sum(sizes[:1]), sum(schedule.level_children[:1])
     all_children = schedule.children
@@ -300,27 +300,27 @@ def run_levels(
             # Without an arity there is one block.
             end = start + (num_children if arity is None else size * arity)
             children, segment_ids = all_children[start:end], all_segments[start:end]
-            states = store.read(token, children)
+            states = buffer.read(token, children)
             if weight is not None:
                 factors = weight[start:end, None]
                 states = tuple(part * factors for part in states)
             start = end
             given = _as_children(arity, states, segment_ids, size)
             states = compute(rows[first : first + size], given)
-            token = store.write(token, row + first, states)
+            token = buffer.write(token, row + first, states)
         row += level_size
     if len(sizes) < 2 and torch.is_grad_enabled():
         # A batch of single nodes: the recurrent weights still take part, with zero rows, as
         # distributed training expects a gradient of every parameter on every rank.
         nothing = schedule.index[:0]
-        given = _as_children(arity, store.read(token, nothing), nothing, 0)
-        token = store.write(token, 1, compute(projected[0][:0], given))
+        given = _as_children(arity, buffer.read(token, nothing), nothing, 0)
+        token = buffer.write(token, 1, compute(projected[0][:0], given))
     pick: Pick = (1, schedule.num_nodes)  # row 0 is the zeros of missing children
     if chosen is not None:
         pick = chosen + 1
     elif not level_order:
         pick = schedule.row
-    return store.read(token, pick, copy=True)
+    return buffer.read(token, pick, copy=True)
 
 
 def _checked_zeros(cell: RecursiveCell, inputs: Tensor, missing: bool) -> Tensor:
