@@ -555,7 +555,7 @@ class Session:
             raise self.stale(value)
         if self.failed:
             what = "autobatch: a value is read after an error of the batch"
-            raise mismatch(RuntimeError, what, hint="let the error leave the model")
+            raise mismatch(RuntimeError, what, hint="do not catch errors inside the model")
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             raise self._switched()
         if torch.is_inference_mode_enabled() is not self.inference:

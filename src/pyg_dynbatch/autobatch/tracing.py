@@ -1,4 +1,4 @@
-"""One example, recorded ahead: integers that loader workers can make and disks can keep."""
+"""Picklable traces of examples and schedules of mini-batches, made before they are run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace

@@ -351,7 +351,7 @@ class TreeColumns(RaggedColumns):
     named = shifted.union(NODE_FIELDS, EDGE_FIELDS, ["target", "score"])
 
     def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch of all trees without its schedule; None where PyG has to merge.
+        """Build the batch of all trees without its schedule; None if PyG must collate.
 
         Args:
             excluded: Fields to leave out.
