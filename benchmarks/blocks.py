@@ -24,8 +24,7 @@ from benchmarks.trees import sentiment_trees
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.core.learned_policy import LearnedPolicy
 from pyg_dynbatch.core.policy import Policy
-from pyg_dynbatch.trees.collate import Collater
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import Collater, DynTreeData
 from pyg_dynbatch.trees.models import TreeClassifier
 from pyg_dynbatch.trees.text import to_nested
 

@@ -24,8 +24,7 @@ from torch_geometric.utils import softmax
 from benchmarks import bench
 from pyg_dynbatch.core.structure import depth_of
 from pyg_dynbatch.nn import DAGNN, DAGNNCell
-from pyg_dynbatch.trees.collate import Collater
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import Collater, DynTreeData
 
 CASES = ("architectures", "syntax")
 OURS, MASKS, EDGES = "DAGNN", "masks", "masks of nodes and edges"

@@ -24,7 +24,7 @@ from benchmarks.trees import CLASSES, sentiment_trees
 from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.training.optimizers import OptimizerOptions, build_optimizer
-from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import Collater
 from pyg_dynbatch.trees.models import TreeClassifier
 from pyg_dynbatch.trees.words import read_word_vectors
 

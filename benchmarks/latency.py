@@ -33,7 +33,7 @@ from benchmarks.trees import Shape, frequent_words
 from pyg_dynbatch.molecules.data import MoleculeCollater
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.nets.models import WeaveNet
-from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import Collater
 from pyg_dynbatch.trees.text import from_nested
 
 READY, DATA, OBJECTS = "ready batch", "from Data", "from objects"

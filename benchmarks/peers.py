@@ -28,8 +28,7 @@ from benchmarks.tree_lstm import State, Weights, root_state
 from benchmarks.trees import Shape, frequent_words
 from pyg_dynbatch.autobatch import autobatch
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM
-from pyg_dynbatch.trees.collate import Collater
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import Collater, DynTreeData
 from pyg_dynbatch.trees.models import TreeEncoder
 
 OURS, EVERY_LEAF = "pyg_dynbatch", "pyg_dynbatch, every leaf"

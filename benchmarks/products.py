@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks import bench
 from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.kernels.plan import BLOCK
+from pyg_dynbatch.kernels.blocks import BLOCK
 from pyg_dynbatch.kernels.products import RowProduct
 
 

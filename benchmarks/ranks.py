@@ -25,7 +25,7 @@ from benchmarks import bench
 from benchmarks.tree_lstm import Ways, make_ways
 from benchmarks.trees import sentiment_trees
 from pyg_dynbatch.samplers import NodeBudgetBatchSampler, node_counts
-from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import Collater
 
 PLAN, PLAIN = "node budget", "DistributedSampler"
 WEAK, STRONG, LEAST_STEPS = "weak scaling", "strong scaling", 8

@@ -16,7 +16,7 @@ from benchmarks import bench
 from benchmarks.products import BareProducts, PackedProducts, classifier_products, work
 from benchmarks.tree_lstm import PlainTree, Ways, make_ways
 from benchmarks.trees import CLASSES, sentiment_trees
-from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import Collater
 
 MODES = ("fused", "unshared", "generic", "engine", "linear")
 PHASES = bench.phases(

@@ -23,7 +23,7 @@ from benchmarks.trees import TREE_SHAPES, Shape, schedule_of
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.nn.cell import RecursiveCell, States
 from pyg_dynbatch.nn.recursive import NaryTreeLSTM, RecursiveLayer
-from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import Collater
 
 CELLS = ("fold", "tai")
 MANUAL, DYNAMIC, DIFFERENT = "manual", "dynamic", "different shapes"

@@ -16,11 +16,9 @@ from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.types import TensorType
 from pyg_dynbatch.kernels.linear import linear as nn_linear
-from pyg_dynbatch.nn.cell import run_levels
+from pyg_dynbatch.nn.cell import NaryTreeLSTMCell, run_levels
 from pyg_dynbatch.nn.recursive import level_row
-from pyg_dynbatch.nn.tree_cells import NaryTreeLSTMCell
-from pyg_dynbatch.trees.collate import Collater
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import Collater, DynTreeData
 from pyg_dynbatch.trees.models import TreeClassifier
 
 State = tuple[Tensor, Tensor]

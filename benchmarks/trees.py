@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels
-from pyg_dynbatch.trees.collate import Collater
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import Collater, DynTreeData
 from pyg_dynbatch.trees.datasets import SST
 from pyg_dynbatch.trees.words import Vocabulary
 

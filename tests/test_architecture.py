@@ -24,21 +24,21 @@ MAX_PUBLIC_NAMES = 234
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 136
+MAX_FILES = 131
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 4_040,
     "blocks": 5_960,
-    "core": 6_080,
+    "core": 6_095,
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
-    "kernels": 1_605,
-    "nn": 3_165,
+    "kernels": 1_590,
+    "nn": 3_150,
     "training": 2_580,
-    "trees": 3_965,
+    "trees": 3_960,
     "other files": 2_995,
-    "installed": 39_635,
+    "installed": 39_605,
     "benchmarks": 6_090,
 }
 MAX_CODE = 25_515

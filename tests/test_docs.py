@@ -93,7 +93,20 @@ def test_the_page_on_architecture_names_existing_files_and_names() -> None:
         if not ((ROOT if name.startswith(("tests/", "benchmarks/")) else package) / name).exists()
     ]
     assert shown == []
-    for file, names in re.findall(r"^\| `(\w+/\w+\.py)` \| (`[^|]+) \|", text, flags=re.MULTILINE):
+    for file, names in re.findall(r"^\| `([\w/]+\.py)` \| (`[^|]+) \|", text, flags=re.MULTILINE):
         source = (package / file).read_text(encoding="utf-8")
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^(class|def) {name}\b", source, flags=re.MULTILINE), (file, name)
+
+
+def test_walks_are_short() -> None:
+    """Count the files of the first table of each walk: one row per file, at most 10."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walks = re.findall(
+        r"^## (An? .+, from .+ to its .+)\n\n((?:\|.*\n)+)", text, flags=re.MULTILINE
+    )
+    files = {title: re.findall(r"^\| `([^`]+)`", rows, flags=re.MULTILINE) for title, rows in walks}
+    kinds = {title.split(",")[0].split()[1] for title in files}
+    assert kinds >= {"tree", "molecule", "block", "JSON", "autobatch"}
+    assert {title: found for title, found in files.items() if len(found) > 10} == {}
+    assert all(len(set(found)) == len(found) for found in files.values())

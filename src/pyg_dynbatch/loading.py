@@ -59,7 +59,7 @@ class RaggedColumns(Sequence[Data]):
 
     @classmethod
     def of(cls, examples: Sequence[Any], excluded: Collection[str] = ()) -> "RaggedColumns | None":
-        """Join at least one example; None where PyG has to merge.
+        """Join at least one example; None if PyG must collate instead.
 
         PyG merges examples of other classes or with other fields, and examples that differ in
         their fields, dtypes or widths.
@@ -82,7 +82,7 @@ class RaggedColumns(Sequence[Data]):
         return cls(nodes, fields, segments)
 
     def merged(self, excluded: Collection[str] = ()) -> Batch | None:
-        """Build the batch that ``Batch.from_data_list`` makes; None where PyG has to merge."""
+        """Build the batch that ``Batch.from_data_list`` makes; None if PyG must collate instead."""
         if "num_nodes" in excluded:
             return None
         nodes, count = self.nodes, len(self)
@@ -182,7 +182,7 @@ class RaggedColumns(Sequence[Data]):
 def _values_by_field(
     examples: Sequence[Any], columns: type[RaggedColumns], excluded: Collection[str]
 ) -> dict[str, list[Any]] | None:
-    """List the values of each field over all examples; None where PyG has to merge them."""
+    """List the values of each field over all examples; None if PyG must collate instead."""
     if set(map(type, examples)) != {columns.kind}:
         return None
     rows = [each.to_dict() for each in examples]

@@ -9,7 +9,7 @@ import torch
 from benchmarks import table1
 from benchmarks.table1 import CELLS, FoldCell, Table1Model
 from benchmarks.trees import TREE_SHAPES, Shape
-from pyg_dynbatch.trees.collate import Collater
+from pyg_dynbatch.trees.data import Collater
 
 SMALL = ["--batch-sizes", "1", "3", "--leaves", "5", "--units", "4", "--repeats", "1"]
 WAYS = ("manual", "dynamic", "different shapes")

@@ -122,12 +122,12 @@ def test_the_gradient_of_an_intermediate() -> None:
 
 
 def test_no_gradient_buffer_outlives_the_pass() -> None:
-    rows, store = torch.randn(4, 2, requires_grad=True), RowBuffer(4)
-    store.allocate((rows,), (rows.dtype,))
-    token = store.write(new_token(rows), 0, (rows,))
-    store.read(token, (1, 2))[0].sum().backward()
+    rows, buffer = torch.randn(4, 2, requires_grad=True), RowBuffer(4)
+    buffer.allocate((rows,), (rows.dtype,))
+    token = buffer.write(new_token(rows), 0, (rows,))
+    buffer.read(token, (1, 2))[0].sum().backward()
     assert rows.grad.sum() == 4
-    assert store.gradients.totals == ()
+    assert buffer.gradients.totals == ()
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -242,11 +242,11 @@ def test_an_operation_may_return_its_gradient_unchanged() -> None:
 def test_several_arguments_in_one_gather(index: list[int], stacked: bool) -> None:
     rows = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
     height = torch.arange(4)
-    store = RowBuffer(4)
-    store.allocate((rows, height), (torch.float64, torch.int64))
-    token = store.write(new_token(rows), 0, (rows, height))
+    buffer = RowBuffer(4)
+    buffer.allocate((rows, height), (torch.float64, torch.int64))
+    token = buffer.write(new_token(rows), 0, (rows, height))
     pick = torch.tensor(index, dtype=torch.long)
-    found = exchange(token, (), [Read(store, pick, 2, stacked), Read(store, (1, 2))])[1]
+    found = exchange(token, (), [Read(buffer, pick, 2, stacked), Read(buffer, (1, 2))])[1]
     two = (pick[0::2], pick[1::2]) if stacked else (pick[: len(pick) // 2], pick[len(pick) // 2 :])
     for place, part in enumerate((*two, torch.tensor([1, 2]))):
         assert found[place][0].equal(rows[part])
@@ -284,10 +284,10 @@ def test_memory_layouts_of_the_gradients_of_two_arguments(
 ) -> None:
     """They may be interleaved, separate, the same, or expanded."""
     rows = torch.randn(4, *shape, dtype=dtype, requires_grad=True)
-    store, pick = RowBuffer(4), torch.tensor([0, 3, 3, 1, 2, 0])
-    store.allocate((rows,), (dtype,))
-    token = store.write(new_token(rows), 0, (rows,))
-    ((left,), (right,)) = exchange(token, (), [Read(store, pick, 2, True)])[1]
+    buffer, pick = RowBuffer(4), torch.tensor([0, 3, 3, 1, 2, 0])
+    buffer.allocate((rows,), (dtype,))
+    token = buffer.write(new_token(rows), 0, (rows,))
+    ((left,), (right,)) = exchange(token, (), [Read(buffer, pick, 2, True)])[1]
     found = join(left, right)
     weight = torch.randn_like(found)
     wanted = join(rows[pick[0::2]], rows[pick[1::2]])
@@ -300,9 +300,9 @@ def test_memory_layouts_of_the_gradients_of_two_arguments(
 def test_writing_and_reading_at_once() -> None:
     """Rows can be read at once, and their gradient is complete at the write."""
     rows = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    store = RowBuffer(4, zero_rows=1)
-    store.allocate((rows,), (torch.float64,))
-    token, found = exchange(new_token(rows), [Write(store, 1, (rows,))], [Read(store, (1, 2))])
-    (again,) = store.read(token, torch.tensor([1, 1, 3, 0]))
+    buffer = RowBuffer(4, zero_rows=1)
+    buffer.allocate((rows,), (torch.float64,))
+    token, found = exchange(new_token(rows), [Write(buffer, 1, (rows,))], [Read(buffer, (1, 2))])
+    (again,) = buffer.read(token, torch.tensor([1, 1, 3, 0]))
     (mine,) = torch.autograd.grad((found[0][0] * 2).sum() + (again * 3).sum(), rows)
     assert mine[:, 0].tolist() == [8.0, 2.0, 3.0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pyg_dynbatch.core.levels import Levels, schedule_structure
-from pyg_dynbatch.kernels import plan, products
+from pyg_dynbatch.kernels import blocks, products
 from pyg_dynbatch.kernels.products import RowProduct
 from pyg_dynbatch.nn import ChildSumTreeLSTM, NaryTreeLSTM, RecursiveLayer
 from pyg_dynbatch.nn.cell import run_levels
@@ -26,7 +26,7 @@ FEW = few(12)
 def small_blocks() -> Iterator[None]:
     """Cuts levels into blocks of two nodes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "BLOCK", 2)
+        patch.setattr(blocks, "BLOCK", 2)
         yield
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pyg_dynbatch.core.native import NATIVE_SWITCH
-from pyg_dynbatch.kernels import native, tree_lstm
-from pyg_dynbatch.kernels.gates import TorchGates
+from pyg_dynbatch.core.native import NATIVE_SWITCH, is_native
+from pyg_dynbatch.kernels import tree_lstm
+from pyg_dynbatch.kernels.blocks import TorchGates
 from pyg_dynbatch.kernels.native import NativeGates
 from pyg_dynbatch.kernels.tree_lstm import SWITCH, choose_gates
 from tests.kernels.fused import on_gpu
@@ -48,7 +48,7 @@ def test_c_on_cpus_in_single_precision(
     installed(True)
     monkeypatch.setenv(NATIVE_SWITCH, "0")
     assert choose_gates(single()) is TorchGates
-    assert not native.is_native(single())
+    assert not is_native(single())
 
 
 def test_triton_on_gpus_in_single_and_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:

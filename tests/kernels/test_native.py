@@ -17,8 +17,8 @@ from pyg_dynbatch.core import native as core_native
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.native import loaded_extension
 from pyg_dynbatch.kernels import native, products
+from pyg_dynbatch.kernels.blocks import BLOCK
 from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, multiply_address, narrow_rows
-from pyg_dynbatch.kernels.plan import BLOCK
 from pyg_dynbatch.nn import NaryTreeLSTM, RecursiveLayer
 from tests.core.test_native import MUST_BUILD
 from tests.kernels.fused import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pyg_dynbatch.core.native import NATIVE_SWITCH
-from pyg_dynbatch.nn import pair_sums
+from pyg_dynbatch.nn import pairs as pair_sums
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 

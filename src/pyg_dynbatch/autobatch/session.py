@@ -46,7 +46,7 @@ def is_library(filename: str) -> bool:
     return standard or filename.startswith(_LIBRARY)
 
 
-class Block(NamedTuple):
+class Stacked(NamedTuple):
     """Rows from outside that lie together, ``[row, ...]``."""
 
     rows: Tensor
@@ -380,7 +380,7 @@ class Session:
         self.check_ahead(rows)
         site = self.table.outside_of(TensorType(tuple(rows.shape[1:]), rows.dtype))
         if len(rows):
-            self.outside.setdefault(site, []).append(Block(self._kept(rows)))
+            self.outside.setdefault(site, []).append(Stacked(self._kept(rows)))
         return [self._outside_value(site, rows) for _ in range(len(rows))]
 
     def reserve(self, kind: int, rows: int) -> int:
@@ -539,11 +539,11 @@ class Session:
             kinds = set(map(type, found))
             if kinds <= {int, float, bool, complex}:
                 stacked[row_type] = torch.tensor(found, **facts)
-            elif Block not in kinds:
+            elif Stacked not in kinds:
                 stacked[row_type] = torch.stack([torch.as_tensor(item, **facts) for item in found])
             else:
                 pieces = [
-                    item.rows if isinstance(item, Block) else torch.as_tensor(item, **facts)[None]
+                    item.rows if isinstance(item, Stacked) else torch.as_tensor(item, **facts)[None]
                     for item in found
                 ]
                 stacked[row_type] = torch.cat(pieces)
@@ -555,7 +555,7 @@ class Session:
             raise self.stale(value)
         if self.failed:
             what = "autobatch: a value is read after an error of the batch"
-            raise mismatch(RuntimeError, what, hint="let the error leave the model")
+            raise mismatch(RuntimeError, what, hint="do not catch errors inside the model")
         if torch._C._is_any_autocast_enabled() is not self.autocast:
             raise self._switched()
         if torch.is_inference_mode_enabled() is not self.inference:

@@ -1,4 +1,4 @@
-"""One example, recorded ahead: integers that loader workers can make and disks can keep."""
+"""Picklable traces of examples and schedules of mini-batches, made before they are run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -19,7 +19,7 @@ from torch.utils._pytree import (
 from pyg_dynbatch.autobatch.lazy import ACTIVE, METADATA, Lazy
 from pyg_dynbatch.autobatch.operations import named
 from pyg_dynbatch.autobatch.plan import Part, run_plan
-from pyg_dynbatch.autobatch.session import Block, Session
+from pyg_dynbatch.autobatch.session import Session, Stacked
 from pyg_dynbatch.autobatch.signatures import Spec, Table
 from pyg_dynbatch.autobatch.state import Fingerprint, holds_values
 from pyg_dynbatch.core.engine import Run
@@ -204,7 +204,7 @@ def replay(session: Session, recording: Recording) -> Any:
     for row_type, rows in own.outside.items():
         source = table.outside_of(row_type)
         session.reserve(source.kinds[0], len(rows))
-        session.outside.setdefault(source, []).append(Block(rows.to(session.device)))
+        session.outside.setdefault(source, []).append(Stacked(rows.to(session.device)))
 
     def value(marked: _Value) -> Lazy:
         return Lazy(session, first + marked.number, table.outside_of(marked.row_type).kinds[0])

@@ -235,7 +235,7 @@ class Run:
             row_type = row_types.get(spec.row_type, spec.row_type)
             self._open_buffer(spec, parts_of(row_type), constants, given)
             if given is not None:
-                self.known[spec.row_type] = self.buffers[-1].buffers
+                self.known[spec.row_type] = self.buffers[-1].parts
         outer = current_run.set(self)
         try:
             for number, step in enumerate(schedule.steps):
@@ -284,10 +284,11 @@ class Run:
         given = zip(step.arguments, rows_of, strict=True)
         results = self.results_of(self.schedule.chain_of(step), given, step.size, where)
         signature = self.operations[step.operation].signature
-        for (store, start), rows in zip(step.results, results, strict=True):
-            dtypes = [kept.dtype for kept in self.buffers[store].buffers]
+        for (kind, start), rows in zip(step.results, results, strict=True):
+            buffer = self.buffers[kind]
+            dtypes = [part.dtype for part in buffer.parts]
             _check_precision(dtypes, rows, signature, where)
-            self.pending.append(Write(self.buffers[store], start, rows))
+            self.pending.append(Write(buffer, start, rows))
 
     def results_of(
         self, chain: Chain, given: Iterator[tuple[IndexSlice, Rows]], size: int, where: str

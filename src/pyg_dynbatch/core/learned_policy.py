@@ -1,4 +1,4 @@
-"""Learn from the first mini-batches of a model the best order of its kinds of calls."""
+"""Learn a good execution order from a model's first mini-batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

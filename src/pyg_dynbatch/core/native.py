@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 NATIVE_SWITCH = "PYG_DYNBATCH_NATIVE"
 """The environment variable that switches the C extension off where it is 0."""
@@ -54,6 +57,17 @@ def _digest_of(folder: Path) -> str:
 def extension() -> Any:
     """Return the extension module ``pyg_dynbatch._native``; None if missing or switched off."""
     return None if os.environ.get(NATIVE_SWITCH) == "0" else loaded_extension()
+
+
+def is_native(*given: Tensor) -> bool:
+    """Whether C computes on tensors like these."""
+    for like in given:
+        # Tensors of a tracer have no values that C could read.
+        plain = type(like) in (Tensor, Parameter) and like.is_cpu
+        if not plain or like.dtype != torch.float32:
+            return False
+    # A dispatch mode would miss what C computes. On Windows there are no kernels.
+    return hasattr(extension(), "tree_lstm_nodes") and not is_in_torch_dispatch_mode()
 
 
 def describe_native() -> str:

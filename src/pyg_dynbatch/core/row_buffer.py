@@ -116,48 +116,48 @@ class RowBuffer:
     def __init__(self, rows: int, zero_rows: int = 0) -> None:
         self.rows = rows
         self.zero_rows = zero_rows
-        self.buffers: Rows = ()
+        self.parts: Rows = ()  # one tensor per part of the row type
         self._blank: Rows = ()
         # Autograd keeps only this part: the rows may be freed before the backward pass.
         self.gradients = GradientBuffer()
 
     def allocate(self, like: Rows, dtypes: tuple[torch.dtype, ...]) -> None:
         """Allocate all rows; ``like`` has the shape and device of one row."""
-        self.buffers = tuple(
+        self.parts = tuple(
             part.new_empty((self.rows, *part.shape[1:]), dtype=dtype)
             for part, dtype in zip(like, dtypes, strict=True)
         )
-        for buffer in self.buffers:
-            buffer[: self.zero_rows] = 0
+        for part in self.parts:
+            part[: self.zero_rows] = 0
         self.gradients.forms = tuple(
-            (b.shape, dtype_of_sums(b.dtype), b.device) for b in self.buffers
+            (part.shape, dtype_of_sums(part.dtype), part.device) for part in self.parts
         )
 
     def grow(self, rows: int) -> None:
         """Make room for more rows; those that were written stay."""
         self.rows = max(rows, self.rows)
-        if self.buffers and self.buffers[0].size(0) >= rows:
+        if self.parts and self.parts[0].size(0) >= rows:
             return
-        old, room = self.buffers, max(rows, 2 * self.buffers[0].size(0))
-        self.buffers = tuple(part.new_empty((room, *part.shape[1:])) for part in old)
+        old, room = self.parts, max(rows, 2 * self.parts[0].size(0))
+        self.parts = tuple(part.new_empty((room, *part.shape[1:])) for part in old)
         self.put(0, old)
         self.gradients.forms = tuple(
-            (b.shape, dtype_of_sums(b.dtype), b.device) for b in self.buffers
+            (part.shape, dtype_of_sums(part.dtype), part.device) for part in self.parts
         )
 
     def put(self, start: int, rows: Rows) -> None:
         """Copy rows into the buffer."""
-        for buffer, part in zip(self.buffers, rows, strict=True):
-            buffer[start : start + part.size(0)].copy_(part)
+        for own, part in zip(self.parts, rows, strict=True):
+            own[start : start + part.size(0)].copy_(part)
 
     def take(self, pick: Pick, copy: bool = False) -> Rows:
         """Return rows: without ``copy``, contiguous ones share the memory of the buffer."""
         if isinstance(pick, tuple):
             start, length = pick
             # No views of the buffer: autograd would count in-place changes against them.
-            rows = tuple(buffer[start : start + length].data for buffer in self.buffers)
+            rows = tuple(part[start : start + length].data for part in self.parts)
             return tuple(part.clone() for part in rows) if copy else rows
-        return tuple(buffer.index_select(0, pick) for buffer in self.buffers)
+        return tuple(part.index_select(0, pick) for part in self.parts)
 
     def zeros(self, size: int) -> Rows:
         """Return rows of zeros; the same memory every time."""
@@ -165,7 +165,7 @@ class RowBuffer:
         own = torch.is_inference_mode_enabled()
         if not own and self._blank and self._blank[0].size(0) >= size:
             return tuple(part[:size] for part in self._blank)
-        self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.buffers)
+        self._blank = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.parts)
         return self._blank
 
     def read(self, token: Tensor, pick: Pick, copy: bool = False) -> Rows:
@@ -180,14 +180,14 @@ class RowBuffer:
 class Read(NamedTuple):
     """Rows of a buffer to read, for one argument or for several in one gather."""
 
-    store: RowBuffer
+    buffer: RowBuffer
     pick: Pick
     num_arguments: int = 1
     stacked: bool = False  # every num_arguments-th row belongs to the same argument
 
     def taken(self, copy: bool) -> Sequence[Tensor]:
         """Return the rows: the parts of the first argument, then those of the next."""
-        rows = self.store.take(self.pick, copy)
+        rows = self.buffer.take(self.pick, copy)
         if self.num_arguments == 1:
             return rows
         split = [_split(part, self.num_arguments, self.stacked) for part in rows]
@@ -198,7 +198,7 @@ class Read(NamedTuple):
 class Write(NamedTuple):
     """Contiguous rows to write into a buffer."""
 
-    store: RowBuffer
+    buffer: RowBuffer
     start: int
     rows: Rows
 
@@ -223,15 +223,15 @@ def exchange(
         flat = _exchanged(writes, reads, copy)
     rest = iter(flat)
     return token, [
-        tuple(islice(rest, len(read.store.buffers)))
+        tuple(islice(rest, len(read.buffer.parts)))
         for read in reads
         for _ in range(read.num_arguments)
     ]
 
 
 def _exchanged(writes: Sequence[Write], reads: Sequence[Read], copy: bool) -> list[Tensor]:
-    for store, start, rows in writes:
-        store.put(start, rows)
+    for buffer, start, rows in writes:
+        buffer.put(start, rows)
     return [part for read in reads for part in read.taken(copy)]
 
 
@@ -257,10 +257,10 @@ class _Exchange(Function):
         rows = _exchanged(writes, reads, copy)
         # Not the buffers themselves, which may be freed before the backward pass.
         ctx.written = [
-            (store.gradients, start, parts[0].size(0), [part.dtype for part in parts])
-            for store, start, parts in writes
+            (buffer.gradients, start, parts[0].size(0), [part.dtype for part in parts])
+            for buffer, start, parts in writes
         ]
-        ctx.reads = [(read.store.gradients, len(read.store.buffers), *read[1:]) for read in reads]
+        ctx.reads = [(read.buffer.gradients, len(read.buffer.parts), *read[1:]) for read in reads]
         ctx.device = token.device
         ctx.set_materialize_grads(False)
         if plain := [part for part in rows if not has_gradient(part.dtype)]:
@@ -270,11 +270,11 @@ class _Exchange(Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor | None, *gradients: Tensor | None) -> Any:
         first = 0
-        for store, parts, pick, num_arguments, stacked in ctx.reads:
+        for total, parts, pick, num_arguments, stacked in ctx.reads:
             last = first + num_arguments * parts
-            store.add(pick, num_arguments, stacked, gradients[first:last])
+            total.add(pick, num_arguments, stacked, gradients[first:last])
             first = last
-        found = [part for store, *what in ctx.written for part in store.take(*what)]
+        found = [part for total, *what in ctx.written for part in total.take(*what)]
         token = torch.empty(0, device=ctx.device) if ctx.needs_input_grad[0] else None
         return token, None, None, None, *found
 

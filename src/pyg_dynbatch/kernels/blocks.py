@@ -1,20 +1,376 @@
 """Run a Tree-LSTM block by block: products by ``products.py``, gates by a class of gates.
 
+Nodes are in level order: first all leaves, then the inner nodes, level by level. Each level is
+split into blocks of rows (:class:`Plan`).
+
 With a fixed number of children the forget gates are further columns in the row of a node; with any
 number of children (child-sum, here called ragged) u, i, o depend on the sum of h, and f has one row
 per child.
+
+:class:`TorchGates` computes gates with operations of torch; ``native.py`` (C) and
+``triton_gates.py`` override its methods, and ``native.py`` has a :class:`Kernel` of its own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates
-from pyg_dynbatch.kernels.plan import Plan
-from pyg_dynbatch.kernels.products import RowProduct
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.structure import array_of
+from pyg_dynbatch.kernels.products import HEIGHTS, RowProduct
+
+BLOCK = HEIGHTS[-1]
+"""Rows of one block on CPUs: their gates stay in the second-level cache."""
+
+# As a 0-d tensor, it makes -1 + 2x a single pass, and fits every device and dtype.
+_MINUS_ONE = torch.tensor(-1.0)
+_NO_ROWS = torch.empty(0)
+_TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
+
+
+class Block(NamedTuple):
+    """Consecutive nodes of one level, in level order."""
+
+    first: int  # first node, counted among the leaves or among the inner nodes
+    size: int
+    edge: int  # first child, counted among the children of all inner nodes
+    edges: int
+    input: int  # input row of the first node, counted among those of inner nodes
+    filled: int  # number of nodes with an input, which come first
+    start: int  # first node, counted within the level
+
+    @property
+    def nodes(self) -> slice:
+        """The rows of the nodes."""
+        return slice(self.first, self.first + self.size)
+
+    @property
+    def children(self) -> slice:
+        """The rows of the children."""
+        return slice(self.edge, self.edge + self.edges)
+
+
+@dataclass(eq=False, repr=False)
+class Plan:
+    """A schedule and the options of one run; sizes are Python ints, indices are on the device."""
+
+    schedule: Levels
+    leaf_inputs: int  # input rows of leaves; leaves that share one are computed once
+    block: int  # largest number of nodes per block
+    leaf_inverse: Tensor | None = None  # the input row of each leaf with an input
+    dropout_mask: Tensor | None = None  # factors of u, one row per node
+    precision: torch.dtype | None = None  # of products, under autocast
+    level_order: bool = False  # whether results are in level order
+    keeps: bool = False  # whether a backward pass may follow
+
+    def __post_init__(self) -> None:
+        schedule = self.schedule
+        # Whether nodes have any number of children, each with a forget gate in its own row.
+        self.ragged = schedule.arity is None
+        self.arity = schedule.arity or 0  # child slots of a node; 0 for any number
+        self.leaves = schedule.level_sizes[0]
+        # Computed leaves: those without an input are computed one by one.
+        self.leaf_cells = self.leaf_inputs + self.leaves - schedule.level_inputs[0]
+        self.inner = schedule.num_nodes - self.leaves  # nodes that are no leaves
+        self.slots = schedule.num_edges if self.ragged else self.inner * self.arity
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Levels,
+        inputs: Tensor,
+        *,
+        leaf_inverse: Tensor | None = None,
+        dropout_mask: Tensor | None = None,
+        precision: torch.dtype | None = None,
+        level_order: bool = False,
+        keeps: bool = False,
+    ) -> "Plan":
+        """Check that input rows fit a schedule; kernels do not check their indices."""
+        schedule.check()
+        leaf_inputs = inputs.size(0) - sum(schedule.level_inputs[1:])
+        given = leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
+        fits = given == schedule.level_inputs[0] and leaf_inputs >= 0
+        if not fits or schedule.device != inputs.device:
+            raise mismatch(
+                ValueError,
+                "tree_lstm: the schedule does not fit the input rows",
+                f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}",
+                f"{given} leaves, on {inputs.device}",
+                hint="rows in the order of schedule.input_node; batch.to(device)",
+            )
+        if leaf_inverse is not None and type(leaf_inverse) is Tensor and leaf_inverse.is_cpu:
+            rows = array_of(leaf_inverse)
+            if rows.size and not 0 <= rows.min() <= rows.max() < leaf_inputs:
+                what, wanted = (
+                    "tree_lstm: leaf_inverse is out of range",
+                    f"rows below {leaf_inputs}",
+                )
+                raise mismatch(ValueError, what, wanted, f"{rows.min()} to {rows.max()}")
+        block = BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1)
+        options = leaf_inverse, dropout_mask, precision, level_order, keeps
+        return cls(schedule, leaf_inputs, block, *options)
+
+    # Indices.
+
+    @cached_property
+    def children(self) -> Tensor:
+        """For every child slot of the inner nodes the row of the child; 0 if there is none."""
+        return self.schedule.children[0 if self.ragged else self.leaves * self.arity :]
+
+    @cached_property
+    def child_start(self) -> Tensor:
+        """Where the children of each inner node begin, for any number of children."""
+        return self.schedule.child_start[self.leaves :]
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The numbers of all child slots."""
+        return torch.arange(self.slots, device=self.children.device)
+
+    @cached_property
+    def cell_of_leaf(self) -> Tensor:
+        """The computed row of each leaf: equal leaves are computed once."""
+        if self.leaf_inverse is None:
+            return torch.arange(self.leaves, device=self.children.device)
+        others = torch.arange(self.leaf_inputs, self.leaf_cells, device=self.leaf_inverse.device)
+        return torch.cat([self.leaf_inverse, others])
+
+    def slot_of_node(self) -> Tensor:
+        """For every node the child slot that reads it, counted from 1; 0 for none."""
+        place = self.children.new_zeros(self.schedule.num_nodes + 1)
+        # Row 0, the missing child, gets any of its many slots and is dropped.
+        return place.index_copy_(0, self.children, self.numbers + 1)[1:]
+
+    def segment_ids_of(self, block: Block) -> Tensor:
+        """The node within the block that each child belongs to."""
+        within_level = self.schedule.child_segment[block.children]
+        return within_level if not block.start else within_level - block.start
+
+    # Blocks.
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks of all levels above the leaves."""
+        return list(self._blocks())
+
+    def _blocks(self) -> Iterator[Block]:
+        first = seen = edge = 0
+        of_levels = (
+            self.schedule.level_sizes, self.schedule.level_inputs, self.schedule.level_children
+        )  # fmt: skip
+        for level_size, filled, children in list(zip(*of_levels, strict=True))[1:]:
+            stops = [*range(0, level_size, self.block), level_size]
+            edges = self._first_edges(children, first, stops)
+            for number, start in enumerate(stops[:-1]):
+                size = stops[number + 1] - start
+                mine = min(max(filled - start, 0), size)
+                own, end = edges[number], edges[number + 1]
+                yield Block(first + start, size, edge + own, end - own, seen, mine, start)
+                seen += mine
+            first += level_size
+            edge += edges[-1]
+
+    def _first_edges(self, children: int, first: int, stops: list[int]) -> list[int]:
+        """Where the children of the blocks of one level begin, counted within the level."""
+        if not self.ragged:
+            return [stop * self.arity for stop in stops]
+        inside = [first + stop for stop in stops[:-1]]
+        # Only CPUs have more than one block per level, so there is no device to wait for.
+        found = self.child_start[inside].tolist() if len(inside) > 1 else [0]
+        return [*(each - found[0] for each in found), children]
+
+    def leaf_blocks(self) -> Iterator[Block]:
+        """Split the computed leaves into blocks, those with and without an input separately."""
+        segments = (0, self.leaf_inputs, True), (self.leaf_inputs, self.leaf_cells, False)
+        for start, stop, filled in segments:
+            for first in range(start, stop, self.block):
+                size = min(self.block, stop - first)
+                yield Block(first, size, 0, 0, first, size if filled else 0, first)
+
+    def rows_of_gates(self) -> tuple[int, int, int]:
+        """Count the rows to keep, or of one block: of leaves, inner nodes, and their children."""
+        if self.keeps:
+            return self.leaf_cells, self.inner, self.slots
+        children = self.slots
+        if self.ragged and self.inner > self.block:
+            starts = np.append(self.child_start.numpy(), self.slots)
+            children = int((starts[self.block :] - starts[: -self.block]).max())
+        rows = min(max(self.schedule.level_sizes[1:], default=0), self.block)
+        return min(self.leaf_cells, self.block), rows, children
+
+    # Orders of results.
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Bring state rows into the requested order."""
+        return rows[1:] if self.level_order else rows.index_select(0, self.schedule.row)
+
+    def in_level_order(self, rows: Tensor | None) -> Tensor | None:
+        """Bring the gradients of the results into level order."""
+        if rows is None or self.level_order:
+            return rows
+        row = self.schedule.row
+        node = torch.empty_like(row).index_copy_(
+            0, row - 1, torch.arange(row.numel(), device=row.device)
+        )
+        return rows.index_select(0, node)
+
+
+def dense_columns(rows: Tensor | None) -> Tensor | None:
+    """The same rows with contiguous columns, for kernels that read memory by address."""
+    if rows is None:
+        return None
+    rows = rows.resolve_neg()  # what is negated lazily is not negated in memory
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def sum_segments(rows: Tensor, index: Tensor, starts: Tensor) -> Tensor:
+    """Sum ``rows[index]`` over segments of the index, always in the same order."""
+    return torch.embedding_bag(rows, index, starts, False, 0)[0]
+
+
+class Gates(NamedTuple):
+    """The gates of a block or of all blocks, before or after activation, or their gradients."""
+
+    rows: Tensor  # u, i, o, and f of a fixed number of children; one row per node
+    forget: Tensor | None = None  # f of any number of children, one row per child
+    child_memory: Tensor | None = None  # of gradients: those of c of the children
+
+    def forget_of(self, width: int) -> Tensor:
+        """The forget gates, ``[node, arity, width]`` or ``[child, width]``."""
+        if self.forget is not None:
+            return self.forget
+        return self.rows[:, 3 * width :].view(self.rows.size(0), -1, width)
+
+
+class Rows(NamedTuple):
+    """All rows of a run; the backward pass reads those before ``hidden``."""
+
+    memory: Tensor  # c of all nodes, after a row for missing children
+    activated: Tensor  # tanh(c) of all nodes, after such a row
+    gathered: Tensor  # h of the children
+    sums: Tensor | None  # sums of h of the children, for any number of children
+    leaf_activated: Tensor  # tanh(c) of the computed leaves
+    leaf_gates: Tensor  # of computed leaves, or of one block if nothing is kept
+    gates: Tensor  # of inner nodes, as in Gates, or of one block
+    forget: Tensor | None
+    aligned_weight: Tensor | None = None  # a copy of the weight of h, of C
+    hidden: Tensor = _NO_ROWS  # h of all nodes, after a row for missing children
+    leaf_hidden: Tensor = _NO_ROWS  # h and c of the computed leaves
+    leaf_memory: Tensor = _NO_ROWS
+
+    @classmethod
+    def of(cls, plan: Plan, like: Tensor, width: int) -> "Rows":
+        """Make room for the rows of a run."""
+        nodes, ragged = plan.schedule.num_nodes, plan.ragged
+        leaf_rows, rows, children = plan.rows_of_gates()
+        hidden, memory, activated = (like.new_empty(nodes + 1, width) for _ in range(3))
+        of_leaves = [each[1 : plan.leaves + 1] for each in (hidden, memory, activated)]
+        if plan.leaf_inverse is not None:
+            of_leaves = [like.new_empty(plan.leaf_cells, width) for _ in of_leaves]
+        return cls(
+            memory=memory,
+            activated=activated,
+            gathered=like.new_empty(plan.slots, width),
+            sums=like.new_empty(plan.inner, width) if ragged else None,
+            leaf_activated=of_leaves[2],
+            leaf_gates=like.new_empty(leaf_rows, 3 * width),
+            gates=like.new_empty(rows, (3 + plan.arity) * width),
+            forget=like.new_empty(children, width) if ragged else None,
+            hidden=hidden,
+            leaf_hidden=of_leaves[0],
+            leaf_memory=of_leaves[1],
+        )
+
+    @property
+    def kept(self) -> tuple[Tensor | None, ...]:
+        """What the backward pass reads."""
+        return self[:9]
+
+    def gates_of(self, block: Block, keeps: bool) -> Gates:
+        """The gates of a block of inner nodes."""
+        if not keeps:
+            block = block._replace(first=0, edge=0)
+        return Gates(
+            self.gates[block.nodes], None if self.forget is None else self.forget[block.children]
+        )
+
+
+@dataclass
+class StateGradients:
+    """Gradients of h and c of some nodes; final once the backward pass has visited all parents.
+
+    If no node has several parents, there is one row per argument slot: the parent writes to it,
+    and ``place`` is the row of each node's gradient. No gradients need be added up, except those
+    of the results (``outside``) when a row is read. Otherwise ``place`` is None and there is one
+    row per node, to which all its parents add.
+    """
+
+    hidden: Tensor
+    memory: Tensor
+    place: Tensor | None = None
+    outside: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    @classmethod
+    def of_results(
+        cls, plan: Plan, grad_h: Tensor | None, grad_c: Tensor | None, like: Tensor
+    ) -> "StateGradients":
+        """Start at the gradients of the results; row 0 is that of the missing child or parent."""
+        of_h, of_c = plan.in_level_order(grad_h), plan.in_level_order(grad_c)
+        outside = dense_columns(of_h), dense_columns(of_c)
+        if plan.schedule.single_parent:
+            hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
+            hidden[0], memory[0] = 0, 0
+            return cls(hidden, memory, plan.slot_of_node(), outside)
+        hidden, memory = (
+            like.new_zeros(1 + plan.schedule.num_nodes, like.size(1)) for _ in outside
+        )
+        for total, given in zip((hidden, memory), outside, strict=True):
+            if given is not None:
+                total[1:] += given
+        return cls(hidden, memory)
+
+    def of_nodes(self, first: int, size: int) -> "StateGradients":
+        """Those of some nodes in level order."""
+        if self.place is None:
+            rows = slice(1 + first, 1 + first + size)
+            return StateGradients(self.hidden[rows], self.memory[rows])
+        rows = slice(first, first + size)
+        of_h, of_c = (None if given is None else given[rows] for given in self.outside)
+        return StateGradients(self.hidden, self.memory, self.place[rows], (of_h, of_c))
+
+    def read(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The gradients of h and c in some rows, which may be changed."""
+        if self.place is None:
+            return self.hidden[rows], self.memory[rows]
+        place = self.place[rows]
+        hidden = torch.index_select(self.hidden, 0, place)
+        found = hidden, torch.index_select(self.memory, 0, place)
+        for part, given in zip(found, self.outside, strict=True):
+            if given is not None:
+                part += given[rows]
+        return found
+
+    def buffers(self, edge: int, edges: int) -> tuple[Tensor, Tensor]:
+        """Where to write the gradients of the children in some argument slots."""
+        if self.place is not None:
+            rows = slice(1 + edge, 1 + edge + edges)
+            return self.hidden[rows], self.memory[rows]
+        shape = (edges, self.hidden.size(1))
+        return self.hidden.new_empty(shape), self.memory.new_empty(shape)
+
+    def scatter(self, index: Tensor, hidden: Tensor, memory: Tensor) -> None:
+        """Add what was written to :meth:`buffers` to the rows of the children, if it is a copy."""
+        if self.place is None:
+            self.hidden.index_add_(0, index, hidden)
+            self.memory.index_add_(0, index, memory)
 
 
 class Kernel(ABC):
@@ -35,7 +391,7 @@ class Kernel(ABC):
 class BlockKernel(Kernel):
     """Run a schedule block by block, with one class of gates."""
 
-    gates: type[TorchGates]
+    gates: "type[TorchGates]"
 
     def forward(self, plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Rows:
         """Compute the leaves, and then the inner nodes level by level."""
@@ -86,7 +442,7 @@ class BlockKernel(Kernel):
 
 
 def _forward_levels(
-    inner: TorchGates, rows: Rows, inputs: Tensor, weights: Sequence[Tensor]
+    inner: "TorchGates", rows: Rows, inputs: Tensor, weights: Sequence[Tensor]
 ) -> None:
     """Compute all inner nodes."""
     weight_input, weight_hidden, bias = weights
@@ -122,7 +478,9 @@ def operand_of(plan: Plan, rows: Rows) -> Tensor:
     return rows.gathered.view(plan.inner, plan.arity * rows.gathered.size(1))
 
 
-def _backward_levels(inner: TorchGates, rows: Rows, weight: Tensor, given: StateGradients) -> Gates:
+def _backward_levels(
+    inner: "TorchGates", rows: Rows, weight: Tensor, given: StateGradients
+) -> Gates:
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
     plan, precision = inner.plan, inner.plan.precision
     columns = rows.gates.size(1)
@@ -147,3 +505,145 @@ def _backward_levels(inner: TorchGates, rows: Rows, weight: Tensor, given: State
             torch.add(of_sums, of_each, out=to_hidden)
         given.scatter(plan.children[block.children], to_hidden, to_memory)
     return grads
+
+
+class TorchGates:
+    """Compute the gates and states of leaves or of inner nodes with PyTorch operations.
+
+    :meth:`gather` writes ``gathered`` and ``sums``, and :meth:`forward` the states.
+    """
+
+    def __init__(self, plan: Plan, rows: Rows, *, inner: bool) -> None:
+        self.plan, self.inner, self.gathered, self.sums = plan, inner, rows.gathered, rows.sums
+        self.all_hidden, self.all_memory = rows.hidden, rows.memory
+        states = rows.leaf_hidden, rows.leaf_memory, rows.leaf_activated
+        first, mask = 0, plan.dropout_mask  # factors of u
+        if inner:
+            states, first = (rows.hidden, rows.memory, rows.activated), 1 + plan.leaves
+            mask = None if mask is None else mask[plan.leaves :]
+        self.hidden, self.memory, self.activated = (state[first:] for state in states)
+        self.dropout_mask, self.width = mask, self.activated.size(1)
+
+    def mask_of(self, block: Block) -> Tensor | None:
+        """The factors of u of a block."""
+        return None if self.dropout_mask is None else self.dropout_mask[block.nodes]
+
+    def child_starts(self, block: Block) -> Tensor:
+        """Where the children of each node begin, counted from the block's first child."""
+        return self.plan.child_start[block.nodes] - block.edge
+
+    def gather(self, block: Block) -> None:
+        """Gather h of the children of a block, and sum it per node if ``sums`` is given."""
+        gathered, index = self.gathered[block.children], self.plan.children[block.children]
+        torch.index_select(self.all_hidden, 0, index, out=gathered)
+        if self.sums is not None:
+            self.sums[block.nodes] = self._sum_children(block, gathered)
+
+    def forward(self, block: Block, gates: Gates, own: Tensor | None = None) -> None:
+        """Activate products to gates in place, and write the states of a block.
+
+        ``own`` is W x of the nodes with an input, which come first, if it is not yet added.
+        """
+        here, mask, width = block.nodes, self.mask_of(block), self.width
+        memory, activated = self.memory[here], self.activated[here]
+        if own is not None:
+            self._add_inputs(block, gates, own)
+        u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        # tanh(x) is 2 sigmoid(2x) - 1, and on CPUs sigmoid is faster.
+        u *= 2
+        gates.rows.sigmoid_()
+        _finish_tanh(u)
+        if gates.forget is not None:
+            gates.forget.sigmoid_()
+        candidate = u if mask is None else u * mask
+        if self.inner:
+            self._sum_memory(block, gates, memory)
+            memory.addcmul_(i, candidate)
+        else:
+            torch.mul(i, candidate, out=memory)
+        torch.mul(memory, 2, out=activated)
+        _finish_tanh(activated.sigmoid_())
+        torch.mul(o, activated, out=self.hidden[here])
+
+    def _add_inputs(self, block: Block, gates: Gates, own: Tensor) -> None:
+        filled, last, forget = own.size(0), 3 * self.width, gates.forget_of(self.width)
+        gates.rows[:filled, :last] += own[:, :last]
+        if gates.forget is None:
+            given = forget[:filled]
+            given += own[:, None, last:]
+            return
+        if filled < block.size:
+            # Nodes without an input come last; their children read a row of zeros.
+            own = torch.cat([own, own.new_zeros(1, own.size(1))])
+        node = self.plan.segment_ids_of(block).clamp(max=filled)
+        forget += own[:, last:].index_select(0, node)
+
+    def _sum_memory(self, block: Block, gates: Gates, memory: Tensor) -> None:
+        """Write the sum of f * c over the children of each node."""
+        forget, before = gates.forget_of(self.width), self._children_memory(block)
+        if gates.forget is not None:
+            memory.copy_(self._sum_children(block, before.mul_(forget)))
+            return
+        parts, cells = forget.unbind(1), before.view(forget.shape).unbind(1)
+        torch.mul(parts[0], cells[0], out=memory)
+        for part, cell in zip(parts[1:], cells[1:], strict=True):
+            memory.addcmul_(part, cell)
+
+    def _children_memory(self, block: Block) -> Tensor:
+        return torch.index_select(self.all_memory, 0, self.plan.children[block.children])
+
+    def _sum_children(self, block: Block, rows: Tensor) -> Tensor:
+        return sum_segments(rows, self.plan.numbers[: rows.size(0)], self.child_starts(block))
+
+    def backward(self, block: Block, gates: Gates, given: StateGradients, grads: Gates) -> None:
+        """Write the gradients of products, and for inner nodes those of the children's c."""
+        tanh_backward, mask, width = _TANH_BACKWARD, self.mask_of(block), self.width
+        activated = self.activated[block.nodes]
+        u, i, o = gates.rows[:, : 3 * width].chunk(3, 1)
+        to_u, to_i, to_o = grads.rows[:, : 3 * width].chunk(3, 1)
+        hidden, memory = given.read(block.nodes)
+        torch.mul(hidden, activated, out=to_o)
+        hidden.mul_(o)
+        memory += tanh_backward(hidden, activated, grad_input=hidden)
+        candidate = memory if mask is None else memory * mask
+        torch.mul(candidate, i, out=to_u)
+        torch.mul(candidate, u, out=to_i)
+        if grads.child_memory is not None:
+            self._to_children(block, gates, memory, grads, grads.child_memory)
+        tanh_backward(to_u, u, grad_input=to_u)
+        _through_sigmoid(grads.rows[:, width:], gates.rows[:, width:])
+        if grads.forget is not None and gates.forget is not None:
+            _through_sigmoid(grads.forget, gates.forget)
+
+    def _to_children(
+        self, block: Block, gates: Gates, memory: Tensor, grads: Gates, to_memory: Tensor
+    ) -> None:
+        """Write the gradients of f after activation, and of the children's c."""
+        forget, before = gates.forget_of(self.width), self._children_memory(block)
+        if gates.forget is not None:
+            memory = torch.index_select(memory, 0, self.plan.segment_ids_of(block))
+        else:
+            memory, before = memory[:, None], before.view(forget.shape)
+        torch.mul(memory, before, out=grads.forget_of(self.width))
+        torch.mul(memory, forget, out=to_memory.view(forget.shape))
+
+    def sum_equal(self, given: StateGradients, cell: Tensor, cells: int) -> StateGradients:
+        """Sum the gradients of equal leaves, always in the same order."""
+        hidden, memory = given.read(slice(0, cell.size(0)))
+        # By sorting, as adding rows in any order would not be reproducible on GPUs.
+        order = cell.argsort(stable=True)
+        # Not with bincount, which waits for the device to find the largest number.
+        counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
+        starts = counts.cumsum(0) - counts
+        return StateGradients(
+            sum_segments(hidden, order, starts), sum_segments(memory, order, starts)
+        )
+
+
+def _finish_tanh(activated: Tensor) -> None:
+    """Compute tanh(x) from sigmoid(2x), in place."""
+    torch.add(_MINUS_ONE, activated, alpha=2, out=activated)
+
+
+def _through_sigmoid(grads: Tensor, gates: Tensor) -> None:
+    torch.ops.aten.sigmoid_backward.grad_input(grads, gates, grad_input=grads)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.row_buffer import GradientBuffer
-from pyg_dynbatch.kernels.plan import BLOCK
+from pyg_dynbatch.kernels.blocks import BLOCK
 from pyg_dynbatch.kernels.products import RowProduct, packs
 
 # A step packs the weight for itself alone. Measured: this pays off from a quarter as many rows on

@@ -12,13 +12,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from pyg_dynbatch.core.native import extension, fastest, loaded_extension
-from pyg_dynbatch.kernels.blocks import Kernel
-from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates
-from pyg_dynbatch.kernels.plan import BLOCK, Block, Plan
+from pyg_dynbatch.core.native import fastest, is_native, loaded_extension
+from pyg_dynbatch.kernels.blocks import (
+    BLOCK,
+    Block,
+    Gates,
+    Kernel,
+    Plan,
+    Rows,
+    StateGradients,
+    TorchGates,
+)
 from pyg_dynbatch.kernels.products import RowProduct, ones, packs
 
 _log = logging.getLogger(__name__)
@@ -28,17 +33,6 @@ _WORTH_COPYING = 16
 
 _STAYS_IN_CACHE = 2**18
 """Largest number of weights that the second-level cache holds beside a block of rows."""
-
-
-def is_native(*given: Tensor) -> bool:
-    """Whether C computes on tensors like these."""
-    for like in given:
-        # Tensors of a tracer have no values that C could read.
-        plain = type(like) in (Tensor, Parameter) and like.is_cpu
-        if not plain or like.dtype != torch.float32:
-            return False
-    # A dispatch mode would miss what C computes. On Windows there are no kernels.
-    return hasattr(extension(), "tree_lstm_nodes") and not is_in_torch_dispatch_mode()
 
 
 def runs_at_once(plan: Plan, weights: Sequence[Tensor]) -> bool:

@@ -18,11 +18,20 @@ from torch.autograd import Function
 
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.native import is_native
 from pyg_dynbatch.core.row_buffer import check_backward
-from pyg_dynbatch.kernels.blocks import BlockKernel, Kernel, operand_of
-from pyg_dynbatch.kernels.gates import Gates, Rows, StateGradients, TorchGates, sum_segments
-from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, is_native, runs_at_once
-from pyg_dynbatch.kernels.plan import Plan
+from pyg_dynbatch.kernels.blocks import (
+    BlockKernel,
+    Gates,
+    Kernel,
+    Plan,
+    Rows,
+    StateGradients,
+    TorchGates,
+    operand_of,
+    sum_segments,
+)
+from pyg_dynbatch.kernels.native import NativeGates, NativeKernel, runs_at_once
 from pyg_dynbatch.kernels.products import RowProduct, sum_rows, weight_gradient
 
 

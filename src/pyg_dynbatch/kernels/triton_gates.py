@@ -10,8 +10,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.kernels.gates import Gates, StateGradients, TorchGates, dense_columns
-from pyg_dynbatch.kernels.plan import Block
+from pyg_dynbatch.kernels.blocks import Block, Gates, StateGradients, TorchGates, dense_columns
 
 _MOST_COLUMNS, _COLUMNS_OF_WARP = 512, 128
 

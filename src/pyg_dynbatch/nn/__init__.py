@@ -1,10 +1,15 @@
 """Rows in, rows out: cells and layers for trees and graphs, and weave for pairs of atoms."""
 
 from pyg_dynbatch.kernels.linear import Linear, linear
-from pyg_dynbatch.nn.cell import RecursiveCell
+from pyg_dynbatch.nn.cell import (
+    ChildSumTreeLSTMCell,
+    NaryTreeLSTMCell,
+    RecursiveCell,
+    TreeGRUCell,
+    TreeRNNCell,
+)
 from pyg_dynbatch.nn.dagnn import DAGNN, DAGNNCell
-from pyg_dynbatch.nn.pair_sums import pair_sum
-from pyg_dynbatch.nn.pairs import Pairs
+from pyg_dynbatch.nn.pairs import Pairs, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
 from pyg_dynbatch.nn.recursive import (
     ChildSumTreeLSTM,
@@ -14,12 +19,6 @@ from pyg_dynbatch.nn.recursive import (
     TreeRNN,
 )
 from pyg_dynbatch.nn.topological import TopologicalConv
-from pyg_dynbatch.nn.tree_cells import (
-    ChildSumTreeLSTMCell,
-    NaryTreeLSTMCell,
-    TreeGRUCell,
-    TreeRNNCell,
-)
 from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 __all__ = [

@@ -9,8 +9,7 @@ from torch.autograd import Function
 from torch_geometric.nn.aggr import Aggregation
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.native import loaded_extension
-from pyg_dynbatch.kernels.native import is_native
+from pyg_dynbatch.core.native import is_native, loaded_extension
 
 _HALF_MEANS = (1.645, 1.080, 0.739, 0.468, 0.228)
 _HALF_WIDTHS = (0.283, 0.170, 0.134, 0.118, 0.114)

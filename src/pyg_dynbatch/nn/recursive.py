@@ -16,12 +16,15 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
-from pyg_dynbatch.nn.cell import RecursiveCell, run_at_once, run_levels, spread_rows
-from pyg_dynbatch.nn.tree_cells import (
+from pyg_dynbatch.nn.cell import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
+    RecursiveCell,
     TreeGRUCell,
     TreeRNNCell,
+    run_at_once,
+    run_levels,
+    spread_rows,
 )
 
 

@@ -120,7 +120,7 @@ class TopologicalConv(nn.Module):
         row = schedule.row
         in_order = torch.empty_like(x).index_copy(0, row - 1, x)
         levels = in_order.split(schedule.level_sizes or [0])
-        store, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
+        buffer, token = RowBuffer(schedule.num_nodes + 1, zero_rows=1), new_token(x)
         sources = x.new_empty(0, self.state_channels or x.size(1))
         if not schedule.num_levels:
             return self._call(levels[0], sources, row, edge_rows, named_edge_rows)
@@ -129,7 +129,7 @@ class TopologicalConv(nn.Module):
             first = 1
             for number, own in enumerate(levels):
                 if number:
-                    sources = store.read(token, children[number])[0]
+                    sources = buffer.read(token, children[number])[0]
                 for attributes, key, of_levels in masks:
                     attributes[key] = of_levels[number]
                 states = self._call(
@@ -140,10 +140,10 @@ class TopologicalConv(nn.Module):
                     {key: rows[number] for key, rows in named.items()},
                 )
                 if not number:
-                    store.allocate((states,), stored_dtypes((states,)))
-                token = store.write(token, first, (states,))
+                    buffer.allocate((states,), stored_dtypes((states,)))
+                token = buffer.write(token, first, (states,))
                 first += own.size(0)
-        return store.read(token, row, copy=True)[0]
+        return buffer.read(token, row, copy=True)[0]
 
     def _call(
         self,

@@ -14,7 +14,8 @@ from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.operation import calls_only
-from pyg_dynbatch.nn.pair_sums import (
+from pyg_dynbatch.nn.pairs import (
+    Pairs,
     code_rows,
     in_single,
     neighbor_sum,
@@ -23,7 +24,6 @@ from pyg_dynbatch.nn.pair_sums import (
     pair_sum,
     without_autocast,
 )
-from pyg_dynbatch.nn.pairs import Pairs
 
 Moments = tuple[Tensor, Tensor, int]
 """Mean and variance of every column, and the number of rows."""

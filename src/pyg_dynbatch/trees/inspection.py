@@ -15,8 +15,7 @@ from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import ScheduleStats, Steps
 from pyg_dynbatch.core.structure import depth_of
 from pyg_dynbatch.files import existing
-from pyg_dynbatch.trees.collate import Collater
-from pyg_dynbatch.trees.data import children_of
+from pyg_dynbatch.trees.data import Collater, children_of
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps
 from pyg_dynbatch.trees.text import LABELS

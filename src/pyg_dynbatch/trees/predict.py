@@ -13,8 +13,7 @@ from pyg_dynbatch import prediction
 from pyg_dynbatch.console import Progress, check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn import RecursiveLayer
-from pyg_dynbatch.trees.collate import Collater, DataLoader
-from pyg_dynbatch.trees.data import DynTreeData
+from pyg_dynbatch.trees.data import Collater, DataLoader, DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
 from pyg_dynbatch.trees.text import from_nested, parse_bracketed

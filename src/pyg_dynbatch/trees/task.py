@@ -31,7 +31,7 @@ from pyg_dynbatch.training.task import (
     spearman,
     summed_cross_entropy,
 )
-from pyg_dynbatch.trees.collate import Collater, DataLoader
+from pyg_dynbatch.trees.data import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
 from pyg_dynbatch.trees.models import mean_score
