@@ -29,7 +29,7 @@ MAX_FILES = 131
 MAX_LINES = {
     "autobatch": 4_040,
     "blocks": 5_960,
-    "core": 6_095,
+    "core": 6_100,
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
@@ -38,11 +38,11 @@ MAX_LINES = {
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 39_605,
+    "installed": 39_615,
     "benchmarks": 6_090,
 }
 MAX_CODE = 25_515
-MAX_LINES_OF_C = 2_720
+MAX_LINES_OF_C = 2_742
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -106,6 +106,18 @@ class Color(enum.Enum):
 
 Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
 Data = dataclasses.make_dataclass("Data", ["n"])
+
+
+class Bag:
+    """Raises a KeyError for attributes that it does not have."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __getattr__(self, name: str) -> Any:
+        return vars(self)[name]
+
+
 VALUES: dict[str, Callable[[int], Any]] = {
     "enumeration": lambda n: list(Color)[n],
     "named tuple": lambda n: Point(0, n),
@@ -122,6 +134,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
     "zero with a sign": lambda n: (0.0, -0.0)[n],
     "true or one": lambda n: (True, 1)[n],
     "one or one": lambda n: (1.0, 1)[n],
+    "attributes of a dict": Bag,
     "decimal": decimal.Decimal,
     "bytes": lambda n: bytearray([n]),
     "dtype of an array": lambda n: np.zeros(1, ("int8", "int16")[n]),

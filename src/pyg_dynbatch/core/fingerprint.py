@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import WRAPPER_ASSIGNMENTS, cache, cached_property, partial
 from hashlib import sha256
+from inspect import getattr_static
 from pathlib import Path
 from random import Random
 from types import (
@@ -134,8 +135,11 @@ def _parts(value: Any, strict: bool) -> Iterable[Any]:
             return str(value.dtype), (rows.float() if is_short else rows).numpy()
         case ReferenceType():
             return (value(),)
-    # The state of a function with a cache around it is only its name.
-    is_wrapper, own = hasattr(value, "__wrapped__"), getattr(value, "__dict__", {})
+    # The state of a function with a cache around it is only its name. Not getattr, which would
+    # run a __getattr__ of the user's.
+    is_wrapper, own = getattr_static(value, "__wrapped__", None) is not None, dict[str, Any]()
+    with suppress(AttributeError):
+        own = object.__getattribute__(value, "__dict__")
     own = {k: v for k, v in own.items() if is_wrapper and k not in WRAPPER_ASSIGNMENTS}
     return type(value), own, *_state(value)
 
