@@ -71,7 +71,7 @@ def check(featurizer: MoleculeFeaturizer, source: list[str], writings: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("molecules", "writings"), [(9, 3), pytest.param(100, 20, marks=pytest.mark.long)]
+    ("molecules", "writings"), [(9, 3), pytest.param(200, 10, marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize(("features", "descriptors"), [("kearnes", "rdkit"), ("deepchem", None)])
 def test_every_writing_has_the_same_features_and_predictions(
