@@ -34,14 +34,14 @@ MAX_LINES = {
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_590,
-    "nn": 3_150,
+    "nn": 3_194,
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 39_615,
+    "installed": 39_655,
     "benchmarks": 6_090,
 }
-MAX_CODE = 25_515
+MAX_CODE = 25_533
 MAX_LINES_OF_C = 2_742
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -547,23 +547,66 @@ def neighbor_sum(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tenso
     return _linear(rows.contiguous(), pairs, _sum_neighbors, _sum_neighbors)
 
 
+def _order_index(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """For each ordered pair its two half rows: u of its first atom and v of its second.
+
+    Half rows are numbered 2 i (u of atom i) and 2 i + 1 (v of atom i).
+    """
+
+    def build() -> tuple[Tensor, Tensor]:
+        first, second = (2 * pairs.begins).view(2, -1)
+        reverse = torch.stack([second, first + 1], 1)
+        index = torch.cat([torch.stack([first, second + 1], 1), reverse]).flatten()
+        return index, torch.arange(0, index.numel() + 1, 2, dtype=index.dtype, device=index.device)
+
+    return pairs.remember("order_index", build)
+
+
+def _half_row_index(pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """For each half of an atom's row the ordered pairs that read it."""
+
+    def build() -> tuple[Tensor, Tensor]:
+        order, ptr = pairs.orders
+        length, count = ptr.diff(), pairs.num_pairs
+        # v of an atom is in the reverses of the ordered pairs that its u is in. Both lists of an
+        # atom have the same length, so the second one begins one length later.
+        start = torch.arange(order.numel(), dtype=ptr.dtype, device=ptr.device)
+        segment_ids = torch.repeat_interleave(length, output_size=order.numel())
+        place = start + ptr[:-1].index_select(0, segment_ids)
+        index = order.new_empty(2 * order.numel())
+        index[place] = order
+        reverse = torch.where(order < count, order + count, order - count)
+        index[place + length.index_select(0, segment_ids)] = reverse
+        twice = 2 * ptr
+        starts = torch.stack([twice[:-1], twice[:-1] + length], 1).flatten()
+        return index, torch.cat([starts, twice[-1:]])
+
+    return pairs.remember("half_row_index", build)
+
+
 def _gather_orders(parts: Tensor, pairs: Pairs) -> Tensor:
-    one, other = parts.index_select(0, pairs.begins).view(2, -1, parts.size(1))
-    (u, v), (other_u, other_v) = one.chunk(2, 1), other.chunk(2, 1)
-    return torch.stack([u + other_v, other_u + v])
+    width = parts.size(1) // 2
+    halves = parts.contiguous().view(-1, width)
+    return _add_up(halves, *_order_index(pairs)).view(2, -1, width)
 
 
 def _sum_orders(rows: Tensor, pairs: Pairs) -> Tensor:
-    # v of an atom is in the reverses of the ordered pairs that its u is in.
-    both = torch.cat([rows, rows.flip(0)], 2)
-    both = both.view(-1, both.size(2))  # jacobian(..., vectorize=True) knows no flatten
-    return _add_up(both, *pairs.orders)
+    width = rows.size(2)
+    return _add_up(rows.reshape(-1, width), *_half_row_index(pairs)).view(-1, 2 * width)
+
+
+def _prepare_orders(parts: Tensor, pairs: Pairs) -> None:
+    # torch.compile does not support a cache that is filled within an autograd function.
+    _order_index(pairs)
+    if _is_recorded(parts):
+        _half_row_index(pairs)
 
 
 def order_gather(
     parts: Float[Tensor, "atom parts"], pairs: Pairs
 ) -> Float[Tensor, "two pair width"]:
     """Add, for both orders of each pair, one atom's first part and the other's second part."""
+    _prepare_orders(parts, pairs)
     return _linear(parts, pairs, _gather_orders, _sum_orders)
 
 
@@ -571,7 +614,7 @@ class _OrderReLU(Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, pairs: Pairs, native: bool) -> Tensor:
         ctx.pairs, width, count = pairs, parts.size(1) // 2, pairs.num_pairs
-        if native and pairs.plan.is_cpu:  # and no backward pass follows
+        if native:  # and no backward pass follows
             found = parts.new_empty(count, width)
             given = parts, parts.size(0), width, pairs.begins, count, found
             loaded_extension().order_relu(*given, torch.get_num_threads())
@@ -590,6 +633,9 @@ class _OrderReLU(Function):
 def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor, "pair width"]:
     """Compute max(u_i + v_j, 0) + max(u_j + v_i, 0) for each pair."""
     native = not (torch.compiler.is_compiling() or _is_recorded(parts)) and is_native(parts)
+    native = native and pairs.plan.is_cpu
+    if not native:
+        _prepare_orders(parts, pairs)
     return _OrderReLU.apply(parts.resolve_neg().contiguous(), pairs, native)
 
 
