@@ -29,19 +29,19 @@ MAX_FILES = 131
 MAX_LINES = {
     "autobatch": 4_040,
     "blocks": 5_960,
-    "core": 6_100,
+    "core": 6_104,
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
-    "kernels": 1_590,
-    "nn": 3_194,
+    "kernels": 1_579,
+    "nn": 3_187,
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 39_655,
+    "installed": 39_649,
     "benchmarks": 6_090,
 }
-MAX_CODE = 25_533
+MAX_CODE = 25_530
 MAX_LINES_OF_C = 2_742
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

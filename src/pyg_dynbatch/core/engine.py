@@ -209,7 +209,7 @@ class Run:
             self.token = new_token(schedule.index)
         self.schedule = schedule
         # Those that are called: the steps of a flush are few, its signatures may be many.
-        numbers: Iterable[int] = dict.fromkeys(schedule.operations)
+        numbers: Iterable[int] = schedule.operations
         if any(is_open(spec.row_type) for spec in schedule.buffers):
             numbers = range(len(schedule.signatures))
         signatures = schedule.signatures

@@ -132,13 +132,14 @@ class Steps(MovablePlan):
 
     def chain_of(self, step: Step) -> Chain:
         """Return the operations of a step."""
-        alone = Chain(step.operation, (None,) * len(self.signatures[step.operation].inputs))
-        return self.fused.get(step.operation, alone)
+        kind = step.operation
+        return self.fused.get(kind) or Chain(kind, (None,) * len(self.signatures[kind].inputs))
 
     @property
     def operations(self) -> list[int]:
-        """The operation of each step, after those that are fused with it."""
-        return [each for step in self.steps for each in self.chain_of(step).operations]
+        """All operations that steps run, each once."""
+        kinds = {step.operation: step for step in self.steps}
+        return [each for step in kinds.values() for each in self.chain_of(step).operations]
 
     def name_of(self, step: Step) -> str:
         """Return the names of the operations of a step, in the order in which they run."""
@@ -183,7 +184,7 @@ class Steps(MovablePlan):
             widths=tuple(step.size for step in schedule.steps),
             operations=tuple(map(schedule.name_of, schedule.steps)),
             gathered_rows=gathered,
-            fold_steps=len({*schedule.operations})
+            fold_steps=len(schedule.operations)
             * max((int(d.max(initial=0)) for d in depths), default=0),
             fold_copies=copies,
         )

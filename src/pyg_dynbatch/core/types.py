@@ -1,5 +1,6 @@
 """Describe rows: shape, dtype and tag; all rows of a ragged argument."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -157,3 +158,9 @@ def numpy_dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
         return np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:
         return np.dtype(np.float32)
+
+
+def without_autocast(rows: Tensor) -> Any:
+    """Return a context in which products keep their dtype; usually that is the case anyway."""
+    kind = rows.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -7,7 +7,6 @@ to the leaves; gradients of weights are products over all nodes at once.
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,6 +19,7 @@ from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.native import is_native
 from pyg_dynbatch.core.row_buffer import check_backward
+from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.kernels.blocks import (
     BlockKernel,
     Gates,
@@ -72,16 +72,9 @@ def _forward(
     plan: Plan, kernel: Kernel, inputs: Tensor, weights: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, Tensor], Rows]:
     """Return h and c in the requested order, and all rows of the run."""
-    with _without_autocast(inputs):
+    with without_autocast(inputs):
         rows = kernel.forward(plan, inputs, weights)
     return (plan.in_order(rows.hidden), plan.in_order(rows.memory)), rows
-
-
-def _without_autocast(like: Tensor) -> AbstractContextManager[Any]:
-    device = like.device.type
-    # Entering the context takes longer than asking whether it is needed.
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if enabled else nullcontext()
 
 
 class _TreeLSTM(Function):
@@ -102,7 +95,7 @@ class _TreeLSTM(Function):
             each if each is None else each.contiguous() for each in ctx.saved_tensors
         ]
         (inputs, weight_input, weight_hidden), rows = saved[:3], Rows(*saved[3:])
-        with _without_autocast(inputs):
+        with without_autocast(inputs):
             given = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
             grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, given)
             needed = ctx.needs_input_grad[2:]

@@ -9,7 +9,6 @@ number of times.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -504,12 +503,6 @@ def _is_recorded(rows: Tensor) -> bool:
 def _linear(rows: Tensor, pairs: Pairs, run: _Map, adjoint: _Map) -> Tensor:
     # The maps alone are faster, and refuse forward derivatives by themselves.
     return _Linear.apply(rows, pairs, run, adjoint) if _is_recorded(rows) else run(rows, pairs)
-
-
-def without_autocast(rows: Tensor) -> Any:
-    """Return a context in which products keep their dtype; usually that is the case anyway."""
-    kind = rows.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def in_single(rows: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch_geometric.nn.inits import reset
 
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.core.operation import calls_only
+from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.nn.pairs import (
     Pairs,
     code_rows,
@@ -22,7 +23,6 @@ from pyg_dynbatch.nn.pairs import (
     order_gather,
     order_relu,
     pair_sum,
-    without_autocast,
 )
 
 Moments = tuple[Tensor, Tensor, int]
