@@ -1,22 +1,32 @@
 """The stand-in for a tensor while a model is recorded: a number and a row type."""
 
-import builtins
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
+from pyg_dynbatch.autobatch import recorder
+from pyg_dynbatch.autobatch.recorder import OPERATORS, SPECIAL, Method, Value
 from pyg_dynbatch.core.errors import mismatch
 
 
 class _Active(threading.local):
     """What happens on this thread."""
 
-    session: Any = None  # records
     examining = ""  # where the call was made that is compared with single rows
     eager: Any = None  # where an example that runs alone emits: lists by name, and its number
+
+    @property
+    def session(self) -> Any:
+        """The session that records."""
+        return recorder.active_recorder()
+
+    @session.setter
+    def session(self, session: Any) -> None:
+        recorder.activate(session)
 
 
 ACTIVE = _Active()
@@ -24,28 +34,14 @@ unseen = torch._C.DisableTorchFunction
 """Hides what autobatch itself asks of tensors from modes, such as that of traces."""
 
 
-class Lazy:
+class Lazy(Value):
     """One value of one example, computed later together with those of other examples.
 
     Shape, dtype and length come from its row type. Reading its content (``bool``, ``item``,
     ``int``, ``float``, ``tolist``) suspends the example until it has been computed.
     """
 
-    __slots__ = ("_kind", "_number", "_session")
-
-    # Its number among the values of the session, and the number of its row type in the table.
-    def __init__(self, session: Any, number: int, kind: int) -> None:
-        self._session, self._number, self._kind = session, number, kind
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Record a call of a torch function."""
-        if func in METADATA:
-            return getattr([*args, *(kwargs or {}).values()][0], func.__name__)()
-        session = ACTIVE.session or _no_session(func)
-        return session.call(func, args, kwargs)
+    __slots__ = ()
 
     # What is known before the value: more of it is defined below, by name.
 
@@ -58,7 +54,7 @@ class Lazy:
     def requires_grad(self) -> bool:
         """Whether gradients flow back from the value."""
         differentiable: bool = self.dtype.is_floating_point or self.dtype.is_complex
-        return bool(differentiable and self._session.needs_grad[self._number])
+        return bool(differentiable and self._session.needs_grad(self._number))
 
     @property
     def is_cuda(self) -> bool:
@@ -106,17 +102,9 @@ class Lazy:
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec else repr(self)
 
-    def __eq__(self, other: object) -> Any:
-        return NotImplemented if other is None else _equals(self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return NotImplemented if other is None else _differs(self, other)
-
     # What a lazy value cannot do.
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name in Lazy.__slots__:  # of an object that is not yet made
-            raise AttributeError(name)
         what, hint = f"autobatch: no {name!r} of a value that has not been computed", ""
         if name in ("backward", "grad", "retain_grad", "register_hook"):
             hint = "return the value from the model, and use it there"
@@ -139,20 +127,11 @@ class Lazy:
         what = "autobatch: a lazy value cannot be pickled or copied"
         raise _refused(self, what, hint="return it from the model, or emit it")
 
-    __hash__ = object.__hash__
-
 
 # Functions that `functools.singledispatch` chooses by class take a lazy value as a tensor.
 _find_impl = functools._find_impl  # type: ignore[attr-defined]
 functools._find_impl = lambda kind, registry: _find_impl(  # type: ignore[attr-defined]
     torch.Tensor if kind is Lazy else kind, registry
-)
-_isinstance, _tensor = builtins.isinstance, torch.empty(0)
-# Replaces `isinstance` while a model is recorded: lazy values are tensors. `Lazy.__class__` cannot
-# say so, since C++ would take the memory of a value for that of a tensor. A lambda, since checks of
-# annotations call isinstance themselves.
-is_instance: Any = lambda value, kinds: _isinstance(  # noqa: E731
-    _tensor if type(value) is Lazy and kinds is not Lazy else value, kinds
 )
 
 
@@ -177,6 +156,11 @@ def _no_session(func: Callable[..., Any]) -> NoReturn:
     raise mismatch(RuntimeError, what, wanted, "a value of an earlier call", hint=hint)
 
 
+def _answer(func: Callable[..., Any], args: Any, kwargs: Any = None) -> Any:
+    """Answer a function of torch that asks for what is known of a value."""
+    return getattr([*args, *(kwargs or {}).values()][0], func.__name__)()
+
+
 def _known(name: str) -> Any:
     """Return a method or property that a tensor without content answers."""
     found = getattr(torch.Tensor, name)
@@ -189,15 +173,6 @@ def _known(name: str) -> Any:
     return method if callable(found) else property(method)
 
 
-def _method(name: str, func: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        session = ACTIVE.session or _no_session(func)
-        return session.call(func, (self, *args), kwargs)
-
-    method.__name__ = name
-    return method
-
-
 def _refuse(name: str) -> Callable[..., Any]:
     def method(self: Lazy, *_: Any, **__: Any) -> NoReturn:
         raise _in_place(self, f"{name}()")
@@ -205,13 +180,6 @@ def _refuse(name: str) -> Callable[..., Any]:
     return method
 
 
-_OPERATORS = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
-    "lshift", "rshift",
-)  # fmt: skip
-_SPECIAL = [f"__{p}{name}__" for name in _OPERATORS for p in ("", "r")]
-_SPECIAL += [f"__{name}__" for name in ("neg", "pos", "abs", "invert", "getitem")]
-_SPECIAL += [f"__{name}__" for name in ("lt", "le", "gt", "ge")]
 _NOT_COMPUTED = (
     "data_ptr", "storage", "untyped_storage", "backward", "register_hook", "retain_grad", "grad",
 )  # fmt: skip
@@ -229,22 +197,48 @@ for _func in (getattr(torch.Tensor, name) for name in (*_KNOWN, *_OTHER)):
 METADATA.add(torch.result_type)
 for _name in _KNOWN:
     setattr(Lazy, _name, _known(_name))
-_equals, _differs = (_method(n, getattr(torch.Tensor, n)) for n in ("__eq__", "__ne__"))
-for _name in [*dir(torch.Tensor), *_SPECIAL]:
+for _name in dir(torch.Tensor):
     _func = getattr(torch.Tensor, _name, None)
-    if _name in vars(Lazy) or (_name.startswith("_") and _name not in _SPECIAL):
+    if _name in vars(Lazy) or _name.startswith("_"):
         continue
-    if _name.endswith("_") and not _name.startswith("_"):
+    if _name.endswith("_"):
         setattr(Lazy, _name, _refuse(_name))
     elif callable(_func) and _name not in _NOT_COMPUTED:
-        setattr(Lazy, _name, _method(_name, _func))
+        setattr(Lazy, _name, Method(_func))
 _PROPERTIES = {
     "T": torch.Tensor.t, "H": torch.Tensor.adjoint,
     "mH": torch.Tensor.adjoint, "data": torch.Tensor.detach, "real": torch.real,
     "imag": torch.imag,
 }  # fmt: skip
 for _name, _func in _PROPERTIES.items():
-    setattr(Lazy, _name, property(_method(_name, _func)))
+    setattr(Lazy, _name, property(Method(_func)))
 Lazy.mT = property(lambda self: self.transpose(-2, -1))  # type: ignore[attr-defined]
-for _name in _OPERATORS:
+for _name in OPERATORS:
     setattr(Lazy, f"__i{_name}__", _refuse(f"{_name}="))
+recorder.setup(
+    lazy=Lazy,
+    tensor=torch.Tensor,
+    parameter=nn.Parameter,
+    size=torch.Size,
+    # Of them equal objects need not be the same one.
+    constants=frozenset(
+        {
+            complex,
+            bytes,
+            type(...),
+            torch.dtype,
+            torch.device,
+            torch.layout,
+            torch.memory_format,
+        }  # fmt: skip
+    ),
+    module=nn.Module,
+    like=torch.empty(0),
+    metadata=frozenset(METADATA),
+    grad_enabled=torch.is_grad_enabled,
+    autocast_enabled=torch._C._is_any_autocast_enabled,
+    call_module=nn.Module.__call__,
+    no_session=_no_session,
+    answer=_answer,
+    operators=tuple(getattr(torch.Tensor, name, None) for name in SPECIAL),
+)

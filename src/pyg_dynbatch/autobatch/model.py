@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pyg_dynbatch.autobatch.explain import Explanation, explain
 from pyg_dynbatch.autobatch.fibers import run_examples
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, is_instance
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.recorder import intercepted, is_instance, recorded_call
 from pyg_dynbatch.autobatch.session import Session, is_library
 from pyg_dynbatch.autobatch.signatures import NOTE, Table, failed
 from pyg_dynbatch.autobatch.state import holds_values
@@ -483,7 +484,9 @@ def _intercept(kinds: Iterable[type], done: list[type]) -> None:
         for kind in kinds:
             users, original = _INTERCEPTED.get(kind, (0, vars(kind)["__call__"]))
             if not users:
-                kind.__call__ = _recorded(original)  # type: ignore[method-assign]
+                is_base = kind is nn.Module
+                recorded = intercepted(kind) if is_base else recorded_call(original)
+                kind.__call__ = recorded  # type: ignore[method-assign]
             _INTERCEPTED[kind] = users + 1, original
             done.append(kind)
 
@@ -498,18 +501,6 @@ def _release(kinds: Iterable[type]) -> None:
                 kind.__call__ = original  # type: ignore[method-assign]
         if not _INTERCEPTED:
             builtins.isinstance = _ISINSTANCE
-
-
-def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        session = ACTIVE.session
-        if session is not None and module is not session.root:
-            result = session.call(module, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return original(module, *args, **kwargs)
-
-    return __call__
 
 
 def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:

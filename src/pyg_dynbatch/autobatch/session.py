@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jaxtyping
 import numpy as np
@@ -19,6 +19,7 @@ from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import Part, Planner, run_plan
+from pyg_dynbatch.autobatch.recorder import Recorder
 from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
@@ -87,7 +88,7 @@ class _Run(Run):
         return None
 
 
-class Session:
+class Session(Recorder):
     """One call of a model: what its examples have recorded, and the rows computed so far.
 
     Calls are recorded as :mod:`pyg_dynbatch.core.recording` says, in one code for all examples.
@@ -96,20 +97,18 @@ class Session:
     def __init__(
         self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: str | Policy
     ) -> None:
-        self.root, self.table, self.policy = root, table, policy
+        is_autocast = torch._C._is_any_autocast_enabled()
+        super().__init__(table.lookup, root, torch.is_grad_enabled(), is_autocast)
+        self.table, self.policy = table, policy
         table.start(tensors)
         self.shared = {id(tensor): name for name, tensor in tensors.items()}
         self.trained = {id(tensor) for tensor in tensors.values() if tensor.requires_grad}
         self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
-        self.grad = torch.is_grad_enabled()
-        self.autocast = torch._C._is_any_autocast_enabled()
         self.inference = torch.is_inference_mode_enabled()
         self.failed = False  # in a flush: rows are missing
         self.example: int | None = None
         self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
-        self.code: list[int] = []  # since the last flush
-        self.past, self.base = np.zeros(0, dtype=np.int32), 0  # code before, and its length
-        self.needs_grad = bytearray()  # of each value, whether gradients flow back from it
+        self.past = np.zeros(0, dtype=np.int32)  # the code before the last flush
         self.outside: dict[Site, list[Any]] = {}
         # Rows from outside that were met before, by identity, and numbers by their value;
         # with their versions, or copies where torch counts no changes.
@@ -143,7 +142,7 @@ class Session:
     def turn(self, example: int) -> None:
         """Go on with an example."""
         self.example = example
-        self.turns.append((self.base + len(self.code), example))
+        self.turns.append((self.base + self.num_new, example))
 
     def example_of(self, value: int) -> int | None:
         """Return the example that made a value."""
@@ -169,62 +168,59 @@ class Session:
 
     # Recording.
 
-    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
-        """Record one call of a module or function; ``NotImplemented`` for an open module."""
+    def find(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return the site of a call; ``NotImplemented`` for one that cannot be recorded."""
+        return self._found(target, args, kwargs)[0]
+
+    def call_otherwise(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Record one call, whatever its arguments; ``NotImplemented`` for an open module."""
+        site, reads = self._found(target, args, kwargs)
+        if site is NotImplemented or site is OPEN:
+            return NotImplemented
+        if site.parts:
+            self.check_parts(site)
+        return self.record(site, reads)
+
+    def _found(
+        self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[int]]:
+        """Return the site of a call, and what it reads."""
         key: list[Any] = [target]
         reads: list[int] = []
         for argument in args:
-            # The two most frequent cases are here, without a call: rows, and states.
-            if type(argument) is Lazy and argument._session is self:
-                key.append(argument._kind)
-                reads.append(argument._number)
-            elif type(argument) is tuple:
-                key.append((tuple, len(argument)))
-                for part in argument:
-                    if type(part) is Lazy and part._session is self:
-                        key.append(part._kind)
-                        reads.append(part._number)
-                    elif not self._encode(part, key, reads, target, 1):
-                        return self._unrecorded(target, argument)
-            elif not self._encode(argument, key, reads, target):
-                return self._unrecorded(target, argument)
-        if kwargs:
-            for name, argument in kwargs.items():
-                key.append(name)
-                if not self._encode(argument, key, reads, target):
-                    return self._unrecorded(target, argument)
+            if not self._encode(argument, key, reads, target):
+                return self._unrecorded(target, argument), reads
+        for name, argument in kwargs.items():
+            key.append(name)
+            if not self._encode(argument, key, reads, target):
+                return self._unrecorded(target, argument), reads
         if torch.is_grad_enabled() is not self.grad:
             key.append("no_grad")
         exact = tuple(key)
         site = self.table.by_key.get(exact)
         if site is None:
             if not reads and isinstance(target, nn.Module):
-                return NotImplemented
-            site = self.table.by_key[exact] = self._site(exact, target, args, kwargs or {})
-        if site.parts:
-            with unseen():
-                self.table.watch.call(site.parts, self.where)
-        return NotImplemented if site is OPEN else self.record(site, reads)
+                return NotImplemented, reads
+            site = self.table.by_key[exact] = self._site(exact, target, args, kwargs)
+        return site, reads
 
-    def record(self, site: Site, reads: Sequence[int], code: Sequence[int] | None = None) -> Any:
-        """Append one record and return its results; ``code`` if it is more than what is read."""
-        if torch._C._is_any_autocast_enabled() is not self.autocast:
-            raise self._switched()
-        first, kinds, build = self.base + len(self.code), site.kinds, site.build
-        self.code.append(site.number)
-        self.code += reads if code is None else code
-        needs = site.gradient
-        if needs is None:  # as its arguments
-            needs = any(map(self.needs_grad.__getitem__, reads))
-        if (short := first + len(kinds) - self.base - len(self.code)) > 0:
-            self.code += [-1] * short
-        size = self.base + len(self.code) - first
-        self.needs_grad += (b"\1" if needs and self.grad else b"\0") * size
-        if build is None:
-            return Lazy(self, first, kinds[0])
-        if len(kinds) == 2:
-            return build((Lazy(self, first, kinds[0]), Lazy(self, first + 1, kinds[1])))
-        return build([Lazy(self, first + n, kind) for n, kind in enumerate(kinds)])
+    def check_parts(self, site: Site) -> None:
+        """Raise an error if a module has changed since an earlier call that has not been run."""
+        with unseen():
+            self.table.watch.call(site.called, self.where)
+
+    def operand(self, tensor: Tensor, target: Any, depth: int) -> Any:
+        """Return the value or the number of a tensor; ``None`` if it is part of an object."""
+        with unseen():
+            if (shared := self.shared_of(tensor)) is not None:
+                return self.table.number_of(shared)
+            if self._is_part(target, depth):
+                return None
+            return self.outside_row(tensor)
+
+    def _is_part(self, target: Any, depth: int) -> bool:
+        """Return whether a tensor is perhaps a part of a tree of words, which can be batched."""
+        return depth > 0 and isinstance(target, nn.Module) and not isinstance(target, _RECURRENT)
 
     def _encode(
         self, argument: Any, key: list[Any], reads: list[int], target: Any, depth: int = 0
@@ -233,7 +229,7 @@ class Session:
         kind = type(argument)
         if kind is Lazy:
             if argument._session is not self:
-                raise self.stale(argument)
+                argument = self.foreign(argument)
             key.append(argument._kind)
             reads.append(argument._number)
         elif kind is tuple or kind is list:
@@ -241,10 +237,7 @@ class Session:
                 return False
             key.append((kind, len(argument)))
             for item in argument:
-                if type(item) is Lazy and item._session is self:
-                    key.append(item._kind)
-                    reads.append(item._number)
-                elif not self._encode(item, key, reads, target, depth + 1):
+                if not self._encode(item, key, reads, target, depth + 1):
                     return False
         elif kind is Tensor or isinstance(argument, Tensor):
             with unseen():
@@ -281,8 +274,8 @@ class Session:
     ) -> bool:
         if (shared := self.shared_of(tensor)) is not None:
             key.append(shared)
-        elif depth and isinstance(target, nn.Module) and not isinstance(target, _RECURRENT):
-            return False  # a tree of words, perhaps, whose parts can be batched
+        elif self._is_part(target, depth):
+            return False
         else:
             value = self.outside_row(tensor)
             key.append(value._kind)
@@ -395,13 +388,16 @@ class Session:
     def _outside_value(self, site: Site, tensor: Tensor) -> Lazy:
         """Record the next row from outside."""
         value: Lazy = self.record(site, (), (self.reserve(site.kinds[0], 1),))
-        self.needs_grad[value._number] = tensor.requires_grad
+        if tensor.requires_grad:
+            self.set_needs_grad(value._number)
         return value
 
     def _unrecorded(self, target: Any, argument: Any) -> Any:
         """Leave a module open that takes a Python object; raise for a function."""
         if isinstance(target, nn.Module):
-            self.table.opened.setdefault(target, (self.line(), "it takes Python objects"))
+            self.refused = argument
+            if target not in self.table.opened:
+                self.table.opened[target] = self.line(), "it takes Python objects"
             return NotImplemented
         what = f"autobatch: {name_of(target)} takes an argument that cannot be recorded"
         wanted = "tensors, numbers, strings, slices, and lists, tuples or dicts of them"
@@ -438,12 +434,20 @@ class Session:
             return self.shared_of(value) or ROW
         return mapped(self._template, value)
 
+    def foreign(self, value: Lazy) -> Lazy:
+        """Return what stands for a value of a different session."""
+        raise self.stale(value)
+
     def stale(self, value: Lazy) -> RuntimeError:
         """Create the error for a value of a call of the model that has ended."""
         what = "autobatch: a lazy value of a different call of the model"
         hint = "return values from the model; do not keep them on self"
         facts = (what, "values of this call", f"{value!r} of an earlier call")
         return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
+
+    def refuse_switch(self) -> NoReturn:
+        """Raise the error for calls with another mode of autocast."""
+        raise self._switched()
 
     def _switched(self, mode: str = "autocast") -> RuntimeError:
         what = f"autobatch: {mode} is switched inside the model"
@@ -463,7 +467,7 @@ class Session:
                 examples may come to be batched with; by default no call waits.
             wanted: Values that are read later; all by default.
         """
-        if not self.code and not self.pending.size:
+        if not self.num_new and not self.pending.size:
             return
         self.check_state()
         # What fails from here on belongs to all examples.
@@ -499,7 +503,7 @@ class Session:
         """Raise an error if the model has changed since its calls were recorded."""
 
         def read() -> set[str]:
-            code = np.array(self.code, dtype=np.int32)
+            code = self.new_code()
             begins = begins_of(self.table.recorded, code)
             recorded = {*code[begins].tolist(), *self.past[self.pending].tolist()}
             specs = [self.table.sites[number].spec for number in recorded]
@@ -509,17 +513,21 @@ class Session:
 
         self.table.watch.check(self.example, read)
 
+    def new_code(self) -> np.ndarray:
+        """Return what was recorded since the last flush."""
+        return np.frombuffer(self.recorded(), dtype=np.int32)
+
     def plan(
         self, needed: Sequence[int] | None = None, wanted: Sequence[int] | None = None
     ) -> list[Part]:
         """Schedule what was recorded, as for :meth:`flush`."""
-        sites, size = self.table.recorded, self.base + len(self.code)
+        sites, size = self.table.recorded, self.base + self.num_new
         if size > self.past.size:
             self.past = np.resize(self.past, max(size, 2 * self.past.size))
-        self.past[self.base : size] = self.code
+        self.past[self.base : size] = self.new_code()
         code = self.past[:size]
         begins = np.concatenate([self.pending, begins_of(sites, code, self.base)])
-        self.code, self.base = [], size
+        self.clear()
         self.values.grow(size)
         known, self.rows = self.rows, np.zeros(len(sites.row_types), dtype=np.int64)
         self.rows[: known.size] = known

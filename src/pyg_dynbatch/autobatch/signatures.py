@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyg_dynbatch.autobatch.forms import Candidate, Examined, examine
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.operations import ROW, fast_form
+from pyg_dynbatch.autobatch.recorder import Lookup, Snapshot
 from pyg_dynbatch.autobatch.sequences import is_layer, layer_form
 from pyg_dynbatch.autobatch.state import Fingerprint, Part, Watch
 from pyg_dynbatch.core import recording
@@ -89,7 +90,12 @@ class Site:
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
     layer: Any = None  # for recurrent layers: equal for calls that differ in length only
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
-    parts: Sequence[Part] = ()  # the module that is called, and all inside
+    called: Sequence[Part] = ()  # the module that is called, and all inside
+
+    @property
+    def parts(self) -> tuple[Snapshot, ...]:
+        """What notices that a module has changed."""
+        return tuple(part.snapshot for part in self.called)
 
 
 NOTE = "  in autobatch: "
@@ -108,6 +114,8 @@ class Table:
         self.tensors: dict[str, Tensor] = {}  # parameters and buffers of the current call
         self.sites: list[Site] = []
         self.by_key: dict[Any, Site] = {}
+        self.lookup = Lookup()
+        self.shared: dict[Shared, int] = {}
         self.by_spec: dict[Spec, Site] = {}
         self.row_types: list[TensorType] = []
         self.samples: list[Tensor] = []  # of each row type, without content
@@ -129,6 +137,10 @@ class Table:
     def fingerprint(self) -> Fingerprint:
         """What traces of the model depend on."""
         return Fingerprint.of(self.modules, self.tensors)
+
+    def number_of(self, shared: Shared) -> int:
+        """Return the number of a parameter or buffer among the arguments of calls."""
+        return self.shared.setdefault(shared, len(self.shared))
 
     def outside_of(self, row_type: TensorType) -> Site:
         """Return the site of rows of a type that the model did not compute."""

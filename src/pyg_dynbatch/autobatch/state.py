@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.autobatch.recorder import Snapshot
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.listing import NeedsPython
@@ -137,7 +138,9 @@ class Part:
 
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.held, self.size = path, vars(module), -1
+        self.snapshot = Snapshot()
         self.start()
+        self.snapshot.drop()  # until a call is recorded
 
     def start(self) -> None:
         """Take the module as it is."""
@@ -148,6 +151,9 @@ class Part:
         self.values = self.read(self.held)
         self.parameters, self.children, *self.hooks = self.values[: 2 + len(HOOKS)]
         self.stamp = self._stamp()
+        parameters = tuple(p for p in self.parameters.values() if p is not None)
+        dicts = self.held, self.parameters, self.children
+        self.snapshot.take(dicts, tuple(self.hooks), parameters)
 
     def _stamp(self) -> list[Any]:
         # A module may be cast, which replaces the data of a parameter, and cast back.
@@ -157,6 +163,8 @@ class Part:
 
     def is_same(self) -> bool:
         """Return whether no attribute, parameter, child or hook has been replaced."""
+        if self.snapshot.same():
+            return True
         try:
             same = len(self.held) == self.size and self.read(self.held) == self.values
         except Exception:  # noqa: BLE001 - attributes that are missing, or cannot be compared
@@ -235,6 +243,8 @@ class Watch:
         """Take everything as it is; return whether attributes or buffers have changed."""
         self.writers.clear()
         self.waiting.clear()
+        for part in self.called:
+            part.snapshot.drop()
         self.called.clear()
         return any([held.start() for held in self.every][: len(self.held)])
 
@@ -324,6 +334,7 @@ class Watch:
             if part in self.called:
                 if not part.is_same():
                     raise part.error(where())
+                part.start()  # as objects that are equal may be others
             else:
                 self.called.add(part)
                 part.start()

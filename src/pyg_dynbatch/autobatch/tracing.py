@@ -151,7 +151,7 @@ def recording_of(session: Session, result: Any) -> Recording:
     leaves, structure = tree_flatten(structured(result))
     leaves = list(map(marked, leaves))
     emitted = [(n, marked(v)) for n, (found, _) in session.emitted.items() for v in found]
-    code = np.array(session.code, np.int32)
+    code = session.new_code().copy()
     begins = begins_of(table.recorded, code)
     used, code[begins] = np.unique(code[begins], return_inverse=True)
     sites = [table.sites[number] for number in used.tolist()]
@@ -189,7 +189,7 @@ def replay(session: Session, recording: Recording) -> Any:
         )
         raise mismatch(ValueError, what, wanted, repr(recording), where=session.where())
     table.fingerprint.check(recording.model, session.where())
-    joined, first = join([recording], "autobatch"), session.base + len(session.code)
+    joined, first = join([recording], "autobatch"), session.base + session.num_new
     sites, code, types = joined.sites, joined.code, cast(Any, joined.sites.row_types)
     numbers = np.array([_site_number(session, site) for site in own.sites], dtype=np.int32)
     if not _fits(recording, joined, [table.recorded[number] for number in numbers.tolist()]):
@@ -199,8 +199,7 @@ def replay(session: Session, recording: Recording) -> Any:
     inputs = np.array([[session.reserve(kind, 0) for kind in kinds]], dtype=np.int64)
     move(sites, code, [code.size], first, [0], inputs)
     code[joined.begins] = numbers[code[joined.begins]]
-    session.code += code.tolist()
-    session.needs_grad += bytes(code.size)  # nothing asks for that of results
+    session.extend(code)  # nothing asks whether results need gradients
     for row_type, rows in own.outside.items():
         source = table.outside_of(row_type)
         session.reserve(source.kinds[0], len(rows))

@@ -5,14 +5,16 @@
 
 #include "arguments.h"
 
-extern PyMethodDef levels_functions[], pairs_functions[], recordings_functions[], steps_functions[];
+extern PyMethodDef levels_functions[], pairs_functions[], recorder_functions[],
+    recordings_functions[], steps_functions[];
+int add_recorder_types(PyObject *module);
 #ifndef NO_KERNELS
 extern PyMethodDef tree_lstm_functions[];
 void choose_best_kernels(void);
 #endif
 
 static PyMethodDef *const tables[] = {
-    levels_functions, pairs_functions, recordings_functions, steps_functions,
+    levels_functions, pairs_functions, recorder_functions, recordings_functions, steps_functions,
 #ifndef NO_KERNELS
     tree_lstm_functions,
 #endif
@@ -37,7 +39,7 @@ static int fill(PyObject *module)
     for (int each = 0; each < COUNT(tables); each++)
         if (PyModule_AddFunctions(module, tables[each]))
             return -1;
-    return 0;
+    return add_recorder_types(module);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill}, {0, NULL}};

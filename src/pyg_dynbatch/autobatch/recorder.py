@@ -1,0 +1,201 @@
+"""What records the calls of a model: the classes of ``native/recorder.c``, and here their definition.
+
+Of a call a session is asked three things: :meth:`Session.find` which site it has,
+:meth:`Session.check_parts` whether a module that it calls has changed, and :meth:`Session.operand`
+what stands for a tensor. In C, calls are looked up by machine words, so that most need no Python.
+"""
+
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from pyg_dynbatch.core.native import extension
+
+
+class Value:
+    """The number and row type of one value of one example."""
+
+    __slots__ = ("_kind", "_number", "_session")
+
+    def __init__(self, session: Any, number: int, kind: int) -> None:
+        self._session, self._number, self._kind = session, number, kind
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Record a call of a torch function."""
+        if func in _known["metadata"]:
+            return _known["answer"](func, args, *([kwargs] if kwargs else ()))
+        return (active_recorder() or _known["no_session"](func)).call(func, args, kwargs)
+
+
+class Method:
+    """A function of torch as a method of values."""
+
+    def __init__(self, target: Callable[..., Any]) -> None:
+        self.__wrapped__ = target
+
+    def __get__(self, value: Any, kind: Any = None) -> Any:
+        return self if value is None else partial(self, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        session = active_recorder() or _known["no_session"](self.__wrapped__)
+        return session.call(self.__wrapped__, args, kwargs)
+
+
+class Snapshot:
+    """Whether a module is as it was; the definition leaves that to :class:`Part`."""
+
+    def take(self, *_: Any) -> None:
+        """Keep the values of dicts, the sizes of dicts, and the types of tensors."""
+
+    def same(self) -> bool:
+        """Return whether all is as it was taken."""
+        return False
+
+    def drop(self) -> None:
+        """Forget what was taken."""
+
+
+class Lookup:
+    """Sites by what their calls have in common; the definition looks them up by keys."""
+
+
+class Recorder:
+    """The records of a session, and whether gradients flow back from each value."""
+
+    def __init__(self, lookup: Lookup, root: nn.Module, grad: bool, autocast: bool) -> None:
+        self.root, self.grad, self.autocast, self.refused = root, grad, autocast, None
+        self.base, self._code, self._needs_grad = 0, array("i"), bytearray()
+
+    @property
+    def num_new(self) -> int:
+        """The number of integers since the last flush; ``base`` counts those before."""
+        return len(self._code)
+
+    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """Record one call of a module or function; ``NotImplemented`` for an open module."""
+        session: Any = self
+        return session.call_otherwise(target, args, kwargs or {})
+
+    def record(self, site: Any, reads: Sequence[int], code: Sequence[int] | None = None) -> Any:
+        """Append one record and return its results; ``code`` if it is more than what is read."""
+        session: Any = self
+        if torch._C._is_any_autocast_enabled() is not self.autocast:
+            session.refuse_switch()
+        begin, kinds, build = len(self._code), site.kinds, site.build
+        self._code.append(site.number)
+        self._code.extend(reads if code is None else code)
+        self._code.extend([-1] * (begin + len(kinds) - len(self._code)))
+        needs = site.gradient
+        if needs is None:  # as its arguments
+            needs = any(map(self._needs_grad.__getitem__, reads))
+        self._needs_grad += bytes([needs and self.grad]) * (len(self._code) - begin)
+        made = [_known["lazy"](self, self.base + begin + n, kind) for n, kind in enumerate(kinds)]
+        return made[0] if build is None else build(made)
+
+    def extend(self, code: Any) -> None:
+        """Append records that need no gradient."""
+        self._code.frombytes(memoryview(code).tobytes())
+        self._needs_grad += bytes(len(self._code) + self.base - len(self._needs_grad))
+
+    def recorded(self) -> bytes:
+        """Return the integers since the last flush."""
+        return self._code.tobytes()
+
+    def clear(self) -> None:
+        """Begin a flush."""
+        self.base += len(self._code)
+        del self._code[:]
+
+    def alive(self) -> bytes:
+        """Return for each value whether there may be objects that stand for it."""
+        return b"\1" * (self.base + len(self._code))
+
+    def needs_grad(self, number: int) -> bool:
+        """Return whether gradients flow back from a value."""
+        return bool(self._needs_grad[number])
+
+    def set_needs_grad(self, number: int) -> None:
+        """Let gradients flow back from a value."""
+        self._needs_grad[number] = 1
+
+
+_known: dict[str, Any] = {}
+_local = threading.local()
+
+
+def setup(**names: Any) -> None:
+    """Take the types and functions that recording needs."""
+    _known.update(names)
+
+
+def activate(recorder: Any) -> None:
+    """Let a recorder, or None, record on this thread."""
+    _local.recorder = recorder
+
+
+def active_recorder() -> Any:
+    """Return the recorder of this thread, or None."""
+    return getattr(_local, "recorder", None)
+
+
+def intercepted(kind: Any) -> Any:
+    """Return a method that records calls of a class of modules."""
+    return recorded_call(_known["call_module"])
+
+
+def is_instance(value: Any, kinds: Any) -> bool:
+    """Return what ``isinstance`` does, where lazy values are tensors."""
+    is_lazy = type(value) is _known["lazy"] and kinds is not _known["lazy"]
+    return _isinstance(_known["like"] if is_lazy else value, kinds)
+
+
+_isinstance = isinstance
+
+
+def recorded_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``__call__`` of modules that records calls on threads with a session."""
+
+    def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        session = active_recorder()
+        if session is not None and module is not session.root:
+            result = session.call(module, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return original(module, *args, **kwargs)
+
+    return __call__
+
+
+OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
+    "lshift", "rshift",
+)  # fmt: skip
+SPECIAL = [f"__{p}{name}__" for name in OPERATORS for p in ("", "r")]
+SPECIAL += [f"__{name}__" for name in ("lt", "le", "eq", "ne", "gt", "ge")]
+SPECIAL += [f"__{name}__" for name in ("neg", "pos", "abs", "invert", "getitem")]
+"""The methods of operators, in the order in which C numbers them."""
+
+
+def _comparison(target: Callable[..., Any]) -> Callable[..., Any]:
+    compare = Method(target)
+    return lambda value, other: NotImplemented if other is None else compare(value, other)
+
+
+for _name in SPECIAL:
+    if (_target := getattr(torch.Tensor, _name, None)) is not None:
+        is_equality = _name in ("__eq__", "__ne__")
+        setattr(Value, _name, _comparison(_target) if is_equality else Method(_target))
+
+if (native := extension()) is not None:
+    Value, Method, Snapshot = native.Value, native.Method, native.Snapshot  # type: ignore[misc]
+    Lookup, Recorder = native.Lookup, native.Recorder  # type: ignore[misc]
+    setup, activate, active_recorder = native.setup, native.activate, native.active_recorder
+    intercepted, is_instance = native.intercepted, native.is_instance
