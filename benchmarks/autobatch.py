@@ -10,9 +10,12 @@ import cProfile
 import math
 import pstats
 import random
+import statistics
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -21,9 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from benchmarks import bench, peers
+from benchmarks.dynamic_models import DYNAMIC, decisions, losses
 from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF, PeerTree
 from benchmarks.products import BareProducts, classifier_products, work
 from benchmarks.trees import CLASSES, schedule_of, sentiment_trees
@@ -31,6 +36,7 @@ from pyg_dynbatch.autobatch import AutoBatch, autobatch
 from pyg_dynbatch.autobatch.fibers import run_examples
 from pyg_dynbatch.autobatch.model import _recording
 from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.core.errors import mismatch
 
 TRACES, AHEAD, WORKER = "cached traces", "batches ahead", "loader worker"
 CELL, CELL_TRACES, CELL_AHEAD = "our cell", "our cell, traces", "our cell, ahead"
@@ -39,6 +45,9 @@ BARE, EAGER, PADDED = "bare products", "one by one", "padded"
 PARTS = bench.phases("record", "schedule", "forward", "backward")
 TREE_PHASES = {**PARTS, "train": ("prepare", *bench.TRAIN), "inference": ("prepare", "inference")}
 PHASES = bench.phases("forward", "backward", "inference", train=bench.TRAIN, step=bench.STEP)
+SHARES = bench.phases("record", "plan", "run")
+"""Of inference; with ``train`` before them, of the forward pass in training."""
+DYNAMIC_PHASES = {**PHASES, **SHARES, **bench.phases(*(f"train {name}" for name in SHARES))}
 WORDS = 16
 """Words of SPINN and of the encoder-decoder; larger tables would slow down eager gradients."""
 
@@ -57,7 +66,10 @@ def add_options(parser: bench.Options) -> None:
     parser.count("--expressions", 10_000, "that are fitted in one batch (default: 10000)")
     parser.count("--loop-examples", 200, "expressions that the loop fits (default: 200)")
     parser.count("--calls", 20_000, "recorded to time a single call (default: 20000)")
+    parser.counts("--examples", [4, 8, 64, 256], "of the models with control flow of their own")
+    parser.count("--channels", 64, "of these (default: 64)")
     parser.add_argument("--profile", action="store_true", help="show where the time goes")
+    parser.set_defaults(threads=1)
     parser.common(seed=0, budget=15.0, repeats=3)
 
 
@@ -476,9 +488,102 @@ def run_translation(options: Namespace, device: torch.device) -> Iterator[bench.
         yield from _race(_compare(rivals), common, options, device)
 
 
-MODELS = {
+@contextmanager
+def _parts_timed(lap: bench.Stopwatch, prefix: str = "") -> Iterator[None]:
+    """Split the time of a call of a model into recording, planning and running."""
+    methods: Any = {"plan": Session.plan, "flush": Session.flush}
+    spent = dict.fromkeys(methods, 0.0)
+
+    def timed(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return methods[name](*args, **kwargs)
+            finally:
+                spent[name] += time.perf_counter() - begin
+
+        return call
+
+    begin = time.perf_counter()
+    try:
+        for name in methods:
+            setattr(Session, name, timed(name))
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(Session, name, method)
+    total = time.perf_counter() - begin
+    parts = total - spent["flush"], spent["plan"], spent["flush"] - spent["plan"]
+    for name, seconds in zip(SHARES, parts, strict=True):
+        lap.seconds[prefix + name] = seconds
+
+
+def _dynamic_pass(model: AutoBatch, examples: list[Any], batch: bool, lap: bench.Stopwatch) -> None:
+    """Time a training step, and inference."""
+    model.zero_grad()
+    lap.skip()
+    with _parts_timed(lap, "train "):
+        loss = losses(model(examples, batch=batch)).sum()
+    lap("forward")
+    loss.backward()
+    lap("backward")
+    del loss
+    with torch.inference_mode():
+        lap.skip()
+        with _parts_timed(lap):
+            model(examples, batch=batch)
+        lap("inference")
+    if not batch:
+        for name in SHARES:
+            del lap.seconds[name], lap.seconds[f"train {name}"]
+
+
+def _check_dynamic(model: nn.Module, examples: list[Any]) -> None:
+    """Compare losses, gradients and decisions in double precision with the plain loop."""
+    exact = autobatch(copy.deepcopy(model).double())
+    examples = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, examples)
+    found = []
+    for batch in (False, True):
+        results = exact(examples, batch=batch)
+        loss = losses(results)
+        tensors = bench.with_gradients(loss, loss.sum(), exact.parameters())
+        found.append((tensors, decisions(results)))
+    (wanted, decided), (mine, own) = found
+    bench.assert_agreement(AUTOBATCH, wanted, mine, 1e-9)
+    if decided != own:
+        raise mismatch(RuntimeError, f"{AUTOBATCH} decides differently", decided, own)
+
+
+def run_dynamic(name: str, options: Namespace, device: torch.device) -> Iterator[bench.Record]:
+    """Compare a model with control flow of its own with the plain loop over the examples."""
+    dynamic, units = DYNAMIC[name], options.channels
+    plain = dynamic.build(units, options.seed).to(device)
+    for size in options.examples:
+        examples = dynamic.examples(size, units, options.seed)
+        examples = tree_map_only(Tensor, lambda x: x.to(device), examples)
+        _check_dynamic(plain, examples)
+        model = autobatch(plain)
+        found = model.explain(examples)
+        common = _common(name, f"{units} units", size) | {
+            "calls": found.calls,
+            "operations": sum(operation.steps for operation in found.operations),
+            "steps": found.steps,
+            "flushes": found.flushes,
+        }
+        del found
+        contenders: bench.Contenders = {
+            EAGER: partial(_dynamic_pass, model, examples, False),
+            AUTOBATCH: partial(_dynamic_pass, model, examples, True),
+        }
+        rounds = _rounds(contenders, options, device)
+        for mode in contenders:
+            to = None if mode == EAGER else EAGER
+            yield from bench.phase_records(common, mode, rounds, DYNAMIC_PHASES, to)
+
+
+MODELS: dict[str, Callable[[Namespace, torch.device], Iterator[bench.Record]]] = {
     "trees": run_trees, "calls": run_calls, "spinn": run_spinn, "symbolic": run_symbolic,
-    "translation": run_translation,
+    "translation": run_translation, **{name: partial(run_dynamic, name) for name in DYNAMIC},
 }  # fmt: skip
 
 
@@ -514,9 +619,60 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
     columns = {"mode": "mode", **bench.milliseconds(PHASES)}
     for phase in ("train", "step", "inference"):
         columns[f"{phase} x"] = lambda row, phase=phase: _faster(row.get(phase))
-    others = [record for record in records if record["model"] not in ("trees", "calls")]
+    apart = {"trees", "calls", *DYNAMIC}
+    others = [record for record in records if record["model"] not in apart]
     yield from bench.tables(others, ("case", "batch"), title, ("mode",), columns, _facts)
+    yield from _report_dynamic([record for record in records if record["model"] in DYNAMIC])
     yield "x: how many times as fast as the first, in the same rounds"
+
+
+def _report_dynamic(records: Sequence[bench.Record]) -> Iterator[str]:
+    """Write two tables per number of examples: speeds, and where the time goes."""
+    title = (
+        "autobatch beside the plain loop: {batch} examples, {case} ({threads} threads, {device})"
+    )
+    speeds: bench.Columns = {"model": "model"}
+    for phase in ("inference", "train"):
+        speeds[f"{phase}, loop ms"] = bench.cell("loop", phase, form=".1f", times=1e3)
+        speeds |= bench.phase_cells([phase], "ms", "median_seconds", ".1f", 1e3)
+        speeds[f"{phase} x"] = lambda row, phase=phase: _faster(row.get(phase))
+    counts = ("calls", "operations", "steps", "flushes")
+    parts: bench.Columns = {"model": "model", **{name: name for name in counts}}
+    for phase in ("train record", "train plan", "train run", "backward"):
+        parts[f"{phase.removeprefix('train ')} %"] = partial(_share, phase)
+    for phase, each in {"record": "call", "plan": "call", "run": "step"}.items():
+        parts[f"{phase} us / {each}"] = partial(_per, phase, f"{each}s")
+    for (_, size), mine in bench.grouped(records, "case", "batch").items():
+        rows = [
+            {
+                **bench.by_phase([r for r in each if r["mode"] == AUTOBATCH]),
+                "loop": {r["phase"]: r["median_seconds"] for r in each if r["mode"] == EAGER},
+            }
+            for each in bench.grouped(mine, "model").values()
+        ]
+        means = (
+            f"{phase} x {statistics.geometric_mean(1 / row[phase]['ratio'] for row in rows):.2f}"
+            for phase in ("inference", "train")
+        )
+        yield "\n".join(
+            [
+                bench.table(title.format_map(mine[0]), rows, speeds),
+                f"geometric mean of {len(rows)}: {', '.join(means)}",
+            ]
+        )
+        yield bench.table(f"{size} examples: training in %, inference in us", rows, parts)
+    if records:
+        yield "operations: steps, if none were fused"
+
+
+def _share(phase: str, row: Any) -> str:
+    """Show the share of a part in training."""
+    return format(100 * row[phase]["median_seconds"] / row["train"]["median_seconds"], ".0f")
+
+
+def _per(phase: str, unit: str, row: Any) -> str:
+    """Show the microseconds of a part in inference per call or step."""
+    return format(1e6 * row[phase]["median_seconds"] / row[unit], ".1f")
 
 
 def _flops(records: Sequence[bench.Record]) -> Iterator[str]:

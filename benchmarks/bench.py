@@ -353,7 +353,7 @@ class Options(argparse.ArgumentParser):
 
     def output(self) -> None:
         """Add the options of every benchmark: threads, device, records, figure."""
-        self.count("--threads", None, "threads of torch")
+        self.count("--threads", self.get_default("threads"), "threads of torch")
         self.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:1 …")
         for name, text in (("json", "write all records to FILE"), ("figure", "draw: .png, .svg")):
             self.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
