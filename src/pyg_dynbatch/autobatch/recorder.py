@@ -1,4 +1,4 @@
-"""What records the calls of a model: the classes of ``native/recorder.c``, and here their definition.
+"""What records the calls of a model: the definition of ``native/recorder.c``, which replaces it.
 
 Of a call a session is asked three things: :meth:`Session.find` which site it has,
 :meth:`Session.check_parts` whether a module that it calls has changed, and :meth:`Session.operand`
@@ -45,6 +45,7 @@ class Method:
         return self if value is None else partial(self, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Record a call."""
         session = active_recorder() or _known["no_session"](self.__wrapped__)
         return session.call(self.__wrapped__, args, kwargs)
 
