@@ -93,6 +93,9 @@ class Session:
     Calls are recorded as :mod:`pyg_dynbatch.core.recording` says, in one code for all examples.
     """
 
+    ended = "an earlier call", "return values from the model; do not keep them on self"
+    """What made values that are no longer known, and how to avoid using them."""
+
     def __init__(
         self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: str | Policy
     ) -> None:
@@ -233,7 +236,7 @@ class Session:
         kind = type(argument)
         if kind is Lazy:
             if argument._session is not self:
-                raise self.stale(argument)
+                argument = self.foreign(argument)
             key.append(argument._kind)
             reads.append(argument._number)
         elif kind is tuple or kind is list:
@@ -438,12 +441,12 @@ class Session:
             return self.shared_of(value) or ROW
         return mapped(self._template, value)
 
-    def stale(self, value: Lazy) -> RuntimeError:
-        """Create the error for a value of a call of the model that has ended."""
+    def foreign(self, value: Lazy) -> Lazy:
+        """Return the value of this session that stands for one of a different session."""
+        owner, hint = value._session.ended
         what = "autobatch: a lazy value of a different call of the model"
-        hint = "return values from the model; do not keep them on self"
-        facts = (what, "values of this call", f"{value!r} of an earlier call")
-        return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
+        facts = (what, "values of this call", f"{value!r} of {owner}")
+        raise mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
 
     def _switched(self, mode: str = "autocast") -> RuntimeError:
         what = f"autobatch: {mode} is switched inside the model"
@@ -489,7 +492,7 @@ class Session:
         kept = self.table.watch.kept()
         for value in kept:
             if value._session is not self:
-                raise self.stale(value)
+                self.foreign(value)
         self.flush(wanted=[*wanted, *(value._number for value in kept)])
         if kept:
             rows = self.rows_of([(value._kind, [value._number]) for value in kept])
@@ -551,8 +554,11 @@ class Session:
 
     def value_of(self, value: Lazy) -> Tensor:
         """Return the content of a value on the host, after a flush if there must be one."""
-        if value._session is not self or ACTIVE.session is not self:
-            raise self.stale(value)
+        active = ACTIVE.session
+        if active is not self and active is not None:
+            return active.value_of(value)
+        if active is None or value._session is not self:
+            self.foreign(value)
         if self.failed:
             what = "autobatch: a value is read after an error of the batch"
             raise mismatch(RuntimeError, what, hint="do not catch errors inside the model")
