@@ -505,9 +505,10 @@ class Session:
             code = np.array(self.code, dtype=np.int32)
             begins = begins_of(self.table.recorded, code)
             recorded = {*code[begins].tolist(), *self.past[self.pending].tolist()}
-            specs = [self.table.sites[number].spec for number in recorded]
-            names = {spec.target for spec in specs if spec and isinstance(spec.target, str)}
-            keys = (part for spec in specs if spec for part in spec.key)
+            called = [self.table.sites[number].spec for number in recorded]
+            specs = [each for spec in called if spec for each in spec.parts()]
+            names = {spec.target for spec in specs if isinstance(spec.target, str)}
+            keys = (part for spec in specs for part in spec.key)
             return names | {part.name for part in keys if isinstance(part, Shared)}
 
         self.table.watch.check(self.example, read)
