@@ -541,7 +541,7 @@ def _lazy_column(
             what, where = "autobatch: examples return different types", f"example {len(values)}"
             raise mismatch(TypeError, what, "a tensor", describe_value(leaf), where=where)
         if value._session is not session:
-            raise session.stale(value)
+            value = session.foreign(value)
         values.append(value)
     kinds = Counter(value._kind for value in values)
     if len(kinds) > 1:

@@ -140,9 +140,9 @@ def _has_lazy(arguments: Any) -> bool:
 
 
 def _as_lazy(session: Session, value: Any) -> Lazy:
-    if isinstance(value, Lazy):
-        return value
-    return session.outside_row(value)
+    if not isinstance(value, Lazy):
+        return session.outside_row(value)
+    return value if value._session is session else session.foreign(value)
 
 
 def _lazy(

@@ -94,6 +94,9 @@ class Session(Recorder):
     Calls are recorded as :mod:`pyg_dynbatch.core.recording` says, in one code for all examples.
     """
 
+    ended = "an earlier call", "return values from the model; do not keep them on self"
+    """What made values that are no longer known, and how to avoid using them."""
+
     def __init__(
         self, root: nn.Module, table: Table, tensors: dict[str, Tensor], policy: str | Policy
     ) -> None:
@@ -435,15 +438,11 @@ class Session(Recorder):
         return mapped(self._template, value)
 
     def foreign(self, value: Lazy) -> Lazy:
-        """Return what stands for a value of a different session."""
-        raise self.stale(value)
-
-    def stale(self, value: Lazy) -> RuntimeError:
-        """Create the error for a value of a call of the model that has ended."""
+        """Return the value of this session that stands for one of a different session."""
+        owner, hint = value._session.ended
         what = "autobatch: a lazy value of a different call of the model"
-        hint = "return values from the model; do not keep them on self"
-        facts = (what, "values of this call", f"{value!r} of an earlier call")
-        return mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
+        facts = (what, "values of this call", f"{value!r} of {owner}")
+        raise mismatch(RuntimeError, *facts, where=self.where(), hint=hint)
 
     def refuse_switch(self) -> NoReturn:
         """Raise the error for calls with another mode of autocast."""
@@ -493,7 +492,7 @@ class Session(Recorder):
         kept = self.table.watch.kept()
         for value in kept:
             if value._session is not self:
-                raise self.stale(value)
+                self.foreign(value)
         self.flush(wanted=[*wanted, *(value._number for value in kept)])
         if kept:
             rows = self.rows_of([(value._kind, [value._number]) for value in kept])
@@ -506,9 +505,10 @@ class Session(Recorder):
             code = self.new_code()
             begins = begins_of(self.table.recorded, code)
             recorded = {*code[begins].tolist(), *self.past[self.pending].tolist()}
-            specs = [self.table.sites[number].spec for number in recorded]
-            names = {spec.target for spec in specs if spec and isinstance(spec.target, str)}
-            keys = (part for spec in specs if spec for part in spec.key)
+            called = [self.table.sites[number].spec for number in recorded]
+            specs = [each for spec in called if spec for each in spec.parts()]
+            names = {spec.target for spec in specs if isinstance(spec.target, str)}
+            keys = (part for spec in specs for part in spec.key)
             return names | {part.name for part in keys if isinstance(part, Shared)}
 
         self.table.watch.check(self.example, read)
@@ -559,8 +559,11 @@ class Session(Recorder):
 
     def value_of(self, value: Lazy) -> Tensor:
         """Return the content of a value on the host, after a flush if there must be one."""
-        if value._session is not self or ACTIVE.session is not self:
-            raise self.stale(value)
+        active = ACTIVE.session
+        if active is not self and active is not None:
+            return active.value_of(value)
+        if active is None or value._session is not self:
+            self.foreign(value)
         if self.failed:
             what = "autobatch: a value is read after an error of the batch"
             raise mismatch(RuntimeError, what, hint="do not catch errors inside the model")

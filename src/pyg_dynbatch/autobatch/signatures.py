@@ -66,6 +66,28 @@ class Spec:
     def __reduce__(self) -> Any:  # hashes of strings differ between processes
         return Spec, (self.key, self.target, self.template, self.inputs, self.no_grad)
 
+    @property
+    def inside(self) -> tuple["Spec", ...]:
+        """Signatures of the calls that a call makes."""
+        return self.target.specs if isinstance(self.target, Own) else ()
+
+    def parts(self) -> Iterator["Spec"]:
+        """List the signature itself, and all inside."""
+        yield self
+        for each in self.inside:
+            yield from each.parts()
+
+
+class Own:
+    """A target with a form of its own, which is not examined, such as a loop."""
+
+    specs: tuple[Spec, ...] = ()
+    """Signatures of the calls that it makes."""
+
+    def examined(self, table: "Table", spec: Spec) -> Examined:
+        """Return the form of a signature of this target."""
+        raise NotImplementedError
+
 
 class CellCall(NamedTuple):
     """How a call of a recurrent cell reads its input and the states of its children."""
@@ -155,6 +177,8 @@ class Table:
     def site_of(self, spec: Spec, device: torch.device, where: str) -> Site:
         """Return the site of a signature; examine it first if it is new."""
         if spec not in self.by_spec:
+            for each in spec.inside:
+                self.site_of(each, device, where)
             self.by_spec[spec] = self._add(spec, device, where)
         return self.by_spec[spec]
 
@@ -212,11 +236,14 @@ class Table:
             return False
         shared = [self.tensors[part.name] for part in spec.key if isinstance(part, Shared)]
         tensors = [*shared, *([] if module is None else module.parameters())]
-        return True if any(tensor.requires_grad for tensor in tensors) else None
+        trained = any(tensor.requires_grad for tensor in tensors)
+        return True if trained or any(self.by_spec[s].gradient for s in spec.inside) else None
 
     def _examine(
         self, spec: Spec, module: nn.Module | None, device: torch.device, name: str, where: str
     ) -> Examined:
+        if isinstance(spec.target, Own):
+            return spec.target.examined(self, spec)
         if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
             leaves = [row_type_of(spec.inputs[-1])]
             form = torch.no_grad()(spec.target) if spec.no_grad else spec.target

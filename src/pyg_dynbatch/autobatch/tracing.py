@@ -122,7 +122,7 @@ class Ahead(TorchFunctionMode):
         if Lazy in types:
             return Lazy.__torch_function__(func, types, args, kwargs)
         kwargs, session = kwargs or {}, self.session
-        if ACTIVE.session is not session or func in METADATA:
+        if ACTIVE.session is None or func in METADATA:
             return func(*args, **kwargs)
         given = [x for n, x in enumerate(args) if n != _LIKE.get(func)]
         tensors = [x for x in tree_leaves((given, kwargs)) if isinstance(x, Tensor)]
