@@ -47,6 +47,7 @@ TREE_PHASES = {**PARTS, "train": ("prepare", *bench.TRAIN), "inference": ("prepa
 PHASES = bench.phases("forward", "backward", "inference", train=bench.TRAIN, step=bench.STEP)
 SHARES = bench.phases("record", "plan", "run")
 """Of inference; with ``train`` before them, of the forward pass in training."""
+CALL_PHASES = bench.phases("record", "plan", "flush")
 DYNAMIC_PHASES = {**PHASES, **SHARES, **bench.phases(*(f"train {name}" for name in SHARES))}
 WORDS = 16
 """Words of SPINN and of the encoder-decoder; larger tables would slow down eager gradients."""
@@ -228,6 +229,8 @@ class Chain(nn.Module):
         if self.kind == "cell with two states":
             x = x, x
         kinds: dict[str, Callable[[Any], Any]] = {
+            "nothing": lambda x: x,
+            READ: self.read,
             "module": self.linear,
             "cell with two states": lambda state: self.join(state, state),
             "operator": lambda x: x + x,
@@ -236,6 +239,12 @@ class Chain(nn.Module):
         call = kinds[self.kind]
         for _ in range(count):
             x = call(x)
+        return x
+
+    def read(self, x: Tensor) -> Tensor:
+        """Call the module, and wait for its result."""
+        x = self.linear(x)
+        x.tolist()
         return x
 
 
@@ -247,25 +256,36 @@ class Join(nn.Module):
         return left[0] + right[0], left[1] + right[1]
 
 
-KINDS = ("module", "cell with two states", "operator", "torch function")
+KINDS = ("nothing", "module", "cell with two states", "operator", "torch function")
+READ = "module, read"
 
 
 def run_calls(options: Namespace, device: torch.device) -> Iterator[bench.Record]:
-    """Time the recording of single calls."""
+    """Time the recording and planning of single calls, and a flush after each call."""
     length = min(1_000, options.calls)
-    examples = [(torch.ones(4, device=device), length)] * (options.calls // length)
+    start = torch.ones(4, device=device)
+    examples = [(start, length)] * (options.calls // length)
 
     def run(model: AutoBatch, lap: bench.Stopwatch) -> None:
-        record(model, examples)
+        session = record(model, examples)
         lap("record")
+        session.plan(wanted=[])
+        lap("plan")
+
+    def read(model: AutoBatch, lap: bench.Stopwatch) -> None:
+        with torch.inference_mode():
+            record(model, [(start, length)])
+        lap("flush")
 
     contenders: bench.Contenders = {
-        kind: partial(run, autobatch(Chain(kind)).to(device)) for kind in KINDS
+        kind: partial(read if kind == READ else run, autobatch(Chain(kind)).to(device))
+        for kind in (*KINDS, READ)
     }
     rounds = _rounds(contenders, options, device)
-    common = _common("calls", "calls", length * len(examples)) | {"unit": "calls"}
-    for kind in KINDS:
-        yield from bench.phase_records(common, kind, rounds, bench.phases("record"))
+    for kind in contenders:
+        number = length if kind == READ else length * len(examples)
+        common = _common("calls", "calls", number) | {"unit": "calls"}
+        yield from bench.phase_records(common, kind, rounds, CALL_PHASES)
 
 
 class Rival(NamedTuple):
@@ -292,24 +312,28 @@ class Rival(NamedTuple):
         return bench.with_gradients(losses, losses.sum(), self.parameters)
 
 
-def _compare(rivals: dict[str, Rival]) -> bench.Contenders:
+def _compare(rivals: dict[str, Rival], tolerance: float = 1e-3) -> bench.Contenders:
     """Compare results with those of the first."""
     base, *others = rivals
     wanted = rivals[base].results()
     for name in others:
-        bench.assert_agreement(name, wanted, rivals[name].results(), 1e-3)
+        bench.assert_agreement(name, wanted, rivals[name].results(), tolerance)
     return {name: rival.run for name, rival in rivals.items()}
 
 
 def _race(
-    contenders: bench.Contenders, common: bench.Record, options: Namespace, device: torch.device
+    contenders: bench.Contenders,
+    common: bench.Record,
+    options: Namespace,
+    device: torch.device,
+    phases: bench.Phases = PHASES,
 ) -> Iterator[bench.Record]:
     """Time all, with the ratio to the first."""
     base, *_ = contenders
     rounds = _rounds(contenders, options, device)
     for name in contenders:
         to = None if name == base else base
-        yield from bench.phase_records(common, name, rounds, PHASES, to)
+        yield from bench.phase_records(common, name, rounds, phases, to)
 
 
 def _common(model: str, case: str, size: int) -> bench.Record:
@@ -489,8 +513,8 @@ def run_translation(options: Namespace, device: torch.device) -> Iterator[bench.
 
 
 @contextmanager
-def _parts_timed(lap: bench.Stopwatch, prefix: str = "") -> Iterator[None]:
-    """Split the time of a call of a model into recording, planning and running."""
+def _split(parts: dict[str, float], prefix: str) -> Iterator[None]:
+    """Divide the time of a call of a model into recording, planning and running."""
     methods: Any = {"plan": Session.plan, "flush": Session.flush}
     spent = dict.fromkeys(methods, 0.0)
 
@@ -513,72 +537,62 @@ def _parts_timed(lap: bench.Stopwatch, prefix: str = "") -> Iterator[None]:
         for name, method in methods.items():
             setattr(Session, name, method)
     total = time.perf_counter() - begin
-    parts = total - spent["flush"], spent["plan"], spent["flush"] - spent["plan"]
-    for name, seconds in zip(SHARES, parts, strict=True):
-        lap.seconds[prefix + name] = seconds
+    shares = total - spent["flush"], spent["plan"], spent["flush"] - spent["plan"]
+    parts |= {prefix + name: seconds for name, seconds in zip(SHARES, shares, strict=True)}
 
 
-def _dynamic_pass(model: AutoBatch, examples: list[Any], batch: bool, lap: bench.Stopwatch) -> None:
-    """Time a training step, and inference."""
-    model.zero_grad()
-    lap.skip()
-    with _parts_timed(lap, "train "):
-        loss = losses(model(examples, batch=batch)).sum()
-    lap("forward")
-    loss.backward()
-    lap("backward")
-    del loss
-    with torch.inference_mode():
-        lap.skip()
-        with _parts_timed(lap):
-            model(examples, batch=batch)
-        lap("inference")
-    if not batch:
-        for name in SHARES:
-            del lap.seconds[name], lap.seconds[f"train {name}"]
+def _run_split(rival: Rival, lap: bench.Stopwatch) -> None:
+    """Time a training step and inference, and the parts of both forward passes."""
+    parts: dict[str, float] = {}
+
+    def split(prefix: str, compute: Callable[[], Any]) -> Any:
+        with _split(parts, prefix):
+            return compute()
+
+    loss, infer = partial(split, "train ", rival.loss), partial(split, "", rival.infer)
+    rival._replace(loss=loss, infer=infer).run(lap)
+    lap.seconds |= parts
 
 
-def _check_dynamic(model: nn.Module, examples: list[Any]) -> None:
-    """Compare losses, gradients and decisions in double precision with the plain loop."""
-    exact = autobatch(copy.deepcopy(model).double())
-    examples = tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, examples)
-    found = []
-    for batch in (False, True):
-        results = exact(examples, batch=batch)
-        loss = losses(results)
-        tensors = bench.with_gradients(loss, loss.sum(), exact.parameters())
-        found.append((tensors, decisions(results)))
-    (wanted, decided), (mine, own) = found
-    bench.assert_agreement(AUTOBATCH, wanted, mine, 1e-9)
-    if decided != own:
-        raise mismatch(RuntimeError, f"{AUTOBATCH} decides differently", decided, own)
+def _dynamic_rivals(model: AutoBatch, examples: list[Any]) -> dict[str, Rival]:
+    def rival(batch: bool) -> Rival:
+        compute = partial(model, examples, batch=batch)
+        return Rival(lambda: losses(compute()), compute, [*model.parameters()])
+
+    return {EAGER: rival(False), AUTOBATCH: rival(True)}
 
 
 def run_dynamic(name: str, options: Namespace, device: torch.device) -> Iterator[bench.Record]:
     """Compare a model with control flow of its own with the plain loop over the examples."""
     dynamic, units = DYNAMIC[name], options.channels
-    plain = dynamic.build(units, options.seed).to(device)
+    model = autobatch(dynamic.build(units, options.seed).to(device))
+    exact = autobatch(copy.deepcopy(model.plain).double())
+
+    def cast(dtype: torch.dtype, examples: Any) -> Any:
+        return tree_map_only(
+            Tensor, lambda x: x.to(device, dtype if x.is_floating_point() else None), examples
+        )
+
     for size in options.examples:
-        examples = dynamic.examples(size, units, options.seed)
-        examples = tree_map_only(Tensor, lambda x: x.to(device), examples)
-        _check_dynamic(plain, examples)
-        model = autobatch(plain)
-        found = model.explain(examples)
-        common = _common(name, f"{units} units", size) | {
-            "calls": found.calls,
-            "operations": sum(operation.steps for operation in found.operations),
-            "steps": found.steps,
-            "flushes": found.flushes,
+        drawn = dynamic.examples(size, units, options.seed)
+        exactly = _dynamic_rivals(exact, cast(torch.float64, drawn))
+        _compare(exactly, 1e-9)
+        wanted, found = (decisions(rival.infer()) for rival in exactly.values())
+        if wanted != found:
+            raise mismatch(RuntimeError, f"{name}: {AUTOBATCH} decides differently", wanted, found)
+        examples = cast(torch.float32, drawn)
+        facts = model.explain(examples)
+        common = _common(name, f"{name}, {units} units", size) | {
+            "units": units,
+            "calls": facts.calls,
+            "operations": sum(operation.steps for operation in facts.operations),
+            "steps": facts.steps,
+            "flushes": facts.flushes,
         }
-        del found
-        contenders: bench.Contenders = {
-            EAGER: partial(_dynamic_pass, model, examples, False),
-            AUTOBATCH: partial(_dynamic_pass, model, examples, True),
-        }
-        rounds = _rounds(contenders, options, device)
-        for mode in contenders:
-            to = None if mode == EAGER else EAGER
-            yield from bench.phase_records(common, mode, rounds, DYNAMIC_PHASES, to)
+        rivals = _dynamic_rivals(model, examples)
+        split = partial(_run_split, rivals[AUTOBATCH])
+        contenders: bench.Contenders = {EAGER: rivals[EAGER].run, AUTOBATCH: split}
+        yield from _race(contenders, common, options, device, DYNAMIC_PHASES)
 
 
 MODELS: dict[str, Callable[[Namespace, torch.device], Iterator[bench.Record]]] = {
@@ -610,12 +624,11 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
     for name, reason in {r["mode"]: r["reason"] for r in records if "reason" in r}.items():
         yield f"{name} is left out: {reason}"
 
-    def microseconds(row: bench.Record) -> str:
-        return format(row["median_seconds"] / row["batch"] * 1e6, ".2f")
-
     calls = [record for record in records if record["model"] == "calls"]
-    per_call: bench.Columns = {"call": "mode", "us": microseconds}
-    yield from bench.tables(calls, ("case",), "recording of single calls", ("mode",), per_call)
+    single: bench.Columns = {"call": "mode"}
+    for phase in CALL_PHASES:
+        single[f"{phase} us"] = partial(_per, phase, "batch")
+    yield from bench.tables(calls, ("case",), "single calls", ("mode",), single)
     columns = {"mode": "mode", **bench.milliseconds(PHASES)}
     for phase in ("train", "step", "inference"):
         columns[f"{phase} x"] = lambda row, phase=phase: _faster(row.get(phase))
@@ -628,9 +641,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
 
 def _report_dynamic(records: Sequence[bench.Record]) -> Iterator[str]:
     """Write two tables per number of examples: speeds, and where the time goes."""
-    title = (
-        "autobatch beside the plain loop: {batch} examples, {case} ({threads} threads, {device})"
-    )
+    title = "autobatch: {batch} examples, {units} units ({threads} threads, {device})"
     speeds: bench.Columns = {"model": "model"}
     for phase in ("inference", "train"):
         speeds[f"{phase}, loop ms"] = bench.cell("loop", phase, form=".1f", times=1e3)
@@ -642,7 +653,7 @@ def _report_dynamic(records: Sequence[bench.Record]) -> Iterator[str]:
         parts[f"{phase.removeprefix('train ')} %"] = partial(_share, phase)
     for phase, each in {"record": "call", "plan": "call", "run": "step"}.items():
         parts[f"{phase} us / {each}"] = partial(_per, phase, f"{each}s")
-    for (_, size), mine in bench.grouped(records, "case", "batch").items():
+    for (size,), mine in bench.grouped(records, "batch").items():
         rows = [
             {
                 **bench.by_phase([r for r in each if r["mode"] == AUTOBATCH]),
@@ -671,8 +682,10 @@ def _share(phase: str, row: Any) -> str:
 
 
 def _per(phase: str, unit: str, row: Any) -> str:
-    """Show the microseconds of a part in inference per call or step."""
-    return format(1e6 * row[phase]["median_seconds"] / row[unit], ".1f")
+    """Show the microseconds of a phase per call, step or flush."""
+    if phase not in row:
+        return "-"
+    return format(1e6 * row[phase]["median_seconds"] / row[unit], ".2f")
 
 
 def _flops(records: Sequence[bench.Record]) -> Iterator[str]:
@@ -691,10 +704,16 @@ def _facts(records: Sequence[bench.Record]) -> Iterator[str]:
 def panels(records: Sequence[bench.Record]) -> Iterator[bench.Panel]:
     """Draw the speed of all modes over the batch size, one panel per case and phase."""
     labels = ("batch", "per second")
-    for (case, phase), mine in bench.grouped(records, "case", "phase").items():
+    others = [record for record in records if record["model"] not in DYNAMIC]
+    for (case, phase), mine in bench.grouped(others, "case", "phase").items():
         if phase in ("train", "inference") or case == "calls":
             speed, title = f"{mine[0].get('unit', 'trees')}_per_second", f"{phase}, {case}"
             yield bench.Panel(mine, "{mode}", "batch", speed, labels, "xy", title)
+    dynamic = [record for record in records if record["model"] in DYNAMIC]
+    for (phase,), mine in bench.grouped(dynamic, "phase").items():
+        if phase in ("train", "inference"):
+            labels = ("examples", "time, relative to the loop")
+            yield bench.Panel(mine, "{model}", "batch", "ratio", labels, "xy", phase)
 
 
 if __name__ == "__main__":

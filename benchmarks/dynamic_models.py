@@ -17,7 +17,7 @@ CLASSES, WORDS, LONGEST = 5, 16, 4
 
 
 class Spinn(nn.Module):
-    """Read a sentence, deciding after each word how many parts to join on a stack.
+    """Read a sentence onto a stack, and decide in each step: the next word, or join two parts?
 
     Reference:
         Bowman et al. (2016), A fast unified model for parsing and sentence understanding,
@@ -78,7 +78,7 @@ class BeamSearch(nn.Module):
         while beam and len(beam[0][0]) <= 2 * len(sentence):
             scores, states = [], []
             for words, _, total, state in beam:
-                states.append(self.decoder(self.word(torch.tensor(words[-1])), state))
+                states.append(self.decoder(self.word(sentence[0].new_tensor(words[-1])), state))
                 scores.append(total + self.score(states[-1]).log_softmax(-1))
             totals, picks = torch.cat(scores).topk(self.beam)
             grown = list[Any]()
@@ -114,7 +114,7 @@ class GrownTree(nn.Module):
             state = torch.tanh(self.join(torch.cat([above, before])))
             scores = self.score(state).log_softmax(-1)
             label, total = scores.argmax().item(), total + scores.max()
-            word, text = self.word(torch.tensor(label)), str(label)
+            word, text = self.word(torch.tensor(label, device=above.device)), str(label)
             has_children, has_next = self.move(state).tolist()
             if depth > 1 and has_children > 0:
                 below, inside = self.grow(self.down(word, above), depth - 1)
@@ -307,7 +307,8 @@ def losses(results: Any) -> Tensor:
     result, *more = results if isinstance(results, tuple) else (results,)
     if result.dim() == 1:  # log-probabilities
         return -result
-    loss = cross_entropy(result, torch.arange(len(result)) % CLASSES, reduction="none")
+    labels = torch.arange(len(result), device=result.device) % CLASSES
+    loss = cross_entropy(result, labels, reduction="none")
     return loss + 0.01 * more[0][:, 0] if len(more) > 1 else loss
 
 

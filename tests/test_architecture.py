@@ -39,7 +39,7 @@ MAX_LINES = {
     "trees": 3_960,
     "other files": 2_995,
     "installed": 39_649,
-    "benchmarks": 6_500,
+    "benchmarks": 6_520,
 }
 MAX_CODE = 25_530
 MAX_LINES_OF_C = 2_742

@@ -16,9 +16,11 @@ from benchmarks.autobatch import (
     EAGER,
     KINDS,
     PADDED,
+    READ,
     TRACES,
     WORKER,
 )
+from benchmarks.dynamic_models import DYNAMIC, decisions
 from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF
 
 SMALL = ["--repeats", "1", "--trees", "4", "--width", "4", "--sentences", "3"]
@@ -66,7 +68,10 @@ def test_other_models(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--expressions", "20", "--loop-examples", "5", "--calls", "50", "--longest", "6"]
     records = run(autobatch, *SMALL, *sizes, "--models", *models)
     calls = [r for r in records if r["model"] == "calls"]
-    assert [r["mode"] for r in calls] == list(KINDS)
+    assert [(r["mode"], r["phase"]) for r in calls] == [
+        *((kind, phase) for kind in KINDS for phase in ("record", "plan")),
+        (READ, "flush"),
+    ]
     assert {r["batch"] for r in calls} == {50}
     ratios = {
         (r["model"], r["mode"], r["phase"]): r["ratio_to"]
@@ -87,3 +92,62 @@ def test_other_models(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for text in ("flushes: ", "longest sentence: ", "cell with two states"):
         assert text in shown
+
+
+@pytest.mark.parametrize(
+    "models",
+    [["grown-tree", "module-network"], pytest.param([*DYNAMIC], marks=pytest.mark.long)],
+    ids=["two", "all"],
+)
+def test_dynamic_models(models: list[str], run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--repeats", "1", "--examples", "2", "3", "--channels", "4"]
+    records = run(autobatch, *sizes, "--models", *models)
+    shares = ("record", "plan", "run", "train record", "train plan", "train run")
+    passes = ("forward", "backward", "train", "inference")
+    assert {(r["model"], r["batch"], r["mode"], r["phase"]) for r in records} == {
+        (model, size, mode, phase)
+        for model in models
+        for size in (2, 3)
+        for mode in (EAGER, AUTOBATCH)
+        for phase in (*passes, *(shares if mode == AUTOBATCH else ()))
+    }
+    for record in records:
+        assert record["ratio_to"] == (EAGER if record["mode"] == AUTOBATCH else None) or (
+            record["phase"] in shares
+        )
+        assert record["calls"] >= record["operations"] >= record["steps"] >= record["flushes"]
+        assert (record["flushes"] == 1) == (not DYNAMIC[record["model"]].decides)
+    for batch in (2, 3):
+        found = bench.by_phase(
+            [r for r in records if (r["batch"], r["mode"]) == (batch, AUTOBATCH)]
+        )
+        for prefix, whole in (("", "inference"), ("train ", "forward")):
+            parts = (found[prefix + part]["median_seconds"] for part in ("record", "plan", "run"))
+            assert 0 < sum(parts) <= found[whole]["median_seconds"]
+    shown = capsys.readouterr().out
+    assert shown.count(f"geometric mean of {len(models)}") == 2
+    for text in ("3 examples, 4 units", "record us / call", "backward %"):
+        assert text in shown
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_what_is_drawn(name: str) -> None:
+    dynamic = DYNAMIC[name]
+    examples, again = (dynamic.examples(12, 8, seed=1) for _ in range(2))
+    results = [dynamic.build(8, seed=0)(example) for example in examples]
+    repeated = [dynamic.build(8, seed=0)(example) for example in again]
+    if dynamic.decides:
+        assert len(set(map(decisions, results))) > 4, "examples decide differently"
+        assert list(map(decisions, results)) == list(map(decisions, repeated))
+    assert str(results) == str(repeated)
+    others = [dynamic.build(8, seed=0)(one) for one in dynamic.examples(12, 8, seed=2)]
+    assert str(results) != str(others)
+
+
+def test_models_that_decide_differently_are_not_timed(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(("left", "right"))
+    monkeypatch.setattr(autobatch, "decisions", lambda results: next(answers))
+    with pytest.raises(RuntimeError, match="pointers: autobatch decides differently"):
+        run(autobatch, "--models", "pointers", "--examples", "2", "--channels", "4")
