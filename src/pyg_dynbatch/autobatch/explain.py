@@ -100,12 +100,11 @@ def explain(session: Session, examples: int) -> Explanation:
         listed = schedule.to_steps() if isinstance(schedule, Levels) else schedule
         total += len(listed.steps)
         for step in listed.steps:
-            last = listed.signatures[step.operation].name
-            for each in listed.chain_of(step).operations:
-                name = cell or listed.signatures[each].name
-                calls[name] += step.size
-                steps[name] += 1
-                within[name].add(last if each != step.operation else "")
+            *inner, last = (listed.signatures[n].name for n in listed.chain_of(step).operations)
+            for name in (*inner, last):
+                calls[cell or name] += step.size
+                steps[cell or name] += 1
+                within[cell or name].add("" if name == last else last)
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]

@@ -94,12 +94,16 @@ class Planner:
         begins: Where the records begin that have not been run.
         values: What is known of values; those of the calls get rows.
         rows: Number of rows of each row type, which becomes larger by those of results.
+        alive: Of each value, whether the model may read it later.
+        places: Of each value, where in the user's code it was made.
     """
 
     def __init__(
-        self, table: Table, code: np.ndarray, begins: np.ndarray, values: Values, rows: np.ndarray
-    ) -> None:
+        self, table: Table, code: np.ndarray, begins: np.ndarray, values: Values,
+        rows: np.ndarray, alive: np.ndarray, places: np.ndarray,
+    ) -> None:  # fmt: skip
         self.table, self.code, self.values, self.rows = table, code, values, rows
+        self.alive, self.places = alive, places
         self.sites = table.recorded
         plan = self._merged(begins)
         self.plan, self.begin, calls = plan, plan.begin[: plan.calls], plan.calls
@@ -165,12 +169,14 @@ class Planner:
     ) -> Steps:
         everything = chosen.size == self.begin.size
         plan = self.plan if everything else self._merged(self.begin[chosen])
-        if wanted is not None:  # otherwise each value may be read later
-            outside = np.ones(self.begin.size, dtype=bool)
-            outside[chosen] = False
-            read = self.read[outside[self.reader]]
-            plan.outputs = np.concatenate([read, np.array(wanted, dtype=np.int32)])
-            plan.fuse()
+        kept = self.alive.copy()
+        if wanted is not None:  # otherwise each value of which there is an object may be read
+            kept[:] = 0
+            kept[np.array(wanted, dtype=np.int64)] = 1
+        outside = np.ones(self.begin.size, dtype=bool)
+        outside[chosen] = False
+        kept[self.read[outside[self.reader]]] = 1
+        plan.fuse(kept, self.places)
         before = self.rows.tolist()
         steps, index = plan.schedule(policy, self.rows)
         columns = zip(self.sites.row_types, before, self.rows.tolist(), strict=True)

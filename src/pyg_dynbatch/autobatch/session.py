@@ -111,7 +111,8 @@ class Session(Recorder):
         self.failed = False  # in a flush: rows are missing
         self.example: int | None = None
         self.turns: list[tuple[int, int]] = []  # first value of each turn, and the example
-        self.past = np.zeros(0, dtype=np.int32)  # the code before the last flush
+        # The code of all flushes, and where in the user's code each record was made.
+        self.past = self.places_past = np.zeros(0, dtype=np.int32)
         self.outside: dict[Site, list[Any]] = {}
         # Rows from outside that were met before, by identity, and numbers by their value;
         # with their versions, or copies where torch counts no changes.
@@ -523,8 +524,12 @@ class Session(Recorder):
         """Schedule what was recorded, as for :meth:`flush`."""
         sites, size = self.table.recorded, self.base + self.num_new
         if size > self.past.size:
-            self.past = np.resize(self.past, max(size, 2 * self.past.size))
+            room = max(size, 2 * self.past.size)
+            self.past, self.places_past = (
+                np.resize(column, room) for column in (self.past, self.places_past)
+            )
         self.past[self.base : size] = self.new_code()
+        self.places_past[self.base : size] = np.frombuffer(self.places(), dtype=np.int32)
         code = self.past[:size]
         begins = np.concatenate([self.pending, begins_of(sites, code, self.base)])
         self.clear()
@@ -534,7 +539,9 @@ class Session(Recorder):
         for kind, rows in self.next_row.items():
             self.rows[kind] = rows
         self.next_row.clear()
-        planner = Planner(self.table, code, begins, self.values, self.rows)
+        alive = np.frombuffer(self.alive(), dtype=np.uint8)
+        places = self.places_past
+        planner = Planner(self.table, code, begins, self.values, self.rows, alive, places)
         parts, self.pending = planner.parts(self.policy, needed, wanted)
         return parts
 

@@ -150,90 +150,6 @@ def merge(
     return len(made)
 
 
-def fuse(
-    *, sites: Sites, code: Any, calls: int, outputs: Any, value: Any, row: Any, call: Any,
-    owner: Any, begin: Any, first_read: Any, read: Any, fused: Any, **sizes: int,
-) -> int:  # fmt: skip
-    """Fuse calls that are read once, by the same argument of the same operation."""
-    kinds = sites.table[2][code[begin[:calls]]].tolist()
-    makers: dict[tuple[int, int], set[int]] = {}  # of each argument of each kind; -1 is no call
-    readers: dict[int, list[tuple[int, int]]] = {kind: [] for kind in kinds}  # of each kind's calls
-    times = [0] * calls
-    alone = {kind for kind in readers if len(sites.signatures[kind].outputs) == 1}
-    alone = {kind for kind in alone if sites.signatures[kind].inputs}
-    for start, kind in zip(begin[:calls].tolist(), kinds, strict=True):
-        inputs, reads = sites.signatures[kind].inputs, record_at(sites, code, start).arguments
-        for argument, (wanted, values) in enumerate(zip(inputs, reads, strict=True)):
-            for each in value[values].tolist():
-                source = -1 if row[each] >= 0 else int(call[each])
-                makers.setdefault((kind, argument), set()).add(kinds[source] if source >= 0 else -1)
-                if source >= 0:
-                    times[source] += 1
-                    readers[kinds[source]].append((kind, argument))
-                    alone -= {kinds[source]} if isinstance(wanted, Ragged) else set()
-    alone -= {kind for kind, count in zip(kinds, times, strict=True) if count != 1}
-    ends = value[outputs]
-    alone -= {*sites.table[2][code[owner[ends[row[ends] < 0]]]].tolist()}
-    reach = _reach(dependencies(calls, np.array(kinds), row, call, first_read, read))
-    fused[:] = -1
-    size, top = dict.fromkeys(kinds, 1), dict.fromkeys(kinds, -1)
-    for kind in sorted(alone):
-        slots = set(readers[kind])
-        slot, user = min(slots), min(slots)[0]
-        is_recursive = user in reach[user]
-        if len(slots) > 1 or makers[slot] != {kind} or (is_recursive and kind not in reach[user]):
-            continue
-        top[kind] = highest = user
-        while top[highest] >= 0:
-            highest = top[highest]
-        if size[kind] + size[highest] > MOST_FUSED:
-            top[kind] = -1
-            continue
-        fused[slot], size[highest] = kind, size[highest] + size[kind]
-    left = [start for start, kind in zip(begin[:calls].tolist(), kinds, strict=True)
-            if top[kind] < 0]  # fmt: skip
-    entry = 0
-    for number, start in enumerate(left):
-        begin[number], first_read[number] = start, entry
-        call[start : start + len(sites[code[start]].results)] = number
-        for _, values in pieces(sites, code, value, owner, fused, start):
-            read[entry : entry + len(values)] = value[values]
-            entry += len(values)
-    first_read[len(left)] = entry
-    return len(left)
-
-
-MOST_FUSED = 64
-
-
-def pieces(
-    sites: Sites, code: Any, value: Any, owner: Any, fused: Any, start: int
-) -> list[tuple[bool, list[int]]]:
-    """List what a call, and those fused with it, read from other steps; also if it is ragged."""
-    signature: Any = sites[code[start]].signature
-    kind, found = sites.signatures.index(signature), []
-    reads = record_at(sites, code, start).arguments
-    for argument, (wanted, values) in enumerate(zip(signature.inputs, reads, strict=True)):
-        if fused[kind, argument] < 0:
-            found.append((isinstance(wanted, Ragged), values))
-        else:
-            inner = int(owner[value[values[0]]])
-            found += pieces(sites, code, value, owner, fused, inner)
-    return found
-
-
-def _reach(graph: DependencyGraph) -> dict[int, set[int]]:
-    """Return which kinds depend on each kind."""
-    reach: dict[int, set[int]] = {kind: set() for kind in graph.kind.tolist()}
-    pairs = zip(graph.kind[graph.source].tolist(), graph.kind[graph.target].tolist(), strict=True)
-    for source, target in pairs:
-        reach[source].add(target)
-    for middle in reach:
-        for found in reach.values():
-            found |= reach[middle] if middle in found else set()
-    return reach
-
-
 def order(
     *, calls: int, kinds: int, agenda: int, kind: Any, row: Any, call: Any, first_read: Any,
     read: Any, step: Any,
@@ -256,38 +172,40 @@ def dependencies(
 
 
 def place(
-    *, sites: Sites, code: Any, calls: int, steps: int, begin: Any, first_read: Any, read: Any,
-    step: Any, value: Any, owner: Any, fused: Any, row: Any, free: Any, index: Any, call: Any,
-    slices: Any,
+    *, sites: Sites, code: Any, calls: int, steps: int, first_read: Any, read: Any, step: Any,
+    member: Any, row: Any, free: Any, index: Any, call: Any, slices: Any, **_: Any,
 ) -> int:  # fmt: skip
-    """Give the results of every step rows, and list the rows that it reads."""
+    """Give the results of every step rows, and list the rows that it reads; nothing is fused."""
     members: list[list[int]] = [[] for _ in range(steps)]
     for number, own in enumerate(step[:calls].tolist()):
         members[own].append(number)
+    entry = slice_ = 0
     for own, numbers in enumerate(members):
-        site = sites[code[begin[numbers[0]]]]
+        site = sites[code[member[numbers[0]]]]
         firsts = []
         for slot, row_type in enumerate(site.results):
             kind = sites.number_of_type[row_type]
             firsts.append(int(free[kind]))
-            row[begin[numbers] + slot] = free[kind] + np.arange(len(numbers))
+            row[member[numbers] + slot] = free[kind] + np.arange(len(numbers))
             free[kind] += len(numbers)
-        signature = sites.signatures.index(site.signature)
-        call[own] = signature, len(numbers), *firsts, *[0] * (call.shape[1] - 2 - len(firsts))
-    entry = slice_ = 0
+        signature: Any = site.signature
+        number = sites.signatures.index(signature)
+        call[own] = number, len(numbers), *firsts, *[0] * (call.shape[1] - 2 - len(firsts))
     for numbers in members:
-        read_by = [pieces(sites, code, value, owner, fused, int(begin[n])) for n in numbers]
+        signature = sites[code[member[numbers[0]]]].signature
+        reads = [record_at(sites, code, int(member[each])).arguments for each in numbers]
         flat = [iter(read[first_read[number] :]) for number in numbers]
-        found = [[[row[next(rest)] for _ in values] for _, values in own]
-                 for own, rest in zip(read_by, flat, strict=True)]  # fmt: skip
-        for argument, (ragged, _) in enumerate(read_by[0]):
+        found = [[[row[next(rest)] for _ in values] for values in own]
+                 for own, rest in zip(reads, flat, strict=True)]  # fmt: skip
+        for argument, wanted in enumerate(signature.inputs):
+            is_ragged = isinstance(wanted, Ragged)
             rows = [each for own in found for each in own[argument]]
             owners = [position for position, own in enumerate(found) for _ in own[argument]]
             first = rows[0] if rows else 0
             is_range = rows == list(range(first, first + len(rows)))
-            begins = entry + len(rows) if ragged else -1
+            begins = entry + len(rows) if is_ragged else -1
             slices[slice_] = entry, len(rows), first if is_range else -1, begins
-            written = [*rows, *owners] if ragged else rows
+            written = [*rows, *owners] if is_ragged else rows
             index[entry : entry + len(written)] = written
             entry, slice_ = entry + len(written), slice_ + 1
     return slice_

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import repeat
 from typing import Any, NoReturn
 
 import torch
@@ -283,8 +284,7 @@ class Run:
         )
         given = zip(step.arguments, rows_of, strict=True)
         results = self.results_of(self.schedule.chain_of(step), given, step.size, where)
-        signature = self.operations[step.operation].signature
-        for (kind, start), rows in zip(step.results, results, strict=True):
+        for (kind, start), (rows, signature) in zip(step.results, results, strict=True):
             buffer = self.buffers[kind]
             dtypes = [part.dtype for part in buffer.parts]
             _check_precision(dtypes, rows, signature, where)
@@ -292,31 +292,35 @@ class Run:
 
     def results_of(
         self, chain: Chain, given: Iterator[tuple[IndexSlice, Rows]], size: int, where: str
-    ) -> list[Rows]:
-        """Call an operation, after those that compute its arguments, on rows that were read."""
-        operation, arguments, used = self.operations[chain.operation], list[Any](), list[Rows]()
-        signature = operation.signature
-        for wanted, inner in zip(signature.inputs, chain.arguments, strict=True):
-            if inner is None:
-                read, rows = next(given)
-            else:
-                (rows,) = self.results_of(inner, given, size, where)
-                rows = self._in_working_precision(rows, inner, where)
-            used.append(rows)
-            argument = _argument(row_type_of(wanted), rows)
-            if isinstance(wanted, Ragged):
-                argument = RaggedRows(argument, read.calls_in(self.schedule.index), size)
-            arguments.append(argument)
-        self.called = operation
-        results = _call(operation, arguments, used, where)
-        return _checked_results(signature, results, size, where)
+    ) -> list[tuple[Rows, Signature]]:
+        """Call the operations of a step on rows that were read; return what is written."""
+        made = list[tuple[Rows, Signature, RowType]]()
+        for number, numbers in chain.calls:
+            operation, arguments, used = self.operations[number], list[Any](), list[Rows]()
+            signature = operation.signature
+            for wanted, earlier in zip(signature.inputs, numbers, strict=True):
+                if earlier < 0:
+                    read, rows = next(given)
+                else:
+                    rows = self._in_working_precision(*made[earlier], where)
+                used.append(rows)
+                argument = _argument(row_type_of(wanted), rows)
+                if isinstance(wanted, Ragged):
+                    argument = RaggedRows(argument, read.calls_in(self.schedule.index), size)
+                arguments.append(argument)
+            self.called = operation
+            results = _call(operation, arguments, used, where)
+            found = _checked_results(signature, results, size, where)
+            made += zip(found, repeat(signature), signature.outputs)
+        return [made[number][:2] for number in chain.outputs]
 
-    def _in_working_precision(self, rows: Rows, chain: Chain, where: str) -> Rows:
+    def _in_working_precision(
+        self, rows: Rows, signature: Signature, row_type: RowType, where: str
+    ) -> Rows:
         """Convert a result that is passed on within a step, as writing it would."""
-        signature = self.operations[chain.operation].signature
         dtypes = [
             row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
-            for part, row in zip(parts_of(signature.outputs[0]), rows, strict=True)
+            for part, row in zip(parts_of(row_type), rows, strict=True)
         ]
         _check_precision(dtypes, rows, signature, where)
         return tuple(row.to(dtype) for row, dtype in zip(rows, dtypes, strict=True))

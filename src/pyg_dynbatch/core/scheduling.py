@@ -63,7 +63,9 @@ def schedule_recordings(
     values = Values(joined.code.size)
     plan = Plan(sites, joined.code, joined.begins, values, joined.outputs.values)
     merged = plan.merge(constants, merge_equal)
-    plan.fuse()
+    wanted = np.zeros(joined.code.size, dtype=np.uint8)
+    wanted[values.value[joined.outputs.values]] = 1
+    plan.fuse(wanted)
     steps, read = plan.schedule(policy, rows)
     flat, outputs = _place_outputs(joined, values, read)
     columns = zip(sites.row_types, constants.counts, inputs.tolist(), rows.tolist(), strict=True)
@@ -375,8 +377,10 @@ class Plan:
         self.begin = np.empty(begins.size, dtype=np.int32)
         self.first_read = np.empty(begins.size + 1, dtype=np.int32)
         self.read = np.empty(code.size, dtype=np.int32)
-        self.fused = np.full((len(sites.signatures), sites.most_arguments), -1, dtype=np.int32)
-        self.chains: dict[int, Chain] = {}  # of operations with which others are fused
+        self.kind = self.member = np.zeros(0, dtype=np.int32)  # of calls; where each begins
+        self.first_member = self.first_chain = self.chain = self.member
+        self.chains: tuple[Chain, ...] = ()  # of calls that run together
+        self.most_outputs = sites.most_results
         self.calls = self.reads = 0
 
     def merge(self, constants: Constants, merge_equal: bool) -> int:
@@ -393,32 +397,58 @@ class Plan:
             first_read=self.first_read, read=self.read, counts=counts,
         )  # fmt: skip
         self.reads = int(counts[1] + counts[2])
+        self.member = self.begin[: self.calls]
+        self.first_member = np.arange(self.calls + 1, dtype=np.int32)
+        self.kind = sites.table[2][self.code[self.member]]
         return int(counts[3])
 
-    def fuse(self) -> None:
-        """Let calls run in the step of the only call that reads them."""
-        sites, values, before = self.sites, self.values, int(self.first_read[self.calls])
-        self.calls = scheduler().fuse(
-            sites=sites, code=self.code, num_sites=len(sites), calls=self.calls,
-            kinds=len(sites.signatures), outputs=self.outputs, num_outputs=self.outputs.size,
-            value=values.value, row=values.row, call=values.call, owner=values.owner,
-            begin=self.begin, first_read=self.first_read, read=self.read, fused=self.fused,
+    def fuse(self, wanted: np.ndarray, places: np.ndarray | None = None) -> None:
+        """Let calls that always come together run in one step.
+
+        ``wanted`` marks values to keep; ``places`` says where calls are made, by default the site.
+        """
+        native, sites, values, calls = extension(), self.sites, self.values, self.calls
+        if native is None or not calls:
+            return  # an optimization that is made in C alone
+        before, counts = int(self.first_read[calls]), np.zeros(2, dtype=np.int64)
+        entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a chain, per call
+        self.kind, self.member, self.first_chain = np.empty((3, calls), dtype=np.int32)
+        self.chain = np.empty(entries * calls, dtype=np.int32)
+        self.calls = native.fuse(
+            sites=sites, code=self.code, calls=calls, num_signatures=len(sites.signatures),
+            wanted=wanted, place=places, value=values.value, row=values.row, call=values.call, begin=self.begin,
+            first_read=self.first_read, read=self.read, kind=self.kind,
+            first_member=self.first_member, member=self.member, first_chain=self.first_chain,
+            chain=self.chain, counts=counts,
         )  # fmt: skip
+        fused, self.most_outputs = counts.tolist()
         self.reads += int(self.first_read[self.calls]) - before
-        users = {*np.flatnonzero((self.fused >= 0).any(1)).tolist()} - {*self.fused.flat}
-        self.chains = {kind: self._chain(kind) for kind in users}
+        self.chains = tuple(map(self._chain, self.first_chain[:fused].tolist()))
 
-    def _chain(self, kind: int) -> Chain:
-        fused = self.fused[kind, : len(self.sites.signatures[kind].inputs)].tolist()
-        return Chain(kind, tuple(None if each < 0 else self._chain(each) for each in fused))
+    def _chain(self, begin: int) -> Chain:
+        """Decode what ``write_chains`` of ``native/fuse.c`` has written."""
+        signatures, most, code = self.sites.signatures, self.sites.most_results, self.chain
+        nodes, outputs, place = int(code[begin]), int(code[begin + 1]), begin + 2
+        calls, first = [], [0]  # number of the first result of each node
+        for _ in range(nodes):
+            signature = signatures[code[place]]
+            end = place + 1 + len(signature.inputs)
+            refer = code[place + 1 : end].tolist()
+            arguments = (first[each // most] + each % most if each >= 0 else -1 for each in refer)
+            calls.append((int(code[place]), tuple(arguments)))
+            first.append(first[-1] + len(signature.outputs))
+            place = end
+        pairs = code[place : place + 2 * outputs].reshape(outputs, 2).tolist()
+        return Chain(tuple(calls), tuple(first[node] + result for node, result in pairs))
 
-    def _types_read(self, chain: Chain) -> list[int]:
-        """Return the row type of each argument that is read from other steps."""
-        types = list[int]()
-        own = self.sites.argument_types[chain.operation]
-        for row_type, inner in zip(own, chain.arguments, strict=True):
-            types += [row_type] if inner is None else self._types_read(inner)
-        return types
+    def _types_of(self, chain: Chain) -> tuple[list[int], list[int]]:
+        """Return the row types of what a chain reads and writes."""
+        sites, read, made = self.sites, list[int](), list[int]()
+        for operation, arguments in chain.calls:
+            pairs = zip(sites.argument_types[operation], arguments, strict=True)
+            read += [row_type for row_type, number in pairs if number < 0]
+            made += sites.result_types[operation]
+        return read, [made[number] for number in chain.outputs]
 
     def schedule(
         self, policy: str | Policy, rows: np.ndarray
@@ -428,41 +458,45 @@ class Plan:
         ``rows`` counts the rows of each row type, and becomes larger by those of the results.
         """
         chosen, sites, values = policy_of(policy), self.sites, self.values
-        kind = sites.table[2][self.code[self.begin[: self.calls]]]
+        kinds, kind = len(sites.signatures) + len(self.chains), self.kind[: self.calls]
         step = np.empty(self.calls, dtype=np.int32)
         if isinstance(policy, str):
             steps = scheduler().order(
-                calls=self.calls, kinds=len(sites.signatures), agenda=int(policy == "agenda"),
-                kind=kind, row=values.row, call=values.call, first_read=self.first_read,
+                calls=self.calls, kinds=kinds, agenda=int(policy == "agenda"), kind=kind,
+                row=values.row, call=values.call, first_read=self.first_read,
                 read=self.read, step=step,
             )  # fmt: skip
         else:
             names = tuple(signature.name for signature in sites.signatures)
+            joined = (map(names.__getitem__, chain.operations) for chain in self.chains)
+            names += tuple(map("+".join, joined))
             columns = kind, values.row, values.call, self.first_read, self.read
             graph = definitions.dependencies(self.calls, *columns, names)
             step[:] = order_calls(graph, chosen)
             steps = int(step.max(initial=-1)) + 1
         index = np.empty(self.reads, dtype=np.int64)
-        call = np.empty((steps, 2 + sites.most_results), dtype=np.int64)
-        types = list(sites.argument_types)
-        for operation, fused in self.chains.items():
-            types[operation] = self._types_read(fused)
-        slices = np.empty((steps * max(map(len, types), default=0), 4), dtype=np.int64)
+        call = np.empty((steps, 2 + self.most_outputs), dtype=np.int64)
+        read = list(sites.argument_types), list(sites.result_types)
+        for types in map(self._types_of, self.chains):
+            read[0].append(types[0])
+            read[1].append(types[1])
+        slices = np.empty((steps * max(map(len, read[0]), default=0), 4), dtype=np.int64)
         scheduler().place(
-            sites=sites, code=self.code, calls=self.calls, steps=steps, begin=self.begin,
-            first_read=self.first_read, read=self.read, step=step, value=values.value,
-            owner=values.owner, fused=self.fused, row=values.row, free=rows, index=index,
-            call=call, slices=slices,
+            sites=sites, code=self.code, calls=self.calls, steps=steps,
+            num_signatures=len(sites.signatures), most_outputs=self.most_outputs,
+            first_read=self.first_read, read=self.read, step=step, kind=self.kind,
+            first_member=self.first_member, member=self.member, first_chain=self.first_chain,
+            chain=self.chain, row=values.row, free=rows, index=index, call=call, slices=slices,
         )  # fmt: skip
-        return tuple(_listed(sites, types, call.tolist(), slices)), index
+        return tuple(_listed(*read, call.tolist(), slices)), index
 
 
 def _listed(
-    sites: Sites, types: list[list[int]], calls: list[list[int]], slices: np.ndarray
+    read: list[list[int]], made: list[list[int]], calls: list[list[int]], slices: np.ndarray
 ) -> Iterator[Step]:
     columns = [iter(column) for column in slices.T.tolist()]
-    for signature, size, *first in calls:
+    for kind, size, *first in calls:
         # The types end first, so that each step takes its slices from the columns.
-        arguments = tuple(map(IndexSlice, types[signature], *columns))
-        results = tuple(zip(sites.result_types[signature], first, strict=False))
-        yield Step(signature, size, arguments, results)
+        arguments = tuple(map(IndexSlice, read[kind], *columns))
+        results = tuple(zip(made[kind], first, strict=False))
+        yield Step(kind, size, arguments, results)

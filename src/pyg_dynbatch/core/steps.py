@@ -1,8 +1,7 @@
 """The batched calls of recordings, step by step: which rows each call reads and writes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -14,6 +13,8 @@ from torch import Tensor
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.types import RowType, TensorType, describe
+
+Columns = list[np.ndarray]
 
 GATHER, ZEROS = -1, -2
 """Values of ``IndexSlice.start``: the rows are not contiguous; all of them are the row of zeros."""
@@ -41,23 +42,26 @@ class IndexSlice(NamedTuple):
 class Step(NamedTuple):
     """One batched call: an operation, the number of calls, the rows read and written."""
 
-    operation: int
+    operation: int  # number of a signature, or after all of these that of a chain
     size: int
     arguments: tuple[IndexSlice, ...]
     results: tuple[tuple[int, int], ...]  # (buffer, first row)
 
 
 class Chain(NamedTuple):
-    """Operations that run in one step: one, and those that compute some of its arguments."""
+    """Operations that run in one step, in their order."""
 
-    operation: int
-    arguments: tuple["Chain | None", ...]  # None if rows are read
+    calls: tuple[tuple[int, tuple[int, ...]], ...]
+    """Each operation, and for each of its arguments -1 if rows are read, or else the number of an
+    earlier result of the chain."""
+
+    outputs: tuple[int, ...]
+    """Numbers of the results that are written; the results of all operations are counted."""
 
     @property
     def operations(self) -> list[int]:
         """All operations, in the order in which they run."""
-        inner = (argument.operations for argument in self.arguments if argument is not None)
-        return [*chain(*inner), self.operation]
+        return [operation for operation, _ in self.calls]
 
 
 class BufferSpec(NamedTuple):
@@ -95,9 +99,8 @@ class Steps(MovablePlan):
         merged_calls: Calls saved because they repeat an earlier call on equal constants.
         model: Fingerprint of the model that recorded the calls; others refuse them.
         result: What the model needs to rebuild its results, such as the labels of metrics.
-        fused: For each operation of which the steps also run others, all of these. Results that
-            only one call reads, always the same argument of the same operation, are passed on
-            without being written.
+        fused: Chains of operations that always come together and run in one step, to which steps
+            refer by the numbers after those of the signatures.
 
     Reference:
         Looks et al. (2017), arXiv:1702.02181, section 2. Differs: rows are gathered from any
@@ -120,7 +123,7 @@ class Steps(MovablePlan):
     merged_calls: int = 0
     model: str = ""
     result: Any = None
-    fused: dict[int, Chain] = field(default_factory=dict)
+    fused: tuple[Chain, ...] = ()
 
     def __len__(self) -> int:
         return self.num_examples
@@ -132,14 +135,18 @@ class Steps(MovablePlan):
 
     def chain_of(self, step: Step) -> Chain:
         """Return the operations of a step."""
-        kind = step.operation
-        return self.fused.get(kind) or Chain(kind, (None,) * len(self.signatures[kind].inputs))
+        if (number := step.operation - len(self.signatures)) >= 0:
+            return self.fused[number]
+        signature = self.signatures[step.operation]
+        call = step.operation, (-1,) * len(signature.inputs)
+        return Chain((call,), tuple(range(len(signature.outputs))))
 
     @property
     def operations(self) -> list[int]:
         """All operations that steps run, each once."""
         kinds = {step.operation: step for step in self.steps}
-        return [each for step in kinds.values() for each in self.chain_of(step).operations]
+        found = (each for step in kinds.values() for each in self.chain_of(step).operations)
+        return list(dict.fromkeys(found))
 
     def name_of(self, step: Step) -> str:
         """Return the names of the operations of a step, in the order in which they run."""
@@ -147,7 +154,7 @@ class Steps(MovablePlan):
 
     def stats(self) -> "ScheduleStats":
         """Count steps, rows, the critical path, the lower bound, and the copies Fold would make."""
-        schedule, kinds = self.cpu(), len(self.signatures)
+        schedule, kinds = self.cpu(), len(self.signatures) + len(self.fused)
         # Per row: the longest path of steps of each operation that leads to it, and of any.
         paths = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
         # Per row: its depth in calls, and that of the deepest call that reads it.
@@ -166,11 +173,14 @@ class Steps(MovablePlan):
                 gathered += read.length if read.start == GATHER else 0
             path[:, [step.operation, -1]] += 1
             chain = schedule.chain_of(step)
-            depth, copied = _depth(chain, step.size, iter(reads), depths, uses)
-            rows, copies = rows + step.size * len(chain.operations), copies + copied
-            for buffer, start in step.results:
+            made, used = schedule._depths(chain, step.size, iter(reads), depths, uses)
+            rows += step.size * len(chain.calls)
+            inner = {*range(len(made))}.difference(chain.outputs)
+            copies += sum(int(np.maximum(used[n] - made[n] - 1, 0).sum()) for n in inner)
+            for (buffer, start), number in zip(step.results, chain.outputs, strict=True):
                 paths[buffer][start : start + step.size] = path
-                depths[buffer][start : start + step.size] = depth
+                depths[buffer][start : start + step.size] = made[number]
+                uses[buffer][start : start + step.size] = used[number]
         *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *paths]).max(0).tolist()
         both = zip(uses, depths, strict=True)
         copies += sum(int(np.maximum(use - depth - 1, 0).sum()) for use, depth in both)
@@ -188,6 +198,34 @@ class Steps(MovablePlan):
             * max((int(d.max(initial=0)) for d in depths), default=0),
             fold_copies=copies,
         )
+
+    def _depths(
+        self, chain: Chain, size: int, reads: Iterator[Any], depths: Columns, uses: Columns
+    ) -> tuple[Columns, Columns]:
+        """Return the depths of all results of a step, and of the deepest call within that reads it.
+
+        Notes those of the calls that read the rows of earlier steps.
+        """
+        made, used = list[np.ndarray](), list[np.ndarray]()
+        for operation, arguments in chain.calls:
+            depth, mine = np.zeros(size, dtype=np.int64), list[Any]()
+            for number in arguments:
+                if number < 0:
+                    mine.append(next(reads))
+                    buffer, rows, call = mine[-1]
+                    np.maximum.at(depth, call, depths[buffer][rows])
+                else:
+                    depth = np.maximum(depth, made[number])
+            depth = depth + 1
+            for buffer, rows, call in mine:
+                np.maximum.at(uses[buffer], rows, depth[call])
+            for number in arguments:
+                if number >= 0:
+                    used[number] = np.maximum(used[number], depth)
+            for _ in self.signatures[operation].outputs:
+                made.append(depth)
+                used.append(np.zeros(size, dtype=np.int64))
+        return made, used
 
     # Moving to a device, comparing, printing.
 
@@ -210,7 +248,7 @@ class Steps(MovablePlan):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        rows = sum(step.size * len(self.chain_of(step).operations) for step in self.steps)
+        rows = sum(step.size * len(self.chain_of(step).calls) for step in self.steps)
         return f"Steps({self.num_examples} examples, {len(self.steps)} steps, {rows} rows)"
 
     def __str__(self) -> str:
@@ -224,26 +262,6 @@ class Steps(MovablePlan):
         for number, buffer in enumerate(self.buffers):
             lines.append(f"  buffer {number}: {describe(buffer.row_type)}, {buffer.rows} rows")
         return "\n".join(lines)
-
-
-def _depth(
-    chain: Chain, size: int, reads: Iterator[Any], depths: list[np.ndarray], uses: list[np.ndarray]
-) -> tuple[np.ndarray, int]:
-    """Return the depths of calls, and the copies of results that are passed on within the step."""
-    depth, mine, inside, copies = np.zeros(size, dtype=np.int64), [], [], 0
-    for inner in chain.arguments:
-        if inner is None:
-            mine.append(next(reads))
-            buffer, rows, call = mine[-1]
-            np.maximum.at(depth, call, depths[buffer][rows])
-        else:
-            found, copied = _depth(inner, size, reads, depths, uses)
-            depth, copies = np.maximum(depth, found), copies + copied
-            inside.append(found)
-    depth = depth + 1
-    for buffer, rows, call in mine:
-        np.maximum.at(uses[buffer], rows, depth[call])
-    return depth, copies + sum(int((depth - found - 1).sum()) for found in inside)
 
 
 def _shown(read: IndexSlice) -> str:

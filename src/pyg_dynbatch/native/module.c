@@ -5,7 +5,7 @@
 
 #include "arguments.h"
 
-extern PyMethodDef levels_functions[], pairs_functions[], recorder_functions[],
+extern PyMethodDef fuse_functions[], levels_functions[], pairs_functions[], recorder_functions[],
     recordings_functions[], steps_functions[];
 int add_recorder_types(PyObject *module);
 #ifndef NO_KERNELS
@@ -14,7 +14,7 @@ void choose_best_kernels(void);
 #endif
 
 static PyMethodDef *const tables[] = {
-    levels_functions, pairs_functions, recorder_functions, recordings_functions, steps_functions,
+    fuse_functions, levels_functions, pairs_functions, recorder_functions, recordings_functions, steps_functions,
 #ifndef NO_KERNELS
     tree_lstm_functions,
 #endif

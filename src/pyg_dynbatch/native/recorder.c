@@ -64,7 +64,7 @@ struct recorder {
     PyObject_HEAD
     struct lookup *lookup;
     PyObject *root, *refused; /* the argument that could not be recorded last */
-    int32_t *code;            /* since the last flush */
+    int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
     int64_t size, room, base; /* of `code`, and how many integers were before */
     uint8_t *flags, *alive;   /* of each value: NEEDS_GRAD, and how many objects stand for it */
     int64_t flags_room;
@@ -260,6 +260,12 @@ static int make_room(struct recorder *r, int64_t integers)
     if (!code)
         return -1;
     r->code = code;
+    int32_t *const place = realloc(r->place, r->room * sizeof *place);
+    if (!place) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    r->place = place;
     const int64_t before = r->flags_room, wanted = r->base + r->size + integers;
     int64_t room = before;
     uint8_t *const flags = grown(r->flags, wanted, &room, 1);
@@ -296,6 +302,22 @@ static PyObject *results_of(struct recorder *r, const struct site *site, int64_t
     return built;
 }
 
+/* A number for the instruction of Python that is running. */
+static int32_t place_of_code(void)
+{
+    static PyObject *name;
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    if (!frame || !(name || (name = PyUnicode_InternFromString("f_lasti"))))
+        return 0;
+    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+    PyObject *found = PyObject_GetAttr(frame, name);
+    uint64_t hash = (uint64_t)(uintptr_t)code * 1099511628211u;
+    hash += found ? (uint64_t)PyLong_AsLong(found) * 0x9E3779B97F4A7C15u : 0;
+    Py_XDECREF(code);
+    Py_XDECREF(found);
+    return (int32_t)(hash >> 33);
+}
+
 /* Appends a record; `integers` is what follows the number of the site. */
 static PyObject *append(struct recorder *r, const struct site *site, const int32_t *reads,
                         int64_t num_reads, const int32_t *integers, int64_t num_integers)
@@ -313,6 +335,7 @@ static PyObject *append(struct recorder *r, const struct site *site, const int32
         return NULL;
     int32_t *const code = r->code + r->size;
     code[0] = site->number;
+    r->place[r->size] = place_of_code();
     if (num_integers)
         memcpy(code + 1, integers, num_integers * sizeof *code);
     for (int64_t each = 1 + num_integers; each < size; each++)
@@ -1080,6 +1103,7 @@ static PyObject *extend(PyObject *self, PyObject *given)
     if (!failed) {
         memcpy(r->code + r->size, view.buf, integers * sizeof *r->code);
         memset(r->flags + r->base + r->size, 0, integers);
+        memset(r->place + r->size, 0, integers * sizeof *r->place);
         r->size += integers;
     }
     PyBuffer_Release(&view);
@@ -1092,6 +1116,12 @@ static PyObject *recorded(PyObject *self, PyObject *none)
 {
     struct recorder *const r = (struct recorder *)self;
     return PyBytes_FromStringAndSize((char *)r->code, r->size * (Py_ssize_t)sizeof *r->code);
+}
+
+static PyObject *places(PyObject *self, PyObject *none)
+{
+    struct recorder *const r = (struct recorder *)self;
+    return PyBytes_FromStringAndSize((char *)r->place, r->size * (Py_ssize_t)sizeof *r->place);
 }
 
 static PyObject *clear(PyObject *self, PyObject *none)
@@ -1131,6 +1161,7 @@ static void free_recorder(PyObject *self)
     Py_CLEAR(r->root);
     Py_CLEAR(r->refused);
     free(r->code);
+    free(r->place);
     free(r->flags);
     free(r->alive);
     free_object(self);
@@ -1150,6 +1181,7 @@ static PyMethodDef methods_of_recorder[] = {
     {"record", record, METH_VARARGS, "Append a record of a site."},
     {"extend", extend, METH_O, "Append records that need no gradient."},
     {"recorded", recorded, METH_NOARGS, "The integers since the last flush."},
+    {"places", places, METH_NOARGS, "Where in the user's code each record was made."},
     {"clear", clear, METH_NOARGS, "Begin a flush."},
     {"alive", alive, METH_NOARGS, "Whether there are objects that stand for each value."},
     {"needs_grad", needs_grad, METH_O, "Whether gradients flow back from a value."},

@@ -9,11 +9,11 @@
    after the other; within a group, calls go by depth, or by the agenda where that is as short. */
 struct order {
     int64_t calls, kinds, agenda;
-    int32_t *kind;             /* of each call */
+    const int32_t *kind;       /* of each call; numbered without gaps before anything else */
     const int32_t *row, *call; /* of each value, as `merge` leaves them */
     const int32_t *first_read, *read;
     int32_t *step; /* result: of each call */
-    /* Room: of each call; of each kind; the calls that read a result; and by_depth's steps. */
+    /* Room: numbers of the kinds that are called; of each call; of each kind; the calls that read a result; and by_depth's steps. */
     int32_t *group, *depth, *sorted, *waiting, *next, *first_user, *user, *other;
     int32_t *group_of_kind, *ready, *number, *left;
     double *depth_left;
@@ -207,8 +207,20 @@ static void list_users(struct order *o)
     }
 }
 
-/* Returns the number of steps, or -1 without memory. */
-static int64_t order(struct order *o)
+/* Numbers the kinds that are called without gaps; returns how many there are. */
+static int64_t number_kinds(const struct order *o, int32_t *number, int32_t *kind)
+{
+    int32_t kinds = 0;
+    for (int64_t call = 0; call < o->calls; call++)
+        number[o->kind[call]] = 1;
+    for (int64_t each = 0; each < o->kinds; each++)
+        number[each] = number[each] ? kinds++ : -1;
+    for (int64_t call = 0; call < o->calls; call++)
+        kind[call] = number[o->kind[call]];
+    return kinds;
+}
+
+static int64_t order_numbered(struct order *o)
 {
     const int64_t calls = o->calls, kinds = o->kinds, reads = o->first_read[calls];
     int32_t steps = 0;
@@ -255,193 +267,36 @@ static int64_t order(struct order *o)
     return steps;
 }
 
-enum { MOST_FUSED = 64 }; /* operations of a step, which bounds the recursion of `expand` */
-
-/* Calls of which each is read by one other call only, at the same argument of the same operation,
-   run in the step of that call; see `can_fuse`. */
-struct fuse {
-    const struct sites *sites;
-    const int32_t *code;
-    int64_t num_sites, calls, kinds;
-    const int32_t *outputs; /* values that others read */
-    int64_t num_outputs;
-    const int32_t *value, *row; /* of each value, as `merge` leaves them */
-    int32_t *call;              /* also the result: of the results of the calls that remain */
-    const int32_t *owner;
-    int32_t *begin, *first_read, *read; /* also the results: of the calls that remain */
-    int32_t *fused; /* result: for each argument of each signature the one that is fused, or -1 */
-    /* Room: the argument that reads the calls of each kind, what makes each argument (-1 if not
-       met, MANY if not the same for all); fused operations of each kind; readers of each call. */
-    int32_t *reader, *maker, *size, *readers;
-    struct order order;
-};
-
-enum { MANY = -2 };
-
-/* The values of one argument of a call, or of one that is fused with it. */
-struct piece {
-    const int32_t *next;
-    int32_t values;
-    int is_ragged;
-};
-
-/* Lists the arguments that a call and those fused with it read from other steps. */
-static int32_t expand(const struct sites *s, const int32_t *code, const int32_t *value,
-                      const int32_t *owner, const int32_t *fused, int32_t begin,
-                      struct piece *pieces)
+/* Returns the number of steps, or -1 without memory. */
+static int64_t order(struct order *o)
 {
-    const int32_t signature = s->signature[code[begin]], *next = code + begin + 1;
-    int32_t found = 0;
-    for (int32_t argument = 0; argument < s->arguments[signature]; argument++) {
-        if (fused[signature * s->most_arguments + argument] >= 0) {
-            found += expand(s, code, value, owner, fused, owner[value[*next++]], pieces + found);
-            continue;
-        }
-        const int32_t values = values_of(s, signature, argument, &next);
-        pieces[found++] = (struct piece){next, values, is_ragged(s, signature, argument)};
-        next += values;
+    int32_t *const number = calloc(o->kinds + o->calls + 1, sizeof *number);
+    int64_t steps = -1;
+    if (number) {
+        int32_t *const kind = number + o->kinds;
+        o->kinds = number_kinds(o, number, kind);
+        o->kind = kind;
+        steps = order_numbered(o);
     }
-    return found;
-}
-
-static int32_t kind_of(const struct fuse *f, int32_t value)
-{
-    return f->sites->signature[f->code[f->owner[value]]];
-}
-
-/* Notes which argument reads the calls of each kind, and what makes each argument. */
-static void find_readers(struct fuse *f)
-{
-    const struct sites *s = f->sites;
-    for (int64_t call = 0; call < f->calls; call++) {
-        const int32_t kind = s->signature[f->code[f->begin[call]]];
-        const int32_t *next = f->code + f->begin[call] + 1;
-        f->order.kind[call] = kind;
-        for (int32_t argument = 0; argument < s->arguments[kind]; argument++) {
-            const int32_t slot = kind * (int32_t)s->most_arguments + argument;
-            for (int32_t left = values_of(s, kind, argument, &next); left > 0; left--) {
-                const int32_t value = f->value[*next++];
-                if (f->row[value] >= 0) {
-                    f->maker[slot] = MANY;
-                    continue;
-                }
-                const int32_t source = kind_of(f, value), known = f->maker[slot];
-                const int is_alone = !f->readers[f->call[value]]++ && !is_ragged(s, kind, argument);
-                const int is_same = f->reader[source] == -1 || f->reader[source] == slot;
-                f->reader[source] = is_alone && is_same ? slot : MANY;
-                f->maker[slot] = known == -1 || known == source ? source : MANY;
-            }
-        }
-    }
-    for (int64_t each = 0; each < f->num_outputs; each++) {
-        const int32_t value = f->value[f->outputs[each]];
-        if (f->row[value] < 0)
-            f->reader[kind_of(f, value)] = MANY;
-    }
-    for (int64_t call = 0; call < f->calls; call++)
-        if (!f->readers[call])
-            f->reader[f->order.kind[call]] = MANY;
-}
-
-/* Whether all calls of a kind are the same argument of all calls of one other kind, and batching
-   is not lost: calls outside a recursion run in one step, those inside one per level. */
-static int can_fuse(const struct fuse *f, int32_t kind)
-{
-    const int32_t slot = f->reader[kind], user = slot / (int32_t)f->sites->most_arguments;
-    return slot >= 0 && f->maker[slot] == kind &&
-           (!reaches(&f->order, user, user) || reaches(&f->order, user, kind));
-}
-
-static void fuse_kinds(struct fuse *f)
-{
-    const int32_t width = (int32_t)f->sites->most_arguments;
-    for (int32_t kind = 0; kind < f->kinds; kind++) {
-        if (!can_fuse(f, kind))
-            continue;
-        int32_t top = f->reader[kind] / width;
-        while (f->reader[top] >= 0 && f->fused[f->reader[top]] == top)
-            top = f->reader[top] / width;
-        if (f->size[kind] + f->size[top] <= MOST_FUSED) {
-            f->fused[f->reader[kind]] = kind;
-            f->size[top] += f->size[kind];
-        }
-    }
-}
-
-/* Removes the fused calls; what they read is read by the calls that remain. */
-static int64_t remove_fused(struct fuse *f, struct piece *pieces)
-{
-    const struct sites *s = f->sites;
-    int32_t calls = 0, reads = 0;
-    for (int64_t call = 0; call < f->calls; call++) {
-        const int32_t begin = f->begin[call], slot = f->reader[f->order.kind[call]];
-        if (slot >= 0 && f->fused[slot] >= 0)
-            continue;
-        const int32_t found = expand(s, f->code, f->value, f->owner, f->fused, begin, pieces);
-        f->first_read[calls] = reads;
-        for (int32_t piece = 0; piece < found; piece++)
-            for (int32_t each = 0; each < pieces[piece].values; each++)
-                f->read[reads++] = f->value[pieces[piece].next[each]];
-        for (int32_t result = 0; result < s->results[f->code[begin]]; result++)
-            f->call[begin + result] = calls;
-        f->begin[calls++] = begin;
-    }
-    f->first_read[calls] = reads;
-    return calls;
-}
-
-/* Returns the number of calls that remain, or -1 without memory. */
-static int64_t fuse(struct fuse *f)
-{
-    const int64_t kinds = f->kinds, slots = kinds * f->sites->most_arguments;
-    const int64_t most_pieces = MOST_FUSED * f->sites->most_arguments;
-    struct order *o = &f->order;
-    *o = (struct order){.calls = f->calls, .kinds = kinds, .row = f->row, .call = f->call,
-                        .first_read = f->first_read, .read = f->read, .words = (kinds + 63) / 64};
-    int32_t *const room = calloc(2 * kinds + slots + 2 * f->calls + 1, sizeof *room);
-    struct piece *const pieces = malloc((most_pieces + 1) * sizeof *pieces);
-    o->reach = calloc(kinds * o->words + 1, sizeof *o->reach);
-    int64_t calls = -1;
-    if (room && pieces && o->reach) {
-        f->reader = room;
-        f->maker = f->reader + kinds;
-        f->size = f->maker + slots;
-        f->readers = f->size + kinds;
-        o->kind = f->readers + f->calls;
-        memset(f->reader, -1, (kinds + slots) * sizeof *f->reader);
-        memset(f->fused, -1, slots * sizeof *f->fused);
-        for (int64_t kind = 0; kind < kinds; kind++)
-            f->size[kind] = 1;
-        for (int64_t site = 0; site < f->num_sites; site++)
-            if (f->sites->kind[site] == CALL &&
-                (f->sites->results[site] > 1 || !f->sites->arguments[f->sites->signature[site]]))
-                f->reader[f->sites->signature[site]] = MANY;
-        find_readers(f);
-        find_reach(o);
-        fuse_kinds(f);
-        calls = remove_fused(f, pieces);
-    }
-    free(room);
-    free(pieces);
-    free(o->reach);
-    return calls;
+    free(number);
+    return steps;
 }
 
 /* Gives the results of every step rows, and lists the rows that it reads. */
 struct place {
     const struct sites *sites;
     const int32_t *code;
-    int64_t calls, steps;
-    const int32_t *begin, *first_read, *read, *step;
-    const int32_t *value, *owner, *fused; /* as `fuse` leaves them */
+    int64_t calls, steps, num_signatures, most_outputs;
+    const int32_t *first_read, *read, *step;
+    const int32_t *kind, *first_member, *member, *first_chain, *chain; /* as `fuse` leaves them */
     int32_t *row;    /* of each value; result: also those of results */
     int64_t *free;   /* the first free row of each row type; result: after all results */
     int64_t *index;  /* result: row numbers, argument by argument */
-    int64_t *call;   /* result: for each step its signature and number of calls, for each of its
-                        results the first row */
+    int64_t *call;   /* result: for each step its kind and number of calls, for each of its results
+                        the first row */
     int64_t *slices; /* result: for each argument of each step its begin in `index`, its length, its
                         first row if they are contiguous or -1, and the begin of the calls or -1 */
-    struct piece *pieces; /* room */
+    int64_t width;   /* room: entries of `call` per step */
 };
 
 /* The first of rows that are contiguous, 0 if there are none, or -1. */
@@ -453,10 +308,58 @@ static int64_t first_row(const int64_t *rows, int64_t count)
     return count ? rows[0] : 0;
 }
 
-/* Lists what a call reads from other steps. */
-static int32_t pieces_of(const struct place *p, int32_t begin)
+/* Goes through the arguments that a call reads from other steps. */
+struct piece {
+    int32_t values, node, argument;
+    int is_ragged;
+    const int32_t *next, *refer; /* in the code; in the chain, or NULL */
+};
+
+static int next_piece(const struct place *p, int32_t call, struct piece *piece)
 {
-    return expand(p->sites, p->code, p->value, p->owner, p->fused, begin, p->pieces);
+    const struct sites *s = p->sites;
+    const int32_t *const members = p->member + p->first_member[call];
+    const int32_t nodes = p->first_member[call + 1] - p->first_member[call];
+    if (piece->node < 0) { /* the first */
+        const int32_t fused = p->kind[call] - (int32_t)p->num_signatures;
+        *piece = (struct piece){.refer = fused < 0 ? NULL : p->chain + p->first_chain[fused] + 3,
+                                .next = p->code + *members + 1, .argument = -1};
+    } else
+        piece->next += piece->values;
+    for (;;) {
+        const int32_t signature = s->signature[p->code[members[piece->node]]];
+        if (++piece->argument == s->arguments[signature]) {
+            if (++piece->node == nodes)
+                return 0;
+            piece->argument = -1;
+            piece->next = p->code + members[piece->node] + 1;
+            piece->refer += piece->refer ? s->arguments[signature] + 1 : 0;
+            continue;
+        }
+        piece->is_ragged = is_ragged(s, signature, piece->argument);
+        piece->values = values_of(s, signature, piece->argument, &piece->next);
+        if (!piece->refer || piece->refer[piece->argument] < 0)
+            return 1;
+        piece->next += piece->values;
+    }
+}
+
+/* The number of outputs of a call; `node` and `result` of each, counted from 0. */
+static int32_t output_of(const struct place *p, int32_t call, int32_t number, int32_t *result)
+{
+    const int32_t fused = p->kind[call] - (int32_t)p->num_signatures;
+    const int32_t begin = p->member[p->first_member[call]];
+    *result = number;
+    if (fused < 0)
+        return number < p->sites->results[p->code[begin]] ? 0 : -1;
+    const int32_t *next = p->chain + p->first_chain[fused], nodes = next[0], outputs = next[1];
+    if (number >= outputs)
+        return -1;
+    next += 2;
+    for (int32_t node = 0; node < nodes; node++)
+        next += 1 + p->sites->arguments[*next];
+    *result = next[2 * number + 1];
+    return next[2 * number];
 }
 
 /* The steps, their results, and the lengths of what they read; returns the number of slices. */
@@ -464,40 +367,43 @@ static int64_t place_results(struct place *p, int32_t *position, int32_t *one_of
                              uint8_t *is_any_ragged)
 {
     const struct sites *s = p->sites;
-    const int64_t width = 2 + s->most_results;
     int64_t slices = 0;
-    memset(p->call, 0, p->steps * width * sizeof *p->call);
-    for (int64_t call = 0; call < p->calls; call++) {
-        int64_t *step = p->call + p->step[call] * width;
-        one_of[p->step[call]] = p->begin[call];
-        step[0] = s->signature[p->code[p->begin[call]]];
+    int32_t node, result;
+    memset(p->call, 0, p->steps * p->width * sizeof *p->call);
+    for (int32_t call = 0; call < p->calls; call++) {
+        int64_t *step = p->call + p->step[call] * p->width;
+        one_of[p->step[call]] = call;
+        step[0] = p->kind[call];
         position[call] = (int32_t)step[1]++;
     }
     for (int64_t each = 0; each < p->steps; each++) {
-        int64_t *step = p->call + each * width;
-        const int32_t site = p->code[one_of[each]], found = pieces_of(p, one_of[each]);
-        for (int32_t slot = 0; slot < s->results[site]; slot++) {
-            int64_t *free_row = p->free + s->type[site * s->most_results + slot];
-            step[2 + slot] = *free_row;
+        int64_t *step = p->call + each * p->width;
+        const int32_t call = one_of[each], *const members = p->member + p->first_member[call];
+        for (int32_t out = 0; (node = output_of(p, call, out, &result)) >= 0; out++) {
+            const int32_t site = p->code[members[node]];
+            int64_t *free_row = p->free + s->type[site * s->most_results + result];
+            step[2 + out] = *free_row;
             *free_row += step[1];
         }
         first[each] = slices;
         is_any_ragged[each] = 0;
-        for (int32_t piece = 0; piece < found; piece++) {
-            is_any_ragged[each] |= p->pieces[piece].is_ragged;
-            p->slices[4 * slices++ + 1] = p->pieces[piece].is_ragged ? 0 : step[1];
+        for (struct piece piece = {.node = -1}; next_piece(p, call, &piece);) {
+            is_any_ragged[each] |= piece.is_ragged;
+            p->slices[4 * slices++ + 1] = piece.is_ragged ? 0 : step[1];
         }
     }
     first[p->steps] = slices;
-    for (int64_t call = 0; call < p->calls; call++) {
-        const int64_t *step = p->call + p->step[call] * width;
-        const int32_t begin = p->begin[call];
-        for (int32_t slot = 0; slot < s->results[p->code[begin]]; slot++)
-            p->row[begin + slot] = (int32_t)step[2 + slot] + position[call];
-        const int32_t found = is_any_ragged[p->step[call]] ? pieces_of(p, begin) : 0;
-        for (int32_t piece = 0; piece < found; piece++)
-            if (p->pieces[piece].is_ragged)
-                p->slices[4 * (first[p->step[call]] + piece) + 1] += p->pieces[piece].values;
+    for (int32_t call = 0; call < p->calls; call++) {
+        const int64_t *step = p->call + p->step[call] * p->width;
+        const int32_t *const members = p->member + p->first_member[call];
+        for (int32_t out = 0; (node = output_of(p, call, out, &result)) >= 0; out++)
+            p->row[members[node] + result] = (int32_t)step[2 + out] + position[call];
+        if (!is_any_ragged[p->step[call]])
+            continue;
+        int64_t *slice = p->slices + 4 * first[p->step[call]];
+        for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += 4)
+            if (piece.is_ragged)
+                slice[1] += piece.values;
     }
     return slices;
 }
@@ -511,17 +417,15 @@ static void place_reads(struct place *p, int64_t call, int64_t *slices, int64_t 
 }
 
 /* The same for a call with ragged arguments. */
-static void place_ragged_reads(struct place *p, int64_t call, int32_t position, int64_t *slices)
+static void place_ragged_reads(struct place *p, int32_t call, int32_t position, int64_t *slice)
 {
-    const int32_t found = pieces_of(p, p->begin[call]), *read = p->read + p->first_read[call];
-    for (int32_t piece = 0; piece < found; piece++) {
-        int64_t *slice = slices + 4 * piece;
-        for (int32_t each = 0; each < p->pieces[piece].values; each++) {
+    const int32_t *read = p->read + p->first_read[call];
+    for (struct piece piece = {.node = -1}; next_piece(p, call, &piece); slice += 4)
+        for (int32_t each = 0; each < piece.values; each++) {
             if (slice[3] >= 0)
                 p->index[slice[3] + slice[2] - slice[0]] = position;
             p->index[slice[2]++] = p->row[*read++];
         }
-    }
 }
 
 /* Returns the number of slices, or -1 without memory. */
@@ -530,21 +434,19 @@ static int64_t place(struct place *p)
     int64_t slices = -1, entry = 0, *const first = malloc((p->steps + 1) * sizeof *first);
     int32_t *const position = malloc((p->calls + p->steps + 1) * sizeof *position);
     uint8_t *const is_any_ragged = malloc(p->steps + 1);
-    p->pieces = malloc((MOST_FUSED * p->sites->most_arguments + 1) * sizeof *p->pieces);
-    if (first && position && is_any_ragged && p->pieces) {
+    p->width = 2 + p->most_outputs;
+    if (first && position && is_any_ragged) {
         int32_t *one_of = position + p->calls;
         slices = place_results(p, position, one_of, first, is_any_ragged);
-        for (int64_t each = 0, slice = 0; each < p->steps; each++) {
-            const int32_t found = pieces_of(p, one_of[each]);
-            for (int32_t piece = 0; piece < found; piece++) {
+        for (int64_t each = 0, slice = 0; each < p->steps; each++)
+            for (struct piece piece = {.node = -1}; next_piece(p, one_of[each], &piece);) {
                 int64_t *mine = p->slices + 4 * slice++;
                 mine[0] = mine[2] = entry;
                 entry += mine[1];
-                mine[3] = p->pieces[piece].is_ragged ? entry : -1;
-                entry += p->pieces[piece].is_ragged ? mine[1] : 0;
+                mine[3] = piece.is_ragged ? entry : -1;
+                entry += piece.is_ragged ? mine[1] : 0;
             }
-        }
-        for (int64_t call = 0; call < p->calls; call++) {
+        for (int32_t call = 0; call < p->calls; call++) {
             const int64_t own = p->step[call];
             int64_t *mine = p->slices + 4 * first[own];
             if (is_any_ragged[own])
@@ -560,7 +462,6 @@ static int64_t place(struct place *p)
     free(first);
     free(position);
     free(is_any_ragged);
-    free(p->pieces);
     return slices;
 }
 
@@ -569,25 +470,18 @@ static const struct field fields_of_order[] = {
     FIELD(order, row), FIELD(order, call), FIELD(order, first_read), FIELD(order, read),
     FIELD(order, step),
 };
-static const struct field fields_of_fuse[] = {
-    FIELD(fuse, sites), FIELD(fuse, code), FIELD(fuse, num_sites), FIELD(fuse, calls),
-    FIELD(fuse, kinds), FIELD(fuse, outputs), FIELD(fuse, num_outputs), FIELD(fuse, value),
-    FIELD(fuse, row), FIELD(fuse, call), FIELD(fuse, owner), FIELD(fuse, begin),
-    FIELD(fuse, first_read), FIELD(fuse, read), FIELD(fuse, fused),
-};
 static const struct field fields_of_place[] = {
     FIELD(place, sites), FIELD(place, code), FIELD(place, calls), FIELD(place, steps),
-    FIELD(place, begin), FIELD(place, first_read), FIELD(place, read), FIELD(place, step),
-    FIELD(place, value), FIELD(place, owner), FIELD(place, fused), FIELD(place, row),
+    FIELD(place, num_signatures), FIELD(place, most_outputs), FIELD(place, first_read),
+    FIELD(place, read), FIELD(place, step), FIELD(place, kind), FIELD(place, first_member),
+    FIELD(place, member), FIELD(place, first_chain), FIELD(place, chain), FIELD(place, row),
     FIELD(place, free), FIELD(place, index), FIELD(place, call), FIELD(place, slices),
 };
 
-FUNCTION(fuse)
 FUNCTION(order)
 FUNCTION(place)
 
 PyMethodDef steps_functions[] = {
-    METHOD(fuse, "Fuse calls with those that read them; return the number of the others."),
     METHOD(order, "Assign calls to steps; return the number of steps."),
     METHOD(place, "List the rows that steps read and write; return the number of slices."),
     {NULL, NULL, 0, NULL},
