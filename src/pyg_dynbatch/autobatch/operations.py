@@ -92,6 +92,8 @@ def _split_dim(
 def _elementwise(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
     fixed = [x.dim() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     most = max([*ranks, *fixed])
+    if not kwargs and len(ranks) == len(args) and min(ranks) == most:
+        return func
 
     def form(*rows: Tensor) -> Any:
         given = iter(_align(row, most) for row in rows)

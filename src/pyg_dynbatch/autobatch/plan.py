@@ -105,12 +105,8 @@ class Planner:
         self.table, self.code, self.values, self.rows = table, code, values, rows
         self.alive, self.places = alive, places
         self.sites = table.recorded
-        plan = self._merged(begins)
-        self.plan, self.begin, calls = plan, plan.begin[: plan.calls], plan.calls
-        self.site = code[self.begin]
-        self.first_read, self.read = plan.first_read, plan.read[: plan.first_read[calls]]
-        self.reader = np.repeat(np.arange(calls), np.diff(self.first_read[: calls + 1]))
-        self.maker = self.makers_of(self.read)  # of each read
+        self.plan = self._merged(begins)
+        self.begin = self.plan.begin[: self.plan.calls].copy()
 
     def _merged(self, begins: np.ndarray) -> Plan:
         plan = Plan(self.sites, self.code, begins, self.values)
@@ -123,21 +119,6 @@ class Planner:
         call = self.values.call[numbers]
         return np.where(self.values.row[numbers] >= 0, -1, call)
 
-    def needed(self, numbers: Sequence[int]) -> np.ndarray:
-        """Return which calls values depend on, and which can run with those."""
-        chosen, of_call = np.zeros(self.begin.size, dtype=bool), self.first_read
-        latest = np.unique(self.makers_of(np.array(numbers, dtype=np.int64)))
-        latest = latest[latest >= 0]
-        while latest.size:
-            chosen[latest] = True
-            reads = concatenated_ranges(of_call[latest], of_call[latest + 1] - of_call[latest])
-            found = self.maker[reads]
-            latest = np.unique(found[(found >= 0) & ~chosen[found]])
-        # Calls that can run now join calls of the same kind.
-        blocked = np.zeros(chosen.size, dtype=bool)
-        blocked[self.reader[self.maker >= 0]] = True
-        return chosen | (~blocked & np.isin(self.site, self.site[chosen]))
-
     def parts(
         self, policy: str | Policy, needed: Sequence[int] | None, wanted: Sequence[int] | None
     ) -> tuple[list[Part], np.ndarray]:
@@ -145,37 +126,50 @@ class Planner:
 
         Returns the parts, and where the calls begin that can wait: those on which no ``needed``
         value depends; by default none. Values that no later part reads get rows only if they are
-        ``wanted``; ``None`` for all.
+        ``wanted``; by default those that the model may read.
         """
-        cells = [site for site in self.table.sites if site.cell or site.layer]
-        waits = np.zeros(self.begin.size, dtype=bool)
+        self.kept = self.alive.copy()
+        if wanted is not None:
+            self.kept[:] = 0
+            self.kept[np.array(wanted, dtype=np.int64)] = 1
+        waiting, waits = 0, np.zeros(self.begin.size, dtype=bool)
         if needed is not None:
-            waits = ~self.needed(needed)
+            waiting, waits = self.plan.choose(needed, self.kept)
+        cells = [site for site in self.table.sites if site.cell or site.layer]
+        if not cells:
+            plan = self._merged(self.begin[~waits]) if waiting else self.plan
+            return [self._steps(plan, policy, self.kept)], self.begin[waits]
+        self._list_reads()
         runs, phase = self._cell_runs(cells, waits)
         phase[waits] = -1
         parts: list[Part] = []
         for number in range(len(runs) + 1):
             chosen = np.flatnonzero(phase == number)
             if chosen.size or not number:
-                parts.append(self._schedule(chosen, policy, wanted))
+                parts.append(self._schedule(chosen, policy))
             if number < len(runs):
                 parts.append(self._run_of(runs[number], wanted))
         return parts, self.begin[waits]
 
+    def _list_reads(self) -> None:
+        plan, calls = self.plan, self.plan.calls
+        self.site = self.code[self.begin]
+        self.first_read, self.read = plan.first_read, plan.read[: plan.first_read[calls]]
+        self.first_read, self.read = self.first_read.copy(), self.read.copy()
+        self.reader = np.repeat(np.arange(calls), np.diff(self.first_read[: calls + 1]))
+        self.maker = self.makers_of(self.read)  # of each read
+
     # Calls that the engine runs.
 
-    def _schedule(
-        self, chosen: np.ndarray, policy: str | Policy, wanted: Sequence[int] | None
-    ) -> Steps:
+    def _schedule(self, chosen: np.ndarray, policy: str | Policy) -> Steps:
         everything = chosen.size == self.begin.size
         plan = self.plan if everything else self._merged(self.begin[chosen])
-        kept = self.alive.copy()
-        if wanted is not None:  # otherwise each value of which there is an object may be read
-            kept[:] = 0
-            kept[np.array(wanted, dtype=np.int64)] = 1
-        outside = np.ones(self.begin.size, dtype=bool)
+        outside, kept = np.ones(self.begin.size, dtype=bool), self.kept.copy()
         outside[chosen] = False
         kept[self.read[outside[self.reader]]] = 1
+        return self._steps(plan, policy, kept)
+
+    def _steps(self, plan: Plan, policy: str | Policy, kept: np.ndarray) -> Steps:
         plan.fuse(kept, self.places)
         before = self.rows.tolist()
         steps, index = plan.schedule(policy, self.rows)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -318,6 +319,9 @@ class _Call:
         self.target = spec.target if module is None else module
         args, kwargs = spec.template
         self.plain = not (kwargs or spec.no_grad) and all(a is ROW for a in args)
+        parts = [part for part in spec.key if isinstance(part, Shared)]
+        self.names, self.has_views = [part.name for part in parts], any(p.view for p in parts)
+        self.form: Any = None  # the parameters that it uses, and the known batched form
 
     def __call__(self, *rows: Any) -> Any:
         """Call the target itself."""
@@ -325,8 +329,19 @@ class _Call:
 
     def fast(self, *rows: Any) -> Any:
         """Call the known batched form."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
-            return self._form()(*rows)
+        if self.spec.no_grad:
+            with torch.no_grad():
+                return self._form()(*rows)
+        return self._kept_form()(*rows)
+
+    def _kept_form(self) -> Any:
+        """Return the known batched form, which is made again if a parameter has been replaced."""
+        shared = [self.tensors[name] for name in self.names]
+        if self.form is None or not all(map(is_, shared, self.form[0])):
+            self.form = shared, self._form()
+        form = self.form[1]
+        self.form = None if self.has_views else self.form  # they belong to a graph
+        return form
 
     def expanded(self, *rows: Any) -> Any:
         """Call the target with one copy of each parameter among its arguments per row."""

@@ -150,6 +150,27 @@ def merge(
     return len(made)
 
 
+def choose(
+    *, code: Any, calls: int, begin: Any, first_read: Any, read: Any, row: Any, call: Any,
+    needed: Any, waits: Any, kept: Any, **_: Any,
+) -> int:  # fmt: skip
+    """Choose calls that values depend on, and calls of the same sites that can run with those."""
+    reads = [read[first_read[each] : first_read[each + 1]].tolist() for each in range(calls)]
+    makers = [{int(call[each]) for each in own if row[each] < 0} for own in reads]
+    latest = {int(call[each]) for each in needed.tolist() if row[each] < 0}
+    chosen: set[int] = set()
+    while latest:
+        chosen |= latest
+        latest = set().union(*(makers[each] for each in latest)) - chosen
+    sites = {int(code[begin[each]]) for each in chosen}
+    chosen |= {n for n in range(calls) if not makers[n] and int(code[begin[n]]) in sites}
+    for number in range(calls):
+        waits[number] = number not in chosen
+        if waits[number]:
+            kept[reads[number]] = 1
+    return calls - len(chosen)
+
+
 def order(
     *, calls: int, kinds: int, agenda: int, kind: Any, row: Any, call: Any, first_read: Any,
     read: Any, step: Any,

@@ -1,8 +1,7 @@
 """Run a schedule with modules: gather, call and write, step by step."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from itertools import repeat
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +15,7 @@ from pyg_dynbatch.core.operation import (
     Ragged,
     Signature,
     any_type,
+    calls_only,
     is_open,
     row_type_of,
 )
@@ -188,6 +188,10 @@ class Engine(nn.Module):
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
+_Known = tuple[Operation, Callable[..., Any], list[tuple[tuple[int, ...], torch.dtype]]]
+"""An operation, what is called, and the shape and dtype of each result if all are tensors."""
+
+
 class Run:
     """One run of an engine: its row buffers, and the token that orders reads and writes.
 
@@ -201,6 +205,7 @@ class Run:
         self.pending: list[Write] = []
         self.buffers: list[RowBuffer] = []
         self.called: Operation | None = None  # the last one, which errors are about
+        self._by_signature: dict[int, tuple[Signature, _Known]] = {}
         # Per weight, what the layers that use it share between steps.
         self.shared: dict[Tensor, Any] = {}
 
@@ -214,11 +219,11 @@ class Run:
         if any(is_open(spec.row_type) for spec in schedule.buffers):
             numbers = range(len(schedule.signatures))
         signatures = schedule.signatures
-        self.operations = {n: self.engine.operation_of(signatures[n]) for n in numbers}
+        self.operations = {n: self._known_call(signatures[n]) for n in numbers}
         self.known: dict[RowType, Rows] = {}
         # The operations determine the row types that the schedule leaves open.
         row_types: dict[RowType, RowType] = {}
-        for number, operation in self.operations.items():
+        for number, (operation, _, _) in self.operations.items():
             sides = (signatures[number], operation.signature)
             theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
             row_types.update(zip(theirs, ours, strict=True))
@@ -243,6 +248,20 @@ class Run:
                 self.make(number, step)
         finally:
             current_run.reset(outer)
+
+    def _known_call(self, signature: Signature) -> "_Known":
+        """Return what is called for a signature; it is looked up once per run."""
+        known = self._by_signature.get(id(signature))
+        if known is None or known[0] is not signature:
+            operation, results = self.engine.operation_of(signature), list[Any]()
+            if operation.is_plain:
+                own: Any = operation.signature.outputs
+                results = [(part.shape, self.engine.working_dtype(part.dtype)) for part in own]
+            is_called = calls_only(operation, forward=Operation.forward)
+            call = operation.module if is_called else operation
+            known = signature, (operation, call, results)
+            self._by_signature[id(signature)] = known
+        return known[1]
 
     def _open_buffer(
         self,
@@ -284,45 +303,61 @@ class Run:
         )
         given = zip(step.arguments, rows_of, strict=True)
         results = self.results_of(self.schedule.chain_of(step), given, step.size, where)
-        for (kind, start), (rows, signature) in zip(step.results, results, strict=True):
-            buffer = self.buffers[kind]
-            dtypes = [part.dtype for part in buffer.parts]
-            _check_precision(dtypes, rows, signature, where)
-            self.pending.append(Write(buffer, start, rows))
+        for (kind, start), rows in zip(step.results, results, strict=True):
+            self.pending.append(Write(self.buffers[kind], start, rows))
 
     def results_of(
         self, chain: Chain, given: Iterator[tuple[IndexSlice, Rows]], size: int, where: str
-    ) -> list[tuple[Rows, Signature]]:
+    ) -> list[Rows]:
         """Call the operations of a step on rows that were read; return what is written."""
-        made = list[tuple[Rows, Signature, RowType]]()
+        made = list[Rows]()
         for number, numbers in chain.calls:
-            operation, arguments, used = self.operations[number], list[Any](), list[Rows]()
-            signature = operation.signature
-            for wanted, earlier in zip(signature.inputs, numbers, strict=True):
-                if earlier < 0:
-                    read, rows = next(given)
-                else:
-                    rows = self._in_working_precision(*made[earlier], where)
-                used.append(rows)
-                argument = _argument(row_type_of(wanted), rows)
-                if isinstance(wanted, Ragged):
-                    argument = RaggedRows(argument, read.calls_in(self.schedule.index), size)
-                arguments.append(argument)
-            self.called = operation
-            results = _call(operation, arguments, used, where)
-            found = _checked_results(signature, results, size, where)
-            made += zip(found, repeat(signature), signature.outputs)
-        return [made[number][:2] for number in chain.outputs]
+            self.called, run, results = self.operations[number]
+            if results:  # arguments and results are single tensors
+                used = [next(given)[1] if n < 0 else made[n] for n in numbers]
+                arguments: list[Any] = [rows[0] for rows in used]
+            else:
+                used, arguments = [], []
+                for wanted, n in zip(self.called.signature.inputs, numbers, strict=True):
+                    read, rows = next(given) if n < 0 else (None, made[n])
+                    used.append(rows)
+                    argument = _argument(row_type_of(wanted), rows)
+                    if isinstance(wanted, Ragged) and read is not None:
+                        calls = read.calls_in(self.schedule.index)
+                        argument = RaggedRows(argument, calls, size)
+                    arguments.append(argument)
+            found = _call(self.called, run, arguments, used, where)
+            several = found if len(results) > 1 else (found,)
+            if (
+                results
+                and type(several) is tuple
+                and len(several) == len(results)
+                and all(
+                    type(row) is Tensor and row.dtype == dtype and row.shape == (size, *shape)
+                    for row, (shape, dtype) in zip(several, results, strict=True)
+                )
+            ):
+                made += [(row,) for row in several]
+            else:
+                made += self._checked(found, size, where)
+        return [made[number] for number in chain.outputs]
 
-    def _in_working_precision(
-        self, rows: Rows, signature: Signature, row_type: RowType, where: str
-    ) -> Rows:
-        """Convert a result that is passed on within a step, as writing it would."""
+    def _checked(self, results: Any, size: int, where: str) -> list[Rows]:
+        """Check results, and convert them to the working precision."""
+        signature = self.called.signature  # type: ignore[union-attr]
+        checked = _checked_results(signature, results, size, where)
+        for number, row_type in enumerate(signature.outputs):
+            checked[number] = self._in_working_precision(checked[number], row_type, where)
+        return checked
+
+    def _in_working_precision(self, rows: Rows, row_type: RowType, where: str) -> Rows:
+        parts = parts_of(row_type)
+        parts = parts * len(rows) if len(parts) != len(rows) else parts
         dtypes = [
             row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
-            for part, row in zip(parts_of(row_type), rows, strict=True)
+            for part, row in zip(parts, rows, strict=True)
         ]
-        _check_precision(dtypes, rows, signature, where)
+        _check_precision(dtypes, rows, self.called.signature, where)  # type: ignore[union-attr]
         return tuple(row.to(dtype) for row, dtype in zip(rows, dtypes, strict=True))
 
     def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
@@ -352,7 +387,7 @@ class Run:
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
         known = self.known
-        used = {self.operations[number] for number in self.schedule.operations}
+        used = {self.operations[number][0] for number in self.schedule.operations}
         no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature
@@ -435,13 +470,16 @@ def _input_rows(inputs: Mapping[RowType | str, Any], spec: BufferSpec) -> Rows |
     return rows
 
 
-def _call(operation: Operation, arguments: Sequence[Any], rows: Sequence[Rows], where: str) -> Any:
+def _call(
+    operation: Operation, run: Callable[..., Any], arguments: Sequence[Any], rows: Sequence[Rows],
+    where: str,
+) -> Any:  # fmt: skip
     """Call an operation; raise an error if it changes its rows, which other calls also read."""
     # In inference mode tensors do not count in-place changes.
     counted = [] if torch.is_inference_mode_enabled() else [p for parts in rows for p in parts]
     before = [part._version for part in counted]
     try:
-        results = operation(*arguments)
+        results = run(*arguments)
     except Exception as error:
         error.add_note(f"  where:    operation {operation.signature.name!r}, {where}")
         raise

@@ -130,6 +130,8 @@ class Operation(nn.Module):
         self.module = module
         if (owner := module_of(module)) is not module:
             self.owner = owner
+        types = *signature.inputs, *signature.outputs
+        self.is_plain = all(type(kind) is TensorType and kind.shape is not None for kind in types)
 
     def forward(self, *arguments: Any) -> Any:
         """Run the module on batched rows; one row of every argument belongs to one call."""

@@ -402,6 +402,20 @@ class Plan:
         self.kind = sites.table[2][self.code[self.member]]
         return int(counts[3])
 
+    def choose(self, needed: Sequence[int], kept: np.ndarray) -> tuple[int, np.ndarray]:
+        """Choose the calls that values depend on; return how many wait, and which.
+
+        Values that calls which wait read are marked in ``kept``.
+        """
+        values, waits = self.values, np.empty(self.calls, dtype=np.uint8)
+        numbers = values.value[np.array(needed, dtype=np.int64)]
+        number = scheduler().choose(
+            sites=self.sites, code=self.code, calls=self.calls, num_sites=len(self.sites),
+            begin=self.begin, first_read=self.first_read, read=self.read, row=values.row,
+            call=values.call, needed=numbers, num_needed=numbers.size, waits=waits, kept=kept,
+        )  # fmt: skip
+        return number, waits.view(bool)
+
     def fuse(self, wanted: np.ndarray, places: np.ndarray | None = None) -> None:
         """Let calls that always come together run in one step.
 

@@ -16,8 +16,10 @@ enum { MOST_FUSED = 64, MANY_TIMES = 8 };
 
 struct pattern {
     int32_t nodes, *signature, *refer; /* of each argument of each node: -1, or a result inside */
+    int32_t num_ports, *ports;         /* the arguments that are read from elsewhere */
     int32_t kind;                      /* number of the steps that run it */
-    uint8_t *is_output;                /* of each result of each node */
+    uint64_t hash;
+    uint8_t *is_output; /* of each result of each node */
 };
 
 /* Instances that are compared with each other. */
@@ -43,6 +45,9 @@ struct fuse {
     struct team *teams;
     int32_t num_patterns, num_teams;
     int32_t *signature, *team, *instance, *node, *depth, *stamp; /* of each call */
+    int32_t *seen;    /* of each depth, of readers and of what they read */
+    int32_t *outside; /* how often others read an instance, at its last call */
+    uint8_t *is_list; /* of each signature, whether an argument is ragged */
     int32_t *first_result, *times, *inside; /* of calls; of results: reads, and those inside */
     int32_t *expected;                      /* of the ports of a pattern */
     int32_t attempt;
@@ -59,14 +64,6 @@ static int32_t maker_of(const struct fuse *f, int32_t value)
     return f->row[value] >= 0 ? -1 : f->call[value];
 }
 
-static int is_any_ragged(const struct fuse *f, int32_t signature)
-{
-    for (int32_t each = 0; each < f->sites->arguments[signature]; each++)
-        if (is_ragged(f->sites, signature, each))
-            return 1;
-    return 0;
-}
-
 static int32_t *members_of(const struct fuse *f, int32_t call)
 {
     const struct team *team = f->teams + f->team[call];
@@ -75,18 +72,25 @@ static int32_t *members_of(const struct fuse *f, int32_t call)
 
 /* Patterns. */
 
+/* The number of a pattern, which is added if it is new; -1 without memory. */
 static int32_t add_pattern(struct fuse *f, int32_t nodes, const int32_t *signature,
                            const int32_t *refer)
 {
     const int64_t width = f->sites->most_arguments, results = f->sites->most_results;
+    uint64_t hash = 1469598103934665603u;
+    for (int32_t each = 0; each < nodes; each++)
+        hash = (hash ^ (uint32_t)signature[each]) * 1099511628211u;
+    for (int32_t each = 0; each < nodes * width; each++)
+        hash = (hash ^ (uint32_t)refer[each]) * 1099511628211u;
     for (int32_t each = 0; each < f->num_patterns; each++) {
         const struct pattern *p = f->patterns + each;
-        if (p->nodes == nodes && !memcmp(p->signature, signature, nodes * sizeof *signature) &&
+        if (p->hash == hash && p->nodes == nodes &&
+            !memcmp(p->signature, signature, nodes * sizeof *signature) &&
             !memcmp(p->refer, refer, nodes * width * sizeof *refer))
             return each;
     }
     struct pattern *p = f->patterns + f->num_patterns;
-    p->signature = malloc(nodes * (1 + width) * sizeof *p->signature);
+    p->signature = malloc(nodes * (1 + 2 * width) * sizeof *p->signature);
     p->is_output = calloc(nodes * results + 1, 1);
     if (!p->signature || !p->is_output) {
         free(p->signature);
@@ -94,10 +98,17 @@ static int32_t add_pattern(struct fuse *f, int32_t nodes, const int32_t *signatu
         return -1;
     }
     p->nodes = nodes;
+    p->hash = hash;
     p->kind = nodes == 1 ? *signature : -1;
     p->refer = p->signature + nodes;
+    p->ports = p->refer + nodes * width;
+    p->num_ports = 0;
     memcpy(p->signature, signature, nodes * sizeof *signature);
     memcpy(p->refer, refer, nodes * width * sizeof *refer);
+    for (int32_t node = 0; node < nodes; node++)
+        for (int32_t each = 0; each < f->sites->arguments[signature[node]]; each++)
+            if (!f->is_list[signature[node]] && refer[node * width + each] < 0)
+                p->ports[p->num_ports++] = node * (int32_t)width + each;
     return f->num_patterns++;
 }
 
@@ -150,10 +161,13 @@ static void count_reads(struct fuse *f)
     for (int32_t call = 0; call < f->calls; call++) {
         f->depth[call] = 1;
         f->first_result[call + 1] = f->first_result[call] + results_of(f, call);
+        for (int32_t result = 0; result < results_of(f, call); result++)
+            f->outside[call] += f->wanted[f->begin[call] + result];
         for (int32_t each = f->first_read[call]; each < f->first_read[call + 1]; each++) {
             const int32_t maker = maker_of(f, f->read[each]);
             if (maker < 0)
                 continue;
+            f->outside[maker]++;
             f->times[f->first_result[maker] + f->read[each] - f->begin[maker]]++;
             if (f->depth[maker] >= f->depth[call])
                 f->depth[call] = f->depth[maker] + 1;
@@ -195,58 +209,69 @@ static void find_limits(struct fuse *f, const int32_t *calls, int32_t count, int
 }
 
 /* The results of one instance that another reads: -1 for none, or their numbers in its pattern, for
-   each argument of each node of the reader. Returns whether all can be read inside. */
-static int find_ports(const struct fuse *f, const struct pattern *reader, const int32_t *calls,
-                      int32_t team, int32_t instance, int32_t *ports)
+   each port of the reader. Returns how many there are, or -1 if some cannot be read inside. */
+static int32_t find_ports(const struct fuse *f, const struct pattern *reader, const int32_t *calls,
+                          int32_t team, int32_t instance, int32_t *ports)
 {
-    const struct sites *s = f->sites;
+    const int32_t width = (int32_t)f->sites->most_arguments;
+    int32_t found = 0;
+    for (int32_t each = 0; each < reader->num_ports; each++) {
+        const int32_t port = reader->ports[each];
+        const int32_t value = f->read[f->first_read[calls[port / width]] + port % width];
+        const int32_t maker = maker_of(f, value);
+        ports[each] = -1;
+        if (maker < 0 || f->team[maker] != team || f->instance[maker] != instance)
+            continue;
+        ports[each] = f->node[maker] * (int32_t)f->sites->most_results + value - f->begin[maker];
+        found++;
+    }
     for (int32_t node = 0; node < reader->nodes; node++) {
-        const int32_t call = calls[node], signature = reader->signature[node];
-        const int is_list = is_any_ragged(f, signature);
-        for (int32_t each = 0; each < s->most_arguments; each++)
-            ports[node * s->most_arguments + each] = -1;
+        const int32_t call = calls[node];
+        if (!f->is_list[reader->signature[node]])
+            continue;
         for (int32_t at = f->first_read[call]; at < f->first_read[call + 1]; at++) {
             const int32_t maker = maker_of(f, f->read[at]);
-            if (maker < 0 || f->team[maker] != team || f->instance[maker] != instance)
-                continue;
-            if (is_list)
-                return 0;
-            ports[node * s->most_arguments + at - f->first_read[call]] =
-                f->node[maker] * (int32_t)s->most_results + f->read[at] - f->begin[maker];
+            if (maker >= 0 && f->team[maker] == team && f->instance[maker] == instance)
+                return -1;
         }
     }
-    return 1;
+    return found;
 }
 
 /* Whether an instance of a team can be joined by the one that makes an argument; `first` says how
    that is for the first instance, which is noted there. */
 struct first {
-    int32_t pattern, slack, has_ports;
+    int32_t pattern, has_ports, reads;
 };
 
 static int can_join(struct fuse *f, int32_t team, const int32_t *calls, int32_t node, int32_t each,
                     struct first *first)
 {
     const struct pattern *const reader = f->patterns + f->teams[team].pattern;
-    const int64_t ports = reader->nodes * f->sites->most_arguments;
+    const int64_t ports = reader->num_ports;
     const int32_t call = calls[node], maker = maker_of(f, f->read[f->first_read[call] + each]);
     if (maker < 0 || f->team[maker] == team || !f->sites->arguments[f->signature[maker]])
         return 0;
     const int32_t pattern = f->teams[f->team[maker]].pattern, count = f->patterns[pattern].nodes;
-    const int32_t slack = f->depth[call] - f->depth[maker];
     int32_t deepest, shallowest, joined[MOST_FUSED], *const found = f->expected + ports;
     if (!first->has_ports)
-        *first = (struct first){pattern, slack, 0};
-    if (pattern != first->pattern || slack != first->slack || count + reader->nodes > MOST_FUSED)
+        *first = (struct first){pattern, 0, 0};
+    if (pattern != first->pattern || count + reader->nodes > MOST_FUSED)
         return 0;
-    if (!find_ports(f, reader, calls, f->team[maker], f->instance[maker], found))
+    const int32_t reads =
+        find_ports(f, reader, calls, f->team[maker], f->instance[maker], found);
+    if (reads < 0)
         return 0;
     if (!first->has_ports)
         memcpy(f->expected, found, ports * sizeof *found);
     else if (memcmp(f->expected, found, ports * sizeof *found))
         return 0;
     first->has_ports = 1;
-    memcpy(joined, members_of(f, maker), count * sizeof *joined);
+    first->reads = reads;
+    const int32_t *const makers = members_of(f, maker);
+    if (f->outside[makers[count - 1]] == reads)
+        return 1; /* nobody else reads it */
+    memcpy(joined, makers, count * sizeof *joined);
     memcpy(joined + count, calls, reader->nodes * sizeof *joined);
     find_limits(f, joined, count + reader->nodes, &deepest, &shallowest, NULL);
     return deepest < shallowest;
@@ -266,10 +291,10 @@ static int32_t join_patterns(struct fuse *f, int32_t before, int32_t reader)
     memcpy(signature, p.signature, p.nodes * sizeof *signature);
     memcpy(signature + p.nodes, q.signature, q.nodes * sizeof *signature);
     memcpy(refer, p.refer, first * sizeof *refer);
-    for (int32_t at = 0; at < q.nodes * width; at++) {
-        const int32_t own = q.refer[at] < 0 ? -1 : q.refer[at] + p.nodes * results;
-        refer[first + at] = f->expected[at] >= 0 ? f->expected[at] : own;
-    }
+    for (int32_t at = 0; at < q.nodes * width; at++)
+        refer[first + at] = q.refer[at] < 0 ? -1 : q.refer[at] + p.nodes * results;
+    for (int32_t each = 0; each < q.num_ports; each++)
+        refer[first + q.ports[each]] = f->expected[each];
     const int32_t found = add_pattern(f, nodes, signature, refer);
     free(signature);
     return found;
@@ -289,8 +314,9 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
     }
     if (!first.has_ports)
         return 0;
-    /* Each joins one other at most. */
+    /* Each joins one other at most, and what could run at few depths does not run at many. */
     const int32_t before = f->patterns[first.pattern].nodes, attempt = ++f->attempt;
+    int32_t depths = 0, depths_before = 0;
     for (int32_t instance = 0; instance < team->count; instance++) {
         const int32_t *const calls = team->members + (int64_t)instance * nodes;
         if (*calls < 0)
@@ -300,7 +326,12 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
         if (*stamp == attempt)
             return 0;
         *stamp = attempt;
+        depths += f->seen[2 * f->depth[calls[node]]] != attempt;
+        depths_before += f->seen[2 * f->depth[maker] + 1] != attempt;
+        f->seen[2 * f->depth[calls[node]]] = f->seen[2 * f->depth[maker] + 1] = attempt;
     }
+    if (depths > 2 * depths_before)
+        return 0;
     const int32_t pattern = join_patterns(f, first.pattern, team->pattern);
     int32_t *const members = malloc((int64_t)team->count * (before + nodes) * sizeof *members);
     if (pattern < 0 || !members) {
@@ -314,6 +345,7 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
             continue;
         const int32_t maker = maker_of(f, f->read[f->first_read[calls[node]] + each]);
         int32_t *const others = members_of(f, maker);
+        f->outside[calls[nodes - 1]] += f->outside[others[before - 1]] - first.reads;
         memcpy(next, others, before * sizeof *next);
         memcpy(next + before, calls, nodes * sizeof *next);
         *others = -1;
@@ -333,16 +365,13 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
 /* Joins a team with others until no more can be; returns whether one could, or -1. */
 static int join_all(struct fuse *f, int32_t number)
 {
-    const struct sites *s = f->sites;
+    const int32_t width = (int32_t)f->sites->most_arguments;
     int any = 0;
     for (int found = 1; found;) {
         const struct pattern *const p = f->patterns + f->teams[number].pattern;
         found = 0;
-        for (int32_t node = p->nodes - 1; !found && node >= 0; node--)
-            for (int32_t each = 0; !found && each < s->arguments[p->signature[node]]; each++)
-                if (p->refer[node * s->most_arguments + each] < 0 &&
-                    !is_any_ragged(f, p->signature[node]))
-                    found = join(f, number, node, each);
+        for (int32_t each = p->num_ports - 1; !found && each >= 0; each--)
+            found = join(f, number, p->ports[each] / width, p->ports[each] % width);
         if (found < 0)
             return -1;
         any |= found;
@@ -440,7 +469,7 @@ static int64_t write_instances(struct fuse *f)
         key[each] = (int32_t)(next - read);
         for (int32_t node = 0; node < p->nodes; node++) {
             const int32_t call = mine[node];
-            const int is_list = is_any_ragged(f, p->signature[node]);
+            const int is_list = f->is_list[p->signature[node]];
             f->member[member] = f->begin[call];
             begins[member++] = call;
             for (int32_t at = f->first_read[call]; at < f->first_read[call + 1]; at++)
@@ -470,20 +499,27 @@ static int64_t fuse(struct fuse *f)
     int64_t results = 0, instances = -1;
     for (int64_t call = 0; call < calls; call++)
         results += s->results[f->code[f->begin[call]]];
-    int32_t *const room = calloc(8 * calls + 2 + 2 * results +
+    int32_t *const room = calloc(11 * calls + 5 + 2 * results +
                                  2 * MOST_FUSED * s->most_arguments, sizeof *room);
-    f->patterns = malloc((3 * calls + 1) * sizeof *f->patterns);
+    const int64_t most = 3 * calls + 2 * MOST_FUSED; /* of patterns */
+    f->patterns = malloc(most * sizeof *f->patterns);
     f->teams = malloc((calls + 1) * sizeof *f->teams);
     f->num_patterns = f->num_teams = f->attempt = 0;
-    if (room && f->patterns && f->teams) {
+    f->is_list = calloc(f->num_signatures + 1, 1);
+    if (room && f->patterns && f->teams && f->is_list) {
         int32_t *next = room;
-        int32_t **of_call[] = {&f->signature, &f->team, &f->instance, &f->node, &f->depth, &f->stamp};
+        int32_t **of_call[] = {&f->signature, &f->team,  &f->instance, &f->node,
+                               &f->depth,     &f->stamp, &f->outside};
         for (int each = 0; each < COUNT(of_call); each++, next += calls)
             *of_call[each] = next;
         f->first_result = next;
-        f->times = next + calls + 1;
+        f->seen = next + calls + 1;
+        f->times = f->seen + 2 * (calls + 1);
         f->inside = f->times + results;
         f->expected = f->inside + results;
+        for (int32_t each = 0; each < f->num_signatures; each++)
+            for (int32_t argument = 0; argument < s->arguments[each]; argument++)
+                f->is_list[each] |= is_ragged(s, each, argument);
         for (int64_t call = 0; call < calls; call++)
             f->signature[call] = s->signature[f->code[f->begin[call]]];
         int found = find_teams(f);
@@ -494,7 +530,7 @@ static int64_t fuse(struct fuse *f)
         for (int time = 0; found == 1 && time < MANY_TIMES; time++) {
             found = 0;
             for (int32_t each = f->num_teams - 1; found >= 0 && each >= 0; each--) {
-                const int any = f->num_patterns + MOST_FUSED < 3 * calls ? join_all(f, each) : 0;
+                const int any = f->num_patterns + MOST_FUSED < most ? join_all(f, each) : 0;
                 found = any < 0 ? -1 : found | any;
             }
         }
@@ -509,6 +545,7 @@ static int64_t fuse(struct fuse *f)
         free(f->teams[each].members);
     free(f->patterns);
     free(f->teams);
+    free(f->is_list);
     free(room);
     return instances;
 }

@@ -353,6 +353,69 @@ static int64_t merge(struct merge *m)
     return has_room ? m->counts[0] : -1;
 }
 
+/* Chooses calls that values depend on, and calls of the same sites that can run with those. */
+struct choose {
+    const struct sites *sites;
+    const int32_t *code;
+    int64_t calls, num_sites;
+    const int32_t *begin, *first_read, *read, *row, *call; /* as `merge` leaves them */
+    const int32_t *needed;                                 /* values */
+    int64_t num_needed;
+    uint8_t *waits; /* result: of each call, whether it is not chosen */
+    uint8_t *kept;  /* result: of each value, 1 if a call that waits reads it */
+};
+
+static int32_t maker_of(const struct choose *c, int32_t value)
+{
+    return c->row[value] >= 0 ? -1 : c->call[value];
+}
+
+/* Returns how many calls wait, or -1 without memory. */
+static int64_t choose(struct choose *c)
+{
+    int64_t waiting = 0, left = 0;
+    int32_t *const stack = malloc((c->calls + 1) * sizeof *stack);
+    uint8_t *const is_chosen = calloc(c->num_sites + 1, 1);
+    if (!stack || !is_chosen) {
+        free(stack);
+        free(is_chosen);
+        return -1;
+    }
+    memset(c->waits, 1, c->calls);
+    for (int64_t each = 0; each < c->num_needed; each++) {
+        const int32_t maker = maker_of(c, c->needed[each]);
+        if (maker >= 0 && c->waits[maker]) {
+            c->waits[maker] = 0;
+            stack[left++] = maker;
+        }
+    }
+    while (left) {
+        const int32_t call = stack[--left];
+        is_chosen[c->code[c->begin[call]]] = 1;
+        for (int32_t each = c->first_read[call]; each < c->first_read[call + 1]; each++) {
+            const int32_t maker = maker_of(c, c->read[each]);
+            if (maker >= 0 && c->waits[maker]) {
+                c->waits[maker] = 0;
+                stack[left++] = maker;
+            }
+        }
+    }
+    for (int64_t call = 0; call < c->calls; call++) {
+        const int32_t first = c->first_read[call], last = c->first_read[call + 1];
+        int can_run = c->waits[call] && is_chosen[c->code[c->begin[call]]];
+        for (int32_t each = first; can_run && each < last; each++)
+            can_run = maker_of(c, c->read[each]) < 0;
+        if (can_run)
+            c->waits[call] = 0;
+        waiting += c->waits[call];
+        for (int32_t each = first; c->waits[call] && each < last; each++)
+            c->kept[c->read[each]] = 1;
+    }
+    free(stack);
+    free(is_chosen);
+    return waiting;
+}
+
 /* Numbers the different ones of rows of `width` bytes in the order in which they appear. */
 struct distinct {
     const char *rows;
@@ -420,6 +483,12 @@ static const struct field fields_of_merge[] = {
     FIELD(merge, row), FIELD(merge, call), FIELD(merge, owner), FIELD(merge, begin),
     FIELD(merge, first_read), FIELD(merge, read), FIELD(merge, counts),
 };
+static const struct field fields_of_choose[] = {
+    FIELD(choose, sites), FIELD(choose, code), FIELD(choose, calls), FIELD(choose, num_sites),
+    FIELD(choose, begin), FIELD(choose, first_read), FIELD(choose, read), FIELD(choose, row),
+    FIELD(choose, call), FIELD(choose, needed), FIELD(choose, num_needed), FIELD(choose, waits),
+    FIELD(choose, kept),
+};
 static const struct field fields_of_distinct[] = {
     FIELD(distinct, rows), FIELD(distinct, count), FIELD(distinct, width),
     FIELD(distinct, number), FIELD(distinct, first),
@@ -429,6 +498,7 @@ FUNCTION(check)
 FUNCTION(move)
 FUNCTION(scan)
 FUNCTION(merge)
+FUNCTION(choose)
 FUNCTION(distinct)
 
 PyMethodDef recordings_functions[] = {
@@ -436,6 +506,7 @@ PyMethodDef recordings_functions[] = {
     METHOD(move, "Renumber records that have been copied; return their number."),
     METHOD(scan, "List where records begin; return their number."),
     METHOD(merge, "Merge equal calls; return the number of the others."),
+    METHOD(choose, "Choose the calls that values depend on; return how many others wait."),
     METHOD(distinct, "Number different rows; return how many there are."),
     {NULL, NULL, 0, NULL},
 };
