@@ -121,7 +121,7 @@ def explain(session: Session, examples: int) -> Explanation:
         sum(calls.values()),
         sum(schedule.stats().lower_bound for schedule, _ in schedules) + len(layers),
         session.flushes,
-        dict(session.reads.most_common()),
+        {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         tuple(operations),
         tuple(_remarks(session, operations, examples)),
     )

@@ -78,23 +78,26 @@ class Lazy(Value):
 
     def tolist(self) -> Any:
         """Compute the value and return it as Python numbers."""
-        return self._session.value_of(self).tolist()
+        return _copied(self._session.value_of(self))
 
     def item(self) -> Any:
         """Compute the value and return it as a Python number."""
-        return self._session.value_of(self).item()
+        found = self._session.value_of(self)
+        return torch.tensor(found).item() if type(found) is list else found
 
     def __bool__(self) -> bool:
-        return bool(self._session.value_of(self))
+        found = self._session.value_of(self)
+        return bool(torch.tensor(found)) if type(found) is list else bool(found)
 
     def __int__(self) -> int:
-        return int(self._session.value_of(self))
+        return int(self.item())
 
     def __float__(self) -> float:
-        return float(self._session.value_of(self))
+        return float(self.item())
 
     def __index__(self) -> int:
-        return self._session.value_of(self).__index__()
+        found: int = self.item().__index__()
+        return found
 
     def __repr__(self) -> str:
         return f"Lazy({self._session.table.row_types[self._kind]})"
@@ -133,6 +136,10 @@ _find_impl = functools._find_impl  # type: ignore[attr-defined]
 functools._find_impl = lambda kind, registry: _find_impl(  # type: ignore[attr-defined]
     torch.Tensor if kind is Lazy else kind, registry
 )
+
+
+def _copied(numbers: Any) -> Any:
+    return [*map(_copied, numbers)] if type(numbers) is list else numbers
 
 
 def _refused(value: Lazy, what: str, kind: type[Exception] = TypeError, **facts: str) -> Exception:

@@ -182,7 +182,7 @@ class Planner:
             constants=(None,) * len(before),
             outputs={},
             num_examples=1,
-            fused=plan.chains,
+            fused=tuple(chain for chain, _, _ in plan.chains),
         )
 
     # Calls that cells run.

@@ -5,6 +5,7 @@ import sysconfig
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -41,6 +42,7 @@ _LIBRARY = tuple(str(Path(str(module.__file__)).parent) for module in (lazy, tor
 _STANDARD = sysconfig.get_path("stdlib")
 
 
+@cache
 def is_library(filename: str) -> bool:
     """Return whether a file is not the user's."""
     standard = filename.startswith(_STANDARD) and "site-packages" not in filename
@@ -126,17 +128,21 @@ class Session(Recorder):
         self.run: Run = _Run(self)
         self.flushes = 0
         self.parts: list[Part] = []  # what was run
-        self.content: dict[int, Tensor] = {}  # values that were read
-        self.reads: Counter[str] = Counter()  # lines that read values
+        self.content: dict[int, Any] = {}  # values that were read, as Python numbers
+        self.reads: Counter[tuple[str, int]] = Counter()  # lines that read values
         self.can_run = True
         self.suspend: Callable[[Lazy], None] | None = None
 
     def line(self) -> str:
         """Find the line of the user's code that is running."""
-        frame: Any = sys._getframe(1)
+        file, number = self._line()
+        return f"{file}:{number}" if file else ""
+
+    def _line(self) -> tuple[str, int]:
+        frame: Any = sys._getframe(2)
         while frame is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
-        return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
     def where(self, line: str = "") -> str:
         """Describe the example and a line, by default the one that is running."""
@@ -472,7 +478,8 @@ class Session(Recorder):
         self.check_state()
         # What fails from here on belongs to all examples.
         example, self.example, self.failed = self.example, None, True
-        self.table.engine.to(self.device)
+        if self.table.engine.device != self.device:
+            self.table.engine.to(self.device)
         outside, parts = self.outside_tensors(), self.plan(needed, wanted)
         for tensor, version in self.unread:
             self._check_version(tensor, version)
@@ -564,8 +571,8 @@ class Session(Recorder):
                 stacked[row_type] = torch.cat(pieces)
         return stacked
 
-    def value_of(self, value: Lazy) -> Tensor:
-        """Return the content of a value on the host, after a flush if there must be one."""
+    def value_of(self, value: Lazy) -> Any:
+        """Return the content of a value as Python numbers, after a flush if there must be one."""
         active = ACTIVE.session
         if active is not self and active is not None:
             return active.value_of(value)
@@ -585,7 +592,7 @@ class Session(Recorder):
                     wanted = "calls that do not depend on values"
                     hint = "call the model on the example itself; traces hold no values"
                     raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)
-                self.reads[self.line()] += 1
+                self.reads[self._line()] += 1
                 if self.suspend is None:
                     self.flush(needed=[value._number])
                 else:
@@ -602,8 +609,8 @@ class Session(Recorder):
         for kind, numbers in groups.items():
             # Rows that the last step made are written now, with their gradients.
             with torch.set_grad_enabled(self.grad):
-                rows = self.run.peek(kind, self._index(numbers)).cpu()
-            self.content.update(zip(numbers, rows, strict=True))
+                rows = self.run.peek(kind, self._index(numbers))
+            self.content.update(zip(numbers, rows.tolist(), strict=True))
 
     def rows_of(self, groups: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
         """Return rows of computed values, with their gradients: one tensor per group."""

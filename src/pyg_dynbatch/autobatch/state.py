@@ -89,6 +89,7 @@ class _Held:
     def __init__(self, prefix: str, values: dict[str, Any]) -> None:
         self.prefix, self.current = prefix, values
         self.seen: dict[str, Any] = {}
+        self.snapshot = Snapshot()  # of the same
         self.marks: dict[str, tuple[int, Any]] = {}  # of what can change without being replaced
         self.first, self.touched = self.seen, set[str]()  # since the call of the model began
 
@@ -101,6 +102,8 @@ class _Held:
 
     def changed(self) -> list[str]:
         """Return the names of what has changed since the last look."""
+        if not self.marks and self.snapshot.same():
+            return []
         now, names = self.current, list[str]()
         if len(now) != len(self.seen) or not all(map(is_, now.values(), self.seen.values())):
             every = [name for name in now.keys() | self.seen.keys() if name not in _INTERNAL]
@@ -114,6 +117,7 @@ class _Held:
                 self.marks[name] = found
                 names.append(name)
         self.touched.update(names)
+        self.snapshot.take((now,), (), ())
         return [self.prefix + name for name in names]
 
     def restore(self, name: str, before: Mapping[str, Any], marks: Mapping[str, Any]) -> None:

@@ -216,27 +216,26 @@ class Run:
         self.schedule = schedule
         # Those that are called: the steps of a flush are few, its signatures may be many.
         numbers: Iterable[int] = schedule.operations
-        if any(is_open(spec.row_type) for spec in schedule.buffers):
+        num_open = len(self.buffers)
+        are_open = any(is_open(spec.row_type) for spec in schedule.buffers[num_open:])
+        if are_open:
             numbers = range(len(schedule.signatures))
         signatures = schedule.signatures
         self.operations = {n: self._known_call(signatures[n]) for n in numbers}
         self.known: dict[RowType, Rows] = {}
         # The operations determine the row types that the schedule leaves open.
         row_types: dict[RowType, RowType] = {}
-        for number, (operation, _, _) in self.operations.items():
+        for number, (operation, _, _) in self.operations.items() if are_open else ():
             sides = (signatures[number], operation.signature)
             theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
             row_types.update(zip(theirs, ours, strict=True))
-        num_open = len(self.buffers)
-        for number, (spec, constants) in enumerate(
-            zip(schedule.buffers, schedule.constants, strict=True)
-        ):
-            if number < num_open:
-                given, buffer = inputs.get(spec.row_type), self.buffers[number]
-                if given is not None:
-                    self.pending.append(Write(buffer, buffer.rows, given))
-                buffer.grow(spec.rows)
-                continue
+        for number, buffer in enumerate(self.buffers):
+            spec = schedule.buffers[number]
+            if inputs and (given := inputs.get(spec.row_type)) is not None:
+                self.pending.append(Write(buffer, buffer.rows, given))
+            buffer.grow(spec.rows)
+        columns = zip(schedule.buffers[num_open:], schedule.constants[num_open:], strict=True)
+        for spec, constants in columns:
             given = _input_rows(inputs, spec)
             row_type = row_types.get(spec.row_type, spec.row_type)
             self._open_buffer(spec, parts_of(row_type), constants, given)

@@ -118,6 +118,11 @@ class Sites(list[Site]):
         return {row_type: number for number, row_type in enumerate(self.row_types)}
 
     @cached_property
+    def chains(self) -> dict[bytes, Any]:
+        """What scheduling knows of calls that run together, by how C describes them."""
+        return {}
+
+    @cached_property
     def argument_types(self) -> list[list[int]]:
         """The row type of each argument of each signature."""
         return [[self.number_of_type[row_type_of(i)] for i in s.inputs] for s in self.signatures]

@@ -1,7 +1,7 @@
 """Schedule recorded calls: which run together, in which order, and which rows they read."""
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from math import prod
 from operator import index
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ def schedule_recordings(
         outputs=outputs,
         num_examples=len(recordings),
         merged_calls=merged,
-        fused=plan.chains,
+        fused=tuple(chain for chain, _, _ in plan.chains),
     )
 
 
@@ -379,7 +379,8 @@ class Plan:
         self.read = np.empty(code.size, dtype=np.int32)
         self.kind = self.member = np.zeros(0, dtype=np.int32)  # of calls; where each begins
         self.first_member = self.first_chain = self.chain = self.member
-        self.chains: tuple[Chain, ...] = ()  # of calls that run together
+        # Of calls that run together, with the row types that they read and write.
+        self.chains = list[tuple[Chain, list[int], list[int]]]()
         self.most_outputs = sites.most_results
         self.calls = self.reads = 0
 
@@ -426,7 +427,7 @@ class Plan:
             return  # an optimization that is made in C alone
         before, counts = int(self.first_read[calls]), np.zeros(2, dtype=np.int64)
         entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a chain, per call
-        self.kind, self.member, self.first_chain = np.empty((3, calls), dtype=np.int32)
+        self.kind, self.member, self.first_chain = np.empty((3, calls + 1), dtype=np.int32)
         self.chain = np.empty(entries * calls, dtype=np.int32)
         self.calls = native.fuse(
             sites=sites, code=self.code, calls=calls, num_signatures=len(sites.signatures),
@@ -437,12 +438,18 @@ class Plan:
         )  # fmt: skip
         fused, self.most_outputs = counts.tolist()
         self.reads += int(self.first_read[self.calls]) - before
-        self.chains = tuple(map(self._chain, self.first_chain[:fused].tolist()))
+        ends, known = self.first_chain[: fused + 1].tolist() if fused else [], sites.chains
+        for begin, end in pairwise(ends):
+            written = self.chain[begin:end].tobytes()
+            if written not in known:
+                chain = self._chain(self.chain[begin:end].copy())
+                known[written] = chain, *self._types_of(chain)
+            self.chains.append(known[written])
 
-    def _chain(self, begin: int) -> Chain:
+    def _chain(self, code: np.ndarray) -> Chain:
         """Decode what ``write_chains`` of ``native/fuse.c`` has written."""
-        signatures, most, code = self.sites.signatures, self.sites.most_results, self.chain
-        nodes, outputs, place = int(code[begin]), int(code[begin + 1]), begin + 2
+        signatures, most = self.sites.signatures, self.sites.most_results
+        nodes, outputs, place = int(code[0]), int(code[1]), 2
         calls, first = [], [0]  # number of the first result of each node
         for _ in range(nodes):
             signature = signatures[code[place]]
@@ -482,7 +489,7 @@ class Plan:
             )  # fmt: skip
         else:
             names = tuple(signature.name for signature in sites.signatures)
-            joined = (map(names.__getitem__, chain.operations) for chain in self.chains)
+            joined = (map(names.__getitem__, chain.operations) for chain, _, _ in self.chains)
             names += tuple(map("+".join, joined))
             columns = kind, values.row, values.call, self.first_read, self.read
             graph = definitions.dependencies(self.calls, *columns, names)
@@ -490,11 +497,9 @@ class Plan:
             steps = int(step.max(initial=-1)) + 1
         index = np.empty(self.reads, dtype=np.int64)
         call = np.empty((steps, 2 + self.most_outputs), dtype=np.int64)
-        read = list(sites.argument_types), list(sites.result_types)
-        for types in map(self._types_of, self.chains):
-            read[0].append(types[0])
-            read[1].append(types[1])
-        slices = np.empty((steps * max(map(len, read[0]), default=0), 4), dtype=np.int64)
+        read = [*sites.argument_types, *(types for _, types, _ in self.chains)]
+        made = [*sites.result_types, *(types for _, _, types in self.chains)]
+        slices = np.empty((steps * max(map(len, read), default=0), 4), dtype=np.int64)
         scheduler().place(
             sites=sites, code=self.code, calls=self.calls, steps=steps,
             num_signatures=len(sites.signatures), most_outputs=self.most_outputs,
@@ -502,7 +507,7 @@ class Plan:
             first_member=self.first_member, member=self.member, first_chain=self.first_chain,
             chain=self.chain, row=values.row, free=rows, index=index, call=call, slices=slices,
         )  # fmt: skip
-        return tuple(_listed(*read, call.tolist(), slices)), index
+        return tuple(_listed(read, made, call.tolist(), slices)), index
 
 
 def _listed(

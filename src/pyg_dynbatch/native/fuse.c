@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FUSED = 64, MANY_TIMES = 8 };
+enum { MOST_FUSED = 64, MOST_PORTS = 8, MANY_TIMES = 8 };
 
 struct pattern {
     int32_t nodes, *signature, *refer; /* of each argument of each node: -1, or a result inside */
@@ -24,7 +24,7 @@ struct pattern {
 
 /* Instances that are compared with each other. */
 struct team {
-    int32_t pattern, count, *members; /* the calls of each instance; -1 if it has joined another */
+    int32_t pattern, count, left, *members; /* calls of each instance; -1 if it joined another */
 };
 
 struct fuse {
@@ -39,15 +39,16 @@ struct fuse {
     int32_t *kind;         /* result: of each instance, its signature, or a fused pattern */
     int32_t *first_member, *member; /* result: where the calls of each instance begin in the code */
     int32_t *first_chain, *chain;   /* result: of each fused pattern, see `write_chains` */
-    int64_t *counts;                /* result: fused patterns, most outputs of one */
+    int64_t *counts; /* result: fused patterns, most outputs of one; in `first_chain`, their ends */
     /* Room. */
     struct pattern *patterns;
     struct team *teams;
-    int32_t num_patterns, num_teams;
+    int32_t num_patterns, num_teams, *slots; /* patterns by their hash */
+    int64_t mask;
     int32_t *signature, *team, *instance, *node, *depth, *stamp; /* of each call */
     int32_t *seen;    /* of each depth, of readers and of what they read */
     int32_t *outside; /* how often others read an instance, at its last call */
-    uint8_t *is_list; /* of each signature, whether an argument is ragged */
+    uint8_t *is_list; /* of each signature, whether an argument is ragged, or there are many */
     int32_t *first_result, *times, *inside; /* of calls; of results: reads, and those inside */
     int32_t *expected;                      /* of the ports of a pattern */
     int32_t attempt;
@@ -82,7 +83,8 @@ static int32_t add_pattern(struct fuse *f, int32_t nodes, const int32_t *signatu
         hash = (hash ^ (uint32_t)signature[each]) * 1099511628211u;
     for (int32_t each = 0; each < nodes * width; each++)
         hash = (hash ^ (uint32_t)refer[each]) * 1099511628211u;
-    for (int32_t each = 0; each < f->num_patterns; each++) {
+    int64_t at = (int64_t)((hash ^ hash >> 32) & (uint64_t)f->mask);
+    for (int32_t each; (each = f->slots[at]) >= 0; at = (at + 1) & f->mask) {
         const struct pattern *p = f->patterns + each;
         if (p->hash == hash && p->nodes == nodes &&
             !memcmp(p->signature, signature, nodes * sizeof *signature) &&
@@ -109,7 +111,7 @@ static int32_t add_pattern(struct fuse *f, int32_t nodes, const int32_t *signatu
         for (int32_t each = 0; each < f->sites->arguments[signature[node]]; each++)
             if (!f->is_list[signature[node]] && refer[node * width + each] < 0)
                 p->ports[p->num_ports++] = node * (int32_t)width + each;
-    return f->num_patterns++;
+    return f->slots[at] = f->num_patterns++;
 }
 
 static int32_t place_of(const struct fuse *f, int32_t call)
@@ -147,6 +149,7 @@ static int find_teams(struct fuse *f)
         }
         f->team[call] = slots[at];
         f->instance[call] = f->teams[slots[at]].count++;
+        f->teams[slots[at]].left++;
     }
     for (int32_t each = 0; !failed && each < f->num_teams; each++)
         failed = !(f->teams[each].members = malloc(f->teams[each].count * sizeof(int32_t)));
@@ -349,6 +352,7 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
         memcpy(next, others, before * sizeof *next);
         memcpy(next + before, calls, nodes * sizeof *next);
         *others = -1;
+        f->teams[f->team[maker]].left--;
         for (int32_t at = 0; at < before + nodes; at++) {
             f->team[next[at]] = number;
             f->instance[next[at]] = count;
@@ -358,7 +362,7 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
         count++;
     }
     free(team->members);
-    *team = (struct team){pattern, count, members};
+    *team = (struct team){pattern, count, count, members};
     return 1;
 }
 
@@ -440,6 +444,7 @@ static void write_chains(struct fuse *f)
             }
         if (begin[1] > f->counts[1])
             f->counts[1] = begin[1];
+        f->first_chain[f->counts[0]] = (int32_t)(next - f->chain);
     }
 }
 
@@ -506,7 +511,11 @@ static int64_t fuse(struct fuse *f)
     f->teams = malloc((calls + 1) * sizeof *f->teams);
     f->num_patterns = f->num_teams = f->attempt = 0;
     f->is_list = calloc(f->num_signatures + 1, 1);
-    if (room && f->patterns && f->teams && f->is_list) {
+    for (f->mask = 63; f->mask < 2 * most;)
+        f->mask = 2 * f->mask + 1;
+    f->slots = malloc((f->mask + 1) * sizeof *f->slots);
+    if (room && f->patterns && f->teams && f->is_list && f->slots) {
+        memset(f->slots, -1, (f->mask + 1) * sizeof *f->slots);
         int32_t *next = room;
         int32_t **of_call[] = {&f->signature, &f->team,  &f->instance, &f->node,
                                &f->depth,     &f->stamp, &f->outside};
@@ -517,9 +526,11 @@ static int64_t fuse(struct fuse *f)
         f->times = f->seen + 2 * (calls + 1);
         f->inside = f->times + results;
         f->expected = f->inside + results;
-        for (int32_t each = 0; each < f->num_signatures; each++)
+        for (int32_t each = 0; each < f->num_signatures; each++) {
+            f->is_list[each] = s->arguments[each] > MOST_PORTS;
             for (int32_t argument = 0; argument < s->arguments[each]; argument++)
                 f->is_list[each] |= is_ragged(s, each, argument);
+        }
         for (int64_t call = 0; call < calls; call++)
             f->signature[call] = s->signature[f->code[f->begin[call]]];
         int found = find_teams(f);
@@ -530,7 +541,8 @@ static int64_t fuse(struct fuse *f)
         for (int time = 0; found == 1 && time < MANY_TIMES; time++) {
             found = 0;
             for (int32_t each = f->num_teams - 1; found >= 0 && each >= 0; each--) {
-                const int any = f->num_patterns + MOST_FUSED < most ? join_all(f, each) : 0;
+                const int is_room = f->num_patterns + MOST_FUSED < most;
+                const int any = is_room && f->teams[each].left ? join_all(f, each) : 0;
                 found = any < 0 ? -1 : found | any;
             }
         }
@@ -546,6 +558,7 @@ static int64_t fuse(struct fuse *f)
     free(f->patterns);
     free(f->teams);
     free(f->is_list);
+    free(f->slots);
     free(room);
     return instances;
 }
