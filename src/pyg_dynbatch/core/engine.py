@@ -200,8 +200,8 @@ class Run:
         self.pending: list[Write] = []
         self.buffers: list[RowBuffer] = []
         self.called: Operation | None = None  # the last one, which errors are about
-        # Per weight, what the layers that use it share between steps.
-        self.shared: dict[Tensor, Any] = {}
+        # What steps share: per weight, for the layers that use it; per type, rows on stacks.
+        self.shared: dict[Any, Any] = {}
 
     def extend(self, schedule: Steps, inputs: Mapping[RowType | str, Any]) -> None:
         """Run a schedule; of inputs with rows in a buffer already, only the others are given."""
