@@ -358,25 +358,23 @@ def split(parts: Rows, wanted: Sequence[Sequence[int]], tensors: Sequence[Any]) 
     return found
 
 
-def merge(parts: Rows, pieces: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+def merge(parts: Rows, pieces: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
     """Put the rows of all parts back in order; for each part, as many tensors."""
     flat = [tensor for piece in pieces for tensor in piece]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in flat):
         merged: tuple[Tensor, ...] = _Merge.apply(parts, len(pieces[0]), *flat)
         return merged
-    return tuple(_merged(parts, len(pieces[0]), flat))
+    return _merged(parts, len(pieces[0]), flat)
 
 
 def own_form(
-    form: Callable[..., tuple[Tensor, ...]], spec: Spec, types: Sequence[TensorType], random: bool
+    form: Callable[..., Any], spec: Spec, types: Sequence[TensorType], random: bool = False
 ) -> Examined:
-    """Describe a form that returns a tuple of tensors of these types."""
-    if spec.no_grad:
-        form = torch.no_grad()(form)
-    way = "rows"
-    if len(types) == 1:
-        return Examined(lambda *rows: form(*rows)[0], way, [*types], tree_flatten(0)[1], random)
-    return Examined(form, way, [*types], tree_flatten(tuple(types))[1], random)
+    """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
+    structure = tree_flatten(0 if len(types) == 1 else tuple(types))[1]
+    return Examined(
+        torch.no_grad()(form) if spec.no_grad else form, "rows", [*types], structure, random
+    )
 
 
 @dataclass(frozen=True)
@@ -401,7 +399,7 @@ class Loop(Own):
         kept = [*range(self.width), *(n for n in range(self.width, len(spec.inputs)) if n in used)]
         sides, width, most = [kept, range(self.width)], self.width, self.most
 
-        def form(*rows: Tensor) -> tuple[Tensor, ...]:
+        def form(*rows: Tensor) -> Any:
             operands, size = [*rows], rows[0].size(0)
             rows_of: Tensor | None = None  # numbers of the rows that run; None for all
             places, pieces = list[Tensor](), list[Sequence[Tensor]]()
@@ -419,9 +417,10 @@ class Loop(Own):
                 operands[:width] = body(operands, size)
             else:
                 raise endless(most, size)
-            if rows_of is None:
-                return tuple(operands[:width])
-            return merge([*places, rows_of], [*pieces, operands[:width]])
+            found: Rows = operands[:width]
+            if rows_of is not None:
+                found = merge([*places, rows_of], [*pieces, found])
+            return tuple(found) if width > 1 else found[0]
 
         types: Any = spec.inputs[: self.width]
         return own_form(form, spec, types, _is_random(table, self.specs))
@@ -447,23 +446,26 @@ class Choice(Own):
     def examined(self, table: Table, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
         runs = [branch.runner(table) for branch in self.branches]
-        used = [branch.operands for branch in self.branches]
+        used, several = [branch.operands for branch in self.branches], len(self.types) > 1
 
-        def form(choice: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+        def form(choice: Tensor, *operands: Tensor) -> Any:
             choice, size = choice.reshape(-1), choice.size(0)
             rows = [each.nonzero().squeeze(1) for each in _chosen(choice, len(runs))]
             taken = [number for number, part in enumerate(rows) if part.numel()]
             if sum(part.numel() for part in rows) < size:
                 raise out_of_range(choice.tolist(), len(runs))
+            found: Rows
             if len(taken) == 1:
-                return tuple(runs[taken[0]](operands, size))
-            parts = [rows[number] for number in taken]
-            given = split(parts, [used[number] for number in taken], operands)
-            pieces = [
-                runs[number](mine, part.numel())
-                for number, mine, part in zip(taken, given, parts, strict=True)
-            ]
-            return merge(parts, pieces)
+                found = runs[taken[0]](operands, size)
+            else:
+                parts = [rows[number] for number in taken]
+                given = split(parts, [used[number] for number in taken], operands)
+                pieces = [
+                    runs[number](mine, part.numel())
+                    for number, mine, part in zip(taken, given, parts, strict=True)
+                ]
+                found = merge(parts, pieces)
+            return tuple(found) if several else found[0]
 
         return own_form(form, spec, self.types, _is_random(table, self.specs))
 

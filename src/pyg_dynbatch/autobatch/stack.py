@@ -5,7 +5,8 @@ type that were pushed during a run are in one :class:`_Arena`, which knows the r
 are never changed, so that old stacks stay as they were, and nothing is copied.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.row_buffer import RowBuffer, Rows, new_token
-from pyg_dynbatch.core.types import TensorType
+from pyg_dynbatch.core.types import RaggedRows, TensorType
 
 POINTER = TensorType((), torch.int64)
 Types = tuple[TensorType, ...]
@@ -196,7 +197,7 @@ class Stack:
             node = node.below
         if values:
             return Stack.of(values[::-1])._pointer()
-        return as_row(session, torch.tensor(0, device=session.device))
+        return as_row(session, torch.tensor(-1, device=session.device))
 
     def __repr__(self) -> str:
         """Name the type of the values, and how many there are, if that is known."""
@@ -242,48 +243,47 @@ register_pytree_node(
 
 
 class _Arena:
-    """All rows of one type that were pushed during one run; row 0 is the empty stack."""
+    """All rows of one type that were pushed during one run; -1 points to the empty stack."""
 
     def __init__(self, types: Types, device: torch.device) -> None:
-        self.buffer = RowBuffer(256, zero_rows=1)
+        self.rows, self.buffer = 0, RowBuffer(256)
         like = tuple(
-            torch.empty((0, *(t.shape or ())), dtype=t.dtype, device=device) for t in types
+            torch.empty((0, *(each.shape or ())), dtype=each.dtype, device=device) for each in types
         )
         self.buffer.allocate(like, tuple(part.dtype for part in like))
-        # Of each row the one below it, and the size of the stack.
-        self.below, self.sizes = torch.zeros(2, 256, dtype=torch.int64, device=device).unbind()
-        self.rows, self.token = 1, new_token(like[0])
-
-    @classmethod
-    def of(cls, types: Types, device: torch.device) -> "_Arena":
-        """Return the arena of the run whose step is being computed."""
-        shared: Any = current_run.get().shared  # type: ignore[union-attr]
-        if types not in shared:
-            shared[types] = cls(types, device)
-        found: _Arena = shared[types]
-        return found
+        # Of each row the one below it, and the size of the stack. The last entry, which the empty
+        # stack finds, is never used.
+        self.below, self.sizes = torch.zeros(2, 257, dtype=torch.int64, device=device).unbind()
+        self.token = new_token(like[0])
 
     def push(self, below: Tensor, rows: Rows, sizes: Tensor) -> Tensor:
         """Add rows; return pointers to them."""
         first, self.rows = self.rows, self.rows + below.size(0)
         self.buffer.grow(self.rows)
-        if (room := self.buffer.parts[0].size(0)) > self.below.size(0):
-            more = self.below.new_zeros(room - self.below.size(0))
+        if (room := self.buffer.parts[0].size(0)) >= self.below.size(0):
+            more = self.below.new_zeros(room + 1 - self.below.size(0))
             self.below, self.sizes = (torch.cat([x, more]) for x in (self.below, self.sizes))
         self.token = self.buffer.write(self.token, first, rows)
         self.below[first : self.rows] = below
         self.sizes[first : self.rows] = sizes
         return torch.arange(first, self.rows, device=below.device)
 
-    def read(self, pointers: Tensor) -> Rows:
+    def read(self, pointers: Tensor) -> Any:
         """Return the rows at pointers."""
-        _check(pointers)
-        return self.buffer.read(self.token, pointers)
+        with _checked(pointers):
+            found = self.buffer.read(self.token, pointers)
+        return found if len(found) > 1 else found[0]
 
 
-def _check(pointers: Tensor) -> None:
-    if not bool(pointers.all()):
+@contextmanager
+def _checked(pointers: Tensor) -> Iterator[None]:
+    """Raise an error for the empty stack. On a CPU, indexing finds it."""
+    if pointers.is_cuda and bool((pointers < 0).any()):
         raise underflow()
+    try:
+        yield
+    except IndexError as error:
+        raise underflow() from error
 
 
 @dataclass(frozen=True)
@@ -303,11 +303,13 @@ class _OnStacks(Own):
 
     def examined(self, table: Table, spec: Spec) -> Examined:
         """Return the form on stacked rows."""
-        types, run = self.types, self.run
+        types, run, name = self.types, self.run, f"stacks of {self.types}"
 
-        def form(first: Any, *rest: Any) -> Any:
-            device = (first if isinstance(first, Tensor) else first.rows).device
-            return run(_Arena.of(types, device), first, *rest)
+        def form(*given: Any) -> Any:
+            shared: Any = current_run.get().shared  # type: ignore[union-attr]
+            if name not in shared:
+                shared[name] = _Arena(types, table.engine.device)
+            return run(shared[name], *given)
 
         return own_form(form, spec, self.results, False)
 
@@ -315,8 +317,8 @@ class _OnStacks(Own):
 class _Push(_OnStacks):
     __name__ = "push"
 
-    def run(self, arena: _Arena, below: Tensor, *rows: Tensor) -> Any:
-        return (arena.push(below, rows, arena.sizes[below] + 1),)
+    def run(self, arena: _Arena, below: Tensor, *rows: Tensor) -> Tensor:
+        return arena.push(below, rows, arena.sizes[below] + 1)
 
 
 class _PushAll(_OnStacks):
@@ -324,16 +326,15 @@ class _PushAll(_OnStacks):
 
     __name__ = "stack"
 
-    def run(self, arena: _Arena, *given: Any) -> Any:
-        owner = given[0].segment_ids
+    def run(self, arena: _Arena, *given: RaggedRows) -> Tensor:
+        owner, calls = given[0].segment_ids, given[0].num_calls
         number = torch.arange(owner.numel(), device=owner.device)
-        counts = torch.zeros(given[0].num_calls, dtype=torch.int64, device=owner.device)
-        counts.index_add_(0, owner, torch.ones_like(number))
-        ends = counts.cumsum(0)
-        place = number - (ends - counts)[owner]  # within the list
-        below = torch.where(place > 0, number - 1 + arena.rows, 0)
+        ends = torch.bincount(owner, minlength=calls).cumsum(0)
+        begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+        place = number - begins[owner]  # within the list
+        below = torch.where(place > 0, number - 1 + arena.rows, -1)
         made = arena.push(below, tuple(each.rows for each in given), place + 1)
-        return (made[ends - 1],)
+        return made[ends - 1]
 
 
 class _Top(_OnStacks):
@@ -350,13 +351,13 @@ class _Top(_OnStacks):
 class _Below(_OnStacks):
     __name__ = "below"
 
-    def run(self, arena: _Arena, pointers: Tensor) -> Any:
-        _check(pointers)
-        return (arena.below[pointers],)
+    def run(self, arena: _Arena, pointers: Tensor) -> Tensor:
+        with _checked(pointers):
+            return arena.below.index_select(0, pointers)
 
 
 class _Size(_OnStacks):
     __name__ = "size"
 
-    def run(self, arena: _Arena, pointers: Tensor) -> Any:
-        return (arena.sizes[pointers],)
+    def run(self, arena: _Arena, pointers: Tensor) -> Tensor:
+        return arena.sizes[pointers]
