@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.lazy import ACTIVE
 from pyg_dynbatch.autobatch.programs import (
     Body,
     Choice,
@@ -16,8 +15,10 @@ from pyg_dynbatch.autobatch.programs import (
     Program,
     as_row,
     endless,
+    flattened,
     out_of_range,
     record_own,
+    type_of,
 )
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.stack import Node
@@ -84,7 +85,7 @@ def while_loop(
         if _condition(cond_fn(*state)):
             raise endless(most, 1)
         return state
-    leaves, structure = tree_flatten(state)
+    leaves, structure = flattened(state)
     operands = Operands(session, [as_row(session, leaf) for leaf in leaves], len(leaves))
 
     def arguments(body: Body) -> Sequence[Any]:
@@ -94,7 +95,7 @@ def while_loop(
         Body.of(operands, f"the {name} of while_loop", function, arguments, listed)
         for name, function, listed in (
             ("condition", cond_fn, lambda found: [_condition(found)]),
-            ("body", body_fn, lambda found: tree_flatten(_next_state(found, shape))[0]),
+            ("body", body_fn, lambda found: flattened(_next_state(found, shape))[0]),
         )
     ]
     key = (while_loop, len(leaves), most, *_keys(bodies))
@@ -198,8 +199,8 @@ def _choose(
     session: Session, owner: str, chosen: Any, branches: dict[str, Any], operands: Sequence[Any]
 ) -> Any:
     """Record all branches, and the choice."""
-    leaves, structure = tree_flatten(tuple(operands))
-    tensors = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor | Lazy)]
+    leaves, structure = flattened(tuple(operands))
+    tensors = [n for n, leaf in enumerate(leaves) if type_of(leaf)]
     given = Operands(session, [as_row(session, leaves[n]) for n in tensors])
     results = list[_Shape]()
 
@@ -217,7 +218,7 @@ def _choose(
             hint = "torch.zeros(...) or .to(dtype) in the branch that has nothing to say"
             facts = (str(results[0]), str(results[-1]))
             raise mismatch(TypeError, what, *facts, where=session.where(), hint=hint)
-        return tree_flatten(found)[0]
+        return flattened(found)[0]
 
     bodies = [
         Body.of(given, f"{name} of {owner.partition('.')[2]}", function, arguments, listed)
@@ -262,16 +263,11 @@ class _Shape(NamedTuple):
 
 def _shape(value: Any, what: str, hint: str) -> _Shape:
     """Describe a value; raise an error if it holds anything but tensors and stacks."""
-    leaves, structure = tree_flatten(value)
+    leaves, structure = flattened(value)
     types = list[TensorType | None]()
     for number, leaf in enumerate(leaves):
-        if type(leaf) is Lazy:
-            types.append(leaf._session.table.row_types[leaf._kind])
-        elif isinstance(leaf, Tensor):
-            types.append(TensorType(tuple(leaf.shape), leaf.dtype))
-        elif isinstance(leaf, Node):
-            types.append(None)
-        else:
+        types.append(type_of(leaf))
+        if types[-1] is None and type(leaf) is not Node:
             got, place = describe_value(leaf), _place(value, number)
             what = f"{what} something else than tensors"
             wanted, got = "tensors, stacks, and tuples, lists or dicts of them", f"{got}{place}"
@@ -287,11 +283,9 @@ def _place(value: Any, leaf: int) -> str:
 
 def _scalar(value: Any, what: str, dtypes: set[torch.dtype], wanted: str, hint: str) -> Any:
     """Check that a value is one number; return it."""
-    is_tensor = isinstance(value, Tensor | Lazy)
-    if not is_tensor or value.dtype not in dtypes or tuple(value.shape) not in ((), (1,)):
-        got = describe_value(value)
-        if isinstance(value, Lazy):
-            got = str(TensorType(tuple(value.shape), value.dtype))
+    found = type_of(value)
+    if found is None or found.dtype not in dtypes or found.shape not in ((), (1,)):
+        got = found or describe_value(value)
         what, wanted = f"{what} is not {wanted}", f"{wanted} tensor of shape []"
         raise mismatch(TypeError, what, wanted, got, where=_where(), hint=f"such as {hint}")
     return value

@@ -120,6 +120,22 @@ class Body(Session):
         raise mismatch(RuntimeError, what, where=self.where(), hint=hint)
 
 
+def type_of(value: Any) -> TensorType | None:
+    """Return the type of a tensor or recorded value; ``None`` for anything else."""
+    if type(value) is Lazy:
+        row_type: TensorType = value._session.table.row_types[value._kind]
+        return row_type
+    return TensorType(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
+
+
+_LEAF = tree_flatten(0)[1]
+
+
+def flattened(value: Any) -> tuple[list[Any], Any]:
+    """List the tensors in a value; also return its structure."""
+    return ([value], _LEAF) if type(value) in (Lazy, Tensor) else tree_flatten(value)
+
+
 def as_row(session: Session, value: Any) -> Lazy:
     """Return a tensor, a parameter or a value of an enclosing session as a value of a session."""
     if type(value) is Lazy:
@@ -371,7 +387,7 @@ def own_form(
     form: Callable[..., Any], spec: Spec, types: Sequence[TensorType], random: bool = False
 ) -> Examined:
     """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
-    structure = tree_flatten(0 if len(types) == 1 else tuple(types))[1]
+    structure = _LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
     return Examined(
         torch.no_grad()(form) if spec.no_grad else form, "rows", [*types], structure, random
     )
@@ -509,7 +525,7 @@ def record_own(
         values: The arguments; a list of at least one value is a ragged argument.
     """
     no_grad = torch.is_grad_enabled() is not session.grad
-    kinds = [(v[0]._kind,) if isinstance(v, Sequence) else v._kind for v in values]
+    kinds = [v._kind if type(v) is Lazy else (v[0]._kind,) for v in values]  # type: ignore[index]
     exact = (*key, no_grad, *kinds)
     site = session.table.by_key.get(exact)
     if site is None:
@@ -520,9 +536,12 @@ def record_own(
         session.table.by_key[exact] = site
     reads, code = list[int](), list[int]()
     for value in values:
-        listed = isinstance(value, Sequence)
-        numbers = [each._number for each in value] if listed else [value._number]  # type: ignore[union-attr]
-        reads += numbers
-        code += [len(numbers), *numbers] if listed else numbers
+        if type(value) is Lazy:
+            reads.append(value._number)
+            code.append(value._number)
+        else:
+            numbers = [each._number for each in value]
+            reads += numbers
+            code += [len(numbers), *numbers]
     found = session.record(site, reads, code)
-    return found if isinstance(found, tuple) else (found,)
+    return (found,) if type(found) is Lazy else found

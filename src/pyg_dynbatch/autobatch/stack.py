@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_flatten, tree_unflatten
+from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_unflatten
 
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
-from pyg_dynbatch.autobatch.programs import as_row, own_form, record_own
+from pyg_dynbatch.autobatch.programs import as_row, flattened, own_form, record_own, type_of
 from pyg_dynbatch.autobatch.ragged import rows
 from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
 from pyg_dynbatch.core.engine import current_run
@@ -73,13 +73,14 @@ class Stack:
     __slots__ = ("_device", "_structure", "_top", "_types")
 
     def __init__(self, like: Any) -> None:
-        leaves, self._structure = tree_flatten(like)
-        if not leaves or not all(isinstance(leaf, Tensor | Lazy) for leaf in leaves):
+        leaves, self._structure = flattened(like)
+        types: Any = tuple(map(type_of, leaves))
+        if not leaves or None in types:
             got = ", ".join(map(describe_value, leaves)) or "an empty structure"
             what, hint = "autobatch.Stack: not a tensor", "such as Stack(torch.zeros(3))"
             wanted = "a tensor, or a structure of tensors, like those on the stack"
             raise mismatch(TypeError, what, wanted, got, where=_where(), hint=hint)
-        self._types: Types = tuple(TensorType(tuple(x.shape), x.dtype) for x in leaves)
+        self._types: Types = types
         self._device: torch.device = leaves[0].device
         self._top: Node | Lazy = _EMPTY
 
@@ -164,12 +165,12 @@ class Stack:
 
     def _leaves(self, value: Any) -> list[Any]:
         """Check a value, and list its tensors."""
-        leaves, structure = tree_flatten(value)
-        tensors = all(isinstance(leaf, Tensor | Lazy) for leaf in leaves)
-        types = tuple(TensorType(tuple(x.shape), x.dtype) for x in leaves) if tensors else ()
+        leaves, structure = flattened(value)
+        types: Any = tuple(map(type_of, leaves))
         if structure != self._structure or types != self._types:
             what = "autobatch.Stack: a value that is pushed is not like the others"
-            got = ", ".join(map(str, types)) or ", ".join(map(describe_value, leaves))
+            got = ", ".join(map(describe_value, leaves)) if None in types else ""
+            got = got or ", ".join(map(str, types))
             if structure != self._structure:
                 got += f" in {structure}"
             wanted = ", ".join(map(str, self._types))
@@ -177,7 +178,7 @@ class Stack:
         return leaves
 
     def _node(self) -> Node:
-        if isinstance(self._top, Lazy):
+        if type(self._top) is Lazy:
             self._top.item()  # which raises the error for a value of an earlier call
         return self._top  # type: ignore[return-value]
 
@@ -201,7 +202,7 @@ class Stack:
 
     def __repr__(self) -> str:
         """Name the type of the values, and how many there are, if that is known."""
-        size = "" if isinstance(self._top, Lazy) else f", size {self._top.size}"
+        size = "" if type(self._top) is Lazy else f", size {self._top.size}"
         return f"Stack({', '.join(map(str, self._types))}{size})"
 
 
