@@ -171,7 +171,8 @@ class Program(NamedTuple):
     def of(cls, body: Body, outputs: Sequence[int]) -> "Program":
         """Return what a body has recorded and these values depend on."""
         table, code = body.table, np.array(body.code, dtype=np.int32)
-        records = [_Record(table, body.code, begin) for begin in begins_of(table.recorded, code)]
+        begins = begins_of(table.recorded, code).tolist()
+        records = [_Record(table, body.code, begin) for begin in begins]
         needed, used = set(outputs), list[_Record]()
         for record in reversed(records):
             if record.site.spec is None or not needed.isdisjoint(record.results):
@@ -239,8 +240,8 @@ class _Record:
 
     def __init__(self, table: Table, code: Sequence[int], begin: int) -> None:
         self.site: Site = table.sites[code[begin]]
-        self.results = range(int(begin), int(begin) + len(self.site.kinds))
-        self.arguments, place = list[Any](), int(begin) + 1
+        self.results = range(begin, begin + len(self.site.kinds))
+        self.arguments, place = list[Any](), begin + 1
         for wanted in self.site.spec.inputs if self.site.spec else ():
             if isinstance(wanted, Ragged):
                 end = place + 1 + code[place]
