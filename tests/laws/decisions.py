@@ -91,14 +91,14 @@ class Random(nn.Module):
         self.register_buffer("shift", torch.randn(WIDTH))
 
     def forward(self, example: Example) -> Any:
-        start = self.bias if example.program % 3 == 0 else torch.zeros(WIDTH)
+        start = self.ops.cond(example.count > 2, lambda: self.bias, lambda: torch.ones(WIDTH))
         stack = self.ops.Stack(example.vector)
         if example.program % 2:
             stack = self.ops.Stack.of([self.word(example.count), example.vector])
         env = (example.vector, start, example.count, stack)
         v, w, n, stack = self.statements(example.program, env, self.depth)
         last = self.ops.cond(stack.size > 0, lambda: stack.top, lambda: self.bias)
-        return v, w + 0 * v, n, last, stack.size  # not a parameter, which traces refuse
+        return v, w, n, last, stack.size
 
     def statements(self, seed: int, env: Env, depth: int) -> Env:
         draw = random.Random(seed)
