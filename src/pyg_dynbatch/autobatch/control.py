@@ -189,7 +189,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Sequenc
         index = _scalar(index, f"{owner}: the index", integers, "an integer", "scores.argmax()")
     if session is None or isinstance(index, int):
         if not 0 <= int(index) < len(branches):
-            raise out_of_range([int(index)], len(branches))
+            raise out_of_range([int(index)], len(branches), _where())
         return _checked(branches[int(index)](*operands), f"{owner}: branch {int(index)}")
     named = {f"branch {number}": branch for number, branch in enumerate(branches)}
     return _choose(session, owner, index, named, operands)

@@ -7,6 +7,7 @@ of a table, and without calls on which no result depends.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,6 +21,7 @@ from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Ragged
 from pyg_dynbatch.core.scheduling import begins_of
 from pyg_dynbatch.core.types import RaggedRows, TensorType, has_gradient
@@ -33,14 +35,18 @@ class Operands:
     def __init__(self, session: Session, values: Sequence[Lazy], state: int = 0) -> None:
         self.session, self.values = session, [*values]
         self.state = state  # how many of them change from one iteration to the next
-        self.captured: dict[int, int] = {}  # positions, by number of the value
+        self.captured: dict[Any, tuple[int, Any]] = {}  # positions, and what is kept alive
 
-    def position_of(self, value: Lazy) -> int:
-        """Return the position of a value that stays the same."""
-        position = self.captured.setdefault(value._number, len(self.values))
-        if position == len(self.values):
+    def position_of(self, value: Lazy, source: Tensor | None = None) -> int:
+        """Return the position of a value that stays the same, and that of its tensor if it has one.
+
+        Not by the value alone: a number that happens to equal another would change the program.
+        """
+        key = value._number if source is None else (id(source),)
+        if key not in self.captured:
+            self.captured[key] = len(self.values), source
             self.values.append(value)
-        return position
+        return self.captured[key][0]
 
 
 class Body(Session):
@@ -60,13 +66,21 @@ class Body(Session):
             arguments: Makes its arguments.
             leaves: Checks its result, and lists the tensors in it.
         """
-        body = cls(operands, owner)
+        body, known = cls(operands, owner), operands.session.table.functions
+        code, watch = getattr(function, "__code__", type(function)), body.table.watch
         ACTIVE.session = body
         try:
-            found = leaves(function(*arguments(body)))
-            return body, tuple(as_row(body, leaf)._number for leaf in found)
+            with nullcontext() if code in known else watch.unchanged(body.example):
+                found = leaves(function(*arguments(body)))
+                numbers = tuple(as_row(body, leaf)._number for leaf in found)
+        except NeedsPython as error:
+            what = f"autobatch: {owner} {str(error).removeprefix('it ')}"
+            hint = "carry it in the state; the function is called once, not once per iteration"
+            raise mismatch(RuntimeError, what, where=body.where(), hint=hint) from None
         finally:
             ACTIVE.session = operands.session
+        known.add(code)
+        return body, numbers
 
     ended = "the body of a loop or branch", "return what is used later from the function"
 
@@ -100,7 +114,8 @@ class Body(Session):
 
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Capture a tensor that the model did not compute."""
-        return self.foreign(self.operands.session.outside_row(tensor))
+        value = self.operands.session.outside_row(tensor)
+        return self.operand(self.operands.position_of(value, tensor))
 
     def outside_rows(self, rows: Tensor) -> list[Lazy]:
         """Capture the rows of a tensor that the model did not compute."""
@@ -385,7 +400,7 @@ def merge(parts: Rows, pieces: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
 
 
 def own_form(
-    form: Callable[..., Any], spec: Spec, types: Sequence[TensorType], random: bool = False
+    form: Callable[..., Any], types: Sequence[TensorType], random: bool = False
 ) -> Examined:
     """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
     structure = _LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
@@ -440,7 +455,7 @@ class Loop(Own):
             return tuple(found) if width > 1 else found[0]
 
         types: Any = spec.inputs[: self.width]
-        return own_form(form, spec, types, _is_random(table, self.specs))
+        return own_form(form, types, _is_random(table, self.specs))
 
 
 @dataclass(frozen=True)
@@ -484,7 +499,7 @@ class Choice(Own):
                 found = merge(parts, pieces)
             return tuple(found) if several else found[0]
 
-        return own_form(form, spec, self.types, _is_random(table, self.specs))
+        return own_form(form, self.types, _is_random(table, self.specs))
 
 
 def _chosen(choice: Tensor, branches: int) -> list[Tensor]:
@@ -506,11 +521,11 @@ def endless(most: int, rows: int) -> RuntimeError:
     return mismatch(RuntimeError, what, got=got, hint=hint)
 
 
-def out_of_range(chosen: Sequence[int], branches: int) -> IndexError:
+def out_of_range(chosen: Sequence[int], branches: int, where: str = "") -> IndexError:
     """Create the error for an index without a branch."""
     wrong = next(number for number in chosen if not 0 <= number < branches)
     what, wanted = "autobatch.switch: no branch has this index", f"0 to {branches - 1}"
-    return mismatch(IndexError, what, wanted, wrong, hint="index.clamp(0, n - 1)")
+    return mismatch(IndexError, what, wanted, wrong, where=where, hint="index.clamp(0, n - 1)")
 
 
 def record_own(
@@ -525,14 +540,14 @@ def record_own(
         make: Makes the target; called if the key is new.
         values: The arguments; a list of at least one value is a ragged argument.
     """
-    no_grad = torch.is_grad_enabled() is not session.grad
+    # Under no_grad, too: calls inside have that mode, and what only moves keeps its gradient.
     kinds = [v._kind if type(v) is Lazy else (v[0]._kind,) for v in values]  # type: ignore[index]
-    exact = (*key, no_grad, *kinds)
+    exact = (*key, *kinds)
     site = session.table.by_key.get(exact)
     if site is None:
         target, types = make(), session.table.row_types
         inputs = tuple(types[k] if isinstance(k, int) else Ragged(types[k[0]]) for k in kinds)
-        spec = Spec((target, no_grad, *inputs), target, (), inputs, no_grad)
+        spec = Spec((target, *inputs), target, (), inputs, no_grad=False)
         site = session.table.site_of(spec, session.device, session.where())
         session.table.by_key[exact] = site
     reads, code = list[int](), list[int]()

@@ -312,7 +312,7 @@ class _OnStacks(Own):
                 shared[name] = _Arena(types, table.engine.device)
             return run(shared[name], *given)
 
-        return own_form(form, spec, self.results, False)
+        return own_form(form, self.results)
 
 
 class _Push(_OnStacks):
