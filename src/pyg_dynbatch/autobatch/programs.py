@@ -404,9 +404,7 @@ def own_form(
 ) -> Examined:
     """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
     structure = _LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
-    return Examined(
-        torch.no_grad()(form) if spec.no_grad else form, "rows", [*types], structure, random
-    )
+    return Examined(form, "rows", [*types], structure, random)
 
 
 @dataclass(frozen=True)
