@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.fingerprint import digest
 from pyg_dynbatch.core.listing import NeedsPython
@@ -288,12 +288,14 @@ class Watch:
     @contextmanager
     def unchanged(self, example: int | None) -> Iterator[None]:
         """Raise NeedsPython if anything changes inside, where calls are recorded."""
-        self.turn_ends(example)
-        self._note_parameters(example)
-        before = [(held, held.changed(), held.seen, held.marks.copy()) for held in self.every]
+        with unseen():
+            self.turn_ends(example)
+            self._note_parameters(example)
+            before = [(held, held.changed(), held.seen, held.marks.copy()) for held in self.every]
         yield
         for held, _, seen, marks in before:
-            held.changed()
+            with unseen():
+                held.changed()
             if names := held.differing(seen, marks):
                 raise NeedsPython(f"it changes {held.prefix + names[0]!r} of the model")
 
