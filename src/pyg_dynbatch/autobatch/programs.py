@@ -195,13 +195,15 @@ class Program(NamedTuple):
                 used.append(record)
         count, number = len(body.operands.values), dict[int, int]()
         size, calls = count, list[Call]()
-        for record in reversed(used):
-            if record.site.spec is None:  # an operand
-                number[record.results[0]] = body.code[record.results[0] + 1]
+        for group in _grouped(used[::-1]):
+            if (spec := group[0].site.spec) is None:  # an operand
+                number[group[0].results[0]] = body.code[group[0].results[0] + 1]
                 continue
-            calls.append(Call(record.site.spec, record.renumbered(number)))
-            number.update(zip(record.results, range(size, size + len(record.results)), strict=True))
-            size += len(record.results)
+            arguments = tuple(each for record in group for each in record.renumbered(number))
+            calls.append(Call(_joined(spec, len(group)), arguments))
+            results = [value for record in group for value in record.results]
+            number.update(zip(results, range(size, size + len(results)), strict=True))
+            size += len(results)
         return cls(count, tuple(calls), tuple(number[value] for value in outputs))
 
     @property
@@ -266,6 +268,10 @@ class _Record:
                 self.arguments.append(code[place])
                 place += 1
 
+    def may_join(self) -> bool:
+        target = self.site.spec.target if self.site.spec else None
+        return isinstance(target, Own) and target.joined(2) is not None
+
     def reads(self) -> Iterator[int]:
         return _flat(self.arguments)
 
@@ -273,6 +279,27 @@ class _Record:
         return tuple(
             number[a] if isinstance(a, int) else tuple(number[n] for n in a) for a in self.arguments
         )
+
+
+def _grouped(records: Sequence[_Record]) -> Iterator[list[_Record]]:
+    """Order records so that calls which can be made at once are together, where none can wait."""
+    waiting, made = [*records], set[int]()
+    while waiting:
+        ready = [each for each in waiting if made.issuperset(each.reads())]
+        alone = [each for each in ready if not each.may_join()]
+        chosen = alone or [each for each in ready if each.site is ready[0].site]
+        yield from [[each] for each in alone] or [chosen]
+        made.update(value for each in chosen for value in each.results)
+        waiting = [each for each in waiting if each not in chosen]
+
+
+def _joined(spec: Spec, calls: int) -> Spec:
+    """Return the signature of several calls at once."""
+    target = spec.target.joined(calls) if calls > 1 else None
+    if target is None:
+        return spec
+    inputs = spec.inputs * calls
+    return Spec((target, *inputs), target, (), inputs, no_grad=False)
 
 
 def _with_ragged(form: Callable[..., Any], spec: Spec) -> Callable[..., Any]:

@@ -87,6 +87,9 @@ class Own:
         """Return the form of a signature of this target."""
         raise NotImplementedError
 
+    def joined(self, calls: int) -> "Own | None":
+        """Return the target that makes several calls at once, if there is one."""
+
 
 class CellCall(NamedTuple):
     """How a call of a recurrent cell reads its input and the states of its children."""

@@ -22,7 +22,7 @@ from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
-from pyg_dynbatch.core.row_buffer import RowBuffer, Rows, new_token
+from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, exchange, new_token
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 
 POINTER = TensorType((), torch.int64)
@@ -269,11 +269,14 @@ class _Arena:
         self.sizes[first : self.rows] = sizes
         return torch.arange(first, self.rows, device=below.device)
 
-    def read(self, pointers: Tensor) -> Any:
-        """Return the rows at pointers."""
-        with _checked(pointers):
-            found = self.buffer.read(self.token, pointers)
-        return found if len(found) > 1 else found[0]
+    def read(self, pointers: Sequence[Tensor]) -> Any:
+        """Return the rows at pointers, those of several vectors in one gather."""
+        joined = torch.cat(list(pointers)) if len(pointers) > 1 else pointers[0]
+        with _checked(joined):
+            read = [Read(self.buffer, joined, len(pointers))]
+            found = exchange(self.token, (), read)[1]
+        parts = tuple(part for rows in found for part in rows)
+        return parts if len(parts) > 1 else parts[0]
 
 
 @contextmanager
@@ -338,14 +341,19 @@ class _PushAll(_OnStacks):
         return made[ends - 1]
 
 
+@dataclass(frozen=True)
 class _Top(_OnStacks):
+    calls: int = 1
     __name__ = "top"
 
     @property
     def results(self) -> Types:
-        return self.types
+        return self.types * self.calls
 
-    def run(self, arena: _Arena, pointers: Tensor) -> Any:
+    def joined(self, calls: int) -> "_Top":
+        return _Top(self.types, calls)
+
+    def run(self, arena: _Arena, *pointers: Tensor) -> Any:
         return arena.read(pointers)
 
 
