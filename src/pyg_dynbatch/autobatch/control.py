@@ -75,17 +75,17 @@ def while_loop(
         what, wanted = f"{owner}: the state is not a tuple", "a tuple of tensors, such as (x, y)"
         got = describe_value(carried_inputs)
         raise mismatch(TypeError, what, wanted, got, where=_where(), hint="(x,) for one tensor")
-    state = tuple(carried_inputs)
-    shape = _shape(state, f"{owner}: the state holds", "a tensor, such as torch.tensor(0.0)")
+    state: tuple[Any, ...] = tuple(carried_inputs)
+    leaves, shape = _read(state, f"{owner}: the state holds")
+    structure = shape.structure
     if session is None:
         for _ in range(most):
             if not _condition(cond_fn(*state)):
                 return state
-            state = _next_state(body_fn(*state), shape)
+            state = tree_unflatten(_next_state(body_fn(*state), shape), structure)
         if _condition(cond_fn(*state)):
             raise endless(most, 1)
         return state
-    leaves, structure = flattened(state)
     operands = Operands(session, [as_row(session, leaf) for leaf in leaves], len(leaves))
 
     def arguments(body: Body) -> Sequence[Any]:
@@ -95,7 +95,7 @@ def while_loop(
         Body.of(operands, f"the {name} of while_loop", function, arguments, listed)
         for name, function, listed in (
             ("condition", cond_fn, lambda found: [_condition(found)]),
-            ("body", body_fn, lambda found: flattened(_next_state(found, shape))[0]),
+            ("body", body_fn, lambda found: _next_state(found, shape)),
         )
     ]
     key = (while_loop, len(leaves), most, *_keys(bodies))
@@ -212,13 +212,14 @@ def _choose(
 
     def listed(found: Any) -> Sequence[Any]:
         name, first = [*branches][len(results)], next(iter(branches))
-        results.append(_result(found, f"{owner}: {name}"))
+        flat, shape = _result(found, f"{owner}: {name}")
+        results.append(shape)
         if results[-1] != results[0]:
             what = f"{owner}: {first} and {name} return different structures, shapes or dtypes"
             hint = "torch.zeros(...) or .to(dtype) in the branch that has nothing to say"
             facts = (str(results[0]), str(results[-1]))
             raise mismatch(TypeError, what, *facts, where=session.where(), hint=hint)
-        return flattened(found)[0]
+        return flat
 
     bodies = [
         Body.of(given, f"{name} of {owner.partition('.')[2]}", function, arguments, listed)
@@ -261,8 +262,8 @@ class _Shape(NamedTuple):
         return types if self.structure.is_leaf() else f"{types} in {self.structure}"
 
 
-def _shape(value: Any, what: str, hint: str) -> _Shape:
-    """Describe a value; raise an error if it holds anything but tensors and stacks."""
+def _read(value: Any, what: str) -> tuple[list[Any], _Shape]:
+    """List the tensors in a value; raise an error if it holds anything but those and stacks."""
     leaves, structure = flattened(value)
     types = list[TensorType | None]()
     for number, leaf in enumerate(leaves):
@@ -271,8 +272,9 @@ def _shape(value: Any, what: str, hint: str) -> _Shape:
             got, place = describe_value(leaf), _place(value, number)
             what = f"{what} something else than tensors"
             wanted, got = "tensors, stacks, and tuples, lists or dicts of them", f"{got}{place}"
+            hint = "a tensor, such as torch.tensor(0.0)"
             raise mismatch(TypeError, what, wanted, got, where=_where(), hint=hint)
-    return _Shape(structure, tuple(types))
+    return leaves, _Shape(structure, tuple(types))
 
 
 def _place(value: Any, leaf: int) -> str:
@@ -296,11 +298,11 @@ def _condition(value: Any) -> Any:
     return _scalar(value, what, {torch.bool}, "a boolean", "x.sum() > 0")
 
 
-def _result(value: Any, what: str) -> _Shape:
-    shape = _shape(value, f"{what} returns", "a tensor")
-    if not shape.structure.num_leaves:
+def _result(value: Any, what: str) -> tuple[list[Any], _Shape]:
+    leaves, shape = _read(value, f"{what} returns")
+    if not leaves:
         raise mismatch(TypeError, f"{what} returns no tensor", "one, or more", where=_where())
-    return shape
+    return leaves, shape
 
 
 def _checked(value: Any, what: str) -> Any:
@@ -308,12 +310,12 @@ def _checked(value: Any, what: str) -> Any:
     return value
 
 
-def _next_state(found: Any, wanted: _Shape) -> tuple[Any, ...]:
-    """Check that a state is like the first one."""
+def _next_state(found: Any, wanted: _Shape) -> list[Any]:
+    """Check that a state is like the first one; list its tensors."""
     owner, hint = "autobatch.while_loop", "return a tuple, such as (x,)"
     what = f"{owner}: the body does not return a state like that which it is given"
     found = tuple(found) if isinstance(found, list) else found
-    got = _shape(found, f"{owner}: the body returns", "a tensor, such as torch.tensor(0.0)")
+    leaves, got = _read(found, f"{owner}: the body returns")
     if got.structure != wanted.structure:
         facts = (wanted.structure, got.structure)
         raise mismatch(TypeError, what, *facts, where=_where(), hint=hint)
@@ -324,4 +326,4 @@ def _next_state(found: Any, wanted: _Shape) -> tuple[Any, ...]:
                 hint = f".to({before.dtype}) in the body; or .to({now.dtype}) before"
             facts = (before, f"{now}{_place(found, number)}")
             raise mismatch(TypeError, what, *facts, where=_where(), hint=hint)
-    return found
+    return leaves
