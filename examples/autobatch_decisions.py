@@ -273,7 +273,7 @@ def main(examples: int = 32, width: int = 16) -> None:
         ]  # fmt: skip
         most = max((mine - other).abs().max().item() for mine, other in pairs)
         worst = max((a - b).abs().max().item() for a, b in zip(*gradients, strict=True))
-        print(f"{name}: largest difference {most:.1e}, of a gradient {worst:.1e}")
+        print(f"{name}: largest difference {most:.15f}, of a gradient {worst:.15f}")
     torch.set_default_dtype(torch.float32)
 
 
