@@ -210,6 +210,17 @@ def test_the_body_of_a_loop_is_one_signature() -> None:
     assert len(table.sites) == before
 
 
+def test_what_is_slow_inside_of_a_loop_is_explained() -> None:
+    reversed_halves = lambda x: torch.cat([x[1:], x[:1]]) if x.shape[0] < 100 else x  # noqa: E731
+
+    class Mixing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return reversed_halves(x)
+
+    batched = check(model_of(lambda m, p: repeated(m, *p, body=m.mix), mix=Mixing()), PAIRS)
+    assert "mix in while_loop runs through torch.vmap" in str(batched.explain(PAIRS))
+
+
 def test_twenty_steps_of_training_equal_the_plain_loop() -> None:
     models = [model_of(collected) for _ in range(2)]
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.05) for model in models]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -46,7 +46,6 @@ def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
 @given(SEEDS, st.integers(1, 7), st.integers(1, 2))
 def test_random_programs_equal_plain_python(seed: int, count: int, programs: int) -> None:
     decisions, plain = models()
@@ -66,20 +65,6 @@ def test_random_programs_equal_plain_python(seed: int, count: int, programs: int
         close(batched(given), expected)
 
 
-@pytest.mark.long
-@settings(max_examples=1500, deadline=None)
-@given(SEEDS, st.integers(1, 9), st.integers(1, 3))
-def test_many_random_programs_equal_plain_python(seed: int, count: int, programs: int) -> None:
-    decisions, plain = models()
-    given, batched = examples(seed, count, programs), autobatch(decisions)
-    expected, together = autobatch(plain)(given, batch=False), batched(given)
-    close(together, expected)
-    vectors = [each.vector for each in given]
-    wanted = gradients(plain, expected, *vectors)
-    close(gradients(decisions, together, *vectors), wanted)
-
-
-@settings(max_examples=6, deadline=None)
 @given(SEEDS)
 def test_traces_and_schedules_give_the_same(seed: int) -> None:
     decisions, plain = models()

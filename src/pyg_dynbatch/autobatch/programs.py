@@ -20,6 +20,7 @@ from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
+from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.operation import Ragged
@@ -224,7 +225,7 @@ class Program(NamedTuple):
             site = table.by_spec[spec]
             form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
             if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
-                form = _with_ragged(form, spec)
+                form = _with_ragged(form, spec, table.engine)
             steps.append((form, arguments, len(site.kinds) > 1))
         outputs = self.outputs
 
@@ -302,19 +303,18 @@ def _joined(spec: Spec, calls: int) -> Spec:
     return Spec((target, *inputs), target, (), inputs, no_grad=False)
 
 
-def _with_ragged(form: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+def _with_ragged(form: Callable[..., Any], spec: Spec, engine: Engine) -> Callable[..., Any]:
     """Return a form that takes each ragged argument as a list of rows, and the number of calls."""
 
     def joined(wanted: Any, given: Any) -> Any:
         if not isinstance(wanted, Ragged):
             return given
         rows, size = given
-        if not rows:
-            row_type: Any = wanted.row_type
-            none = torch.empty((0, *row_type.shape), dtype=row_type.dtype)
-            return RaggedRows(none, torch.empty(0, dtype=torch.int64), size)
-        stacked = torch.stack(rows, 1).flatten(0, 1)
-        calls = torch.arange(size, device=stacked.device).repeat_interleave(len(rows))
+        row_type: Any = wanted.row_type
+        place: Any = {"device": engine.device}
+        none = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
+        stacked = torch.stack(rows, 1).flatten(0, 1) if rows else none
+        calls = torch.arange(size, **place).repeat_interleave(len(rows))
         return RaggedRows(stacked, calls, size)
 
     return lambda *given: form(*map(joined, spec.inputs, given))
