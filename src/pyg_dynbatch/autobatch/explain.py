@@ -1,8 +1,9 @@
 """Say how a batch was run: steps, rows, flushes, and what did not batch and why."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyg_dynbatch.autobatch.fibers import take_turns
 from pyg_dynbatch.autobatch.plan import CellRun
@@ -105,6 +106,7 @@ def explain(session: Session, examples: int) -> Explanation:
                 calls[cell or name] += step.size
                 steps[cell or name] += 1
                 within[cell or name].add("" if name == last else last)
+    inside: dict[str, str] = {}  # what runs through torch.vmap inside of loops and branches
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
@@ -114,6 +116,10 @@ def explain(session: Session, examples: int) -> Explanation:
             host = "" if "" in hosts else " and ".join(sorted(hosts))
             found = Operation(name, types, *counts, way, site.where, host)
             operations.append(found)
+            for spec in site.spec.parts():  # type: ignore[union-attr]
+                inner: Any = table.by_spec[spec]
+                if inner is not site and inner.examined.way == "vmap":
+                    inside[f"{inner.signature.name} in {name}"] = inner.where
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(
         examples,
@@ -123,25 +129,28 @@ def explain(session: Session, examples: int) -> Explanation:
         session.flushes,
         {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         tuple(operations),
-        tuple(_remarks(session, operations, examples)),
+        tuple(_remarks(session, operations, examples, inside)),
     )
 
 
-def _remarks(session: Session, operations: Sequence[Operation], examples: int) -> list[str]:
+def _remarks(
+    session: Session, operations: Sequence[Operation], examples: int, inside: Mapping[str, str]
+) -> list[str]:
     remarks = []
     if session.reads and not take_turns():
         remarks.append(
             "every read runs calls at once, since greenlet is not installed: "
             'pip install "pyg_dynbatch[fibers]"'
         )
+    mapped = {op.name: op.where for op in operations if op.way == "vmap"} | {**inside}
+    for name, where in mapped.items():
+        remarks.append(
+            f"{name} runs through torch.vmap, which is slower: on stacked rows it would mix them "
+            f"or fail ({where})"
+        )
     variants: dict[str, list[Operation]] = {}
     for op in operations:
         variants.setdefault(op.name.split(" ")[0], []).append(op)
-        if op.way == "vmap":
-            remarks.append(
-                f"{op.name} runs through torch.vmap, which is slower: on stacked rows it would mix "
-                f"them or fail ({op.where})"
-            )
         if op.calls > 1 and op.steps == op.calls and examples > 1:
             remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")
     for name, found in variants.items():

@@ -89,6 +89,9 @@ class Own:
         """Return the form of a signature of this target."""
         raise NotImplementedError
 
+    def joined(self, calls: int) -> "Own | None":
+        """Return the target that makes several calls at once, if there is one."""
+
 
 class CellCall(NamedTuple):
     """How a call of a recurrent cell reads its input and the states of its children."""
@@ -145,6 +148,7 @@ class Table:
         self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
+        self.functions = set[Any]()  # of loops and branches, which change nothing of the model
         self.watch = Watch(self.modules)
         self.names = Counter[str]()  # how many more operations have a name than one
         self._recorded = Sites()
