@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
+from pyg_dynbatch.autobatch.recorder import Recorder
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
 from pyg_dynbatch.core.engine import Engine
@@ -81,19 +82,20 @@ class Body(Session):
         finally:
             ACTIVE.session = operands.session
         known.add(code)
+        body.code = body.new_code().tolist()
         return body, numbers
 
     ended = "the body of a loop or branch", "return what is used later from the function"
 
     def __init__(self, operands: Operands, owner: str) -> None:
         outer = operands.session
+        Recorder.__init__(self, outer.table.lookup, outer.root, outer.grad, outer.autocast)
         for name in (
-            "root", "table", "shared", "trained", "device", "grad", "autocast", "inference",
-            "can_run", "example",
+            "table", "shared", "trained", "device", "inference", "can_run", "example"
         ):  # fmt: skip
             setattr(self, name, getattr(outer, name))
         self.operands, self.owner = operands, owner
-        self.code, self.base, self.needs_grad = [], 0, bytearray()
+        self.code = list[int]()  # when the function has been recorded
         self.inputs: dict[int, Lazy] = {}
 
     def operand(self, position: int) -> Lazy:
@@ -103,7 +105,8 @@ class Body(Session):
             site = self.table.outside_of(self.table.row_types[given._kind])
             value = self.inputs[position] = self.record(site, (), (position,))
             varies = position < self.operands.state and has_gradient(value.dtype)
-            self.needs_grad[value._number] = self.grad and (varies or given.requires_grad)
+            if self.grad and (varies or given.requires_grad):
+                self.set_needs_grad(value._number)
         return self.inputs[position]
 
     def foreign(self, value: Lazy) -> Lazy:

@@ -1,7 +1,7 @@
 """What records the calls of a model: the definition of ``native/recorder.c``, which replaces it.
 
 Of a call a session is asked three things: :meth:`Session.find` which site it has,
-:meth:`Session.check_parts` whether a module that it calls has changed, and :meth:`Session.operand`
+:meth:`Session.check_parts` whether a module that it calls has changed, and :meth:`Session.operand_of`
 what stands for a tensor. In C, calls are looked up by machine words, so that most need no Python.
 """
 

@@ -219,7 +219,7 @@ class Session(Recorder):
         with unseen():
             self.table.watch.call(site.called, self.where)
 
-    def operand(self, tensor: Tensor, target: Any, depth: int) -> Any:
+    def operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
         """Return the value or the number of a tensor; ``None`` if it is part of an object."""
         with unseen():
             if (shared := self.shared_of(tensor)) is not None:

@@ -414,7 +414,7 @@ static int encode_slice(struct call *c, PyObject *slice)
 /* A tensor is a row from outside, a parameter or buffer, or not recordable. */
 static int encode_tensor(struct call *c, PyObject *tensor, int depth)
 {
-    PyObject *found = PyObject_CallMethod((PyObject *)c->recorder, "operand", "OOi", tensor,
+    PyObject *found = PyObject_CallMethod((PyObject *)c->recorder, "operand_of", "OOi", tensor,
                                           c->target, depth);
     if (hold(c, found) != RECORDED)
         return FAILED;
