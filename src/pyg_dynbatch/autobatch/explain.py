@@ -101,8 +101,8 @@ def explain(session: Session, examples: int) -> Explanation:
         listed = schedule.to_steps() if isinstance(schedule, Levels) else schedule
         total += len(listed.steps)
         for step in listed.steps:
-            *inner, last = (listed.signatures[n].name for n in listed.chain_of(step).operations)
-            for name in (*inner, last):
+            *others, last = (listed.signatures[n].name for n in listed.chain_of(step).operations)
+            for name in (*others, last):
                 calls[cell or name] += step.size
                 steps[cell or name] += 1
                 within[cell or name].add("" if name == last else last)

@@ -221,12 +221,18 @@ class Session(Recorder):
 
     def operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
         """Return the value or the number of a tensor; ``None`` if it is part of an object."""
-        with unseen():
-            if (shared := self.shared_of(tensor)) is not None:
-                return self.table.number_of(shared)
-            if self._is_part(target, depth):
-                return None
-            return self.outside_row(tensor)
+        if not self.can_run:  # in a mode that watches what is computed
+            with unseen():
+                return self._operand_of(tensor, target, depth)
+        return self._operand_of(tensor, target, depth)
+
+    def _operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
+        if (shared := self.shared_of(tensor)) is not None:
+            number = self.table.number_of(shared)
+            if not shared.view:
+                self.met[id(tensor)] = number, tensor.requires_grad
+            return number
+        return None if self._is_part(target, depth) else self.outside_row(tensor)
 
     def _is_part(self, target: Any, depth: int) -> bool:
         """Return whether a tensor is perhaps a part of a tree of words, which can be batched."""

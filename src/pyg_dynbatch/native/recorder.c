@@ -64,6 +64,7 @@ struct recorder {
     PyObject_HEAD
     struct lookup *lookup;
     PyObject *root, *refused; /* the argument that could not be recorded last */
+    PyObject *met; /* by address: the number of a parameter, and if it needs gradients */
     int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
     int64_t size, room, base; /* of `code`, and how many integers were before */
     uint8_t *flags, *alive;   /* of each value: NEEDS_GRAD, and how many objects stand for it */
@@ -411,9 +412,26 @@ static int encode_slice(struct call *c, PyObject *slice)
     return found;
 }
 
+/* The number of a parameter or buffer that was met before and is as it was, or -1. */
+static int64_t known_operand(const struct recorder *r, PyObject *tensor)
+{
+    int64_t number = -1;
+    PyObject *address = PyLong_FromVoidPtr(tensor), *needs = NULL;
+    PyObject *found = address ? PyDict_GetItem(r->met, address) : NULL;
+    if (found && (needs = PyObject_GetAttrString(tensor, "requires_grad")) &&
+        needs == PyTuple_GetItem(found, 1))
+        number = PyLong_AsLongLong(PyTuple_GetItem(found, 0));
+    Py_XDECREF(needs);
+    Py_XDECREF(address);
+    return number;
+}
+
 /* A tensor is a row from outside, a parameter or buffer, or not recordable. */
 static int encode_tensor(struct call *c, PyObject *tensor, int depth)
 {
+    const int64_t number = known_operand(c->recorder, tensor);
+    if (number >= 0)
+        return push(c, SHARED, (uint64_t)number);
     PyObject *found = PyObject_CallMethod((PyObject *)c->recorder, "operand_of", "OOi", tensor,
                                           c->target, depth);
     if (hold(c, found) != RECORDED)
@@ -1041,6 +1059,8 @@ static int init_recorder(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_INCREF(root);
     Py_XDECREF((PyObject *)r->lookup);
     Py_XDECREF(r->root);
+    if (!r->met && !(r->met = PyDict_New()))
+        return -1;
     r->lookup = (struct lookup *)lookup;
     r->root = root;
     r->grad = (char)grad;
@@ -1160,6 +1180,7 @@ static void free_recorder(PyObject *self)
     Py_XDECREF((PyObject *)r->lookup);
     Py_CLEAR(r->root);
     Py_CLEAR(r->refused);
+    Py_CLEAR(r->met);
     free(r->code);
     free(r->place);
     free(r->flags);
@@ -1173,6 +1194,7 @@ static PyMemberDef members_of_recorder[] = {
     {"grad", T_BOOL, offsetof(struct recorder, grad), READONLY, NULL},
     {"autocast", T_BOOL, offsetof(struct recorder, autocast), READONLY, NULL},
     {"root", T_OBJECT, offsetof(struct recorder, root), READONLY, NULL},
+    {"met", T_OBJECT, offsetof(struct recorder, met), READONLY, NULL},
     {"refused", T_OBJECT, offsetof(struct recorder, refused), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
