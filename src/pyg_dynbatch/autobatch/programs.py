@@ -81,6 +81,7 @@ class Body(Session):
             raise mismatch(RuntimeError, what, where=body.where(), hint=hint) from None
         finally:
             ACTIVE.session = operands.session
+            body.inputs.clear()  # which refer to the session
         known.add(code)
         body.code = body.new_code().tolist()
         return body, numbers

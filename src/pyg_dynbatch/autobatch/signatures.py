@@ -146,6 +146,7 @@ class Table:
         self.row_types: list[TensorType] = []
         self.samples: list[Tensor] = []  # of each row type, without content
         self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
+        self.like: dict[tuple[torch.Size, torch.dtype], Site] = {}  # the same
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
         self.functions = set[Any]()  # of loops and branches, which change nothing of the model
@@ -178,6 +179,13 @@ class Table:
             self.samples.append(torch.empty(row_type.shape or (), **facts))
             self.sites.append(site)
         return self.outside[row_type]
+
+    def outside_like(self, tensor: Tensor) -> Site:
+        """Return the site of rows like a tensor."""
+        key = tensor.shape, tensor.dtype
+        if key not in self.like:
+            self.like[key] = self.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
+        return self.like[key]
 
     def site_of(self, spec: Spec, device: torch.device, where: str) -> Site:
         """Return the site of a signature; examine it first if it is new."""
