@@ -70,7 +70,9 @@ def while_loop(
         (tensor(0.6250), tensor(3))
     """
     owner = "autobatch.while_loop"
-    most, session = checked_count(f"{owner}: max_iterations", max_iterations), _session("a loop")
+    session, most = _session("a loop"), max_iterations
+    if type(most) is not int or most < 1:
+        most = checked_count(f"{owner}: max_iterations", most)
     if not isinstance(carried_inputs, tuple | list) or not carried_inputs:
         what, wanted = f"{owner}: the state is not a tuple", "a tuple of tensors, such as (x, y)"
         got = describe_value(carried_inputs)
