@@ -22,7 +22,7 @@ from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
-from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, exchange, new_token
+from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, Write, exchange, new_token
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 
 POINTER = TensorType((), torch.int64)
@@ -255,7 +255,8 @@ class _Arena:
         # Of each row the one below it, and the size of the stack. The last entry, which the empty
         # stack finds, is never used.
         self.below, self.sizes = torch.zeros(2, 257, dtype=torch.int64, device=device).unbind()
-        self.token = new_token(like[0])
+        # Rows to be written before the next read: one call of autograd does both.
+        self.token, self.pending = new_token(like[0]), list[Write]()
 
     def push(self, below: Tensor, rows: Rows, sizes: Tensor) -> Tensor:
         """Add rows; return pointers to them."""
@@ -264,7 +265,7 @@ class _Arena:
         if (room := self.buffer.parts[0].size(0)) >= self.below.size(0):
             more = self.below.new_zeros(room + 1 - self.below.size(0))
             self.below, self.sizes = (torch.cat([x, more]) for x in (self.below, self.sizes))
-        self.token = self.buffer.write(self.token, first, rows)
+        self.pending.append(Write(self.buffer, first, rows))
         self.below[first : self.rows] = below
         self.sizes[first : self.rows] = sizes
         return torch.arange(first, self.rows, device=below.device)
@@ -274,7 +275,8 @@ class _Arena:
         joined = torch.cat(list(pointers)) if len(pointers) > 1 else pointers[0]
         with _checked(joined):
             read = [Read(self.buffer, joined, len(pointers))]
-            found = exchange(self.token, (), read)[1]
+            self.token, found = exchange(self.token, self.pending, read)
+        self.pending = []
         parts = tuple(part for rows in found for part in rows)
         return parts if len(parts) > 1 else parts[0]
 
