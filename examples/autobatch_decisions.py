@@ -40,10 +40,10 @@ class Spinn(nn.Module):
 
     def forward(self, words: list[Tensor]) -> Tensor:
         """Return the scores of the classes."""
-        end, *parts = [self.word(word) for word in [torch.tensor(END), *words]]
+        end, zeros = torch.tensor(END), torch.zeros(self.width)
 
         def step(buffer: Stack, stack: Stack, tracked: tuple[Tensor, Tensor]) -> tuple:
-            word, right, left = buffer.top, stack.top, stack.peek(1)
+            word, right, left = self.word(buffer.top), stack.top, stack.peek(1)
             seen = torch.cat([x[: self.width] for x in (word, right, left)])
             h, c = self.tracker(seen, tracked)
             join = (stack.size > 3) & ((buffer.size == 1) | (self.move(h)[0] > 0))
@@ -57,12 +57,11 @@ class Spinn(nn.Module):
             buffer, stack, new = cond(join, joined, shifted)
             return buffer, stack.push(new), (h, c)
 
-        stacks = Stack.of([end, *reversed(parts)]), Stack.of([end, end])
+        below = self.word(end)
         _, stack, _ = while_loop(
-            lambda buffer, stack, _: (buffer.size > 1) | (stack.size > 3),
-            step,
-            (*stacks, (torch.zeros(self.width), torch.zeros(self.width))),
-        )
+            lambda buffer, stack, _: (buffer.size > 1) | (stack.size > 3), step,
+            (Stack.of([end, *reversed(words)]), Stack.of([below, below]), (zeros, zeros)),
+        )  # fmt: skip
         return self.head(stack.top)
 
     def plain(self, words: list[Tensor]) -> Tensor:
