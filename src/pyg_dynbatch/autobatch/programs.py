@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
@@ -150,6 +150,11 @@ _LEAF = tree_flatten(0)[1]
 def flattened(value: Any) -> tuple[list[Any], Any]:
     """List the tensors in a value; also return its structure."""
     return ([value], _LEAF) if type(value) in (Lazy, Tensor) else tree_flatten(value)
+
+
+def unflattened(leaves: Sequence[Any], structure: Any) -> Any:
+    """Return the value of a structure."""
+    return leaves[0] if structure is _LEAF else tree_unflatten(leaves, structure)
 
 
 def as_row(session: Session, value: Any) -> Lazy:
