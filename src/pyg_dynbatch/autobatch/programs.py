@@ -53,6 +53,19 @@ class Operands:
 class Body(Session):
     """Records a function that a loop or a choice will run."""
 
+    ended = "the body of a loop or branch", "return what is used later from the function"
+
+    def __init__(self, operands: Operands, owner: str) -> None:
+        outer = operands.session
+        for name in (
+            "root", "table", "shared", "trained", "device", "grad", "autocast", "inference",
+            "can_run", "example",
+        ):  # fmt: skip
+            setattr(self, name, getattr(outer, name))
+        self.operands, self.owner = operands, owner
+        self.code, self.base, self.needs_grad = [], 0, bytearray()
+        self.inputs: dict[int, Lazy] = {}
+
     @classmethod
     def of(
         cls, operands: Operands, owner: str, function: Callable[..., Any],
@@ -82,19 +95,6 @@ class Body(Session):
             ACTIVE.session = operands.session
         known.add(code)
         return body, numbers
-
-    ended = "the body of a loop or branch", "return what is used later from the function"
-
-    def __init__(self, operands: Operands, owner: str) -> None:
-        outer = operands.session
-        for name in (
-            "root", "table", "shared", "trained", "device", "grad", "autocast", "inference",
-            "can_run", "example",
-        ):  # fmt: skip
-            setattr(self, name, getattr(outer, name))
-        self.operands, self.owner = operands, owner
-        self.code, self.base, self.needs_grad = [], 0, bytearray()
-        self.inputs: dict[int, Lazy] = {}
 
     def operand(self, position: int) -> Lazy:
         """Return the value of an operand."""
@@ -264,6 +264,8 @@ class _Record:
     def __init__(self, table: Table, code: Sequence[int], begin: int) -> None:
         self.site: Site = table.sites[code[begin]]
         self.results = range(begin, begin + len(self.site.kinds))
+        target = self.site.spec.target if self.site.spec else None
+        self.may_join = isinstance(target, Own) and target.joined(2) is not None
         self.arguments, place = list[Any](), begin + 1
         for wanted in self.site.spec.inputs if self.site.spec else ():
             if isinstance(wanted, Ragged):
@@ -273,10 +275,6 @@ class _Record:
             else:
                 self.arguments.append(code[place])
                 place += 1
-
-    def may_join(self) -> bool:
-        target = self.site.spec.target if self.site.spec else None
-        return isinstance(target, Own) and target.joined(2) is not None
 
     def reads(self) -> Iterator[int]:
         return _flat(self.arguments)
@@ -288,15 +286,21 @@ class _Record:
 
 
 def _grouped(records: Sequence[_Record]) -> Iterator[list[_Record]]:
-    """Order records so that calls which can be made at once are together, where none can wait."""
+    """Order records so that calls which can be made at once are together: they wait for others."""
     waiting, made = [*records], set[int]()
     while waiting:
-        ready = [each for each in waiting if made.issuperset(each.reads())]
-        alone = [each for each in ready if not each.may_join()]
-        chosen = alone or [each for each in ready if each.site is ready[0].site]
-        yield from [[each] for each in alone] or [chosen]
-        made.update(value for each in chosen for value in each.results)
-        waiting = [each for each in waiting if each not in chosen]
+        blocked = list[_Record]()
+        for each in waiting:
+            if each.may_join or not made.issuperset(each.reads()):
+                blocked.append(each)
+            else:
+                yield [each]
+                made.update(each.results)
+        ready = [each for each in blocked if made.issuperset(each.reads())]
+        if chosen := [each for each in ready if each.site is ready[0].site]:
+            yield chosen
+            made.update(value for each in chosen for value in each.results)
+        waiting = [each for each in blocked if each not in chosen]
 
 
 def _joined(spec: Spec, calls: int) -> Spec:
@@ -317,8 +321,10 @@ def _with_ragged(form: Callable[..., Any], spec: Spec, engine: Engine) -> Callab
         rows, size = given
         row_type: Any = wanted.row_type
         place: Any = {"device": engine.device}
-        none = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
-        stacked = torch.stack(rows, 1).flatten(0, 1) if rows else none
+        if rows:
+            stacked = torch.stack(rows, 1).flatten(0, 1)
+        else:
+            stacked = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
         calls = torch.arange(size, **place).repeat_interleave(len(rows))
         return RaggedRows(stacked, calls, size)
 
