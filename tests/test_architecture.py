@@ -27,7 +27,7 @@ SHARED_NAMES = ["TensorType", "Collater"]
 MAX_FILES = 134
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 5_403,
+    "autobatch": 5_449,
     "blocks": 5_960,
     "core": 6_104,
     "documents": 665,
@@ -38,10 +38,10 @@ MAX_LINES = {
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 41_014,
+    "installed": 41_060,
     "benchmarks": 6_101,
 }
-MAX_CODE = 26_433
+MAX_CODE = 26_473
 MAX_LINES_OF_C = 2_742
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

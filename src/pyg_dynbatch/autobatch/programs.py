@@ -9,6 +9,7 @@ of a table, and without calls on which no result depends.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -230,17 +231,20 @@ class Program(NamedTuple):
             site = table.by_spec[spec]
             form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
             if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
-                form = _with_ragged(form, spec, table.engine)
-            steps.append((form, arguments, len(site.kinds) > 1))
+                form = _with_ragged(form, spec, arguments, table.engine)
+                arguments = ()
+            one: Any = arguments[0] if len(arguments) == 1 else None
+            pick = itemgetter(*arguments) if len(arguments) > 1 else None
+            steps.append((form, one, pick, len(site.kinds) > 1))
         outputs = self.outputs
 
         def run(operands: Sequence[Any], size: int) -> list[Tensor]:
             values = [*operands]
-            for form, arguments, several in steps:
-                found = form(*[
-                    values[a] if isinstance(a, int) else ([values[n] for n in a], size)
-                    for a in arguments
-                ])  # fmt: skip
+            for form, one, pick, several in steps:
+                if pick is not None:
+                    found = form(*pick(values))
+                else:
+                    found = form(values, size) if one is None else form(values[one])
                 if several:
                     values += found
                 else:
@@ -312,23 +316,27 @@ def _joined(spec: Spec, calls: int) -> Spec:
     return Spec((target, *inputs), target, (), inputs, no_grad=False)
 
 
-def _with_ragged(form: Callable[..., Any], spec: Spec, engine: Engine) -> Callable[..., Any]:
-    """Return a form that takes each ragged argument as a list of rows, and the number of calls."""
+def _with_ragged(
+    form: Callable[..., Any], spec: Spec, arguments: Sequence[Any], engine: Engine
+) -> Callable[[Sequence[Any], int], Any]:
+    """Return a form with ragged arguments as a function of all values, and the number of calls."""
 
-    def joined(wanted: Any, given: Any) -> Any:
-        if not isinstance(wanted, Ragged):
-            return given
-        rows, size = given
-        row_type: Any = wanted.row_type
-        place: Any = {"device": engine.device}
-        if rows:
-            stacked = torch.stack(rows, 1).flatten(0, 1)
-        else:
-            stacked = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
-        calls = torch.arange(size, **place).repeat_interleave(len(rows))
-        return RaggedRows(stacked, calls, size)
+    def run(values: Sequence[Any], size: int) -> Any:
+        def filled(wanted: Any, argument: Any) -> Any:
+            if not isinstance(wanted, Ragged):
+                return values[argument]
+            row_type: Any = wanted.row_type
+            place: Any = {"device": engine.device}
+            calls = torch.arange(size, **place).repeat_interleave(len(argument))
+            if argument:
+                rows = torch.stack([values[number] for number in argument], 1).flatten(0, 1)
+            else:
+                rows = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
+            return RaggedRows(rows, calls, size)
 
-    return lambda *given: form(*map(joined, spec.inputs, given))
+        return form(*map(filled, spec.inputs, arguments))
+
+    return run
 
 
 class _Split(torch.autograd.Function):

@@ -317,8 +317,6 @@ class _Call:
 
     def fast(self, *rows: Any) -> Any:
         """Call the known batched form."""
-        if self._always is not None:
-            return self._always(*rows)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.spec.no_grad):
             return self._form()(*rows)
 
@@ -334,8 +332,8 @@ class _Call:
         """Return whether there is a known batched form."""
         return self._form() is not None
 
-    @cached_property
-    def _always(self) -> Any:
+    @property
+    def always(self) -> Any:
         """The known batched form if it is the same at each call, without parameters."""
         return None if self.spec.no_grad or self.has_shared() else self._form()
 
