@@ -40,29 +40,28 @@ class Spinn(nn.Module):
 
     def forward(self, words: list[Tensor]) -> Tensor:
         """Return the scores of the classes."""
-        end, *parts = [self.word(word) for word in [torch.tensor(END), *words]]
+        end, zeros = torch.tensor(END), torch.zeros(self.width)
 
         def step(buffer: Stack, stack: Stack, tracked: tuple[Tensor, Tensor]) -> tuple:
-            seen = [buffer.top, stack.top, stack.peek(1)]
-            h, c = self.tracker(torch.cat([x[: self.width] for x in seen]), tracked)
+            word, right, left = self.word(buffer.top), stack.top, stack.peek(1)
+            seen = torch.cat([x[: self.width] for x in (word, right, left)])
+            h, c = self.tracker(seen, tracked)
             join = (stack.size > 3) & ((buffer.size == 1) | (self.move(h)[0] > 0))
-            return *cond(join, joined, shifted, (buffer, stack, h)), (h, c)
 
-        def joined(buffer: Stack, stack: Stack, h: Tensor) -> tuple[Stack, Stack]:
-            right, stack = stack.pop()
-            left, stack = stack.pop()
-            return buffer, stack.push(self.join(left, right, h))
+            def joined() -> tuple[Stack, Stack, Tensor]:
+                return buffer, stack.pop()[1].pop()[1], self.join(left, right, h)
 
-        def shifted(buffer: Stack, stack: Stack, _: Tensor) -> tuple[Stack, Stack]:
-            word, buffer = buffer.pop()
-            return buffer, stack.push(word)
+            def shifted() -> tuple[Stack, Stack, Tensor]:
+                return buffer.pop()[1], stack, word
 
-        stacks = Stack.of([end, *reversed(parts)]), Stack.of([end, end])
+            buffer, stack, new = cond(join, joined, shifted)
+            return buffer, stack.push(new), (h, c)
+
+        below = self.word(end)
         _, stack, _ = while_loop(
-            lambda buffer, stack, _: (buffer.size > 1) | (stack.size > 3),
-            step,
-            (*stacks, (torch.zeros(self.width), torch.zeros(self.width))),
-        )
+            lambda buffer, stack, _: (buffer.size > 1) | (stack.size > 3), step,
+            (Stack.of([end, *reversed(words)]), Stack.of([below, below]), (zeros, zeros)),
+        )  # fmt: skip
         return self.head(stack.top)
 
     def plain(self, words: list[Tensor]) -> Tensor:
@@ -90,19 +89,24 @@ class Act(nn.Module):
 
     def forward(self, words: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the scores of the classes, and the number of steps."""
-        state, steps = torch.zeros(self.halt.in_features), torch.tensor(0)
-        for word in words:
-            x = self.word(word)
+        zeros = torch.zeros(self.halt.in_features)
 
-            def step(
-                h: Tensor, mean: Tensor, halted: Tensor, steps: Tensor, x: Tensor = x
-            ) -> tuple:
+        def read(words: Stack, state: Tensor, steps: Tensor) -> tuple:
+            x, words = words.pop()
+
+            def step(h: Tensor, mean: Tensor, halted: Tensor, steps: Tensor) -> tuple:
                 h = self.think(x, h)
                 more = torch.minimum(self.halt(h).sigmoid()[0], 1 - halted)
                 return h, mean + more * h, halted + more, steps + 1
 
-            start = state, torch.zeros_like(state), torch.tensor(0.0), steps
-            _, state, _, steps = while_loop(lambda h, mean, halted, _: halted < 0.999, step, start)
+            _, mean, _, steps = while_loop(
+                lambda h, mean, halted, _: halted < 0.999, step,
+                (state, zeros, torch.tensor(0.0), steps),
+            )  # fmt: skip
+            return words, mean, steps
+
+        first = Stack.of([self.word(word) for word in reversed(words)]), zeros, torch.tensor(0)
+        _, state, steps = while_loop(lambda words, *_: words.size > 0, read, first)
         return self.head(state), steps
 
     def plain(self, words: list[Tensor]) -> tuple[Tensor, Tensor]:

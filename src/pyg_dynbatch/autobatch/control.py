@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from pyg_dynbatch.autobatch.lazy import ACTIVE
 from pyg_dynbatch.autobatch.programs import (
@@ -19,6 +19,7 @@ from pyg_dynbatch.autobatch.programs import (
     out_of_range,
     record_own,
     type_of,
+    unflattened,
 )
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.stack import Node
@@ -70,7 +71,9 @@ def while_loop(
         (tensor(0.6250), tensor(3))
     """
     owner = "autobatch.while_loop"
-    most, session = checked_count(f"{owner}: max_iterations", max_iterations), _session("a loop")
+    session, most = _session("a loop"), max_iterations
+    if type(most) is not int or most < 1:
+        most = checked_count(f"{owner}: max_iterations", most)
     if not isinstance(carried_inputs, tuple | list) or not carried_inputs:
         what, wanted = f"{owner}: the state is not a tuple", "a tuple of tensors, such as (x, y)"
         got = describe_value(carried_inputs)
@@ -82,14 +85,14 @@ def while_loop(
         for _ in range(most):
             if not _condition(cond_fn(*state)):
                 return state
-            state = tree_unflatten(_next_state(body_fn(*state), shape), structure)
+            state = unflattened(_next_state(body_fn(*state), shape), structure)
         if _condition(cond_fn(*state)):
             raise endless(most, 1)
         return state
     operands = Operands(session, [as_row(session, leaf) for leaf in leaves], len(leaves))
 
     def arguments(body: Body) -> Sequence[Any]:
-        return tree_unflatten([body.operand(n) for n in range(len(leaves))], structure)
+        return unflattened([body.operand(n) for n in range(len(leaves))], structure)
 
     bodies = [
         Body.of(operands, f"the {name} of while_loop", function, arguments, listed)
@@ -105,7 +108,7 @@ def while_loop(
         return Loop(condition, body, len(leaves), most)
 
     found = record_own(session, key, make, operands.values)
-    return tree_unflatten(found, structure)
+    return unflattened(found, structure)
 
 
 def cond(
@@ -208,7 +211,7 @@ def _choose(
         filled = [*leaves]
         for position, number in enumerate(tensors):
             filled[number] = body.operand(position)
-        return tree_unflatten(filled, structure)
+        return unflattened(filled, structure)
 
     def listed(found: Any) -> Sequence[Any]:
         name, first = [*branches][len(results)], next(iter(branches))
@@ -233,7 +236,7 @@ def _choose(
 
     choice = as_row(session, chosen)
     found = record_own(session, (_choose, *_keys(bodies)), make, [choice, *given.values])
-    return tree_unflatten(found, results[0].structure)
+    return unflattened(found, results[0].structure)
 
 
 def _keys(bodies: Sequence[tuple[Body, tuple[int, ...]]]) -> list[Any]:

@@ -9,12 +9,13 @@ of a table, and without calls on which no result depends.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
@@ -54,6 +55,17 @@ class Operands:
 class Body(Session):
     """Records a function that a loop or a choice will run."""
 
+    ended = "the body of a loop or branch", "return what is used later from the function"
+
+    def __init__(self, operands: Operands, owner: str) -> None:
+        outer = operands.session
+        Recorder.__init__(self, outer.table.lookup, outer.root, outer.grad, outer.autocast)
+        for name in ("table", "shared", "trained", "device", "inference", "can_run", "example"):
+            setattr(self, name, getattr(outer, name))
+        self.operands, self.owner = operands, owner
+        self.code = list[int]()  # when the function has been recorded
+        self.inputs: dict[int, Lazy] = {}
+
     @classmethod
     def of(
         cls, operands: Operands, owner: str, function: Callable[..., Any],
@@ -85,19 +97,6 @@ class Body(Session):
         known.add(code)
         body.code = body.new_code().tolist()
         return body, numbers
-
-    ended = "the body of a loop or branch", "return what is used later from the function"
-
-    def __init__(self, operands: Operands, owner: str) -> None:
-        outer = operands.session
-        Recorder.__init__(self, outer.table.lookup, outer.root, outer.grad, outer.autocast)
-        for name in (
-            "table", "shared", "trained", "device", "inference", "can_run", "example"
-        ):  # fmt: skip
-            setattr(self, name, getattr(outer, name))
-        self.operands, self.owner = operands, owner
-        self.code = list[int]()  # when the function has been recorded
-        self.inputs: dict[int, Lazy] = {}
 
     def operand(self, position: int) -> Lazy:
         """Return the value of an operand."""
@@ -154,6 +153,11 @@ _LEAF = tree_flatten(0)[1]
 def flattened(value: Any) -> tuple[list[Any], Any]:
     """List the tensors in a value; also return its structure."""
     return ([value], _LEAF) if type(value) in (Lazy, Tensor) else tree_flatten(value)
+
+
+def unflattened(leaves: Sequence[Any], structure: Any) -> Any:
+    """Return the value of a structure."""
+    return leaves[0] if structure is _LEAF else tree_unflatten(leaves, structure)
 
 
 def as_row(session: Session, value: Any) -> Lazy:
@@ -229,17 +233,20 @@ class Program(NamedTuple):
             site = table.by_spec[spec]
             form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
             if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
-                form = _with_ragged(form, spec, table.engine)
-            steps.append((form, arguments, len(site.kinds) > 1))
+                form = _with_ragged(form, spec, arguments, table.engine)
+                arguments = ()
+            one: Any = arguments[0] if len(arguments) == 1 else None
+            pick = itemgetter(*arguments) if len(arguments) > 1 else None
+            steps.append((form, one, pick, len(site.kinds) > 1))
         outputs = self.outputs
 
         def run(operands: Sequence[Any], size: int) -> list[Tensor]:
             values = [*operands]
-            for form, arguments, several in steps:
-                found = form(*[
-                    values[a] if isinstance(a, int) else ([values[n] for n in a], size)
-                    for a in arguments
-                ])  # fmt: skip
+            for form, one, pick, several in steps:
+                if pick is not None:
+                    found = form(*pick(values))
+                else:
+                    found = form(values, size) if one is None else form(values[one])
                 if several:
                     values += found
                 else:
@@ -263,6 +270,8 @@ class _Record:
     def __init__(self, table: Table, code: Sequence[int], begin: int) -> None:
         self.site: Site = table.sites[code[begin]]
         self.results = range(begin, begin + len(self.site.kinds))
+        target = self.site.spec.target if self.site.spec else None
+        self.may_join = isinstance(target, Own) and target.joined(2) is not None
         self.arguments, place = list[Any](), begin + 1
         for wanted in self.site.spec.inputs if self.site.spec else ():
             if isinstance(wanted, Ragged):
@@ -272,10 +281,6 @@ class _Record:
             else:
                 self.arguments.append(code[place])
                 place += 1
-
-    def may_join(self) -> bool:
-        target = self.site.spec.target if self.site.spec else None
-        return isinstance(target, Own) and target.joined(2) is not None
 
     def reads(self) -> Iterator[int]:
         return _flat(self.arguments)
@@ -287,15 +292,21 @@ class _Record:
 
 
 def _grouped(records: Sequence[_Record]) -> Iterator[list[_Record]]:
-    """Order records so that calls which can be made at once are together, where none can wait."""
+    """Order records so that calls which can be made at once are together: they wait for others."""
     waiting, made = [*records], set[int]()
     while waiting:
-        ready = [each for each in waiting if made.issuperset(each.reads())]
-        alone = [each for each in ready if not each.may_join()]
-        chosen = alone or [each for each in ready if each.site is ready[0].site]
-        yield from [[each] for each in alone] or [chosen]
-        made.update(value for each in chosen for value in each.results)
-        waiting = [each for each in waiting if each not in chosen]
+        blocked = list[_Record]()
+        for each in waiting:
+            if each.may_join or not made.issuperset(each.reads()):
+                blocked.append(each)
+            else:
+                yield [each]
+                made.update(each.results)
+        ready = [each for each in blocked if made.issuperset(each.reads())]
+        if chosen := [each for each in ready if each.site is ready[0].site]:
+            yield chosen
+            made.update(value for each in chosen for value in each.results)
+        waiting = [each for each in blocked if each not in chosen]
 
 
 def _joined(spec: Spec, calls: int) -> Spec:
@@ -307,21 +318,27 @@ def _joined(spec: Spec, calls: int) -> Spec:
     return Spec((target, *inputs), target, (), inputs, no_grad=False)
 
 
-def _with_ragged(form: Callable[..., Any], spec: Spec, engine: Engine) -> Callable[..., Any]:
-    """Return a form that takes each ragged argument as a list of rows, and the number of calls."""
+def _with_ragged(
+    form: Callable[..., Any], spec: Spec, arguments: Sequence[Any], engine: Engine
+) -> Callable[[Sequence[Any], int], Any]:
+    """Return a form with ragged arguments as a function of all values, and the number of calls."""
 
-    def joined(wanted: Any, given: Any) -> Any:
-        if not isinstance(wanted, Ragged):
-            return given
-        rows, size = given
-        row_type: Any = wanted.row_type
-        place: Any = {"device": engine.device}
-        none = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
-        stacked = torch.stack(rows, 1).flatten(0, 1) if rows else none
-        calls = torch.arange(size, **place).repeat_interleave(len(rows))
-        return RaggedRows(stacked, calls, size)
+    def run(values: Sequence[Any], size: int) -> Any:
+        def filled(wanted: Any, argument: Any) -> Any:
+            if not isinstance(wanted, Ragged):
+                return values[argument]
+            row_type: Any = wanted.row_type
+            place: Any = {"device": engine.device}
+            calls = torch.arange(size, **place).repeat_interleave(len(argument))
+            if argument:
+                rows = torch.stack([values[number] for number in argument], 1).flatten(0, 1)
+            else:
+                rows = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
+            return RaggedRows(rows, calls, size)
 
-    return lambda *given: form(*map(joined, spec.inputs, given))
+        return form(*map(filled, spec.inputs, arguments))
+
+    return run
 
 
 class _Split(torch.autograd.Function):

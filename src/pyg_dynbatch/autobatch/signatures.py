@@ -367,6 +367,11 @@ class _Call:
         """Return whether there is a known batched form."""
         return self._form() is not None
 
+    @property
+    def always(self) -> Any:
+        """The known batched form if it is the same at each call, without parameters."""
+        return None if self.spec.no_grad or self.has_shared() else self._form()
+
     def _form(self) -> Any:
         args, kwargs = (self._resolved(part) for part in self.spec.template)
         ranks = [len(row_type.shape) for row_type in self.spec.inputs]

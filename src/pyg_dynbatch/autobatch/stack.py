@@ -12,17 +12,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_unflatten
+from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
-from pyg_dynbatch.autobatch.programs import as_row, flattened, own_form, record_own, type_of
+from pyg_dynbatch.autobatch.programs import (
+    as_row,
+    flattened,
+    own_form,
+    record_own,
+    type_of,
+    unflattened,
+)
 from pyg_dynbatch.autobatch.ragged import rows
 from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
-from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, exchange, new_token
+from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, Write, exchange, new_token
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 
 POINTER = TensorType((), torch.int64)
@@ -125,10 +132,10 @@ class Stack:
     def top(self) -> Any:
         """The value that was pushed last."""
         if (session := _session()) is None:
-            return tree_unflatten(self._found(self._node()).leaves, self._structure)
+            return unflattened(self._found(self._node()).leaves, self._structure)
         key = ("top", self._types)
         leaves = record_own(session, key, self._own(_Top), [self._pointer()])
-        return tree_unflatten(leaves, self._structure)
+        return unflattened(leaves, self._structure)
 
     def peek(self, depth: int) -> Any:
         """Return a value below the top: ``peek(0)`` is the top, ``peek(1)`` the one below it."""
@@ -166,6 +173,8 @@ class Stack:
     def _leaves(self, value: Any) -> list[Any]:
         """Check a value, and list its tensors."""
         leaves, structure = flattened(value)
+        if structure is self._structure and _fits(leaves[0], self._types[0]):
+            return leaves  # one tensor, as usual
         types: Any = tuple(map(type_of, leaves))
         if structure != self._structure or types != self._types:
             what = "autobatch.Stack: a value that is pushed is not like the others"
@@ -194,7 +203,7 @@ class Stack:
             return as_row(session, self._top)
         values, node = list[Any](), self._node()
         while node.below is not None:
-            values.append(tree_unflatten(node.leaves, self._structure))
+            values.append(unflattened(node.leaves, self._structure))
             node = node.below
         if values:
             return Stack.of(values[::-1])._pointer()
@@ -204,6 +213,12 @@ class Stack:
         """Name the type of the values, and how many there are, if that is known."""
         size = "" if type(self._top) is Lazy else f", size {self._top.size}"
         return f"Stack({', '.join(map(str, self._types))}{size})"
+
+
+def _fits(value: Any, row_type: TensorType) -> bool:
+    if type(value) is Lazy:
+        return type_of(value) == row_type
+    return getattr(value, "dtype", None) == row_type.dtype and value.shape == row_type.shape
 
 
 def _session() -> Any:
@@ -255,7 +270,8 @@ class _Arena:
         # Of each row the one below it, and the size of the stack. The last entry, which the empty
         # stack finds, is never used.
         self.below, self.sizes = torch.zeros(2, 257, dtype=torch.int64, device=device).unbind()
-        self.token = new_token(like[0])
+        # Rows to be written before the next read: one call of autograd does both.
+        self.token, self.pending = new_token(like[0]), list[Write]()
 
     def push(self, below: Tensor, rows: Rows, sizes: Tensor) -> Tensor:
         """Add rows; return pointers to them."""
@@ -264,7 +280,7 @@ class _Arena:
         if (room := self.buffer.parts[0].size(0)) >= self.below.size(0):
             more = self.below.new_zeros(room + 1 - self.below.size(0))
             self.below, self.sizes = (torch.cat([x, more]) for x in (self.below, self.sizes))
-        self.token = self.buffer.write(self.token, first, rows)
+        self.pending.append(Write(self.buffer, first, rows))
         self.below[first : self.rows] = below
         self.sizes[first : self.rows] = sizes
         return torch.arange(first, self.rows, device=below.device)
@@ -274,7 +290,8 @@ class _Arena:
         joined = torch.cat(list(pointers)) if len(pointers) > 1 else pointers[0]
         with _checked(joined):
             read = [Read(self.buffer, joined, len(pointers))]
-            found = exchange(self.token, (), read)[1]
+            self.token, found = exchange(self.token, self.pending, read)
+        self.pending = []
         parts = tuple(part for rows in found for part in rows)
         return parts if len(parts) > 1 else parts[0]
 
