@@ -78,7 +78,7 @@ def test_every_read_flushes_without_greenlet(monkeypatch: pytest.MonkeyPatch) ->
 def test_explain_names_a_fused_step_only_if_all_calls_run_there() -> None:
     def reading(model: Any, x: Tensor) -> Tensor:
         y = model.layer(x).tanh()
-        return (model.layer(y) * float(y.sum())).tanh()
+        return model.layer(y * float(y.sum()))  # also the last of its step
 
     for function, expected in {
         lambda model, x: model.layer(x).tanh(): (1, "tanh"),

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pyg_dynbatch.core import Engine, Operations, Recording, Signature, TensorType
+from pyg_dynbatch.core import Engine, Operations, Recording, Signature, TensorType, scheduling
 
 SCALAR = TensorType(())
 VECTOR = TensorType((3,))
@@ -25,6 +26,11 @@ def as_users_run_it() -> Iterator[None]:
         yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def unfused() -> Any:
+    """Every call runs in a step of its own operation, as where there is no C."""
+    return mock.patch.object(scheduling.Plan, "fuse", lambda *_: None)
 
 
 def message(error: type[Exception], call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

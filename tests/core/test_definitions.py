@@ -11,6 +11,7 @@ import pytest
 
 from pyg_dynbatch.core import Ragged, Recording, Signature, Steps, TensorType, native, scheduling
 from pyg_dynbatch.core.recording import Value, records_of
+from tests.core.helpers import unfused
 
 ONE, PAIR, WORD = TensorType((2,)), (TensorType(()), TensorType((3,))), TensorType((), tag="word")
 SIGNATURES = [
@@ -70,12 +71,12 @@ def random_recording(draw: random.Random, calls: int) -> Recording:
 
 
 def schedules(seed: int, calls: int = 8) -> list[tuple[Steps, int]]:
-    """Schedule random recordings in C and by definition."""
+    """Schedule random recordings in C and by definition, which does not fuse calls."""
     draw, found = random.Random(seed), []
     recordings = [random_recording(draw, calls) for _ in range(1 + draw.randrange(4))]
     policy, merge_equal = draw.choice(["depth", "agenda"]), draw.random() < 0.8
     for extension in (native.extension, lambda: None):
-        with mock.patch.object(scheduling, "extension", extension):
+        with mock.patch.object(scheduling, "extension", extension), unfused():
             steps = scheduling.schedule_recordings(recordings, policy, merge_equal=merge_equal)
         found.append((steps, steps.merged_calls))
     return found

@@ -1,5 +1,8 @@
+"""Policies, on calls of which none are fused."""
+
 import json
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,14 @@ from pyg_dynbatch.core import (
 )
 from pyg_dynbatch.core.policy import POLICIES, order_calls, policy_of
 from pyg_dynbatch.core.scheduling import schedule_recordings
-from tests.core.helpers import VECTOR, Vectors, constants, tree_program
+from tests.core.helpers import VECTOR, Vectors, constants, tree_program, unfused
 from tests.strategies import few
+
+
+@pytest.fixture(scope="module", autouse=True)
+def calls_are_not_fused() -> Iterator[None]:
+    with unfused():
+        yield
 
 
 @st.composite

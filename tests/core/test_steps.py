@@ -210,7 +210,7 @@ def test_folds_steps_are_every_operation_at_every_depth() -> None:
     state = recording.call(VECTORS.mix, state, state)
     recording.output(recording.call(VECTORS.score, state))
     stats = schedule_recordings([recording]).stats()
-    assert (stats.steps, stats.critical_path, stats.lower_bound) == (2, 2, 2)  # mix+score
+    assert (stats.steps, stats.critical_path, stats.lower_bound) == (1, 1, 1)  # squash+mix+score
     assert stats.fold_steps == 9
     assert stats.fold_copies == 0
 
