@@ -133,10 +133,35 @@ def explain(session: Session, examples: int) -> Explanation:
     )
 
 
+# What a call costs by itself, and what recording it, each operation of a step, each step and each
+# flush cost, in microseconds: measured by benchmarks.autobatch on an AMD EPYC, one thread.
+_INFERENCE, _TRAINING = (3.5, 2.0, 8.0, 14.0, 230.0), (18.0, 2.0, 26.0, 45.0, 300.0)
+
+
+def _is_slower(session: Session, operations: Sequence[Operation]) -> bool:
+    """Whether the plain loop is probably faster: loops and whole cells never lose, others may."""
+    costs = _TRAINING if session.grad else _INFERENCE
+    called = {op.name for op in operations if op.calls}
+    for site in session.table.sites:
+        if site.spec is not None and site.signature is not None and site.signature.name in called:
+            if site.spec.inside or site.cell or site.layer:
+                return False
+    steps = [len(part.steps) for part in session.parts if isinstance(part, Steps)]
+    calls, made = (sum(counts) for counts in zip(*((o.calls, o.steps) for o in operations)))
+    counts = calls, made, sum(steps), session.flushes
+    batched = sum(cost * count for cost, count in zip(costs[1:], counts, strict=True))
+    return batched > costs[0] * calls
+
+
 def _remarks(
     session: Session, operations: Sequence[Operation], examples: int, inside: Mapping[str, str]
 ) -> list[str]:
     remarks = []
+    if operations and _is_slower(session, operations):
+        remarks.append(
+            f"{examples} examples are probably faster one by one, model(examples, batch=False): use "
+            "larger batches, submodules that take tensors only, or while_loop and cond for reads"
+        )
     if session.reads and not take_turns():
         remarks.append(
             "every read runs calls at once, since greenlet is not installed: "
