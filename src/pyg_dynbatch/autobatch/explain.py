@@ -141,13 +141,12 @@ _INFERENCE, _TRAINING = (3.5, 2.0, 8.0, 14.0, 230.0), (18.0, 2.0, 26.0, 45.0, 30
 def _is_slower(session: Session, operations: Sequence[Operation]) -> bool:
     """Whether the plain loop is probably faster: loops and whole cells never lose, others may."""
     costs = _TRAINING if session.grad else _INFERENCE
-    called = {op.name for op in operations if op.calls}
-    for site in session.table.sites:
-        if site.spec is not None and site.signature is not None and site.signature.name in called:
-            if site.spec.inside or site.cell or site.layer:
-                return False
+    called = {op.name for op in operations}
+    sites = [s for s in session.table.sites if s.signature and s.signature.name in called]
+    if any(site.cell or site.layer or (site.spec and site.spec.inside) for site in sites):
+        return False
     steps = [len(part.steps) for part in session.parts if isinstance(part, Steps)]
-    calls, made = (sum(counts) for counts in zip(*((o.calls, o.steps) for o in operations)))
+    calls, made = sum(op.calls for op in operations), sum(op.steps for op in operations)
     counts = calls, made, sum(steps), session.flushes
     batched = sum(cost * count for cost, count in zip(costs[1:], counts, strict=True))
     return batched > costs[0] * calls
@@ -159,8 +158,9 @@ def _remarks(
     remarks = []
     if operations and _is_slower(session, operations):
         remarks.append(
-            f"{examples} examples are probably faster one by one, model(examples, batch=False): use "
-            "larger batches, submodules that take tensors only, or while_loop and cond for reads"
+            f"{examples} examples are probably faster one by one, model(examples, batch=False); "
+            "larger batches, submodules that take tensors only, or while_loop and cond instead of "
+            "reads make the batch worth it"
         )
     if session.reads and not take_turns():
         remarks.append(
