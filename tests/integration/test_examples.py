@@ -150,13 +150,11 @@ def test_decisions_train_as_those_of_python(name: str) -> None:
     models = [names["MODELS"][name](6).double().train() for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.02) for model in models]
+    tensors, python = autobatch(models[0]), autobatch(Twin(models[1]))
     torch.set_default_dtype(torch.float64)
     try:
         for _ in range(20):
-            results = [
-                autobatch(models[0])(sentences),
-                autobatch(Twin(models[1]))(sentences, batch=False),
-            ]
+            results = tensors(sentences), python(sentences, batch=False)
             torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
             for result, optimizer in zip(results, optimizers, strict=True):
                 optimizer.zero_grad()
