@@ -71,7 +71,9 @@ def check(seed: int) -> AutoBatch:
         result = model(given, batch=batch)
         gradients = torch.autograd.grad(result.square().sum(), wanted, allow_unused=True)
         zeros = (torch.zeros_like(each) for each in wanted)
-        found.append([result, *(z if g is None else g for g, z in zip(gradients, zeros))])
+        found.append(
+            [result, *(z if g is None else g for g, z in zip(gradients, zeros, strict=True))]
+        )
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
     return model
 

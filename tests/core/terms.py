@@ -39,7 +39,9 @@ def recorded(
     for example, recording in enumerate(recordings):
         value: dict[int, int] = {}
         given = {
-            site: iter(terms.constants(recording.sites[site].results[0], recording.constants_of(site)))
+            site: iter(
+                terms.constants(recording.sites[site].results[0], recording.constants_of(site))
+            )
             for site in recording.data
         }
         for record in records_of(recording.sites, recording.code):
