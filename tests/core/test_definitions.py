@@ -3,13 +3,17 @@
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from pyg_dynbatch.core import Ragged, Recording, Signature, Steps, TensorType, native, scheduling
+from pyg_dynbatch.core.operation import row_type_of
 from pyg_dynbatch.core.recording import Value, records_of
 from tests.core.helpers import unfused
 
@@ -27,16 +31,29 @@ SIGNATURES = [
 DATA = {ONE: [[0.0, 1.0], [0.0, -0.0]], PAIR: [(1, [2, 3, 4]), (1.5, [2, 3, 4])], WORD: [1, 2, 3]}
 
 
-def chained(recording: Recording, one: Value, two: Value) -> Value:
-    """Record calls that nobody else reads: all but the first are made in one step."""
-    first, last = (Signature(name, (ONE, ONE), (ONE,)) for name in ("first", "last"))
-    inner = Signature("inner", (ONE,), (ONE,))
-    ragged = Signature("whole", (Ragged(ONE), ONE), (ONE,))
-    both = recording.call(first, one, recording.call(inner, two))
-    return recording.call(last, recording.call(ragged, [one, one], both), two)
+Body = list[tuple[Signature, list[int | None]]]
 
 
-def random_recording(draw: random.Random, calls: int) -> Recording:
+def random_body(draw: random.Random) -> Body:
+    """Draw calls that come together: an argument is a result of the body, or from elsewhere."""
+    made, body = list[Any](), Body()
+    known = draw.sample(SIGNATURES, 1 + draw.randrange(4))
+    for _ in range(1 + draw.randrange(6)):
+        signature = draw.choice(known)
+        if draw.random() < 0.8:  # called only here
+            signature = replace(signature, name=f"{signature.name} {len(body)}")
+        inside = [
+            [n for n, each in enumerate(made) if each == row_type_of(wanted)]
+            for wanted in signature.inputs
+        ]
+        refer = [draw.choice(own) if own and draw.random() < 0.7 else None for own in inside]
+        body.append((signature, refer))
+        made += signature.outputs
+    return body
+
+
+def random_recording(draw: random.Random, calls: int, bodies: Sequence[Body] = ()) -> Recording:
+    """Draw calls, among them those of bodies, which come again and read each other."""
     recording, known = Recording(), {ONE: list[Value](), PAIR: list[Value](), WORD: list[Value]()}
 
     def value(row_type: object) -> Value:
@@ -48,20 +65,25 @@ def random_recording(draw: random.Random, calls: int) -> Recording:
                 found.append(recording.constant(row_type, draw.choice(DATA[row_type])))
         return draw.choice(found)
 
-    fusible = draw.random() < 0.5
+    is_single, is_read = draw.choice([0.0, 0.1, 1.0]), draw.choice([0.0, 0.3, 1.0])
     for _ in range(draw.randrange(calls)):
-        if fusible and draw.random() < 0.6:
-            known[ONE].append(chained(recording, value(ONE), value(ONE)))
-            continue
-        signature = draw.choice(SIGNATURES)
-        arguments = [
-            [value(wanted.row_type) for _ in range(draw.randrange(4))]
-            if isinstance(wanted, Ragged) else value(wanted)
-            for wanted in signature.inputs
-        ]  # fmt: skip
-        results = recording.call(signature, *arguments)
-        for result in results if isinstance(results, tuple) else (results,):
-            known[result.row_type].append(result)
+        body, made = [(draw.choice(SIGNATURES), [None] * 3)], list[Value]()
+        if bodies and draw.random() >= is_single:
+            body = draw.choice(bodies)
+        for signature, refer in body:
+            arguments = list[Any]()
+            for wanted, number in zip(signature.inputs, refer, strict=False):
+                row_type = row_type_of(wanted)
+                given = [value(row_type) if number is None else made[number]]
+                if isinstance(wanted, Ragged):
+                    given = given[number is None :] + [value(row_type)] * draw.randrange(3)
+                arguments.append(given if isinstance(wanted, Ragged) else given[0])
+            results = recording.call(signature, *arguments)
+            made += results if isinstance(results, tuple) else (results,)
+        for result in made[:-1]:
+            if draw.random() < is_read:  # others may read it
+                known[result.row_type].append(result)
+        known[made[-1].row_type].append(made[-1])
     for row_type, name in ((ONE, "ones"), (PAIR, "pairs")):
         for found in known[row_type][-2:]:
             recording.output(found, name)
@@ -70,10 +92,15 @@ def random_recording(draw: random.Random, calls: int) -> Recording:
     return recording
 
 
+def random_recordings(draw: random.Random, calls: int) -> list[Recording]:
+    bodies = [random_body(draw) for _ in range(draw.randrange(3))]
+    return [random_recording(draw, calls, bodies) for _ in range(1 + draw.randrange(4))]
+
+
 def schedules(seed: int, calls: int = 8) -> list[tuple[Steps, int]]:
     """Schedule random recordings in C and by definition, which does not fuse calls."""
     draw, found = random.Random(seed), []
-    recordings = [random_recording(draw, calls) for _ in range(1 + draw.randrange(4))]
+    recordings = random_recordings(draw, calls)
     policy, merge_equal = draw.choice(["depth", "agenda"]), draw.random() < 0.8
     for extension in (native.extension, lambda: None):
         with mock.patch.object(scheduling, "extension", extension), unfused():

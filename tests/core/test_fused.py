@@ -2,6 +2,9 @@
 
 import pickle
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,8 @@ from pyg_dynbatch.core import (
     schedule_recordings,
 )
 from tests.core.helpers import VECTOR
+from tests.core.terms import Terms, computed, recorded
+from tests.core.test_definitions import random_recordings
 
 
 class Sum(nn.Module):
@@ -213,3 +218,34 @@ def test_scalars_and_integers_are_passed_on() -> None:
     assert names(schedule) == ["half+look"]
     weight = engine.operations["look"].module.weight
     assert engine(schedule)["output"].equal(weight[[2, 2, 2]])
+
+
+def check_terms(seeds: range) -> None:
+    """Steps make the calls that were recorded, on the rows that were recorded."""
+    for seed in seeds:
+        draw, terms = random.Random(seed), Terms()
+        recordings = random_recordings(draw, 2 + seed % 25)
+        policy, merge_equal = draw.choice(["depth", "agenda"]), draw.random() < 0.8
+        steps = schedule_recordings(recordings, policy, merge_equal=merge_equal)
+        assert computed(terms, steps) == recorded(terms, recordings, merge_equal), seed
+
+
+def test_steps_compute_what_was_recorded() -> None:
+    check_terms(range(300))
+
+
+@pytest.mark.long
+def test_steps_compute_what_was_recorded_in_many_programs() -> None:
+    """In a process that does not check annotations."""
+    code = "from tests.core.test_fused import *\ncheck_terms(range(20_000))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_terms_notice_other_rows() -> None:
+    recordings, terms = random_recordings(random.Random(0), 25), Terms()
+    steps, expected = schedule_recordings(recordings), recorded(terms, recordings, True)
+    assert computed(terms, steps) == expected
+    gathers = [a for step in steps.steps for a in step.arguments if a.start < 0]
+    rows = gathers[0].rows_in(steps.index)  # a view, of at least two different rows
+    rows[:] = rows[0].item()
+    assert computed(terms, steps) != expected
