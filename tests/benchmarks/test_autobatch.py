@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from benchmarks import autobatch, bench
 from benchmarks.autobatch import (
@@ -20,8 +22,9 @@ from benchmarks.autobatch import (
     TRACES,
     WORKER,
 )
-from benchmarks.dynamic_models import DYNAMIC, decisions
+from benchmarks.dynamic_models import DYNAMIC, decisions, losses
 from benchmarks.peers import AUTOBATCH, DYNET, EVERY_LEAF
+from pyg_dynbatch.autobatch import autobatch as batched
 
 SMALL = ["--repeats", "1", "--trees", "4", "--width", "4", "--sentences", "3"]
 
@@ -151,3 +154,30 @@ def test_models_that_decide_differently_are_not_timed(
     monkeypatch.setattr(autobatch, "decisions", lambda results: next(answers))
     with pytest.raises(RuntimeError, match="pointers: autobatch decides differently"):
         run(autobatch, "--models", "pointers", "--examples", "2", "--channels", "4")
+
+
+def doubled(value: Any) -> Any:
+    """Return an example in double precision."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return type(value)(map(doubled, value)) if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_twenty_steps_are_those_of_the_plain_loop(name: str) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        models = [DYNAMIC[name].build(8, seed=1).train() for _ in range(2)]
+        given = doubled(DYNAMIC[name].examples(6, 8, seed=3))
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
+        for _ in range(20):
+            found = [batched(m)(given, batch=m is models[0]) for m in models]
+            assert decisions(found[0]) == decisions(found[1])
+            for optimizer, result in zip(optimizers, found, strict=True):
+                optimizer.zero_grad()
+                losses(result).sum().backward()
+                optimizer.step()
+            for mine, theirs in zip(*(m.parameters() for m in models), strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    finally:
+        torch.set_default_dtype(torch.float32)
