@@ -24,10 +24,10 @@ MAX_PUBLIC_NAMES = 234
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 131
+MAX_FILES = 134
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 4_040,
+    "autobatch": 5_449,
     "blocks": 5_960,
     "core": 6_104,
     "documents": 665,
@@ -38,11 +38,11 @@ MAX_LINES = {
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 39_649,
-    "benchmarks": 6_520,
+    "installed": 42_400,
+    "benchmarks": 6_900,
 }
-MAX_CODE = 25_530
-MAX_LINES_OF_C = 2_742
+MAX_CODE = 27_400
+MAX_LINES_OF_C = 4_400
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4
@@ -51,7 +51,7 @@ MAX_INHERITANCE = 3
 # Every exception carries its reason; an exception that is no longer needed fails.
 MORE_PARAMETERS = {
     "core/definitions.py:check": "the fields of the struct in C",
-    "core/definitions.py:fuse": "the fields of the struct in C",
+    "core/definitions.py:choose": "the fields of the struct in C",
     "core/definitions.py:merge": "the fields of the struct in C",
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",

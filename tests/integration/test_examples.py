@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.autobatch import PaddedTranslate
+from benchmarks.decisions import Twin, values
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.autobatch import autobatch
 from tests.example_files import FOLDER, defined_in
@@ -24,6 +25,10 @@ ANY = float("inf")
 # The text before each number that an example prints, and the bounds of the number.
 BOUNDS = {
     "any_conv_over_dag": [(r"GINEConv: .* topological order", 0.95, 1)],
+    "autobatch_decisions": [
+        (f"{name}: largest difference.*, of a gradient", 0, 1e-11)
+        for name in ("spinn", "act", "greedy", "beam", "tree")
+    ],
     "autobatch_lattice": [
         ("tags right with the lexicon:", 0.6, 1),
         ("tags right without:", 0.35, 0.75),
@@ -95,6 +100,7 @@ SLOW = (
 )
 # Lines of the whole file, if more than 80.
 LINES = {
+    "autobatch_decisions": 300,  # five models, each twice
     "dynamic_batching_in_one_page": 150,
     "blocks_tree_lstm": 135,
     "blocks_sentiment": 160,
@@ -134,6 +140,32 @@ def printed_by(name: str) -> str:
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
     log.setLevel(level)
     return out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["spinn", "act", "greedy", "beam", "tree"])
+def test_decisions_train_as_those_of_python(name: str) -> None:
+    names = defined_in("autobatch_decisions")
+    torch.manual_seed(0)
+    sentences = names["draw"](8, 5)
+    models = [names["MODELS"][name](6).double().train() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.02) for model in models]
+    tensors, python = autobatch(models[0]), autobatch(Twin(models[1]))
+    torch.set_default_dtype(torch.float64)
+    try:
+        for _ in range(20):
+            results = tensors(sentences), python(sentences, batch=False)
+            torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
+            for result, optimizer in zip(results, optimizers, strict=True):
+                optimizer.zero_grad()
+                values(result, 8).square().sum().backward()
+                optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    pairs = zip(*(model.parameters() for model in models), strict=True)
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+        assert mine.grad is None or not mine.grad.any() or other.grad is not None
 
 
 def test_every_example_is_tested() -> None:

@@ -1,8 +1,9 @@
 """Say how a batch was run: steps, rows, flushes, and what did not batch and why."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyg_dynbatch.autobatch.fibers import take_turns
 from pyg_dynbatch.autobatch.plan import CellRun
@@ -100,11 +101,12 @@ def explain(session: Session, examples: int) -> Explanation:
         listed = schedule.to_steps() if isinstance(schedule, Levels) else schedule
         total += len(listed.steps)
         for step in listed.steps:
-            *inner, last = (listed.signatures[n].name for n in listed.chain_of(step).operations)
-            for name in (*inner, last):
+            *others, last = (listed.signatures[n].name for n in listed.chain_of(step).operations)
+            for name in (*others, last):
                 calls[cell or name] += step.size
                 steps[cell or name] += 1
                 within[cell or name].add("" if name == last else last)
+    inside: dict[str, str] = {}  # what runs through torch.vmap inside of loops and branches
     for site in table.sites:
         if site.signature is not None and calls[name := site.signature.name]:
             types, way = str(site.signature).removeprefix(name), site.examined.way  # type: ignore[union-attr]
@@ -114,6 +116,10 @@ def explain(session: Session, examples: int) -> Explanation:
             host = "" if "" in hosts else " and ".join(sorted(hosts))
             found = Operation(name, types, *counts, way, site.where, host)
             operations.append(found)
+            for spec in site.spec.parts():  # type: ignore[union-attr]
+                inner: Any = table.by_spec[spec]
+                if inner is not site and inner.examined.way == "vmap":
+                    inside[f"{inner.signature.name} in {name}"] = inner.where
     operations.sort(key=lambda op: (-op.steps, op.name))
     return Explanation(
         examples,
@@ -123,25 +129,53 @@ def explain(session: Session, examples: int) -> Explanation:
         session.flushes,
         {f"{file}:{line}": count for (file, line), count in session.reads.most_common()},
         tuple(operations),
-        tuple(_remarks(session, operations, examples)),
+        tuple(_remarks(session, operations, examples, inside)),
     )
 
 
-def _remarks(session: Session, operations: Sequence[Operation], examples: int) -> list[str]:
+# What a call costs by itself, and what recording it, each operation of a step, each step and each
+# flush cost, in microseconds: measured by benchmarks.autobatch on an AMD EPYC, one thread.
+_INFERENCE, _TRAINING = (3.5, 2.0, 8.0, 14.0, 230.0), (18.0, 2.0, 26.0, 45.0, 300.0)
+
+
+def _is_slower(session: Session, operations: Sequence[Operation]) -> bool:
+    """Whether the plain loop is probably faster: loops and whole cells never lose, others may."""
+    costs = _TRAINING if session.grad else _INFERENCE
+    called = {op.name for op in operations}
+    sites = [s for s in session.table.sites if s.signature and s.signature.name in called]
+    if any(site.cell or site.layer or (site.spec and site.spec.inside) for site in sites):
+        return False
+    steps = [len(part.steps) for part in session.parts if isinstance(part, Steps)]
+    calls, made = sum(op.calls for op in operations), sum(op.steps for op in operations)
+    counts = calls, made, sum(steps), session.flushes
+    batched = sum(cost * count for cost, count in zip(costs[1:], counts, strict=True))
+    return batched > costs[0] * calls
+
+
+def _remarks(
+    session: Session, operations: Sequence[Operation], examples: int, inside: Mapping[str, str]
+) -> list[str]:
     remarks = []
+    if operations and _is_slower(session, operations):
+        remarks.append(
+            f"{examples} examples are probably faster one by one, model(examples, batch=False); "
+            "larger batches, submodules that take tensors only, or while_loop and cond instead of "
+            "reads make the batch worth it"
+        )
     if session.reads and not take_turns():
         remarks.append(
             "every read runs calls at once, since greenlet is not installed: "
             'pip install "pyg_dynbatch[fibers]"'
         )
+    mapped = {op.name: op.where for op in operations if op.way == "vmap"} | {**inside}
+    for name, where in mapped.items():
+        remarks.append(
+            f"{name} runs through torch.vmap, which is slower: on stacked rows it would mix them "
+            f"or fail ({where})"
+        )
     variants: dict[str, list[Operation]] = {}
     for op in operations:
         variants.setdefault(op.name.split(" ")[0], []).append(op)
-        if op.way == "vmap":
-            remarks.append(
-                f"{op.name} runs through torch.vmap, which is slower: on stacked rows it would mix "
-                f"them or fail ({op.where})"
-            )
         if op.calls > 1 and op.steps == op.calls and examples > 1:
             remarks.append(f"{op.name}: every one of {op.calls} calls is its own step ({op.where})")
     for name, found in variants.items():

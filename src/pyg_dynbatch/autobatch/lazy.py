@@ -83,11 +83,15 @@ class Lazy(Value):
     def item(self) -> Any:
         """Compute the value and return it as a Python number."""
         found = self._session.value_of(self)
+        while type(found) is list and len(found) == 1:
+            (found,) = found
         return torch.tensor(found).item() if type(found) is list else found
 
     def __bool__(self) -> bool:
         found = self._session.value_of(self)
-        return bool(torch.tensor(found)) if type(found) is list else bool(found)
+        while type(found) is list and len(found) == 1:
+            (found,) = found
+        return bool(torch.tensor(found) if type(found) is list else found)
 
     def __int__(self) -> int:
         return int(self.item())

@@ -2,10 +2,11 @@
 
 import builtins
 import copy
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from threading import Lock, local
 from traceback import walk_tb
@@ -118,10 +119,8 @@ class AutoBatch(nn.Module):
 
     def _batched(self, examples: list[Any]) -> tuple[Any, Session]:
         session = self._begin()
-        try:
+        with closing(session):
             return self._recorded(session, examples), session
-        finally:
-            session.close()
 
     def _recorded(self, session: Session, examples: list[Any]) -> Any:
         with _recording(session, self.plain):
@@ -157,7 +156,7 @@ class AutoBatch(nn.Module):
         """
         examples, session = _checked(examples), self._begin()
         session.can_run = False
-        with _recording(session, self.plain):
+        with closing(session), _recording(session, self.plain):
             columns, structure = self._columns(session, examples)
             emitted = _emitted(session)
             return schedule_batch(session, columns, structure, emitted, len(examples))
@@ -185,7 +184,7 @@ class AutoBatch(nn.Module):
         """
         (example,), session = _checked([example], untraced=True), self._begin()
         session.can_run = False
-        with _recording(session, self.plain):
+        with closing(session), _recording(session, self.plain):
             return recording_of(session, self._record(session, example))
 
     def explain(self, examples: Iterable[Any]) -> Explanation:
@@ -475,11 +474,15 @@ def _batched_only() -> TypeError:
 # Of each class of modules: how many sessions record its calls, and its own __call__.
 _INTERCEPTED: dict[type, tuple[int, Any]] = {}
 _ISINSTANCE, _LOCK = builtins.isinstance, Lock()
+_COLLECTS: list[bool] = []  # whether garbage was collected before models were recorded
 
 
 def _intercept(kinds: Iterable[type], done: list[type]) -> None:
     """Let calls of modules be recorded on threads with a session; list what was done."""
     with _LOCK:
+        if not _COLLECTS:  # what is recorded is kept: to look through it again and again takes time
+            _COLLECTS.append(gc.isenabled())
+            gc.disable()
         builtins.isinstance = is_instance
         for kind in kinds:
             users, original = _INTERCEPTED.get(kind, (0, vars(kind)["__call__"]))
@@ -501,6 +504,8 @@ def _release(kinds: Iterable[type]) -> None:
                 kind.__call__ = original  # type: ignore[method-assign]
         if not _INTERCEPTED:
             builtins.isinstance = _ISINSTANCE
+            if _COLLECTS and _COLLECTS.pop():
+                gc.enable()
 
 
 def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:

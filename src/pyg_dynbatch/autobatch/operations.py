@@ -92,8 +92,11 @@ def _split_dim(
 def _elementwise(func: Form, args: Any, kwargs: Any, ranks: Sequence[int]) -> Form:
     fixed = [x.dim() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     most = max([*ranks, *fixed])
-    if not kwargs and len(ranks) == len(args) and min(ranks) == most:
-        return func
+    if not kwargs and {*ranks} == {most}:  # there is nothing to align
+        if len(ranks) == len(args):
+            return func
+        if len(ranks) == 1 and args[0] is ROW:
+            return lambda row: func(row, *args[1:])
 
     def form(*rows: Tensor) -> Any:
         given = iter(_align(row, most) for row in rows)

@@ -22,7 +22,7 @@ from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.policy import Policy
 from pyg_dynbatch.core.scheduling import Constants, Plan, Values
 from pyg_dynbatch.core.steps import BufferSpec, Steps
-from pyg_dynbatch.core.structure import TopologicalOrder, concatenated_ranges
+from pyg_dynbatch.core.structure import TopologicalOrder
 from pyg_dynbatch.core.types import TensorType
 
 

@@ -1,8 +1,9 @@
 """What records the calls of a model: the definition of ``native/recorder.c``, which replaces it.
 
 Of a call a session is asked three things: :meth:`Session.find` which site it has,
-:meth:`Session.check_parts` whether a module that it calls has changed, and :meth:`Session.operand`
-what stands for a tensor. In C, calls are looked up by machine words, so that most need no Python.
+:meth:`Session.check_parts` whether a module that it calls has changed, and
+:meth:`Session.operand_of` what stands for a tensor. In C, calls are looked up by machine words, so
+that most need no Python.
 """
 
 import threading
@@ -74,6 +75,7 @@ class Recorder:
     def __init__(self, lookup: Lookup, root: nn.Module, grad: bool, autocast: bool) -> None:
         self.root, self.grad, self.autocast, self.refused = root, grad, autocast, None
         self.base, self._code, self._needs_grad = 0, array("i"), bytearray()
+        self.met: dict[int, tuple[int, bool]] = {}  # parameters that were met before
 
     @property
     def num_new(self) -> int:

@@ -219,14 +219,20 @@ class Session(Recorder):
         with unseen():
             self.table.watch.call(site.called, self.where)
 
-    def operand(self, tensor: Tensor, target: Any, depth: int) -> Any:
+    def operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
         """Return the value or the number of a tensor; ``None`` if it is part of an object."""
-        with unseen():
-            if (shared := self.shared_of(tensor)) is not None:
-                return self.table.number_of(shared)
-            if self._is_part(target, depth):
-                return None
-            return self.outside_row(tensor)
+        if not self.can_run:  # in a mode that watches what is computed
+            with unseen():
+                return self._operand_of(tensor, target, depth)
+        return self._operand_of(tensor, target, depth)
+
+    def _operand_of(self, tensor: Tensor, target: Any, depth: int) -> Any:
+        if (shared := self.shared_of(tensor)) is not None:
+            number = self.table.number_of(shared)
+            if not shared.view:
+                self.met[id(tensor)] = number, tensor.requires_grad
+            return number
+        return None if self._is_part(target, depth) else self.outside_row(tensor)
 
     def _is_part(self, target: Any, depth: int) -> bool:
         """Return whether a tensor is perhaps a part of a tree of words, which can be batched."""
@@ -326,25 +332,27 @@ class Session(Recorder):
 
     def outside_row(self, tensor: Tensor) -> Lazy:
         """Return the value of a tensor that the model did not compute; each object once."""
-        self.check_ahead(tensor)
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            what = "autobatch: a recorded call is given a tensor of a transform of torch.func"
-            hint = "use the transform in the forward of a submodule that is not opened"
-            raise mismatch(TypeError, what, "plain tensors", where=self.where(), hint=hint)
-        number, numbers, found = None, self.numbers.get(tensor.dtype), self.known.get(id(tensor))
-        if numbers is not None and tensor.dim() == 0 and tensor.is_cpu:
-            # Numbers are kept by their value, others by identity.
-            number = tensor.item()
-            if (row := numbers.get(number)) is not None:
+        if not self.can_run:
+            self.check_ahead(tensor)
+        found, number, numbers = self.known.get(id(tensor)), None, None
+        if not tensor.dim():  # numbers are kept by their value, others by identity
+            numbers = self.numbers.get(tensor.dtype)
+            number = tensor.item() if numbers is not None and tensor.is_cpu else None
+        if number is not None:
+            if (row := numbers.get(number)) is not None:  # type: ignore[union-attr]
                 return row
         elif found is not None and isinstance(found[2], int):
             self._check_version(tensor, found[2])
             return found[0]
         elif found is not None and tensor.is_cpu and torch.equal(found[2], tensor):  # type: ignore[arg-type]
             return found[0]
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            what = "autobatch: a recorded call is given a tensor of a transform of torch.func"
+            hint = "use the transform in the forward of a submodule that is not opened"
+            raise mismatch(TypeError, what, "plain tensors", where=self.where(), hint=hint)
         self._check_device(tensor)
         kept = self._kept(tensor) if number is None else tensor
-        site = self.table.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
+        site = self.table.outside_like(tensor)
         rows = self.outside.setdefault(site, [])
         rows.append(kept if number is None else number)
         row = self._outside_value(site, tensor)

@@ -89,6 +89,9 @@ class Own:
         """Return the form of a signature of this target."""
         raise NotImplementedError
 
+    def joined(self, calls: int) -> "Own | None":
+        """Return the target that makes several calls at once, if there is one."""
+
 
 class CellCall(NamedTuple):
     """How a call of a recurrent cell reads its input and the states of its children."""
@@ -143,8 +146,10 @@ class Table:
         self.row_types: list[TensorType] = []
         self.samples: list[Tensor] = []  # of each row type, without content
         self.outside: dict[TensorType, Site] = {}  # the site of rows from outside
+        self.like: dict[tuple[torch.Size, torch.dtype], Site] = {}  # the same
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
+        self.functions = set[Any]()  # of loops and branches, which change nothing of the model
         self.watch = Watch(self.modules)
         self.names = Counter[str]()  # how many more operations have a name than one
         self._recorded = Sites()
@@ -174,6 +179,13 @@ class Table:
             self.samples.append(torch.empty(row_type.shape or (), **facts))
             self.sites.append(site)
         return self.outside[row_type]
+
+    def outside_like(self, tensor: Tensor) -> Site:
+        """Return the site of rows like a tensor."""
+        key = tensor.shape, tensor.dtype
+        if key not in self.like:
+            self.like[key] = self.outside_of(TensorType(tuple(tensor.shape), tensor.dtype))
+        return self.like[key]
 
     def site_of(self, spec: Spec, device: torch.device, where: str) -> Site:
         """Return the site of a signature; examine it first if it is new."""
@@ -354,6 +366,11 @@ class _Call:
     def has_fast(self) -> bool:
         """Return whether there is a known batched form."""
         return self._form() is not None
+
+    @property
+    def always(self) -> Any:
+        """The known batched form if it is the same at each call, without parameters."""
+        return None if self.spec.no_grad or self.has_shared() else self._form()
 
     def _form(self) -> Any:
         args, kwargs = (self._resolved(part) for part in self.spec.template)

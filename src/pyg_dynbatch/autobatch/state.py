@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pyg_dynbatch.autobatch.lazy import Lazy
+from pyg_dynbatch.autobatch.lazy import Lazy, unseen
 from pyg_dynbatch.autobatch.recorder import Snapshot
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.fingerprint import digest
@@ -119,6 +119,16 @@ class _Held:
         self.touched.update(names)
         self.snapshot.take((now,), (), ())
         return [self.prefix + name for name in names]
+
+    def differing(self, seen: Mapping[str, Any], marks: Mapping[str, tuple[int, Any]]) -> list[str]:
+        """Return the names of what differs from an earlier look."""
+        names = [n for n in seen.keys() | self.seen.keys() if n not in _INTERNAL]
+        return [
+            name
+            for name in names
+            if self.seen.get(name, self) is not seen.get(name, self)
+            or not all(map(is_, self.marks.get(name, ()), marks.get(name, ())))
+        ]
 
     def restore(self, name: str, before: Mapping[str, Any], marks: Mapping[str, Any]) -> None:
         """Give an attribute its earlier value; take new or recorded items out of a container."""
@@ -288,6 +298,20 @@ class Watch:
                     held.restore(name.removeprefix(held.prefix), seen, marks)
         if names:
             raise NeedsPython(f"it changes {names[0][1]!r} of the model")
+
+    @contextmanager
+    def unchanged(self, example: int | None) -> Iterator[None]:
+        """Raise NeedsPython if anything changes inside, where calls are recorded."""
+        with unseen():
+            self.turn_ends(example)
+            self._note_parameters(example)
+            before = [(held, held.changed(), held.seen, held.marks.copy()) for held in self.every]
+        yield
+        for held, _, seen, marks in before:
+            with unseen():
+                held.changed()
+            if names := held.differing(seen, marks):
+                raise NeedsPython(f"it changes {held.prefix + names[0]!r} of the model")
 
     def kept(self) -> list[Lazy]:
         """List the recorded values that attributes, buffers and parameters of the model hold."""

@@ -206,8 +206,8 @@ class Run:
         self.buffers: list[RowBuffer] = []
         self.called: Operation | None = None  # the last one, which errors are about
         self._by_signature: dict[int, tuple[Signature, _Known]] = {}
-        # Per weight, what the layers that use it share between steps.
-        self.shared: dict[Tensor, Any] = {}
+        # What steps share: per weight, for the layers that use it; per type, rows on stacks.
+        self.shared: dict[Any, Any] = {}
 
     def extend(self, schedule: Steps, inputs: Mapping[RowType | str, Any]) -> None:
         """Run a schedule; of inputs with rows in a buffer already, only the others are given."""

@@ -431,8 +431,8 @@ class Plan:
         self.chain = np.empty(entries * calls, dtype=np.int32)
         self.calls = native.fuse(
             sites=sites, code=self.code, calls=calls, num_signatures=len(sites.signatures),
-            wanted=wanted, place=places, value=values.value, row=values.row, call=values.call, begin=self.begin,
-            first_read=self.first_read, read=self.read, kind=self.kind,
+            wanted=wanted, place=places, value=values.value, row=values.row, call=values.call,
+            begin=self.begin, first_read=self.first_read, read=self.read, kind=self.kind,
             first_member=self.first_member, member=self.member, first_chain=self.first_chain,
             chain=self.chain, counts=counts,
         )  # fmt: skip

@@ -1,74 +1,25 @@
 /* Records the calls of models of autobatch. autobatch/recorder.py says what this computes; here,
    calls are looked up by machine words, and Python is asked only for what is new. */
 
-#include "arguments.h"
+#include "recorder.h"
 #include <stdlib.h>
-#include <structmember.h>
 
-enum { MOST_ARGUMENTS = 16, MOST_WORDS = 96, MOST_ENTRIES = 1 << 16, OPEN = -1 };
+enum { MOST_ARGUMENTS = 16, MOST_WORDS = 96 };
 enum { RECORDED, UNRECORDABLE, UNKNOWN, FAILED }; /* what encoding an argument comes to */
 enum { NEEDS_GRAD = 1 };
 
 /* What the words of a call begin with; equal words are equal calls. */
 enum { LAZY, TUPLE, LIST, SIZE, INTEGER, FLOAT, OBJECT, SLICE, SHARED, NAME, NO_GRAD, OPAQUE };
 
-/* What Python has given by `setup`. */
-static struct known {
-    PyObject *lazy, *tensor, *parameter, *size, *constants, *module, *like, *metadata;
-    PyObject *grad_enabled, *autocast_enabled, *call_module, *no_session, *answer, *operators;
-} known;
+struct known known;
+PyObject *recorder_type, *function_type;
+_Thread_local PyObject *active;
 
 static const struct field fields_of_known[] = {
     FIELD(known, lazy), FIELD(known, tensor), FIELD(known, parameter), FIELD(known, size),
     FIELD(known, constants), FIELD(known, module), FIELD(known, like), FIELD(known, metadata),
     FIELD(known, grad_enabled), FIELD(known, autocast_enabled), FIELD(known, call_module),
     FIELD(known, no_session), FIELD(known, answer), FIELD(known, operators),
-};
-
-static PyObject *recorder_type, *function_type;
-static _Thread_local PyObject *active; /* the recorder of this thread, or NULL */
-
-/* Sites by the words of their calls. */
-
-struct site {
-    PyObject *object, *build, *parts; /* what makes the result of its rows; snapshots of modules */
-    int32_t number, results, *kinds;
-    int gradient; /* 0, 1, or -1: as the arguments */
-};
-
-struct entry {
-    int64_t words, first; /* how many, and where */
-    int64_t site;         /* or OPEN */
-    uint64_t hash;
-};
-
-struct lookup {
-    PyObject_HEAD
-    struct site *sites;
-    int64_t num_sites, *of_number, num_numbers;
-    struct entry *entries; /* by hash; those without words are free */
-    int64_t used, mask;
-    uint64_t *words;
-    int64_t num_words, room;
-    PyObject *kept; /* objects whose addresses are words */
-};
-
-/* One value of one example: `Lazy` of Python is derived from it. */
-struct value {
-    PyObject_HEAD
-    PyObject *session;
-    int32_t number, kind;
-};
-
-struct recorder {
-    PyObject_HEAD
-    struct lookup *lookup;
-    PyObject *root, *refused; /* the argument that could not be recorded last */
-    int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
-    int64_t size, room, base; /* of `code`, and how many integers were before */
-    uint8_t *flags, *alive;   /* of each value: NEEDS_GRAD, and how many objects stand for it */
-    int64_t flags_room;
-    char grad, autocast;
 };
 
 /* A call that is being recorded. */
@@ -82,21 +33,6 @@ struct call {
     PyObject *stopped; /* the argument of an unknown type */
 };
 
-static void *grown(void *array, int64_t wanted, int64_t *room, size_t width)
-{
-    if (wanted <= *room)
-        return array;
-    int64_t more = *room < 64 ? 64 : *room;
-    while (more < wanted)
-        more *= 2;
-    void *found = realloc(array, more * width);
-    if (found)
-        *room = more;
-    else
-        PyErr_NoMemory();
-    return found;
-}
-
 static int is_true(PyObject *function)
 {
     PyObject *found = PyObject_CallNoArgs(function);
@@ -104,140 +40,6 @@ static int is_true(PyObject *function)
     Py_XDECREF(found);
     return is;
 }
-
-static int64_t integer_of(PyObject *owner, const char *name)
-{
-    PyObject *found = PyObject_GetAttrString(owner, name);
-    const int64_t number = found ? PyLong_AsLongLong(found) : -1;
-    Py_XDECREF(found);
-    return number;
-}
-
-/* Adds a site of Python; returns its place, or FAILED_SITE with an exception set. */
-enum { FAILED_SITE = -2 };
-
-static int64_t add_site(struct lookup *l, PyObject *object)
-{
-    struct site site = {.object = object};
-    const int64_t number = integer_of(object, "number");
-    if (PyErr_Occurred())
-        return FAILED_SITE;
-    if (number < 0)
-        return OPEN;
-    if (number < l->num_numbers && l->of_number[number] >= 0)
-        return l->of_number[number];
-    int64_t room = l->num_numbers;
-    int64_t *const of_number = grown(l->of_number, number + 1, &room, sizeof *of_number);
-    struct site *const sites = realloc(l->sites, (l->num_sites + 1) * sizeof *sites);
-    l->of_number = of_number ? of_number : l->of_number;
-    l->sites = sites ? sites : l->sites;
-    for (; of_number && l->num_numbers < room; l->num_numbers++)
-        of_number[l->num_numbers] = -1;
-    PyObject *kinds = PyObject_GetAttrString(object, "kinds");
-    PyObject *gradient = PyObject_GetAttrString(object, "gradient");
-    site.build = PyObject_GetAttrString(object, "build");
-    site.parts = PyObject_GetAttrString(object, "parts");
-    const int64_t results = kinds ? PyTuple_Size(kinds) : -1;
-    site.kinds = malloc((results + 1) * sizeof *site.kinds);
-    const int is_ready = of_number && sites && kinds && gradient && site.build && site.parts &&
-                         results >= 0 && site.kinds;
-    for (int64_t each = 0; is_ready && each < results; each++)
-        site.kinds[each] = (int32_t)PyLong_AsLong(PyTuple_GetItem(kinds, each));
-    site.gradient = gradient == Py_None ? -1 : gradient == Py_True;
-    Py_XDECREF(kinds);
-    Py_XDECREF(gradient);
-    if (!is_ready || PyErr_Occurred()) {
-        free(site.kinds);
-        Py_XDECREF(site.build);
-        Py_XDECREF(site.parts);
-        return PyErr_Occurred() ? FAILED_SITE : (PyErr_NoMemory(), FAILED_SITE);
-    }
-    site.number = (int32_t)number;
-    site.results = (int32_t)results;
-    Py_INCREF(object);
-    l->sites[l->num_sites] = site;
-    return of_number[number] = l->num_sites++;
-}
-
-static uint64_t hash_of(const uint64_t *words, int64_t count)
-{
-    uint64_t hash = 1469598103934665603u;
-    for (int64_t each = 0; each < count; each++) {
-        hash = (hash ^ words[each]) * 1099511628211u;
-        hash ^= hash >> 29;
-    }
-    return hash ^ hash >> 32;
-}
-
-/* The entry of these words, or the free one where they belong; NULL without memory. */
-static struct entry *find_entry(const struct lookup *l, const uint64_t *words, int64_t count)
-{
-    const uint64_t hash = hash_of(words, count);
-    if (!l->entries)
-        return NULL;
-    for (int64_t at = (int64_t)hash & l->mask;; at = (at + 1) & l->mask) {
-        struct entry *found = l->entries + at;
-        if (!found->words)
-            found->hash = hash;
-        else if (found->hash != hash || found->words != count ||
-                 memcmp(l->words + found->first, words, count * sizeof *words))
-            continue;
-        return found;
-    }
-}
-
-static int grow_entries(struct lookup *l)
-{
-    const int64_t before = l->entries ? l->mask + 1 : 0;
-    if (l->used >= MOST_ENTRIES) { /* texts and objects that are new at each call */
-        memset(l->entries, 0, before * sizeof *l->entries);
-        l->used = l->num_words = 0;
-        return PyList_SetSlice(l->kept, 0, PyList_Size(l->kept), NULL);
-    }
-    if (2 * l->used < before)
-        return 0;
-    struct entry *const old = l->entries, *const entries = calloc(2 * before + 64, sizeof *entries);
-    if (!entries) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    l->mask = (before ? 2 * before : 64) - 1;
-    for (int64_t each = 0; each < before; each++)
-        if (old[each].words) {
-            int64_t at = (int64_t)old[each].hash & l->mask;
-            while (entries[at].words)
-                at = (at + 1) & l->mask;
-            entries[at] = old[each];
-        }
-    l->entries = entries;
-    free(old);
-    return 0;
-}
-
-/* Notes the site of some words; the addresses of objects among these stay valid. */
-static int add_entry(struct lookup *l, const uint64_t *words, int64_t count, int64_t site,
-                     PyObject *const *objects, int num_objects)
-{
-    if (grow_entries(l))
-        return -1;
-    uint64_t *const room = grown(l->words, l->num_words + count, &l->room, sizeof *room);
-    if (!room)
-        return -1;
-    l->words = room;
-    for (int each = 0; each < num_objects; each++)
-        if (PyList_Append(l->kept, objects[each]))
-            return -1;
-    struct entry *entry = find_entry(l, words, count);
-    memcpy(l->words + l->num_words, words, count * sizeof *words);
-    entry->words = count;
-    entry->first = l->num_words;
-    entry->site = site;
-    l->num_words += count;
-    l->used++;
-    return 0;
-}
-
-/* Recording. */
 
 static struct value *new_value(struct recorder *r, int64_t number, int32_t kind)
 {
@@ -411,10 +213,27 @@ static int encode_slice(struct call *c, PyObject *slice)
     return found;
 }
 
+/* The number of a parameter or buffer that was met before and is as it was, or -1. */
+static int64_t known_operand(const struct recorder *r, PyObject *tensor)
+{
+    int64_t number = -1;
+    PyObject *address = PyLong_FromVoidPtr(tensor), *needs = NULL;
+    PyObject *found = address ? PyDict_GetItem(r->met, address) : NULL;
+    if (found && (needs = PyObject_GetAttrString(tensor, "requires_grad")) &&
+        needs == PyTuple_GetItem(found, 1))
+        number = PyLong_AsLongLong(PyTuple_GetItem(found, 0));
+    Py_XDECREF(needs);
+    Py_XDECREF(address);
+    return number;
+}
+
 /* A tensor is a row from outside, a parameter or buffer, or not recordable. */
 static int encode_tensor(struct call *c, PyObject *tensor, int depth)
 {
-    PyObject *found = PyObject_CallMethod((PyObject *)c->recorder, "operand", "OOi", tensor,
+    const int64_t number = known_operand(c->recorder, tensor);
+    if (number >= 0)
+        return push(c, SHARED, (uint64_t)number);
+    PyObject *found = PyObject_CallMethod((PyObject *)c->recorder, "operand_of", "OOi", tensor,
                                           c->target, depth);
     if (hold(c, found) != RECORDED)
         return FAILED;
@@ -490,7 +309,7 @@ static PyObject *ask(struct call *c, const char *name)
     return found;
 }
 
-static PyObject *not_recorded(void)
+PyObject *not_recorded(void)
 {
     Py_INCREF(Py_NotImplemented);
     return Py_NotImplemented;
@@ -516,9 +335,6 @@ static PyObject *record_otherwise(struct call *c, int is_module)
     }
     return found;
 }
-
-/* Whether no module of a site has changed since the last call; -1 with an exception set. */
-static int is_unchanged(const struct site *site);
 
 static PyObject *record_encoded(struct call *c, int is_module)
 {
@@ -580,9 +396,7 @@ static int too_many(struct call *c, PyObject *args, PyObject *kwargs, PyObject *
     return 1;
 }
 
-/* Records a call of a target with a tuple and a dictionary, or NULL. */
-static PyObject *record_tuple(PyObject *recorder, PyObject *target, PyObject *args,
-                              PyObject *kwargs)
+PyObject *record_tuple(PyObject *recorder, PyObject *target, PyObject *args, PyObject *kwargs)
 {
     struct call c;
     PyObject *name, *value, *result;
@@ -602,8 +416,7 @@ static PyObject *record_tuple(PyObject *recorder, PyObject *target, PyObject *ar
     return record_call(&c, PyObject_IsInstance(target, known.module) == 1);
 }
 
-/* Records a call of up to two arguments. */
-static PyObject *record_operator(PyObject *target, PyObject *left, PyObject *right)
+PyObject *record_operator(PyObject *target, PyObject *left, PyObject *right)
 {
     struct call c;
     if (!active)
@@ -616,417 +429,6 @@ static PyObject *record_operator(PyObject *target, PyObject *left, PyObject *rig
     c.given[1] = right;
     return record_call(&c, 0);
 }
-
-/* Operators of lazy values. */
-
-enum { ADD, SUB, MUL, TRUEDIV, FLOORDIV, MOD, POW, MATMUL, AND, OR, XOR, LSHIFT, RSHIFT };
-enum { LT = 2 * (RSHIFT + 1), LE, EQ, NE, GT, GE, NEG, POS, ABS, INVERT, GETITEM };
-
-static PyObject *operator_of(int number, PyObject *left, PyObject *right)
-{
-    PyObject *target = PyTuple_GetItem(known.operators, number);
-    return target == Py_None ? not_recorded() : record_operator(target, left, right);
-}
-
-static PyObject *binary(int number, PyObject *left, PyObject *right)
-{
-    if ((PyObject *)Py_TYPE(left) == known.lazy)
-        return operator_of(2 * number, left, right);
-    return operator_of(2 * number + 1, right, left);
-}
-
-#define BINARY(name, number)                                                                       \
-    static PyObject *name##_of(PyObject *left, PyObject *right)                                    \
-    {                                                                                              \
-        return binary(number, left, right);                                                        \
-    }
-#define UNARY(name, number)                                                                        \
-    static PyObject *name##_of(PyObject *value)                                                    \
-    {                                                                                              \
-        return operator_of(number, value, NULL);                                                   \
-    }
-BINARY(add, ADD)
-BINARY(sub, SUB)
-BINARY(mul, MUL)
-BINARY(truediv, TRUEDIV)
-BINARY(floordiv, FLOORDIV)
-BINARY(mod, MOD)
-BINARY(matmul, MATMUL)
-BINARY(and, AND)
-BINARY(or, OR)
-BINARY(xor, XOR)
-BINARY(lshift, LSHIFT)
-BINARY(rshift, RSHIFT)
-UNARY(neg, NEG)
-UNARY(pos, POS)
-UNARY(abs, ABS)
-UNARY(invert, INVERT)
-
-static PyObject *pow_of(PyObject *left, PyObject *right, PyObject *modulus)
-{
-    return modulus == Py_None ? binary(POW, left, right) : not_recorded();
-}
-
-static PyObject *item_of(PyObject *value, PyObject *index)
-{
-    return operator_of(GETITEM, value, index);
-}
-
-/* So that a value is a sequence. */
-static PyObject *row_of(PyObject *value, Py_ssize_t number)
-{
-    PyObject *index = PyLong_FromSsize_t(number), *found = index ? item_of(value, index) : NULL;
-    Py_XDECREF(index);
-    return found;
-}
-
-static PyObject *compare(PyObject *value, PyObject *other, int how)
-{
-    const int numbers[] = {LT, LE, EQ, NE, GT, GE}; /* in the order of Py_LT, Py_LE, ... */
-    if (other == Py_None && (how == Py_EQ || how == Py_NE))
-        return not_recorded();
-    return operator_of(numbers[how], value, other);
-}
-
-static Py_hash_t hash_value(PyObject *value)
-{
-    return (Py_hash_t)((uintptr_t)value >> 4);
-}
-
-static int init_value(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    struct value *const value = (struct value *)self;
-    PyObject *session;
-    if (!PyArg_ParseTuple(args, "O!ii", recorder_type, &session, &value->number, &value->kind))
-        return -1;
-    Py_INCREF(session);
-    Py_XDECREF(value->session);
-    value->session = session;
-    struct recorder *const r = (struct recorder *)session;
-    if (value->number < r->flags_room && r->alive[value->number] < UINT8_MAX)
-        r->alive[value->number]++;
-    return 0;
-}
-
-static void free_object(PyObject *self)
-{
-    PyTypeObject *const type = Py_TYPE(self);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
-static void free_value(PyObject *self)
-{
-    struct value *const value = (struct value *)self;
-    struct recorder *const r = (struct recorder *)value->session;
-    if (r && value->number < r->flags_room && r->alive[value->number] < UINT8_MAX)
-        r->alive[value->number]--;
-    Py_CLEAR(value->session);
-    free_object(self);
-}
-
-/* torch calls it for functions that are given lazy values: function, types, args, kwargs. */
-static PyObject *torch_function(PyObject *kind, PyObject *const *args, Py_ssize_t count,
-                                PyObject *names)
-{
-    PyObject *kwargs = count > 3 && args[3] != Py_None ? args[3] : NULL;
-    if (count < 3 || names) {
-        PyErr_SetString(PyExc_TypeError, "__torch_function__ takes func, types, args, kwargs");
-        return NULL;
-    }
-    const int is_metadata = PySet_Contains(known.metadata, args[0]);
-    if (is_metadata)
-        return is_metadata < 0 ? NULL : PyObject_CallFunctionObjArgs(
-            known.answer, args[0], args[2], kwargs, NULL);
-    if (!active)
-        return PyObject_CallFunctionObjArgs(known.no_session, args[0], NULL);
-    return record_tuple(active, args[0], args[2], kwargs);
-}
-
-static PyMemberDef members_of_value[] = {
-    {"_session", T_OBJECT, offsetof(struct value, session), READONLY, NULL},
-    {"_number", T_INT, offsetof(struct value, number), READONLY, NULL},
-    {"_kind", T_INT, offsetof(struct value, kind), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyMethodDef methods_of_value[] = {
-    {"__torch_function__", (PyCFunction)(void (*)(void))torch_function,
-     METH_FASTCALL | METH_KEYWORDS | METH_CLASS, "Record a call of a torch function."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot slots_of_value[] = {
-    {Py_tp_init, init_value}, {Py_tp_dealloc, free_value}, {Py_tp_members, members_of_value},
-    {Py_tp_methods, methods_of_value}, {Py_tp_richcompare, compare}, {Py_tp_hash, hash_value},
-    {Py_mp_subscript, item_of}, {Py_sq_item, row_of}, {Py_nb_add, add_of}, {Py_nb_subtract, sub_of},
-    {Py_nb_multiply, mul_of}, {Py_nb_true_divide, truediv_of}, {Py_nb_floor_divide, floordiv_of},
-    {Py_nb_remainder, mod_of}, {Py_nb_power, pow_of}, {Py_nb_matrix_multiply, matmul_of},
-    {Py_nb_and, and_of}, {Py_nb_or, or_of}, {Py_nb_xor, xor_of}, {Py_nb_lshift, lshift_of},
-    {Py_nb_rshift, rshift_of}, {Py_nb_negative, neg_of}, {Py_nb_positive, pos_of},
-    {Py_nb_absolute, abs_of}, {Py_nb_invert, invert_of}, {0, NULL},
-};
-static PyType_Spec spec_of_value = {
-    "pyg_dynbatch._native.Value", sizeof(struct value), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots_of_value,
-};
-
-/* A function of torch as a method of lazy values, and the method of one value. */
-struct function {
-    PyObject_HEAD
-    PyObject *target, *owner; /* the value, or NULL */
-};
-
-static PyObject *new_function(PyObject *type, PyObject *target, PyObject *owner)
-{
-    struct function *made = (struct function *)PyType_GenericAlloc((PyTypeObject *)type, 0);
-    if (made) {
-        Py_INCREF(target);
-        Py_XINCREF(owner);
-        made->target = target;
-        made->owner = owner;
-    }
-    return (PyObject *)made;
-}
-
-static PyObject *make_function(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    PyObject *target;
-    if (!PyArg_ParseTuple(args, "O", &target))
-        return NULL;
-    return new_function((PyObject *)type, target, NULL);
-}
-
-static PyObject *bind(PyObject *self, PyObject *owner, PyObject *type)
-{
-    if (!owner) {
-        Py_INCREF(self);
-        return self;
-    }
-    return new_function(function_type, ((struct function *)self)->target, owner);
-}
-
-static PyObject *call_function(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    struct function *const f = (struct function *)self;
-    if (!active)
-        return PyObject_CallFunctionObjArgs(known.no_session, f->target, NULL);
-    if (!f->owner)
-        return record_tuple(active, f->target, args, kwargs);
-    const Py_ssize_t count = PyTuple_Size(args);
-    if (!count && !kwargs)
-        return record_operator(f->target, f->owner, NULL);
-    PyObject *all = PyTuple_New(count + 1), *result;
-    if (!all)
-        return NULL;
-    Py_INCREF(f->owner);
-    PyTuple_SetItem(all, 0, f->owner);
-    for (Py_ssize_t each = 0; each < count; each++) {
-        PyObject *item = PyTuple_GetItem(args, each);
-        Py_INCREF(item);
-        PyTuple_SetItem(all, each + 1, item);
-    }
-    result = record_tuple(active, f->target, all, kwargs);
-    Py_DECREF(all);
-    return result;
-}
-
-static void free_function(PyObject *self)
-{
-    Py_CLEAR(((struct function *)self)->target);
-    Py_CLEAR(((struct function *)self)->owner);
-    free_object(self);
-}
-
-static PyMemberDef members_of_function[] = {
-    {"__wrapped__", T_OBJECT, offsetof(struct function, target), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-static PyType_Slot slots_of_function[] = {
-    {Py_tp_new, make_function}, {Py_tp_call, call_function}, {Py_tp_descr_get, bind},
-    {Py_tp_dealloc, free_function}, {Py_tp_members, members_of_function}, {0, NULL},
-};
-static PyType_Spec spec_of_function = {
-    "pyg_dynbatch._native.Method", sizeof(struct function), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_METHOD_DESCRIPTOR, slots_of_function,
-};
-
-/* What a module holds, to notice that it has changed. */
-struct snapshot {
-    PyObject_HEAD
-    PyObject *dicts, *sized, *tensors; /* tuples: compared by values, by size, by their types */
-    PyObject **values;                 /* of `dicts`; then requires_grad and dtype of `tensors` */
-    int64_t count, *sizes;
-    int is_current;
-};
-
-static void drop_values(struct snapshot *s)
-{
-    for (int64_t each = 0; each < s->count; each++)
-        Py_XDECREF(s->values[each]);
-    free(s->values);
-    free(s->sizes);
-    s->values = NULL;
-    s->sizes = NULL;
-    s->count = 0;
-    s->is_current = 0;
-}
-
-/* Goes through all values; stores them, or compares: 1 if all are the same, -1 for errors. */
-static int visit(struct snapshot *s, int is_taking)
-{
-    const int64_t dicts = PyTuple_Size(s->dicts), sized = PyTuple_Size(s->sized);
-    const int64_t tensors = PyTuple_Size(s->tensors);
-    int64_t at = 0;
-    for (int64_t each = 0; each < dicts; each++) {
-        PyObject *dict = PyTuple_GetItem(s->dicts, each), *name, *value;
-        Py_ssize_t place = 0;
-        if (is_taking)
-            s->sizes[each] = PyDict_Size(dict);
-        else if (s->sizes[each] != PyDict_Size(dict))
-            return 0;
-        while (PyDict_Next(dict, &place, &name, &value)) {
-            if (is_taking) {
-                Py_INCREF(value);
-                s->values[at] = value;
-            } else if (s->values[at] != value)
-                return 0;
-            at++;
-        }
-    }
-    for (int64_t each = 0; each < sized; each++) {
-        const int64_t size = PyDict_Size(PyTuple_GetItem(s->sized, each));
-        if (is_taking)
-            s->sizes[dicts + each] = size;
-        else if (s->sizes[dicts + each] != size)
-            return 0;
-    }
-    for (int64_t each = 0; each < 2 * tensors; each++, at++) {
-        PyObject *value = PyObject_GetAttrString(PyTuple_GetItem(s->tensors, each / 2),
-                                                 each % 2 ? "dtype" : "requires_grad");
-        if (!value)
-            return -1;
-        if (is_taking)
-            s->values[at] = value;
-        else {
-            Py_DECREF(value);
-            if (s->values[at] != value)
-                return 0;
-        }
-    }
-    return 1;
-}
-
-static int is_unchanged(const struct site *site)
-{
-    const int64_t parts = PyTuple_Size(site->parts);
-    int is_same = 1;
-    for (int64_t each = 0; is_same == 1 && each < parts; each++) {
-        struct snapshot *s = (struct snapshot *)PyTuple_GetItem(site->parts, each);
-        is_same = s->is_current ? visit(s, 0) : 0;
-    }
-    return is_same;
-}
-
-/* take(dicts, sized, tensors): what is compared from now on. */
-static PyObject *take(PyObject *self, PyObject *args)
-{
-    struct snapshot *const s = (struct snapshot *)self;
-    PyObject *dicts, *sized, *tensors;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyTuple_Type, &dicts, &PyTuple_Type, &sized,
-                          &PyTuple_Type, &tensors))
-        return NULL;
-    drop_values(s);
-    PyObject *const before[] = {s->dicts, s->sized, s->tensors};
-    Py_INCREF(s->dicts = dicts);
-    Py_INCREF(s->sized = sized);
-    Py_INCREF(s->tensors = tensors);
-    for (int each = 0; each < COUNT(before); each++)
-        Py_XDECREF(before[each]);
-    int64_t count = 2 * PyTuple_Size(tensors);
-    for (int64_t each = 0; each < PyTuple_Size(dicts); each++)
-        count += PyDict_Size(PyTuple_GetItem(dicts, each));
-    s->values = calloc(count + 1, sizeof *s->values);
-    s->sizes = calloc(PyTuple_Size(dicts) + PyTuple_Size(sized) + 1, sizeof *s->sizes);
-    if (!s->values || !s->sizes)
-        return PyErr_NoMemory();
-    s->count = count;
-    if (visit(s, 1) < 0)
-        return NULL;
-    s->is_current = 1;
-    Py_RETURN_NONE;
-}
-
-static PyObject *same(PyObject *self, PyObject *none)
-{
-    struct snapshot *const s = (struct snapshot *)self;
-    const int is_same = s->is_current ? visit(s, 0) : 0;
-    return is_same < 0 ? NULL : PyBool_FromLong(is_same);
-}
-
-static PyObject *drop(PyObject *self, PyObject *none)
-{
-    ((struct snapshot *)self)->is_current = 0;
-    Py_RETURN_NONE;
-}
-
-static void free_snapshot(PyObject *self)
-{
-    struct snapshot *const s = (struct snapshot *)self;
-    drop_values(s);
-    Py_CLEAR(s->dicts);
-    Py_CLEAR(s->sized);
-    Py_CLEAR(s->tensors);
-    free_object(self);
-}
-
-static PyMethodDef methods_of_snapshot[] = {
-    {"take", take, METH_VARARGS, "Keep the values of dicts, sizes of dicts, types of tensors."},
-    {"same", same, METH_NOARGS, "Whether all is as it was taken."},
-    {"drop", drop, METH_NOARGS, "Forget what was taken."},
-    {NULL, NULL, 0, NULL},
-};
-static PyType_Slot slots_of_snapshot[] = {
-    {Py_tp_dealloc, free_snapshot}, {Py_tp_methods, methods_of_snapshot}, {0, NULL},
-};
-static PyType_Spec spec_of_snapshot = {
-    "pyg_dynbatch._native.Snapshot", sizeof(struct snapshot), 0, Py_TPFLAGS_DEFAULT,
-    slots_of_snapshot,
-};
-
-/* The table of sites by words. */
-
-static PyObject *make_lookup(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    struct lookup *made = (struct lookup *)PyType_GenericAlloc(type, 0);
-    if (made && (!(made->kept = PyList_New(0)) || grow_entries(made)))
-        Py_CLEAR(made);
-    return (PyObject *)made;
-}
-
-static void free_lookup(PyObject *self)
-{
-    struct lookup *const l = (struct lookup *)self;
-    for (int64_t each = 0; each < l->num_sites; each++) {
-        Py_DECREF(l->sites[each].object);
-        Py_DECREF(l->sites[each].build);
-        Py_DECREF(l->sites[each].parts);
-        free(l->sites[each].kinds);
-    }
-    free(l->sites);
-    free(l->of_number);
-    free(l->entries);
-    free(l->words);
-    Py_CLEAR(l->kept);
-    free_object(self);
-}
-
-static PyType_Slot slots_of_lookup[] = {
-    {Py_tp_new, make_lookup}, {Py_tp_dealloc, free_lookup}, {0, NULL},
-};
-static PyType_Spec spec_of_lookup = {
-    "pyg_dynbatch._native.Lookup", sizeof(struct lookup), 0, Py_TPFLAGS_DEFAULT, slots_of_lookup,
-};
 
 /* The recorder: `Session` of Python is derived from it. */
 
@@ -1041,6 +443,8 @@ static int init_recorder(PyObject *self, PyObject *args, PyObject *kwargs)
     Py_INCREF(root);
     Py_XDECREF((PyObject *)r->lookup);
     Py_XDECREF(r->root);
+    if (!r->met && !(r->met = PyDict_New()))
+        return -1;
     r->lookup = (struct lookup *)lookup;
     r->root = root;
     r->grad = (char)grad;
@@ -1160,6 +564,7 @@ static void free_recorder(PyObject *self)
     Py_XDECREF((PyObject *)r->lookup);
     Py_CLEAR(r->root);
     Py_CLEAR(r->refused);
+    Py_CLEAR(r->met);
     free(r->code);
     free(r->place);
     free(r->flags);
@@ -1173,6 +578,7 @@ static PyMemberDef members_of_recorder[] = {
     {"grad", T_BOOL, offsetof(struct recorder, grad), READONLY, NULL},
     {"autocast", T_BOOL, offsetof(struct recorder, autocast), READONLY, NULL},
     {"root", T_OBJECT, offsetof(struct recorder, root), READONLY, NULL},
+    {"met", T_OBJECT, offsetof(struct recorder, met), READONLY, NULL},
     {"refused", T_OBJECT, offsetof(struct recorder, refused), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -1311,6 +717,8 @@ PyMethodDef recorder_functions[] = {
      "isinstance for which lazy values are tensors."},
     {NULL, NULL, 0, NULL},
 };
+
+extern PyType_Spec spec_of_function, spec_of_lookup, spec_of_snapshot, spec_of_value;
 
 int add_recorder_types(PyObject *module)
 {

@@ -1,0 +1,609 @@
+"""Functions recorded once, as straight-line programs, which loops and branches run on rows.
+
+The body of a loop is recorded in a session of its own, a :class:`Body`. Its operands, which are the
+state of the loop and values of enclosing sessions that it uses, are recorded as rows from outside,
+so that what it recorded is a code like all others. A :class:`Program` is that code without numbers
+of a table, and without calls on which no result depends.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pyg_dynbatch.autobatch.forms import Examined
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
+from pyg_dynbatch.autobatch.recorder import Recorder
+from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
+from pyg_dynbatch.core.engine import Engine
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.listing import NeedsPython
+from pyg_dynbatch.core.operation import Ragged
+from pyg_dynbatch.core.scheduling import begins_of
+from pyg_dynbatch.core.types import RaggedRows, TensorType, has_gradient
+
+Rows = Sequence[Tensor]
+
+
+class Operands:
+    """What the bodies of one loop or one choice read: values of the session that records it."""
+
+    def __init__(self, session: Session, values: Sequence[Lazy], state: int = 0) -> None:
+        self.session, self.values = session, [*values]
+        self.state = state  # how many of them change from one iteration to the next
+        self.captured: dict[Any, tuple[int, Any]] = {}  # positions, and what is kept alive
+
+    def position_of(self, value: Lazy, source: Tensor | None = None) -> int:
+        """Return the position of a value that stays the same, and that of its tensor if it has one.
+
+        Not by the value alone: a number that happens to equal another would change the program.
+        """
+        key = value._number if source is None else (id(source),)
+        if key not in self.captured:
+            self.captured[key] = len(self.values), source
+            self.values.append(value)
+        return self.captured[key][0]
+
+
+class Body(Session):
+    """Records a function that a loop or a choice will run."""
+
+    ended = "the body of a loop or branch", "return what is used later from the function"
+
+    def __init__(self, operands: Operands, owner: str) -> None:
+        outer = operands.session
+        Recorder.__init__(self, outer.table.lookup, outer.root, outer.grad, outer.autocast)
+        for name in ("table", "shared", "trained", "device", "inference", "can_run", "example"):
+            setattr(self, name, getattr(outer, name))
+        self.operands, self.owner = operands, owner
+        self.code = list[int]()  # when the function has been recorded
+        self.inputs: dict[int, Lazy] = {}
+
+    @classmethod
+    def of(
+        cls, operands: Operands, owner: str, function: Callable[..., Any],
+        arguments: Callable[["Body"], Sequence[Any]], leaves: Callable[[Any], Sequence[Any]],
+    ) -> "tuple[Body, tuple[int, ...]]":  # fmt: skip
+        """Record a function; also return the numbers of its results.
+
+        Args:
+            operands: What it may read.
+            owner: Names it in messages.
+            function: Called once.
+            arguments: Makes its arguments.
+            leaves: Checks its result, and lists the tensors in it.
+        """
+        body, known = cls(operands, owner), operands.session.table.functions
+        code, watch = getattr(function, "__code__", type(function)), body.table.watch
+        ACTIVE.session = body
+        try:
+            with nullcontext() if code in known else watch.unchanged(body.example):
+                found = leaves(function(*arguments(body)))
+                numbers = tuple(as_row(body, leaf)._number for leaf in found)
+        except NeedsPython as error:
+            what = f"autobatch: {owner} {str(error).removeprefix('it ')}"
+            hint = "carry it in the state; the function is called once, not once per iteration"
+            raise mismatch(RuntimeError, what, where=body.where(), hint=hint) from None
+        finally:
+            ACTIVE.session = operands.session
+            body.inputs.clear()  # which refer to the session
+        known.add(code)
+        body.code = body.new_code().tolist()
+        return body, numbers
+
+    def operand(self, position: int) -> Lazy:
+        """Return the value of an operand."""
+        if position not in self.inputs:
+            given = self.operands.values[position]
+            site = self.table.outside_of(self.table.row_types[given._kind])
+            value = self.inputs[position] = self.record(site, (), (position,))
+            varies = position < self.operands.state and has_gradient(value.dtype)
+            if self.grad and (varies or given.requires_grad):
+                self.set_needs_grad(value._number)
+        return self.inputs[position]
+
+    def foreign(self, value: Lazy) -> Lazy:
+        """Capture a value of an enclosing session."""
+        outer = self.operands.session
+        if value._session is not outer:
+            value = outer.foreign(value)
+        return self.operand(self.operands.position_of(value))
+
+    def outside_row(self, tensor: Tensor) -> Lazy:
+        """Capture a tensor that the model did not compute."""
+        value = self.operands.session.outside_row(tensor)
+        return self.operand(self.operands.position_of(value, tensor))
+
+    def outside_rows(self, rows: Tensor) -> list[Lazy]:
+        """Capture the rows of a tensor that the model did not compute."""
+        return [self.foreign(row) for row in self.operands.session.outside_rows(rows)]
+
+    def value_of(self, value: Lazy) -> NoReturn:
+        """Raise an error: the function is recorded once, for all values."""
+        what = f"autobatch: {self.owner} reads a value"
+        wanted = "decisions by autobatch.while_loop, cond or switch, inside of it too"
+        hint = "torch.where or cond in place of `if`; or Python's `while` in place of the loop"
+        raise mismatch(RuntimeError, what, wanted, repr(value), where=self.where(), hint=hint)
+
+    def emit(self, name: str, value: Any) -> NoReturn:
+        """Raise an error: how often the function runs is not known."""
+        what = f"autobatch.emit: {self.owner} emits {name!r}"
+        hint = "carry it in the state, such as on an autobatch.Stack, and emit it afterwards"
+        raise mismatch(RuntimeError, what, where=self.where(), hint=hint)
+
+
+def type_of(value: Any) -> TensorType | None:
+    """Return the type of a tensor or recorded value; ``None`` for anything else."""
+    if type(value) is Lazy:
+        row_type: TensorType = value._session.table.row_types[value._kind]
+        return row_type
+    return TensorType(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
+
+
+_LEAF = tree_flatten(0)[1]
+
+
+def flattened(value: Any) -> tuple[list[Any], Any]:
+    """List the tensors in a value; also return its structure."""
+    return ([value], _LEAF) if type(value) in (Lazy, Tensor) else tree_flatten(value)
+
+
+def unflattened(leaves: Sequence[Any], structure: Any) -> Any:
+    """Return the value of a structure."""
+    return leaves[0] if structure is _LEAF else tree_unflatten(leaves, structure)
+
+
+def as_row(session: Session, value: Any) -> Lazy:
+    """Return a tensor, a parameter or a value of an enclosing session as a value of a session."""
+    if type(value) is Lazy:
+        return value if value._session is session else session.foreign(value)
+    with unseen():
+        if session.shared_of(value) is None:
+            return session.outside_row(value)
+        anyone = session.outside_row(torch.tensor(0, device=session.device))
+    row: Lazy = session.call(_repeated, (value, anyone))
+    return row
+
+
+def _repeated(value: Tensor, row: Tensor) -> Tensor:
+    """Return a parameter as the value of a row."""
+    return value.clone()
+
+
+class Call(NamedTuple):
+    """One call of a program; its arguments are numbers of values."""
+
+    spec: Spec
+    arguments: tuple[int | tuple[int, ...], ...]
+
+
+class Program(NamedTuple):
+    """Calls in order. The values are the operands, then the results of each call."""
+
+    num_operands: int
+    calls: tuple[Call, ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, body: Body, outputs: Sequence[int]) -> "Program":
+        """Return what a body has recorded and these values depend on."""
+        table, code = body.table, np.array(body.code, dtype=np.int32)
+        begins = begins_of(table.recorded, code).tolist()
+        records = [_Record(table, body.code, begin) for begin in begins]
+        needed, used = set(outputs), list[_Record]()
+        for record in reversed(records):
+            if record.site.spec is None or not needed.isdisjoint(record.results):
+                needed.update(record.reads())
+                used.append(record)
+        count, number = len(body.operands.values), dict[int, int]()
+        size, calls = count, list[Call]()
+        for group in _grouped(used[::-1]):
+            if (spec := group[0].site.spec) is None:  # an operand
+                number[group[0].results[0]] = body.code[group[0].results[0] + 1]
+                continue
+            arguments = tuple(each for record in group for each in record.renumbered(number))
+            calls.append(Call(_joined(spec, len(group)), arguments))
+            results = [value for record in group for value in record.results]
+            number.update(zip(results, range(size, size + len(results)), strict=True))
+            size += len(results)
+        return cls(count, tuple(calls), tuple(number[value] for value in outputs))
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Signatures of the calls."""
+        return tuple(call.spec for call in self.calls)
+
+    @property
+    def operands(self) -> list[int]:
+        """Positions of the operands that are read."""
+        read = set(_flat(argument for call in self.calls for argument in call.arguments))
+        return sorted(value for value in read.union(self.outputs) if value < self.num_operands)
+
+    def runner(self, table: Table) -> Callable[[Sequence[Any], int], list[Tensor]]:
+        """Return a function of the rows of all operands, and their number."""
+        steps = []
+        for spec, arguments in self.calls:
+            site = table.by_spec[spec]
+            form: Any = table.engine.operations[site.signature.name].module  # type: ignore[union-attr]
+            if any(isinstance(wanted, Ragged) for wanted in spec.inputs):
+                form = _with_ragged(form, spec, arguments, table.engine)
+                arguments = ()
+            one: Any = arguments[0] if len(arguments) == 1 else None
+            pick = itemgetter(*arguments) if len(arguments) > 1 else None
+            steps.append((form, one, pick, len(site.kinds) > 1))
+        outputs = self.outputs
+
+        def run(operands: Sequence[Any], size: int) -> list[Tensor]:
+            values = [*operands]
+            for form, one, pick, several in steps:
+                if pick is not None:
+                    found = form(*pick(values))
+                else:
+                    found = form(values, size) if one is None else form(values[one])
+                if several:
+                    values += found
+                else:
+                    values.append(found)
+            return [values[number] for number in outputs]
+
+        return run
+
+
+def _flat(arguments: Iterable[Any]) -> Iterator[int]:
+    for argument in arguments:
+        if isinstance(argument, int):
+            yield argument
+        else:
+            yield from argument
+
+
+class _Record:
+    """One record of a code: its site, what it reads, and the numbers of its results."""
+
+    def __init__(self, table: Table, code: Sequence[int], begin: int) -> None:
+        self.site: Site = table.sites[code[begin]]
+        self.results = range(begin, begin + len(self.site.kinds))
+        target = self.site.spec.target if self.site.spec else None
+        self.may_join = isinstance(target, Own) and target.joined(2) is not None
+        self.arguments, place = list[Any](), begin + 1
+        for wanted in self.site.spec.inputs if self.site.spec else ():
+            if isinstance(wanted, Ragged):
+                end = place + 1 + code[place]
+                self.arguments.append(tuple(code[place + 1 : end]))
+                place = end
+            else:
+                self.arguments.append(code[place])
+                place += 1
+
+    def reads(self) -> Iterator[int]:
+        return _flat(self.arguments)
+
+    def renumbered(self, number: dict[int, int]) -> tuple[Any, ...]:
+        return tuple(
+            number[a] if isinstance(a, int) else tuple(number[n] for n in a) for a in self.arguments
+        )
+
+
+def _grouped(records: Sequence[_Record]) -> Iterator[list[_Record]]:
+    """Order records so that calls which can be made at once are together: they wait for others."""
+    waiting, made = [*records], set[int]()
+    while waiting:
+        blocked = list[_Record]()
+        for each in waiting:
+            if each.may_join or not made.issuperset(each.reads()):
+                blocked.append(each)
+            else:
+                yield [each]
+                made.update(each.results)
+        ready = [each for each in blocked if made.issuperset(each.reads())]
+        if chosen := [each for each in ready if each.site is ready[0].site]:
+            yield chosen
+            made.update(value for each in chosen for value in each.results)
+        waiting = [each for each in blocked if each not in chosen]
+
+
+def _joined(spec: Spec, calls: int) -> Spec:
+    """Return the signature of several calls at once."""
+    target = spec.target.joined(calls) if calls > 1 else None
+    if target is None:
+        return spec
+    inputs = spec.inputs * calls
+    return Spec((target, *inputs), target, (), inputs, no_grad=False)
+
+
+def _with_ragged(
+    form: Callable[..., Any], spec: Spec, arguments: Sequence[Any], engine: Engine
+) -> Callable[[Sequence[Any], int], Any]:
+    """Return a form with ragged arguments as a function of all values, and the number of calls."""
+
+    def run(values: Sequence[Any], size: int) -> Any:
+        def filled(wanted: Any, argument: Any) -> Any:
+            if not isinstance(wanted, Ragged):
+                return values[argument]
+            row_type: Any = wanted.row_type
+            place: Any = {"device": engine.device}
+            calls = torch.arange(size, **place).repeat_interleave(len(argument))
+            if argument:
+                rows = torch.stack([values[number] for number in argument], 1).flatten(0, 1)
+            else:
+                rows = torch.empty((0, *row_type.shape), dtype=row_type.dtype, **place)
+            return RaggedRows(rows, calls, size)
+
+        return form(*map(filled, spec.inputs, arguments))
+
+    return run
+
+
+class _Split(torch.autograd.Function):
+    """Rows of tensors, part by part; no row is in two parts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Rows, wanted: Sequence[Sequence[int]], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.parts, ctx.wanted = parts, wanted
+        ctx.shapes = [(tensor.shape, tensor.requires_grad) for tensor in tensors]
+        ctx.set_materialize_grads(False)
+        found = _taken(parts, wanted, tensors)
+        if plain := [rows for rows in found if not has_gradient(rows.dtype)]:
+            ctx.mark_non_differentiable(*plain)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        mine: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        given = iter(gradients)
+        for part, wanted in zip(ctx.parts, ctx.wanted, strict=True):
+            for number in wanted:
+                if (gradient := next(given)) is not None:
+                    mine.setdefault(number, []).append((part, gradient))
+        found: list[Tensor | None] = []
+        for number, (shape, needed) in enumerate(ctx.shapes):
+            pairs = mine.get(number) if needed else None
+            if pairs is None:
+                found.append(None)
+                continue
+            whole = sum(part.numel() for part, _ in pairs) == shape[0]
+            like = pairs[0][1]
+            total = like.new_empty(shape) if whole else like.new_zeros(shape)
+            for part, gradient in pairs:
+                total.index_copy_(0, part, gradient)
+            found.append(total)
+        return None, None, *found
+
+
+def _taken(parts: Rows, wanted: Sequence[Sequence[int]], tensors: Rows) -> list[Tensor]:
+    return [
+        tensors[number].index_select(0, part)
+        for part, numbers in zip(parts, wanted, strict=True)
+        for number in numbers
+    ]
+
+
+class _Merge(torch.autograd.Function):
+    """Tensors whose rows were split, from those of all parts."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Rows, width: int, *pieces: Tensor) -> tuple[Tensor, ...]:
+        ctx.parts, ctx.width = parts, width
+        ctx.set_materialize_grads(False)
+        found = _merged(parts, width, pieces)
+        if plain := [rows for rows in found if not has_gradient(rows.dtype)]:
+            ctx.mark_non_differentiable(*plain)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        found = [
+            None if gradient is None or not needed else gradient.index_select(0, part)
+            for part, needed_of in zip(
+                ctx.parts, _chunks(ctx.needs_input_grad[2:], ctx.width), strict=True
+            )
+            for gradient, needed in zip(gradients, needed_of, strict=True)
+        ]
+        return None, None, *found
+
+
+def _chunks(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
+    return [values[n : n + width] for n in range(0, len(values), width)]
+
+
+def _merged(parts: Rows, width: int, pieces: Rows) -> list[Tensor]:
+    order = torch.cat(list(parts))
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel(), device=order.device)
+    return [torch.cat(list(pieces[n::width])).index_select(0, place) for n in range(width)]
+
+
+def split(parts: Rows, wanted: Sequence[Sequence[int]], tensors: Sequence[Any]) -> list[list[Any]]:
+    """Return for each part the rows of all tensors; ``None`` in place of those not wanted."""
+    used = sorted({number for numbers in wanted for number in numbers})
+    given = [tensors[number] for number in used]
+    places = [[used.index(number) for number in numbers] for numbers in wanted]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+        rows = iter(_Split.apply(parts, places, *given))
+    else:
+        rows = iter(_taken(parts, places, given))
+    found = [[None] * len(tensors) for _ in parts]
+    for row, numbers in zip(found, wanted, strict=True):
+        for number in numbers:
+            row[number] = next(rows)
+    return found
+
+
+def merge(parts: Rows, pieces: Sequence[Sequence[Tensor]]) -> Sequence[Tensor]:
+    """Put the rows of all parts back in order; for each part, as many tensors."""
+    flat = [tensor for piece in pieces for tensor in piece]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in flat):
+        merged: tuple[Tensor, ...] = _Merge.apply(parts, len(pieces[0]), *flat)
+        return merged
+    return _merged(parts, len(pieces[0]), flat)
+
+
+def own_form(
+    form: Callable[..., Any], types: Sequence[TensorType], random: bool = False
+) -> Examined:
+    """Describe a form that returns a tensor of a type, or a tuple of tensors of several."""
+    structure = _LEAF if len(types) == 1 else tree_flatten(tuple(types))[1]
+    return Examined(form, "rows", [*types], structure, random)
+
+
+@dataclass(frozen=True)
+class Loop(Own):
+    """A loop: the rows whose condition holds run the body, the others are set aside."""
+
+    condition: Program
+    body: Program
+    width: int  # number of operands that are the state
+    most: int  # iterations
+    __name__ = "while_loop"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
+        """Signatures of the calls inside."""
+        return self.condition.specs + self.body.specs
+
+    def examined(self, table: Table, spec: Spec) -> Examined:
+        """Return the form on stacked rows."""
+        condition, body = self.condition.runner(table), self.body.runner(table)
+        used = {*self.condition.operands, *self.body.operands}
+        kept = [*range(self.width), *(n for n in range(self.width, len(spec.inputs)) if n in used)]
+        sides, width, most = [kept, range(self.width)], self.width, self.most
+
+        def form(*rows: Tensor) -> Any:
+            operands, size = [*rows], rows[0].size(0)
+            rows_of: Tensor | None = None  # numbers of the rows that run; None for all
+            places, pieces = list[Tensor](), list[Sequence[Tensor]]()
+            for _ in range(most + 1):
+                going = condition(operands, size)[0].reshape(-1)
+                alive = going.nonzero().squeeze(1)
+                if not alive.numel():
+                    break
+                if alive.numel() < size:
+                    stopped = going.logical_not().nonzero().squeeze(1)
+                    operands, ended = split([alive, stopped], sides, operands)
+                    pieces.append(ended[:width])
+                    places.append(stopped if rows_of is None else rows_of[stopped])
+                    rows_of, size = alive if rows_of is None else rows_of[alive], alive.numel()
+                operands[:width] = body(operands, size)
+            else:
+                raise endless(most, size)
+            found: Rows = operands[:width]
+            if rows_of is not None:
+                found = merge([*places, rows_of], [*pieces, found])
+            return tuple(found) if width > 1 else found[0]
+
+        types: Any = spec.inputs[: self.width]
+        return own_form(form, types, _is_random(table, self.specs))
+
+
+@dataclass(frozen=True)
+class Choice(Own):
+    """Branches, each of which runs on the rows that chose it."""
+
+    branches: tuple[Program, ...]
+    types: tuple[TensorType, ...]  # of the results
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:  # type: ignore[override]
+        """Signatures of the calls inside."""
+        return tuple(spec for branch in self.branches for spec in branch.specs)
+
+    def examined(self, table: Table, spec: Spec) -> Examined:
+        """Return the form on stacked rows."""
+        runs = [branch.runner(table) for branch in self.branches]
+        used, several = [branch.operands for branch in self.branches], len(self.types) > 1
+
+        def form(choice: Tensor, *operands: Tensor) -> Any:
+            choice, size = choice.reshape(-1), choice.size(0)
+            rows = [each.nonzero().squeeze(1) for each in _chosen(choice, len(runs))]
+            taken = [number for number, part in enumerate(rows) if part.numel()]
+            if sum(part.numel() for part in rows) < size:
+                raise out_of_range(choice.tolist(), len(runs))
+            found: Rows
+            if len(taken) == 1:
+                found = runs[taken[0]](operands, size)
+            else:
+                parts = [rows[number] for number in taken]
+                given = split(parts, [used[number] for number in taken], operands)
+                pieces = [
+                    runs[number](mine, part.numel())
+                    for number, mine, part in zip(taken, given, parts, strict=True)
+                ]
+                found = merge(parts, pieces)
+            return tuple(found) if several else found[0]
+
+        return own_form(form, self.types, _is_random(table, self.specs))
+
+
+def _chosen(choice: Tensor, branches: int) -> list[Tensor]:
+    """Return for each branch which rows chose it."""
+    if choice.dtype == torch.bool:
+        return [choice, choice.logical_not()]
+    return [choice == number for number in range(branches)]
+
+
+def _is_random(table: Table, specs: Sequence[Spec]) -> bool:
+    return any(table.by_spec[spec].signature.random for spec in specs)  # type: ignore[union-attr]
+
+
+def endless(most: int, rows: int) -> RuntimeError:
+    """Create the error for a loop that does not end."""
+    what = f"autobatch.while_loop: not finished after {most} iterations"
+    got = f"{rows} examples that go on"
+    hint = "max_iterations=, if so many are meant; else a condition that becomes false"
+    return mismatch(RuntimeError, what, got=got, hint=hint)
+
+
+def out_of_range(chosen: Sequence[int], branches: int, where: str = "") -> IndexError:
+    """Create the error for an index without a branch."""
+    wrong = next(number for number in chosen if not 0 <= number < branches)
+    what, wanted = "autobatch.switch: no branch has this index", f"0 to {branches - 1}"
+    return mismatch(IndexError, what, wanted, wrong, where=where, hint="index.clamp(0, n - 1)")
+
+
+def record_own(
+    session: Session, key: tuple[Any, ...], make: Callable[[], Own],
+    values: Sequence[Lazy | Sequence[Lazy]],
+) -> tuple[Lazy, ...]:  # fmt: skip
+    """Record a call of a target with a form of its own.
+
+    Args:
+        session: Records.
+        key: Together with the types of the values, equal for equal targets.
+        make: Makes the target; called if the key is new.
+        values: The arguments; a list of at least one value is a ragged argument.
+    """
+    # Under no_grad, too: calls inside have that mode, and what only moves keeps its gradient.
+    kinds = [v._kind if type(v) is Lazy else (v[0]._kind,) for v in values]  # type: ignore[index]
+    exact = (*key, *kinds)
+    site = session.table.by_key.get(exact)
+    if site is None:
+        target, types = make(), session.table.row_types
+        inputs = tuple(types[k] if isinstance(k, int) else Ragged(types[k[0]]) for k in kinds)
+        spec = Spec((target, *inputs), target, (), inputs, no_grad=False)
+        site = session.table.site_of(spec, session.device, session.where())
+        session.table.by_key[exact] = site
+    reads, code = list[int](), list[int]()
+    for value in values:
+        if type(value) is Lazy:
+            reads.append(value._number)
+            code.append(value._number)
+        else:
+            numbers = [each._number for each in value]
+            reads += numbers
+            code += [len(numbers), *numbers]
+    found = session.record(site, reads, code)
+    return (found,) if type(found) is Lazy else found

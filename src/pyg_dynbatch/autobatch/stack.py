@@ -1,0 +1,389 @@
+"""Stacks that grow and shrink by decisions: rows written once, and pointers to them.
+
+While a model is recorded, a stack is a pointer, an ordinary value of an example. All rows of one
+type that were pushed during a run are in one :class:`_Arena`, which knows the row below each. Rows
+are never changed, so that old stacks stay as they were, and nothing is copied.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import GetAttrKey, register_pytree_node
+
+from pyg_dynbatch.autobatch.forms import Examined
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.programs import (
+    as_row,
+    flattened,
+    own_form,
+    record_own,
+    type_of,
+    unflattened,
+)
+from pyg_dynbatch.autobatch.ragged import rows
+from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
+from pyg_dynbatch.core.engine import current_run
+from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.listing import NeedsPython
+from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, Write, exchange, new_token
+from pyg_dynbatch.core.types import RaggedRows, TensorType
+
+POINTER = TensorType((), torch.int64)
+Types = tuple[TensorType, ...]
+
+
+class Node:
+    """A value on a stack that is not recorded, and what is below it."""
+
+    __slots__ = ("below", "leaves", "size")
+
+    def __init__(self, leaves: Sequence[Any], below: "Node | None") -> None:
+        self.leaves, self.below = leaves, below
+        self.size: int = 0 if below is None else below.size + 1
+
+
+_EMPTY = Node((), None)
+
+
+class Stack:
+    """A stack of tensors of one shape and dtype, or of structures of them, that never changes.
+
+    ``push`` and ``pop`` return new stacks, so that a stack can be part of the state of
+    :func:`while_loop`, and several stacks can share what is below. It works alone and while a
+    model is recorded, where each operation runs on the stacks of many examples at once. Nothing is
+    copied, and gradients flow back to what was pushed.
+
+    Args:
+        like: A value with the structure, shapes and dtypes of all values; its content is not used.
+
+    Raises:
+        TypeError: If ``like`` or a value that is pushed is not a structure of tensors, or differs
+            in structure, shape or dtype.
+        IndexError: If a stack has fewer values than are read. While a model is recorded, this is
+            found when the calls run.
+
+    Reference:
+        Bowman et al. (2016), arXiv:1603.06021, section 3.2 (thin stacks). Differs: rows that
+        different stacks share are stored once, so a stack can be kept while others grow from it.
+
+    Example:
+        >>> stack = Stack(torch.tensor(0.0)).push(torch.tensor(1.0)).push(torch.tensor(2.0))
+        >>> value, below = stack.pop()
+        >>> value, below.top, int(below.size), int(stack.size)
+        (tensor(2.), tensor(1.), 1, 2)
+    """
+
+    __slots__ = ("_device", "_structure", "_top", "_types")
+
+    def __init__(self, like: Any) -> None:
+        leaves, self._structure = flattened(like)
+        types: Any = tuple(map(type_of, leaves))
+        if not leaves or None in types:
+            got = ", ".join(map(describe_value, leaves)) or "an empty structure"
+            what, hint = "autobatch.Stack: not a tensor", "such as Stack(torch.zeros(3))"
+            wanted = "a tensor, or a structure of tensors, like those on the stack"
+            raise mismatch(TypeError, what, wanted, got, where=_where(), hint=hint)
+        self._types: Types = types
+        self._device: torch.device = leaves[0].device
+        self._top: Node | Lazy = _EMPTY
+
+    @classmethod
+    def of(cls, values: Any) -> "Stack":
+        """Make a stack of values; the last one is the top.
+
+        Args:
+            values: At least one value, all alike; a tensor stands for its rows.
+
+        Example:
+            >>> Stack.of(torch.eye(2)).top
+            tensor([0., 1.])
+        """
+        listed = rows(values) if isinstance(values, Tensor | Lazy) else [*values]
+        if not listed:
+            what, hint = "autobatch.Stack.of: there are no values", "Stack(like) is an empty stack"
+            raise mismatch(ValueError, what, "at least one value", 0, where=_where(), hint=hint)
+        stack = cls(listed[0])
+        if (session := _session()) is None:
+            for value in listed:
+                stack = stack.push(value)
+            return stack
+        columns = zip(*map(stack._leaves, listed), strict=True)
+        given = [[as_row(session, leaf) for leaf in column] for column in columns]
+        key = ("stack", stack._types)
+        return stack._at(record_own(session, key, lambda: _PushAll(stack._types), given)[0])
+
+    def push(self, value: Any) -> "Stack":
+        """Return a stack with one more value on top."""
+        leaves = self._leaves(value)
+        if (session := _session()) is None:
+            return self._at(Node(leaves, self._node()))
+        given = [self._pointer(), *(as_row(session, leaf) for leaf in leaves)]
+        return self._at(record_own(session, ("push", self._types), self._own(_Push), given)[0])
+
+    def pop(self) -> tuple[Any, "Stack"]:
+        """Return the top, and a stack without it."""
+        return self.top, self._below(1)
+
+    @property
+    def top(self) -> Any:
+        """The value that was pushed last."""
+        if (session := _session()) is None:
+            return unflattened(self._found(self._node()).leaves, self._structure)
+        key = ("top", self._types)
+        leaves = record_own(session, key, self._own(_Top), [self._pointer()])
+        return unflattened(leaves, self._structure)
+
+    def peek(self, depth: int) -> Any:
+        """Return a value below the top: ``peek(0)`` is the top, ``peek(1)`` the one below it."""
+        if not isinstance(depth, int) or depth < 0:
+            what, wanted = "autobatch.Stack.peek: not a depth", "0 or more"
+            raise mismatch(TypeError, what, wanted, repr(depth), where=_where())
+        return self._below(depth).top
+
+    @property
+    def size(self) -> Any:
+        """Number of values, an int64 tensor ``[]``."""
+        if (session := _session()) is None:
+            return torch.tensor(self._node().size, device=self._device)
+        key = ("size", self._types)
+        return record_own(session, key, self._own(_Size), [self._pointer()])[0]
+
+    def _below(self, depth: int) -> "Stack":
+        for _ in range(depth):
+            if (session := _session()) is None:
+                self = self._at(self._found(self._node()).below)
+            else:
+                key = ("below", self._types)
+                self = self._at(record_own(session, key, self._own(_Below), [self._pointer()])[0])
+        return self
+
+    def _own(self, kind: Any) -> Any:
+        return lambda: kind(self._types)
+
+    def _at(self, top: Any) -> "Stack":
+        stack = object.__new__(Stack)
+        stack._types, stack._structure, stack._device = self._types, self._structure, self._device
+        stack._top = top
+        return stack
+
+    def _leaves(self, value: Any) -> list[Any]:
+        """Check a value, and list its tensors."""
+        leaves, structure = flattened(value)
+        if structure is self._structure and _fits(leaves[0], self._types[0]):
+            return leaves  # one tensor, as usual
+        types: Any = tuple(map(type_of, leaves))
+        if structure != self._structure or types != self._types:
+            what = "autobatch.Stack: a value that is pushed is not like the others"
+            got = ", ".join(map(describe_value, leaves)) if None in types else ""
+            got = got or ", ".join(map(str, types))
+            if structure != self._structure:
+                got += f" in {structure}"
+            wanted = ", ".join(map(str, self._types))
+            raise mismatch(TypeError, what, wanted, got, where=_where())
+        return leaves
+
+    def _node(self) -> Node:
+        if type(self._top) is Lazy:
+            self._top.item()  # which raises the error for a value of an earlier call
+        return self._top  # type: ignore[return-value]
+
+    def _found(self, node: Node) -> Node:
+        if node.below is None:
+            raise underflow(_where())
+        return node
+
+    def _pointer(self) -> Lazy:
+        """Return the pointer; push what is on a stack that was made outside the model."""
+        session = ACTIVE.session
+        if type(self._top) is Lazy:
+            return as_row(session, self._top)
+        values, node = list[Any](), self._node()
+        while node.below is not None:
+            values.append(unflattened(node.leaves, self._structure))
+            node = node.below
+        if values:
+            return Stack.of(values[::-1])._pointer()
+        return as_row(session, torch.tensor(-1, device=session.device))
+
+    def __repr__(self) -> str:
+        """Name the type of the values, and how many there are, if that is known."""
+        size = "" if type(self._top) is Lazy else f", size {self._top.size}"
+        return f"Stack({', '.join(map(str, self._types))}{size})"
+
+
+def _fits(value: Any, row_type: TensorType) -> bool:
+    if type(value) is Lazy:
+        return type_of(value) == row_type
+    return getattr(value, "dtype", None) == row_type.dtype and value.shape == row_type.shape
+
+
+def _session() -> Any:
+    if ACTIVE.examining:
+        raise NeedsPython("it uses a Stack")
+    return ACTIVE.session
+
+
+def _where() -> str:
+    return "" if ACTIVE.session is None else ACTIVE.session.where()
+
+
+def underflow(where: str = "") -> IndexError:
+    """Create the error for a read below the last value of a stack."""
+    what = "autobatch.Stack: a value is read from an empty stack"
+    hint = "stack.size says how many there are; or push what stands below all others"
+    return mismatch(IndexError, what, "at least one value", "none", where=where, hint=hint)
+
+
+def _flattened(stack: Stack) -> tuple[list[Any], Any]:
+    top = stack._top if ACTIVE.session is None else stack._pointer()
+    return [top], (stack._types, stack._structure, stack._device)
+
+
+def _unflattened(leaves: Iterable[Any], context: Any) -> Stack:
+    stack = object.__new__(Stack)
+    stack._types, stack._structure, stack._device = context
+    (stack._top,) = leaves
+    return stack
+
+
+register_pytree_node(
+    Stack, _flattened, _unflattened,
+    flatten_with_keys_fn=lambda stack: (
+        [(GetAttrKey("pointer"), _flattened(stack)[0][0])], _flattened(stack)[1]
+    ),
+)  # fmt: skip
+
+
+class _Arena:
+    """All rows of one type that were pushed during one run; -1 points to the empty stack."""
+
+    def __init__(self, types: Types, device: torch.device) -> None:
+        self.rows, self.buffer = 0, RowBuffer(256)
+        like = tuple(
+            torch.empty((0, *(each.shape or ())), dtype=each.dtype, device=device) for each in types
+        )
+        self.buffer.allocate(like, tuple(part.dtype for part in like))
+        # Of each row the one below it, and the size of the stack. The last entry, which the empty
+        # stack finds, is never used.
+        self.below, self.sizes = torch.zeros(2, 257, dtype=torch.int64, device=device).unbind()
+        # Rows to be written before the next read: one call of autograd does both.
+        self.token, self.pending = new_token(like[0]), list[Write]()
+
+    def push(self, below: Tensor, rows: Rows, sizes: Tensor) -> Tensor:
+        """Add rows; return pointers to them."""
+        first, self.rows = self.rows, self.rows + below.size(0)
+        self.buffer.grow(self.rows)
+        if (room := self.buffer.parts[0].size(0)) >= self.below.size(0):
+            more = self.below.new_zeros(room + 1 - self.below.size(0))
+            self.below, self.sizes = (torch.cat([x, more]) for x in (self.below, self.sizes))
+        self.pending.append(Write(self.buffer, first, rows))
+        self.below[first : self.rows] = below
+        self.sizes[first : self.rows] = sizes
+        return torch.arange(first, self.rows, device=below.device)
+
+    def read(self, pointers: Sequence[Tensor]) -> Any:
+        """Return the rows at pointers, those of several vectors in one gather."""
+        joined = torch.cat(list(pointers)) if len(pointers) > 1 else pointers[0]
+        with _checked(joined):
+            read = [Read(self.buffer, joined, len(pointers))]
+            self.token, found = exchange(self.token, self.pending, read)
+        self.pending = []
+        parts = tuple(part for rows in found for part in rows)
+        return parts if len(parts) > 1 else parts[0]
+
+
+@contextmanager
+def _checked(pointers: Tensor) -> Iterator[None]:
+    """Raise an error for the empty stack. On a CPU, indexing finds it."""
+    if pointers.is_cuda and bool((pointers < 0).any()):
+        raise underflow()
+    try:
+        yield
+    except IndexError as error:
+        raise underflow() from error
+
+
+@dataclass(frozen=True)
+class _OnStacks(Own):
+    """An operation of stacks, on many of them."""
+
+    types: Types
+
+    @property
+    def results(self) -> Types:
+        """Types of the results."""
+        return (POINTER,)
+
+    def run(self, arena: _Arena, *given: Any) -> Any:
+        """Run the operation."""
+        raise NotImplementedError
+
+    def examined(self, table: Table, spec: Spec) -> Examined:
+        """Return the form on stacked rows."""
+        types, run, name = self.types, self.run, f"stacks of {self.types}"
+
+        def form(*given: Any) -> Any:
+            shared: Any = current_run.get().shared  # type: ignore[union-attr]
+            if name not in shared:
+                shared[name] = _Arena(types, table.engine.device)
+            return run(shared[name], *given)
+
+        return own_form(form, self.results)
+
+
+class _Push(_OnStacks):
+    __name__ = "push"
+
+    def run(self, arena: _Arena, below: Tensor, *rows: Tensor) -> Tensor:
+        return arena.push(below, rows, arena.sizes[below] + 1)
+
+
+class _PushAll(_OnStacks):
+    """Makes a stack of a list."""
+
+    __name__ = "stack"
+
+    def run(self, arena: _Arena, *given: RaggedRows) -> Tensor:
+        owner, calls = given[0].segment_ids, given[0].num_calls
+        number = torch.arange(owner.numel(), device=owner.device)
+        ends = torch.bincount(owner, minlength=calls).cumsum(0)
+        begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+        place = number - begins[owner]  # within the list
+        below = torch.where(place > 0, number - 1 + arena.rows, -1)
+        made = arena.push(below, tuple(each.rows for each in given), place + 1)
+        return made[ends - 1]
+
+
+@dataclass(frozen=True)
+class _Top(_OnStacks):
+    calls: int = 1
+    __name__ = "top"
+
+    @property
+    def results(self) -> Types:
+        return self.types * self.calls
+
+    def joined(self, calls: int) -> "_Top":
+        return _Top(self.types, calls)
+
+    def run(self, arena: _Arena, *pointers: Tensor) -> Any:
+        return arena.read(pointers)
+
+
+class _Below(_OnStacks):
+    __name__ = "below"
+
+    def run(self, arena: _Arena, pointers: Tensor) -> Tensor:
+        with _checked(pointers):
+            return arena.below.index_select(0, pointers)
+
+
+class _Size(_OnStacks):
+    __name__ = "size"
+
+    def run(self, arena: _Arena, pointers: Tensor) -> Tensor:
+        return arena.sizes[pointers]

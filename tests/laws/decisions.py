@@ -1,0 +1,206 @@
+"""Random programs of loops, branches and stacks, and what they mean in plain Python."""
+
+import random
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch import autobatch
+
+WIDTH = 3
+Env = tuple[Any, ...]  # two vectors, a count and a stack
+
+
+class Example(NamedTuple):
+    """What one example is given, and the seed of its program."""
+
+    program: int
+    vector: Tensor
+    count: Tensor
+
+
+def plain_while(
+    condition: Callable[..., Any], body: Callable[..., Any], state: Any, **_: Any
+) -> Any:
+    while bool(condition(*state)):
+        state = body(*state)
+    return state
+
+
+def plain_cond(
+    pred: Any, true: Callable[..., Any], false: Callable[..., Any], operands: Any = ()
+) -> Any:
+    return true(*operands) if bool(pred) else false(*operands)
+
+
+def plain_switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Any = ()) -> Any:
+    return branches[int(index)](*operands)
+
+
+class PlainStack:
+    """A list that is copied."""
+
+    def __init__(self, like: Any, values: Sequence[Any] = ()) -> None:
+        self.values = [*values]
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> "PlainStack":
+        return cls(None, values)
+
+    def push(self, value: Any) -> "PlainStack":
+        return PlainStack(None, [*self.values, value])
+
+    def pop(self) -> tuple[Any, "PlainStack"]:
+        return self.values[-1], PlainStack(None, self.values[:-1])
+
+    def peek(self, depth: int) -> Any:
+        return self.values[-1 - depth]
+
+    @property
+    def top(self) -> Any:
+        return self.values[-1]
+
+    @property
+    def size(self) -> Tensor:
+        return torch.tensor(len(self.values))
+
+
+PLAIN = SimpleNamespace(
+    while_loop=plain_while, cond=plain_cond, switch=plain_switch, Stack=PlainStack
+)
+
+
+class Random(nn.Module):
+    """Draws its program from the seed of the example.
+
+    Args:
+        ops: Loops, branches and stacks: those of autobatch, or ``PLAIN``.
+        depth: How deep they are inside of each other.
+    """
+
+    def __init__(self, ops: Any = autobatch, depth: int = 3) -> None:
+        super().__init__()
+        self.ops, self.depth = ops, depth
+        self.linear, self.pair = nn.Linear(WIDTH, WIDTH), nn.Bilinear(WIDTH, WIDTH, WIDTH)
+        self.bias = nn.Parameter(torch.randn(WIDTH))
+        self.word = nn.Embedding(5, WIDTH)
+        self.drop = nn.Dropout(1.0)  # which is certain
+        self.register_buffer("shift", torch.randn(WIDTH))
+
+    def forward(self, example: Example) -> Any:
+        start = self.ops.cond(example.count > 2, lambda: self.bias, lambda: torch.ones(WIDTH))
+        stack = self.ops.Stack(example.vector)
+        if example.program % 2:
+            stack = self.ops.Stack.of([self.word(example.count), example.vector])
+        env = (example.vector, start, example.count, stack)
+        v, w, n, stack = self.statements(example.program, env, self.depth)
+        last = self.ops.cond(stack.size > 0, lambda: stack.top, lambda: self.bias)
+        return v, w, n, last, stack.size
+
+    def statements(self, seed: int, env: Env, depth: int) -> Env:
+        draw = random.Random(seed)
+        outer = env
+        for _ in range(draw.randrange(1, 4)):
+            name = draw.choice([*SIMPLE, *(NESTED if depth else ())])
+            inner = draw.randrange(2**30)
+            if name in SIMPLE:
+                env = SIMPLE[name](self, *env, outer)
+            else:
+                env = NESTED[name](self, env, inner, depth - 1)
+        return env
+
+    def call(self, seed: int, depth: int) -> Callable[..., Env]:
+        return lambda *env: self.statements(seed, env, depth)
+
+
+def popped(m: Random, v: Any, w: Any, n: Any, s: Any, _: Env) -> Env:
+    take = lambda: (lambda x, rest: (x * 0.7 + w, rest))(*s.pop())  # noqa: E731
+    v, s = m.ops.cond(s.size > 0, take, lambda: (v, s))
+    return v.tanh(), w, n, s
+
+
+def peeked(m: Random, v: Any, w: Any, n: Any, s: Any, _: Env) -> Env:
+    return v, m.ops.cond(s.size > 1, lambda: (s.peek(1) - w).tanh(), lambda: w * 0.9), n, s
+
+
+SIMPLE: dict[str, Callable[..., Env]] = {
+    "linear": lambda m, v, w, n, s, _: (torch.tanh(m.linear(v)), w, n, s),
+    "pair": lambda m, v, w, n, s, _: (torch.tanh(m.pair(v, w)), v, n, s),
+    "parameter": lambda m, v, w, n, s, _: (v, (w + m.bias).sin(), n, s),
+    "buffer": lambda m, v, w, n, s, _: (v, (w * m.shift).cos(), n, s),
+    "number": lambda m, v, w, n, s, _: (v * torch.tensor(0.5) + n * 0.1, w, n, s),
+    "captured": lambda m, v, w, n, s, outer: ((v + outer[0] * outer[1]).tanh(), w, n, s),
+    "word": lambda m, v, w, n, s, _: (v + m.word(n % 5), w, n, s),
+    "drop": lambda m, v, w, n, s, _: (v, w + m.drop(v), n, s),
+    "count": lambda m, v, w, n, s, _: (v, w, (n * 2 + 1) % 5, s),
+    "push": lambda m, v, w, n, s, _: (v, w, n, s.push(v * w + 0.3)),
+    "restart": lambda m, v, w, n, s, _: (v, w, n, m.ops.Stack.of([v, w])),
+    "parameter pushed": lambda m, v, w, n, s, _: (v, w, n, s.push(m.bias)),
+    "detached": lambda m, v, w, n, s, _: (v, w + v.detach(), n, s),
+    "popped": popped, "peeked": peeked,
+    "total": lambda m, v, w, n, s, _: (autobatch.total([v, w, m.word(n)]).tanh(), w, n, s),
+}  # fmt: skip
+
+
+def counted(m: Random, env: Env, seed: int, depth: int) -> Env:
+    body, most = m.call(seed, depth), env[2] % 4
+    loop = m.ops.while_loop(
+        lambda v, w, n, s, i: i < most,
+        lambda v, w, n, s, i: (*body(v, w, n, s), i + 1),
+        (*env, torch.tensor(0)),
+    )
+    return tuple(loop[:4])
+
+
+def decided(m: Random, env: Env, seed: int, depth: int) -> Env:
+    body = m.call(seed, depth)
+    state, _ = m.ops.while_loop(
+        lambda state, i: (i < 3) & (state["env"][0].sum() > 0.05 * i),
+        lambda state, i: ({"env": body(*state["env"])}, i + 1),
+        ({"env": env}, torch.tensor(0)),
+    )
+    found: Env = state["env"]
+    return found
+
+
+def branched(m: Random, env: Env, seed: int, depth: int) -> Env:
+    yes, no = m.call(seed, depth), m.call(seed + 1, 0)
+    found: Env = m.ops.cond((env[0].sum() > 0.05)[None] if seed % 2 else env[2] > 1, yes, no, env)
+    return found
+
+
+def switched(m: Random, env: Env, seed: int, depth: int) -> Env:
+    branches = [m.call(seed, depth), lambda *same: same, m.call(seed + 1, 0)]
+    found: Env = m.ops.switch(env[2] % 3, branches, env)
+    return found
+
+
+NESTED = {"counted": counted, "decided": decided, "branched": branched, "switched": switched}
+
+
+def examples(seed: int, count: int, programs: int, grad: bool = True) -> list[Example]:
+    """Draw examples of a few different programs."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    seeds = [draw.randrange(2**30) for _ in range(programs)]
+    return [
+        Example(
+            draw.choice(seeds),
+            torch.randn(WIDTH, generator=generator).requires_grad_(grad),
+            torch.tensor(draw.randrange(5)),
+        )
+        for _ in range(count)
+    ]
+
+
+def collated(seed: int) -> bytes:
+    """Record and schedule examples, for a different process."""
+    import pickle
+
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    model = autobatch.autobatch(Random())
+    given = examples(seed, 6, 2, grad=False)
+    return pickle.dumps((model.collate(given), [model.trace(each) for each in given]))

@@ -1,0 +1,90 @@
+"""Laws of loops, branches and stacks: equal to plain Python, alone and in a batch."""
+
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from pyg_dynbatch.autobatch import autobatch
+from tests.laws.decisions import PLAIN, Random, collated, examples
+
+SEEDS = st.integers(0, 2**30)
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def models() -> tuple[Random, Random]:
+    torch.manual_seed(0)
+    decisions, plain = Random(), Random(PLAIN)
+    plain.load_state_dict(decisions.state_dict())
+    return decisions, plain
+
+
+def gradients(model: Any, result: Any, *others: Tensor) -> list[Tensor]:
+    """Gradients of a weighted sum of all results: of parameters and other tensors."""
+    wanted = [*model.parameters(), *others]
+    loss = sum(tensor.sum() * 0 for tensor in wanted)
+    for leaf in tree_leaves(result):
+        if leaf.is_floating_point():
+            loss = loss + (leaf * torch.arange(1.0, leaf.numel() + 1).view(leaf.shape)).sum()
+    return list(torch.autograd.grad(loss, wanted))
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@given(SEEDS, st.integers(1, 7), st.integers(1, 2))
+def test_random_programs_equal_plain_python(seed: int, count: int, programs: int) -> None:
+    decisions, plain = models()
+    given, batched = examples(seed, count, programs), autobatch(decisions)
+    expected = autobatch(plain)(given, batch=False)
+    alone, together = batched(given, batch=False), batched(given)
+    close(alone, expected)
+    close(together, expected)
+    vectors = [each.vector for each in given]
+    wanted = gradients(plain, expected, *vectors)
+    close(gradients(decisions, alone, *vectors), wanted)
+    close(gradients(decisions, together, *vectors), wanted)
+    close(batched(given), expected)  # with the signatures of before
+    with torch.no_grad():
+        close(batched(given), expected)
+    with torch.inference_mode():
+        close(batched(given), expected)
+
+
+@given(SEEDS)
+def test_traces_and_schedules_give_the_same(seed: int) -> None:
+    decisions, plain = models()
+    given, batched = examples(seed, 5, 2, grad=False), autobatch(decisions)
+    expected = autobatch(plain)(given, batch=False)
+    batch = pickle.loads(pickle.dumps(batched.collate(given)))
+    traces = pickle.loads(pickle.dumps([batched.trace(each) for each in given]))
+    for _ in range(2):
+        close(batched(batch), expected)
+        close(batched(traces), expected)
+    close(gradients(decisions, batched(batch)), gradients(plain, expected))
+
+
+def test_schedules_and_traces_of_a_different_process_mean_the_same() -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        results = pool.map(collated, [3, 4])
+    decisions, plain = models()
+    batched = autobatch(decisions)
+    for seed, result in zip((3, 4), results, strict=True):
+        batch, traces = pickle.loads(result)
+        given = examples(seed, 6, 2, grad=False)
+        close(batched(batch), autobatch(plain)(given, batch=False))
+        assert all(map(torch.equal, batched(traces), batched(given)))
