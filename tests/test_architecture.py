@@ -24,12 +24,12 @@ MAX_PUBLIC_NAMES = 234
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 134
+MAX_FILES = 135
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 5_449,
+    "autobatch": 5_800,
     "blocks": 5_960,
-    "core": 6_104,
+    "core": 6_180,
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
@@ -38,11 +38,11 @@ MAX_LINES = {
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 42_400,
-    "benchmarks": 6_900,
+    "installed": 41_480,
+    "benchmarks": 6_650,
 }
-MAX_CODE = 27_400
-MAX_LINES_OF_C = 4_400
+MAX_CODE = 26_760
+MAX_LINES_OF_C = 4_700
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

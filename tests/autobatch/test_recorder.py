@@ -1,0 +1,125 @@
+"""The recorder in C records what its definition in Python records, and keeps nothing."""
+
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyg_dynbatch.autobatch import autobatch, recorder, while_loop
+from pyg_dynbatch.autobatch.session import Session
+from pyg_dynbatch.core.native import NATIVE_SWITCH
+from tests.autobatch.programs import Random, examples
+from tests.autobatch.test_autobatch import Wrap, check
+
+X = [*torch.randn(3, 4, generator=torch.Generator().manual_seed(0))]
+
+
+def digest(seeds: range) -> str:
+    """Return the digest of all records of random programs."""
+    found = hashlib.sha256()
+    for seed in seeds:
+        torch.manual_seed(seed)
+        session = autobatch(Random().double())._batched(examples(seed, 3, 30))[1]
+        found.update(session.past[: session.base].tobytes())
+        found.update(repr(session.table.recorded.signatures).encode())
+    return found.hexdigest()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.skipif(recorder.native is None, reason="the C extension was not built")
+def test_c_records_what_the_definition_records() -> None:
+    code = "from tests.autobatch.test_recorder import digest; print(digest(range(8)))"
+    environment = {**os.environ, NATIVE_SWITCH: "0"}
+    given: Any = {"cwd": Path(__file__).parents[2], "env": environment, "check": True}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **given)
+    assert found.stdout.strip() == digest(range(8))
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "many arguments": lambda x: torch.cat([x + k for k in range(40)]).sum(),
+    "keywords": lambda x: torch.add(input=x, other=x, alpha=2).clamp(min=-1, max=10**15).sum(),
+    "numbers": lambda x: (2**x + x**2 - 1 / (x * x + 1) - (0.0 - x) * -0.0 + x % 2.0).sum(),
+    "large numbers": lambda x: (x * 2.0**70 + 2**62).sum() + x.sum() * 10**12,
+    "indices": lambda x: (
+        x[..., None][:, 0][::2].sum() + x[-1] + x[None, 1:3].sum() + x[[0, 2]].sum()
+    ),
+    "shapes": lambda x: x.view(torch.Size([2, 2])).reshape((4,)).expand(3, 4).sum(dim=(0, 1)),
+    "dtypes": lambda x: x.to(torch.float32).double().sum() + x.to("cpu", torch.float64).sum(),
+    "texts": lambda x: torch.div(x, 0.3, rounding_mode="floor").sum(),
+    "NumPy": lambda x: (x * np.float64(0.5) + np.int64(2)).sum(),
+    "comparisons": lambda x: ((x > 0) & ~(x < 1) | (x != 0.5) ^ (x >= 0)).sum() + 0 * x.sum(),
+    "lists of lists": lambda x: torch.stack([torch.cat([x, x]), torch.cat((x, 1 - x))]).sum(),
+    "results": lambda x: sum(part.sum() * k for k, part in enumerate(x.chunk(4))) + x.max(0)[0],
+    "unused": lambda x: (x.unbind(), x.exp().exp().exp(), x.sum())[-1],
+    "negative": lambda x: (-x + +x + abs(x) + x.__neg__() + (x @ x)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_all_kinds(name: str) -> None:
+    function = CALLS[name]
+    check(
+        Wrap(lambda m, x: function(m.part(x)), part=nn.Linear(4, 4)).double(),
+        [x.double() for x in X],
+    )
+
+
+class Deciding(nn.Module):
+    """Reads values, loops over rows, and may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.fails = nn.Linear(4, 4), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.part(x)
+        y, _ = while_loop(lambda y, n: n < 2, lambda y, n: (y * x, n + 1), (y, torch.tensor(0)))
+        if self.fails and bool(y.sum() < 1e9):
+            raise ArithmeticError("fails")
+        return y.sum()
+
+
+def test_no_session_outlives_its_call() -> None:
+    model = autobatch(Deciding())
+    ways: list[Callable[[], Any]] = [
+        lambda: model(X),
+        lambda: model(X).sum().backward(),
+        lambda: model.collate(X),
+        lambda: model([model.trace(x) for x in X]),
+        lambda: model.explain(X),
+    ]
+    for way in ways:
+        way()
+    model.plain.fails = True
+    with pytest.raises(ArithmeticError):
+        model(X)
+    gc.collect()
+    assert [each for each in gc.get_objects() if type(each).__mro__.count(Session)] == []
+    assert gc.isenabled()
+
+
+def test_threads_record_by_themselves() -> None:
+    wanted, found = autobatch(Deciding()), dict[int, Any]()
+
+    def run(number: int) -> None:
+        for _ in range(20):
+            found[number] = wanted([x * number for x in X])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, result in found.items():
+        torch.testing.assert_close(result, wanted([x * number for x in X], batch=False))
+    assert len(found) == 4
