@@ -5,7 +5,8 @@
    by instances of one other pattern, at the same place of it, they become instances of a larger
    pattern. In the end instances of equal patterns run together, whatever their teams.
 
-   All that an instance reads must be shallower than all that others read from it. So instances
+   What could run in few steps does not run in many, such as what a recursion reads or what reads
+   its results. All that an instance reads must be shallower than all that others read from it. So instances
    never wait for each other, and what they make is ready when the shallowest of it could be. */
 
 #include "recordings.h"
@@ -25,6 +26,7 @@ struct pattern {
 /* Instances that are compared with each other. */
 struct team {
     int32_t pattern, count, left, *members; /* calls of each instance; -1 if it joined another */
+    int32_t recursion;                      /* its number, or 0 outside */
 };
 
 struct fuse {
@@ -46,7 +48,8 @@ struct fuse {
     int32_t num_patterns, num_teams, *slots; /* patterns by their hash */
     int64_t mask;
     int32_t *signature, *team, *instance, *node, *depth, *stamp; /* of each call */
-    int32_t *seen;    /* of each depth, of readers and of what they read */
+    int32_t *level;   /* of each call, its depth within its recursion; 0 outside */
+    int32_t *seen;    /* of each level, of readers and of what they read */
     int32_t *outside; /* how often others read an instance, at its last call */
     uint8_t *is_list; /* of each signature, whether an argument is ragged, or there are many */
     int32_t *first_result, *times, *inside; /* of calls; of results: reads, and those inside */
@@ -174,8 +177,70 @@ static void count_reads(struct fuse *f)
             f->times[f->first_result[maker] + f->read[each] - f->begin[maker]]++;
             if (f->depth[maker] >= f->depth[call])
                 f->depth[call] = f->depth[maker] + 1;
+            const int32_t recursion = f->teams[f->team[call]].recursion;
+            if (recursion && f->teams[f->team[maker]].recursion == recursion &&
+                f->level[maker] >= f->level[call])
+                f->level[call] = f->level[maker] + 1;
         }
     }
+}
+
+struct visit {
+    int32_t number, lowest, instance, read, reads_itself;
+};
+
+/* The next team whose results a team reads, or -1. */
+static int32_t next_read_team(const struct fuse *f, int32_t team, struct visit *v)
+{
+    for (; v->instance < f->teams[team].count; v->instance++, v->read = 0) {
+        const int32_t call = f->teams[team].members[v->instance];
+        while (f->first_read[call] + v->read < f->first_read[call + 1]) {
+            const int32_t maker = maker_of(f, f->read[f->first_read[call] + v->read++]);
+            if (maker >= 0)
+                return f->team[maker];
+        }
+    }
+    return -1;
+}
+
+/* Numbers the recursions: teams that read each other, by Tarjan's algorithm. */
+static int find_recursions(struct fuse *f)
+{
+    struct visit *const visits = calloc(f->num_teams + 1, sizeof *visits);
+    int32_t *const path = malloc((2 * f->num_teams + 1) * sizeof *path);
+    int32_t *const open = path + f->num_teams, numbers = 0, recursions = 0, length, opened = 0;
+    for (int32_t root = 0; visits && path && root < f->num_teams; root++) {
+        for (path[0] = root, length = !visits[root].number; length;) {
+            const int32_t team = path[length - 1];
+            struct visit *const own = visits + team;
+            if (!own->number) {
+                own->number = own->lowest = ++numbers;
+                f->teams[team].recursion = -1;
+                open[opened++] = team;
+            }
+            const int32_t read = next_read_team(f, team, own);
+            if (read >= 0 && !visits[read].number)
+                path[length++] = read;
+            else if (read >= 0) {
+                own->reads_itself |= read == team;
+                if (f->teams[read].recursion < 0 && visits[read].number < own->lowest)
+                    own->lowest = visits[read].number;
+            } else {
+                if (--length && own->lowest < visits[path[length - 1]].lowest)
+                    visits[path[length - 1]].lowest = own->lowest;
+                if (own->lowest < own->number)
+                    continue;
+                const int32_t found = open[opened - 1] != team || own->reads_itself;
+                recursions += found;
+                do
+                    f->teams[open[--opened]].recursion = found ? recursions : 0;
+                while (open[opened] != team);
+            }
+        }
+    }
+    free(visits);
+    free(path);
+    return visits && path ? 0 : -1;
 }
 
 /* Looks at an instance that is made of `count` calls: the depth of the deepest value that it reads,
@@ -317,9 +382,9 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
     }
     if (!first.has_ports)
         return 0;
-    /* Each joins one other at most, and what could run at few depths does not run at many. */
+    /* Each joins one other at most, and what could run at few levels does not run at many. */
     const int32_t before = f->patterns[first.pattern].nodes, attempt = ++f->attempt;
-    int32_t depths = 0, depths_before = 0;
+    int32_t levels = 0, levels_before = 0;
     for (int32_t instance = 0; instance < team->count; instance++) {
         const int32_t *const calls = team->members + (int64_t)instance * nodes;
         if (*calls < 0)
@@ -329,11 +394,11 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
         if (*stamp == attempt)
             return 0;
         *stamp = attempt;
-        depths += f->seen[2 * f->depth[calls[node]]] != attempt;
-        depths_before += f->seen[2 * f->depth[maker] + 1] != attempt;
-        f->seen[2 * f->depth[calls[node]]] = f->seen[2 * f->depth[maker] + 1] = attempt;
+        levels += f->seen[2 * f->level[calls[node]]] != attempt;
+        levels_before += f->seen[2 * f->level[maker] + 1] != attempt;
+        f->seen[2 * f->level[calls[node]]] = f->seen[2 * f->level[maker] + 1] = attempt;
     }
-    if (depths > 2 * depths_before)
+    if (levels > 2 * levels_before || levels_before > 2 * levels)
         return 0;
     const int32_t pattern = join_patterns(f, first.pattern, team->pattern);
     int32_t *const members = malloc((int64_t)team->count * (before + nodes) * sizeof *members);
@@ -362,7 +427,7 @@ static int join(struct fuse *f, int32_t number, int32_t node, int32_t each)
         count++;
     }
     free(team->members);
-    *team = (struct team){pattern, count, count, members};
+    *team = (struct team){pattern, count, count, members, team->recursion};
     return 1;
 }
 
@@ -504,7 +569,7 @@ static int64_t fuse(struct fuse *f)
     int64_t results = 0, instances = -1;
     for (int64_t call = 0; call < calls; call++)
         results += s->results[f->code[f->begin[call]]];
-    int32_t *const room = calloc(11 * calls + 5 + 2 * results +
+    int32_t *const room = calloc(12 * calls + 5 + 2 * results +
                                  2 * MOST_FUSED * s->most_arguments, sizeof *room);
     const int64_t most = 3 * calls + 2 * MOST_FUSED; /* of patterns */
     f->patterns = malloc(most * sizeof *f->patterns);
@@ -518,7 +583,7 @@ static int64_t fuse(struct fuse *f)
         memset(f->slots, -1, (f->mask + 1) * sizeof *f->slots);
         int32_t *next = room;
         int32_t **of_call[] = {&f->signature, &f->team,  &f->instance, &f->node,
-                               &f->depth,     &f->stamp, &f->outside};
+                               &f->depth,     &f->stamp, &f->outside,  &f->level};
         for (int each = 0; each < COUNT(of_call); each++, next += calls)
             *of_call[each] = next;
         f->first_result = next;
@@ -533,11 +598,9 @@ static int64_t fuse(struct fuse *f)
         }
         for (int64_t call = 0; call < calls; call++)
             f->signature[call] = s->signature[f->code[f->begin[call]]];
-        int found = find_teams(f);
-        if (!found) {
+        int found = find_teams(f) || find_recursions(f) ? -1 : 1;
+        if (found == 1)
             count_reads(f);
-            found = 1;
-        }
         for (int time = 0; found == 1 && time < MANY_TIMES; time++) {
             found = 0;
             for (int32_t each = f->num_teams - 1; found >= 0 && each >= 0; each--) {
