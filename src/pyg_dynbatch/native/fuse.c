@@ -6,8 +6,9 @@
    pattern. In the end instances of equal patterns run together, whatever their teams.
 
    What could run in few steps does not run in many, such as what a recursion reads or what reads
-   its results. All that an instance reads must be shallower than all that others read from it. So instances
-   never wait for each other, and what they make is ready when the shallowest of it could be. */
+   its results. All that an instance reads must be shallower than all that others read from it. So
+   instances never wait for each other, and what they make is ready when the shallowest of it could
+   be. */
 
 #include "recordings.h"
 #include <stdlib.h>
@@ -238,9 +239,10 @@ static int find_recursions(struct fuse *f)
             }
         }
     }
+    const int failed = !visits || !path;
     free(visits);
     free(path);
-    return visits && path ? 0 : -1;
+    return failed ? -1 : 0;
 }
 
 /* Looks at an instance that is made of `count` calls: the depth of the deepest value that it reads,
