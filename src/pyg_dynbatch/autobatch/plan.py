@@ -126,7 +126,8 @@ class Planner:
 
         Returns the parts, and where the calls begin that can wait: those on which no ``needed``
         value depends; by default none. Values that no later part reads get rows only if they are
-        ``wanted``; by default those that the model may read.
+        ``wanted``, and calls on which none of these depend are left out; by default all that the
+        model may read are kept.
         """
         self.kept = self.alive.copy()
         if wanted is not None:
@@ -134,7 +135,9 @@ class Planner:
             self.kept[np.array(wanted, dtype=np.int64)] = 1
         waiting, waits = 0, np.zeros(self.begin.size, dtype=bool)
         if needed is not None:
-            waiting, waits = self.plan.choose(needed, self.kept)
+            waiting, waits = self.plan.choose(needed, self.kept, joins=True)
+        elif wanted is not None:  # the derivative of what nobody reads could be infinite
+            waiting, waits = self.plan.choose(wanted, self.kept.copy(), joins=False)
         cells = [site for site in self.table.sites if site.cell or site.layer]
         if not cells:
             plan = self._merged(self.begin[~waits]) if waiting else self.plan

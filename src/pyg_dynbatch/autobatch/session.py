@@ -49,6 +49,14 @@ def is_library(filename: str) -> bool:
     return standard or filename.startswith(_LIBRARY)
 
 
+def _is_in_place(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+
+
+_IN_PLACE = {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
+
+
 class Stacked(NamedTuple):
     """Rows from outside that lie together, ``[row, ...]``."""
 
@@ -67,7 +75,9 @@ class _Run(Run):
         try:
             super().make(number, step)
         except Exception as error:
-            sites, name = self.session.table.sites, self.called.signature.name  # type: ignore[union-attr]
+            if self.called is None:  # before the first call
+                raise
+            sites, name = self.session.table.sites, self.called.signature.name
             site = next(s for s in sites if s.signature and s.signature.name == name)
             where = [name, site.where.rpartition(", ")[2]]  # its line
             if (row := self._failing(step)) is not None:
@@ -432,6 +442,12 @@ class Session(Recorder):
             target = path
         elif target is torch.Tensor.__pow__:
             target = torch.Tensor.pow  # which can be pickled
+        elif _is_in_place(target):  # torch would take a TypeError for "not implemented" in z += x
+            what = (
+                f"autobatch: {target.__name__}() of a recorded value would change a tensor in place"
+            )
+            hint = "the form that returns a new tensor, such as x = x + y instead of x += y"
+            raise mismatch(RuntimeError, what, where=self.where(), hint=hint)
         elif kwargs.get("out") is not None:
             what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
             hint = "use the tensor that the call returns"
@@ -557,7 +573,8 @@ class Session(Recorder):
         alive = np.frombuffer(self.alive(), dtype=np.uint8)
         places = self.places_past
         planner = Planner(self.table, code, begins, self.values, self.rows, alive, places)
-        parts, self.pending = planner.parts(self.policy, needed, wanted)
+        parts, pending = planner.parts(self.policy, needed, wanted)
+        self.pending = pending if wanted is None else pending[:0]  # nobody will read the others
         return parts
 
     def outside_tensors(self) -> dict[TensorType, Tensor]:

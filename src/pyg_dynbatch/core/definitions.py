@@ -152,9 +152,9 @@ def merge(
 
 def choose(
     *, code: Any, calls: int, begin: Any, first_read: Any, read: Any, row: Any, call: Any,
-    needed: Any, waits: Any, kept: Any, **_: Any,
+    needed: Any, joins: int, waits: Any, kept: Any, **_: Any,
 ) -> int:  # fmt: skip
-    """Choose calls that values depend on, and calls of the same sites that can run with those."""
+    """Choose calls that values depend on, and perhaps calls of their sites that can run as well."""
     reads = [read[first_read[each] : first_read[each + 1]].tolist() for each in range(calls)]
     makers = [{int(call[each]) for each in own if row[each] < 0} for own in reads]
     latest = {int(call[each]) for each in needed.tolist() if row[each] < 0}
@@ -163,7 +163,8 @@ def choose(
         chosen |= latest
         latest = set().union(*(makers[each] for each in latest)) - chosen
     sites = {int(code[begin[each]]) for each in chosen}
-    chosen |= {n for n in range(calls) if not makers[n] and int(code[begin[n]]) in sites}
+    if joins:
+        chosen |= {n for n in range(calls) if not makers[n] and int(code[begin[n]]) in sites}
     for number in range(calls):
         waits[number] = number not in chosen
         if waits[number]:

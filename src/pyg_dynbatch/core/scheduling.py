@@ -403,24 +403,28 @@ class Plan:
         self.kind = sites.table[2][self.code[self.member]]
         return int(counts[3])
 
-    def choose(self, needed: Sequence[int], kept: np.ndarray) -> tuple[int, np.ndarray]:
+    def choose(
+        self, needed: Sequence[int], kept: np.ndarray, joins: bool
+    ) -> tuple[int, np.ndarray]:
         """Choose the calls that values depend on; return how many wait, and which.
 
-        Values that calls which wait read are marked in ``kept``.
+        If ``joins``, others that can run are chosen as well if their sites are called. Values that
+        calls which wait read are marked in ``kept``.
         """
         values, waits = self.values, np.empty(self.calls, dtype=np.uint8)
         numbers = values.value[np.array(needed, dtype=np.int64)]
         number = scheduler().choose(
             sites=self.sites, code=self.code, calls=self.calls, num_sites=len(self.sites),
             begin=self.begin, first_read=self.first_read, read=self.read, row=values.row,
-            call=values.call, needed=numbers, num_needed=numbers.size, waits=waits, kept=kept,
+            call=values.call, needed=numbers, num_needed=numbers.size, joins=int(joins),
+            waits=waits, kept=kept,
         )  # fmt: skip
         return number, waits.view(bool)
 
     def fuse(self, wanted: np.ndarray, places: np.ndarray | None = None) -> None:
         """Let calls that always come together run in one step.
 
-        ``wanted`` marks values to keep; ``places`` says where calls are made, by default the site.
+        ``wanted`` marks values to keep; ``places`` says where in the user's code calls are made.
         """
         native, sites, values, calls = extension(), self.sites, self.values, self.calls
         if native is None or not calls:

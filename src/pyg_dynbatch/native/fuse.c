@@ -1,9 +1,9 @@
 /* Lets calls that always come together run in one step, as one *pattern* of calls.
 
    At first each call is an instance of the pattern of its signature, in a team with all others that
-   are made at the same place of the user's code. If one argument of all instances of a team is made
-   by instances of one other pattern, at the same place of it, they become instances of a larger
-   pattern. In the end instances of equal patterns run together, whatever their teams.
+   are made at the same place of the user's code, if that is known. If one argument of all instances
+   of a team is made by instances of one other pattern, at the same place of it, they become
+   instances of a larger pattern. In the end instances of equal patterns run together, whatever their teams.
 
    What could run in few steps does not run in many, such as what a recursion reads or what reads
    its results. All that an instance reads must be shallower than all that others read from it. So
@@ -120,7 +120,7 @@ static int32_t add_pattern(struct fuse *f, int32_t nodes, const int32_t *signatu
 
 static int32_t place_of(const struct fuse *f, int32_t call)
 {
-    return f->place ? f->place[f->begin[call]] : f->code[f->begin[call]];
+    return f->place ? f->place[f->begin[call]] : 0;
 }
 
 static int find_teams(struct fuse *f)

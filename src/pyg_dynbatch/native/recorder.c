@@ -8,6 +8,12 @@ enum { MOST_ARGUMENTS = 16, MOST_WORDS = 96 };
 enum { RECORDED, UNRECORDABLE, UNKNOWN, FAILED }; /* what encoding an argument comes to */
 enum { NEEDS_GRAD = 1 };
 
+#ifdef _MSC_VER
+#define NOINLINE __declspec(noinline)
+#else
+#define NOINLINE __attribute__((noinline))
+#endif
+
 /* What the words of a call begin with; equal words are equal calls. */
 enum { LAZY, TUPLE, LIST, SIZE, INTEGER, FLOAT, OBJECT, SLICE, SHARED, NAME, NO_GRAD, OPAQUE };
 
@@ -657,28 +663,32 @@ static PyObject *call_original(PyObject *self, PyObject *const *args, Py_ssize_t
     return result;
 }
 
+/* Records a call of a module; by itself, as `call` is large and modules call modules. */
+static NOINLINE PyObject *record_module(PyObject *module, PyObject *const *args, Py_ssize_t count,
+                                        PyObject *names, Py_ssize_t num_names)
+{
+    struct call c;
+    if (count + num_names > MOST_ARGUMENTS)
+        return not_recorded();
+    c.recorder = (struct recorder *)active;
+    c.target = module;
+    c.args = (int)count;
+    c.kwargs = (int)num_names;
+    for (Py_ssize_t each = 0; each < count + num_names; each++)
+        c.given[each] = args[each];
+    for (Py_ssize_t each = 0; each < num_names; each++)
+        c.names[each] = PyTuple_GetItem(names, each);
+    return record_call(&c, 1);
+}
+
 /* `__call__` of modules while models are recorded. */
 static PyObject *call_module(PyObject *self, PyObject *const *args, Py_ssize_t count,
                              PyObject *names)
 {
-    struct recorder *const r = (struct recorder *)active;
     const Py_ssize_t num_names = names ? PyTuple_Size(names) : 0;
-    if (!r || self == r->root)
+    if (!active || self == ((struct recorder *)active)->root)
         return call_original(self, args, count, names);
-    PyObject *result;
-    if (count + num_names <= MOST_ARGUMENTS) {
-        struct call c;
-        c.recorder = r;
-        c.target = self;
-        c.args = (int)count;
-        c.kwargs = (int)num_names;
-        for (Py_ssize_t each = 0; each < count + num_names; each++)
-            c.given[each] = args[each];
-        for (Py_ssize_t each = 0; each < num_names; each++)
-            c.names[each] = PyTuple_GetItem(names, each);
-        result = record_call(&c, 1);
-    } else
-        result = not_recorded();
+    PyObject *result = record_module(self, args, count, names, num_names);
     if (result != Py_NotImplemented)
         return result;
     Py_DECREF(result);

@@ -353,14 +353,14 @@ static int64_t merge(struct merge *m)
     return has_room ? m->counts[0] : -1;
 }
 
-/* Chooses calls that values depend on, and calls of the same sites that can run with those. */
+/* Chooses calls that values depend on, and if `joins` calls of their sites that can run with them. */
 struct choose {
     const struct sites *sites;
     const int32_t *code;
     int64_t calls, num_sites;
     const int32_t *begin, *first_read, *read, *row, *call; /* as `merge` leaves them */
     const int32_t *needed;                                 /* values */
-    int64_t num_needed;
+    int64_t num_needed, joins;
     uint8_t *waits; /* result: of each call, whether it is not chosen */
     uint8_t *kept;  /* result: of each value, 1 if a call that waits reads it */
 };
@@ -402,7 +402,7 @@ static int64_t choose(struct choose *c)
     }
     for (int64_t call = 0; call < c->calls; call++) {
         const int32_t first = c->first_read[call], last = c->first_read[call + 1];
-        int can_run = c->waits[call] && is_chosen[c->code[c->begin[call]]];
+        int can_run = c->joins && c->waits[call] && is_chosen[c->code[c->begin[call]]];
         for (int32_t each = first; can_run && each < last; each++)
             can_run = maker_of(c, c->read[each]) < 0;
         if (can_run)
@@ -486,8 +486,8 @@ static const struct field fields_of_merge[] = {
 static const struct field fields_of_choose[] = {
     FIELD(choose, sites), FIELD(choose, code), FIELD(choose, calls), FIELD(choose, num_sites),
     FIELD(choose, begin), FIELD(choose, first_read), FIELD(choose, read), FIELD(choose, row),
-    FIELD(choose, call), FIELD(choose, needed), FIELD(choose, num_needed), FIELD(choose, waits),
-    FIELD(choose, kept),
+    FIELD(choose, call), FIELD(choose, needed), FIELD(choose, num_needed), FIELD(choose, joins),
+    FIELD(choose, waits), FIELD(choose, kept),
 };
 static const struct field fields_of_distinct[] = {
     FIELD(distinct, rows), FIELD(distinct, count), FIELD(distinct, width),

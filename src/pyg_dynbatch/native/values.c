@@ -83,6 +83,10 @@ static int init_value(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *session;
     if (!PyArg_ParseTuple(args, "O!ii", recorder_type, &session, &value->number, &value->kind))
         return -1;
+    if (value->number < 0) {
+        PyErr_SetString(PyExc_ValueError, "values are numbered from 0");
+        return -1;
+    }
     Py_INCREF(session);
     Py_XDECREF(value->session);
     value->session = session;
