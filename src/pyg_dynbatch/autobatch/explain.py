@@ -156,6 +156,11 @@ def _remarks(
     session: Session, operations: Sequence[Operation], examples: int, inside: Mapping[str, str]
 ) -> list[str]:
     remarks = []
+    if not operations and examples > 1:
+        remarks.append(
+            "nothing was recorded, so nothing was batched: functions of tensors of the example and "
+            "of parameters run at once, until a module of the model is called"
+        )
     if operations and _is_slower(session, operations):
         remarks.append(
             f"{examples} examples are probably faster one by one, model(examples, batch=False); "

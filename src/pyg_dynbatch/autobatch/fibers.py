@@ -35,11 +35,11 @@ def run_examples(
     def suspend(value: Lazy) -> None:
         number: Any = session.example
         grad = torch.is_grad_enabled()
-        torch.set_grad_enabled(session.grad)  # not for other examples
+        torch._C._set_grad_enabled(session.grad)  # not for other examples
         wanted.append(value)
         hub.switch()
         session.turn(number)
-        torch.set_grad_enabled(grad)
+        torch._C._set_grad_enabled(grad)
 
     def turn(number: int, fiber: Any, *given: Any) -> None:
         results[number] = fiber.switch(*given)

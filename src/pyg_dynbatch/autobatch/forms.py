@@ -201,6 +201,9 @@ def _check_state(call: Any, rows: Sequence[Tensor], result: Any, name: str, wher
 
 def _check_results(results: list[Any], device: torch.device, name: str, where: str) -> None:
     outputs = [x for x in tree_flatten(results[0])[0] if isinstance(x, Tensor)]
+    if results[0] is NotImplemented:
+        what = f"autobatch: {name} does not take operands of these types"
+        raise mismatch(TypeError, what, "tensors and numbers", where=where)
     if not outputs:
         what = f"autobatch: {name} returns no tensor"
         hint = "item() or tolist() of the argument, which suspend the example"

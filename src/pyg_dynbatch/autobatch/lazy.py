@@ -186,7 +186,7 @@ def _known(name: str) -> Any:
 
 def _refuse(name: str) -> Callable[..., Any]:
     def method(self: Lazy, *_: Any, **__: Any) -> NoReturn:
-        raise _in_place(self, f"{name}()")
+        raise _in_place(self, name)
 
     return method
 
@@ -213,7 +213,7 @@ for _name in dir(torch.Tensor):
     if _name in vars(Lazy) or _name.startswith("_"):
         continue
     if _name.endswith("_"):
-        setattr(Lazy, _name, _refuse(_name))
+        setattr(Lazy, _name, _refuse(f"{_name}()"))
     elif callable(_func) and _name not in _NOT_COMPUTED:
         setattr(Lazy, _name, Method(_func))
 _PROPERTIES = {
@@ -224,8 +224,9 @@ _PROPERTIES = {
 for _name, _func in _PROPERTIES.items():
     setattr(Lazy, _name, property(Method(_func)))
 Lazy.mT = property(lambda self: self.transpose(-2, -1))  # type: ignore[attr-defined]
-for _name in OPERATORS:
-    setattr(Lazy, f"__i{_name}__", _refuse(f"{_name}="))
+_SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"]
+for _name, _symbol in zip(OPERATORS, _SYMBOLS, strict=True):
+    setattr(Lazy, f"__i{_name}__", _refuse(f"{_symbol}="))
 recorder.setup(
     lazy=Lazy,
     tensor=torch.Tensor,

@@ -76,6 +76,8 @@ class Recorder:
         self.root, self.grad, self.autocast, self.refused = root, grad, autocast, None
         self.base, self._code, self._needs_grad = 0, array("i"), bytearray()
         self.met: dict[int, tuple[int, bool]] = {}  # parameters that were met before
+        self.numbers: Any = None  # values by dtype and number, or None if numbers are watched
+        self.belonging: Any = None  # parameters and buffers by identity
 
     @property
     def num_new(self) -> int:

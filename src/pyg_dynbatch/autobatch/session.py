@@ -130,6 +130,7 @@ class Session(Recorder):
         # with their versions, or copies where torch counts no changes.
         self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
+        self.belonging = self.shared
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
         self.emitted: dict[str, tuple[list[Any], list[int]]] = {}
         self.values, self.pending = Values(), self.past  # where calls begin that have not been run
@@ -622,8 +623,15 @@ class Session(Recorder):
                     self.flush(needed=[value._number])
                 else:
                     self.suspend(value)
-            self.fetch([value])
+            if value._number not in self.content:
+                self._fetch_one(value)
         return self.content[value._number]
+
+    def _fetch_one(self, value: Lazy) -> None:
+        """Copy the content of a value that has been computed to the host."""
+        row = int(self.values.row[self.values.value[value._number]])
+        with torch.set_grad_enabled(self.grad):  # rows are written with their gradients
+            self.content[value._number] = self.run.peek_row(value._kind, row).tolist()
 
     def fetch(self, values: Sequence[Lazy]) -> None:
         """Copy the content of computed values to the host, all of one row type at once."""

@@ -425,6 +425,12 @@ class Run:
         self._exchange([])
         return self.buffers[number].take(rows)[0]
 
+    def peek_row(self, number: int, row: int) -> Tensor:
+        """Return one row of a buffer without gradients."""
+        if self.pending:
+            self._exchange([])
+        return self.buffers[number].parts[0][row]
+
     def outputs(self) -> dict[str, Any]:
         """Read all outputs."""
         found = self.schedule.outputs

@@ -233,12 +233,56 @@ static int64_t known_operand(const struct recorder *r, PyObject *tensor)
     return number;
 }
 
+static PyObject *attribute(PyObject *owner, PyObject **name, const char *text)
+{
+    if (!*name && !(*name = PyUnicode_InternFromString(text)))
+        return NULL;
+    return PyObject_GetAttr(owner, *name);
+}
+
+/* The value that stands for a number in a tensor and was met before, or NULL; numbers of the model
+   itself are not looked up. */
+static PyObject *known_number(const struct recorder *r, PyObject *tensor)
+{
+    static PyObject *dtype_, *dim_, *base_, *cpu_, *item_;
+    PyObject *found = NULL, *dtype = attribute(tensor, &dtype_, "dtype");
+    PyObject *numbers = dtype && r->numbers && r->belonging ? PyDict_GetItem(r->numbers, dtype) : NULL;
+    Py_XDECREF(dtype);
+    if (!numbers)
+        return NULL;
+    PyObject *base = attribute(tensor, &base_, "_base"), *cpu = attribute(tensor, &cpu_, "is_cpu");
+    PyObject *method = attribute(tensor, &dim_, "dim");
+    PyObject *dim = method ? PyObject_CallNoArgs(method) : NULL;
+    if (base == Py_None && cpu == Py_True && dim && !PyLong_AsLong(dim)) {
+        PyObject *read = attribute(tensor, &item_, "item"), *address = PyLong_FromVoidPtr(tensor);
+        PyObject *number = read ? PyObject_CallNoArgs(read) : NULL;
+        if (number && address && !PyDict_GetItem(r->belonging, address))
+            found = PyDict_GetItem(numbers, number);
+        Py_XINCREF(found);
+        Py_XDECREF(read);
+        Py_XDECREF(address);
+        Py_XDECREF(number);
+    }
+    Py_XDECREF(base);
+    Py_XDECREF(cpu);
+    Py_XDECREF(method);
+    Py_XDECREF(dim);
+    return found;
+}
+
 /* A tensor is a row from outside, a parameter or buffer, or not recordable. */
 static int encode_tensor(struct call *c, PyObject *tensor, int depth)
 {
     const int64_t number = known_operand(c->recorder, tensor);
     if (number >= 0)
         return push(c, SHARED, (uint64_t)number);
+    PyObject *known_value = depth ? NULL : known_number(c->recorder, tensor);
+    if (known_value) {
+        hold(c, known_value);
+        return encode_lazy(c, known_value);
+    }
+    if (PyErr_Occurred())
+        return FAILED;
     PyObject *found = PyObject_CallMethod((PyObject *)c->recorder, "operand_of", "OOi", tensor,
                                           c->target, depth);
     if (hold(c, found) != RECORDED)
@@ -571,6 +615,8 @@ static void free_recorder(PyObject *self)
     Py_CLEAR(r->root);
     Py_CLEAR(r->refused);
     Py_CLEAR(r->met);
+    Py_CLEAR(r->numbers);
+    Py_CLEAR(r->belonging);
     free(r->code);
     free(r->place);
     free(r->flags);
@@ -584,6 +630,8 @@ static PyMemberDef members_of_recorder[] = {
     {"grad", T_BOOL, offsetof(struct recorder, grad), READONLY, NULL},
     {"autocast", T_BOOL, offsetof(struct recorder, autocast), READONLY, NULL},
     {"root", T_OBJECT, offsetof(struct recorder, root), READONLY, NULL},
+    {"numbers", T_OBJECT, offsetof(struct recorder, numbers), 0, NULL},
+    {"belonging", T_OBJECT, offsetof(struct recorder, belonging), 0, NULL},
     {"met", T_OBJECT, offsetof(struct recorder, met), READONLY, NULL},
     {"refused", T_OBJECT, offsetof(struct recorder, refused), 0, NULL},
     {NULL, 0, 0, 0, NULL},

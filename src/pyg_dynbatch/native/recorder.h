@@ -52,6 +52,7 @@ struct recorder {
     PyObject_HEAD
     struct lookup *lookup;
     PyObject *root, *refused; /* the argument that could not be recorded last */
+    PyObject *numbers, *belonging; /* values by dtype and number; names of parameters by address */
     PyObject *met; /* by address: the number of a parameter, and if it needs gradients */
     int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
     int64_t size, room, base; /* of `code`, and how many integers were before */
