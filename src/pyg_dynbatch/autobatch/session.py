@@ -54,7 +54,7 @@ def _is_in_place(function: Any) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
 
 
-_IN_PLACE = {f"__i{name}__" for name in ("and", "or", "xor", "lshift", "rshift")}
+_IN_PLACE = {f"__{name}__" for name in ("iand", "ior", "ixor", "ilshift", "irshift", "setitem")}
 
 
 class Stacked(NamedTuple):
