@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "grad_fn": (AttributeError, "'grad_fn'", lambda m, x: m.part(x).grad_fn),
     "backward": (AttributeError, "return the value", lambda m, x: m.part(x).sum().backward()),
     "requires_grad_": (TypeError, "in place", lambda m, x: m.part(x).requires_grad_()),
-    "assignment": (TypeError, "torch.stack", assigned),
+    "assignment": (RuntimeError, "torch.stack", assigned),
     "+=": (TypeError, "+= would change a value in place", added),
     "item": (TypeError, "in place", assigned_to_result),
     "zero_": (TypeError, "in place", lambda m, x: m.part(x).zero_()),

@@ -444,10 +444,8 @@ class Session(Recorder):
         elif target is torch.Tensor.__pow__:
             target = torch.Tensor.pow  # which can be pickled
         elif _is_in_place(target):  # torch would take a TypeError for "not implemented" in z += x
-            what = (
-                f"autobatch: {target.__name__}() of a recorded value would change a tensor in place"
-            )
-            hint = "the form that returns a new tensor, such as x = x + y instead of x += y"
+            what = f"autobatch: {target.__name__}() would change a tensor in place"
+            hint = "a new tensor: x = x + y instead of x += y; torch.stack instead of items"
             raise mismatch(RuntimeError, what, where=self.where(), hint=hint)
         elif kwargs.get("out") is not None:
             what = f"autobatch: {name_of(target)}(out=...) would change a tensor in place"
