@@ -82,6 +82,8 @@ def test_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Enough):
         if name == "autobatch_tree_lstm":  # whose main runs one batch
             train_trees(module)
+        if name == "autobatch_decisions":  # whose main trains nothing
+            train_decisions(module)
         module.main(**({"expressions": 100} if name == "autobatch_symbolic" else {}))
 
 
@@ -93,6 +95,17 @@ def train_trees(module: Any) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def train_decisions(module: Any) -> None:
+    """Train all models in turn; 20 steps of each are in ``tests/autobatch/test_control.py``."""
+    models, sentences = [autobatch(kind(8)) for kind in module.MODELS.values()], module.draw(6)
+    while True:
+        for model in models:
+            found = model(sentences)
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            (found[0] if isinstance(found, tuple) else found).square().mean().backward()
+            optimizer.step()
 
 
 @pytest.mark.long
