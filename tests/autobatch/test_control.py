@@ -410,12 +410,29 @@ REFUSED: dict[str, tuple[Function, type[Exception], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("batch", [True, False])
-@pytest.mark.parametrize("name", REFUSED)
+def test_a_body_that_changes_the_model_for_some_examples_is_refused() -> None:
+    def forward(m: Any, pair: Any) -> Any:
+        def body(x: Any, n: Any) -> Any:
+            if pair[1]:
+                m.count = m.count + 1
+            return m.part(x), n + 1
+
+        return while_loop(lambda x, n: n < 3, body, (pair[0], torch.tensor(0)))[0]
+
+    model = model_of(forward)
+    model.count, batched, x = 0, autobatch(model), PAIRS[0][0]
+    batched([(x, False), (x, False)])
+    with pytest.raises(RuntimeError, match="changes 'count' of the model"):
+        batched([(x, False), (x, True)])
+
+
+WAYS = [(name, batch) for name in REFUSED for batch in (True, False)]
+WAYS.remove(("a stack of a different type", False))  # one branch alone is right
+
+
+@pytest.mark.parametrize(("name", "batch"), WAYS)
 def test_refused(name: str, batch: bool) -> None:
     function, kind, message = REFUSED[name]
-    if name == "a stack of a different type" and not batch:
-        pytest.skip("one branch alone is right")
     with pytest.raises(kind, match=message) as raised:
         autobatch(model_of(function))(PAIRS, batch=batch)
     if batch:  # the message itself, or a note that an error of a step gets

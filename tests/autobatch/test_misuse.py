@@ -1,13 +1,14 @@
 """What strangers write: it works as in the plain module, or an error says what to write instead."""
 
+import contextlib
 import copy
 import math
+import operator
 import pickle
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import singledispatch
-from operator import iadd, ior
 from typing import Any
 
 import numpy as np
@@ -293,8 +294,6 @@ REFUSED: dict[str, tuple[type[Exception], str, Function]] = {
     "attend to other widths": (TypeError, "vectors of one width", attends_to_other_widths),
     "attend with a number": (TypeError, "vectors of one width", attends_to_numbers),
     "rows elsewhere": (ValueError, "the device of the model", rows_elsewhere),
-    "outside +=": (RuntimeError, "in place", lambda m, x: iadd(torch.zeros(3).double(), m.part(x))),
-    "outside |=": (RuntimeError, "in place", lambda m, x: ior(x > 0, m.part(x) > 0) + m.part(x)),
     "add_": (RuntimeError, "in place", lambda m, x: torch.zeros(3).double().add_(m.part(x))),
     "text operand": (TypeError, "operands of these types", lambda m, x: m.part(x) + "a"),
     "relu_": (RuntimeError, "in place", lambda m, x: torch.relu_(m.part(x))),
@@ -338,6 +337,37 @@ class Twice(torch.autograd.Function):
 
 # Seen when the results of all examples are put together.
 OF_RESULTS = ("types", "structures", "shapes", "emitted")
+
+
+OPERATORS = [f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")]
+OPERATORS += ["iand", "ior", "ixor"]
+METHODS = [name for name in dir(Tensor) if name.endswith("_") and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool], ids=str)
+def test_no_tensor_is_changed_in_place_by_a_recorded_value(dtype: torch.dtype) -> None:
+    one, other = torch.tensor([1, 0, 1]).to(dtype), torch.tensor([1, 1, 1]).to(dtype)
+    functions = {name: getattr(operator, name) for name in OPERATORS}
+    functions |= {name: getattr(Tensor, name) for name in METHODS}
+    works, refused = list[str](), list[str]()
+
+    def forward(m: Any, x: Any) -> Any:
+        value = m.part(x)
+        given = (value > -math.inf) if dtype == torch.bool else value.to(dtype) * 0 + 1
+        for name in works:
+            changed = one.clone()
+            with pytest.raises(RuntimeError, match="in place|not a storage"):
+                functions[name](changed, given)
+            assert torch.equal(changed, one)
+            refused.append(name)
+        return value
+
+    for name, function in functions.items():
+        with contextlib.suppress(Exception):
+            function(one.clone(), other.clone())
+            works.append(name)
+    model_of(forward, part=nn.Linear(3, 3))(ROWS[:1])
+    assert refused == works and len(works) > 10
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")

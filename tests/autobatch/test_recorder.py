@@ -60,7 +60,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "comparisons": lambda x: ((x > 0) & ~(x < 1) | (x != 0.5) ^ (x >= 0)).sum() + 0 * x.sum(),
     "lists of lists": lambda x: torch.stack([torch.cat([x, x]), torch.cat((x, 1 - x))]).sum(),
     "results": lambda x: sum(part.sum() * k for k, part in enumerate(x.chunk(4))) + x.max(0)[0],
-    "unused": lambda x: (x.unbind(), x.exp().exp().exp(), x.sum())[-1],
+    "unused": lambda x: (x.unbind(), (1e6 * abs(x)).exp(), x.sum())[-1],  # an infinite derivative
     "negative": lambda x: (-x + +x + abs(x) + x.__neg__() + (x @ x)).sum(),
 }
 

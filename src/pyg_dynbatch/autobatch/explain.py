@@ -133,13 +133,13 @@ def explain(session: Session, examples: int) -> Explanation:
     )
 
 
-# What a call costs by itself, and what recording it, each operation of a step, each step and each
-# flush cost, in microseconds: measured by benchmarks.autobatch on an AMD EPYC, one thread.
-_INFERENCE, _TRAINING = (3.5, 2.0, 8.0, 14.0, 230.0), (18.0, 2.0, 26.0, 45.0, 300.0)
+# What a call of the loop costs, and what a recorded call, an operation of a step, a step, a flush
+# and a batch cost, in microseconds: fitted to the seven models of benchmarks/RESULTS.md.
+_INFERENCE, _TRAINING = (3.4, 2.7, 4.4, 53.0, 245.0, 680.0), (12.0, 3.4, 23.0, 83.0, 273.0, 860.0)
 
 
 def _is_slower(session: Session, operations: Sequence[Operation]) -> bool:
-    """Whether the plain loop is probably faster: loops and whole cells never lose, others may."""
+    """Whether the plain loop may be faster; not said of models with loops and whole cells."""
     costs = _TRAINING if session.grad else _INFERENCE
     called = {op.name for op in operations}
     sites = [s for s in session.table.sites if s.signature and s.signature.name in called]
@@ -147,7 +147,7 @@ def _is_slower(session: Session, operations: Sequence[Operation]) -> bool:
         return False
     steps = [len(part.steps) for part in session.parts if isinstance(part, Steps)]
     calls, made = sum(op.calls for op in operations), sum(op.steps for op in operations)
-    counts = calls, made, sum(steps), session.flushes
+    counts = calls, made, sum(steps), session.flushes, 1
     batched = sum(cost * count for cost, count in zip(costs[1:], counts, strict=True))
     return batched > costs[0] * calls
 
@@ -163,7 +163,7 @@ def _remarks(
         )
     if operations and _is_slower(session, operations):
         remarks.append(
-            f"{examples} examples are probably faster one by one, model(examples, batch=False); "
+            f"{examples} examples may be faster one by one, model(examples, batch=False); "
             "larger batches, submodules that take tensors only, or while_loop and cond instead of "
             "reads make the batch worth it"
         )

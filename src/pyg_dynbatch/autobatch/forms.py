@@ -352,7 +352,7 @@ class _Trial(NamedTuple):
 def _form(trial: _Trial, name: str, where: str) -> tuple[str, Form]:
     given = trial.given
     if trial.fast():
-        return "fast", given.call.always or given.call.fast
+        return "fast", given.call.fast
     if trial.direct():
         return "direct", given.call
     if trial.expanded():

@@ -7,7 +7,6 @@ of a table, and without calls on which no result depends.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
@@ -80,11 +79,10 @@ class Body(Session):
             arguments: Makes its arguments.
             leaves: Checks its result, and lists the tensors in it.
         """
-        body, known = cls(operands, owner), operands.session.table.functions
-        code, watch = getattr(function, "__code__", type(function)), body.table.watch
+        body = cls(operands, owner)
         ACTIVE.session = body
         try:
-            with nullcontext() if code in known else watch.unchanged(body.example):
+            with body.table.watch.unchanged(body.example):
                 found = leaves(function(*arguments(body)))
                 numbers = tuple(as_row(body, leaf)._number for leaf in found)
         except NeedsPython as error:
@@ -94,7 +92,6 @@ class Body(Session):
         finally:
             ACTIVE.session = operands.session
             body.inputs.clear()  # which refer to the session
-        known.add(code)
         body.code = body.new_code().tolist()
         return body, numbers
 

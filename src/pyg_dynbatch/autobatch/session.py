@@ -629,7 +629,7 @@ class Session(Recorder):
         """Copy the content of a value that has been computed to the host."""
         row = int(self.values.row[self.values.value[value._number]])
         with torch.set_grad_enabled(self.grad):  # rows are written with their gradients
-            self.content[value._number] = self.run.peek_row(value._kind, row).tolist()
+            (self.content[value._number],) = self.run.peek(value._kind, (row, 1)).tolist()
 
     def fetch(self, values: Sequence[Lazy]) -> None:
         """Copy the content of computed values to the host, all of one row type at once."""

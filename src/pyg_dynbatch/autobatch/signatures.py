@@ -149,7 +149,6 @@ class Table:
         self.like: dict[tuple[torch.Size, torch.dtype], Site] = {}  # the same
         self.engine = Engine(Operations()).float()  # whose rows have the dtypes of their types
         self.opened: dict[nn.Module, tuple[str, str]] = {}  # where first, and why
-        self.functions = set[Any]()  # of loops and branches, which change nothing of the model
         self.watch = Watch(self.modules)
         self.names = Counter[str]()  # how many more operations have a name than one
         self._recorded = Sites()
@@ -366,11 +365,6 @@ class _Call:
     def has_fast(self) -> bool:
         """Return whether there is a known batched form."""
         return self._form() is not None
-
-    @property
-    def always(self) -> Any:
-        """The known batched form if it is the same at each call, without parameters."""
-        return None if self.spec.no_grad or self.has_shared() else self._form()
 
     def _form(self) -> Any:
         args, kwargs = (self._resolved(part) for part in self.spec.template)

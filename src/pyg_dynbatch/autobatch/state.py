@@ -248,6 +248,7 @@ class Watch:
             self.held += [_Held(prefix, part._buffers)] if part._buffers else []
             self.parameters += [_Held(prefix, part._parameters)] if part._parameters else []
         self.every = [*self.held, *self.parameters, *others]
+        self.whole = Snapshot()  # of all these
         self.parts = {path: Part(path, part) for path, part in modules.items()}
         self.called = set[Part]()  # by recorded calls
         self.waiting: set[int] = set()  # examples that wait for values
@@ -301,17 +302,27 @@ class Watch:
 
     @contextmanager
     def unchanged(self, example: int | None) -> Iterator[None]:
-        """Raise NeedsPython if anything changes inside, where calls are recorded."""
+        """Raise NeedsPython if anything changes inside, where calls are recorded.
+
+        Not noticed are changes of parameters in place, which :meth:`check` finds before a flush.
+        """
         with unseen():
             self.turn_ends(example)
-            self._note_parameters(example)
-            before = [(held, held.changed(), held.seen, held.marks.copy()) for held in self.every]
+            if not self.whole.same():
+                for held in self.every:
+                    held.changed()
+                self.whole.take(tuple(held.current for held in self.every), (), ())
+            marks = {held: held.marks.copy() for held in self.held if held.marks}
+            seen = [held.seen for held in self.every]
         yield
-        for held, _, seen, marks in before:
-            with unseen():
+        with unseen():
+            changed = [name for held in marks for name in held.changed()]
+            if self.whole.same() and not changed:
+                return
+            for held, before in zip(self.every, seen, strict=True):
                 held.changed()
-            if names := held.differing(seen, marks):
-                raise NeedsPython(f"it changes {held.prefix + names[0]!r} of the model")
+                if names := held.differing(before, marks.get(held, held.marks)):
+                    raise NeedsPython(f"it changes {held.prefix + names[0]!r} of the model")
 
     def kept(self) -> list[Lazy]:
         """List the recorded values that attributes, buffers and parameters of the model hold."""

@@ -420,16 +420,11 @@ class Run:
         self.pending.append(Write(buffer, buffer.rows, (rows,)))
         buffer.grow(buffer.rows + rows.size(0))
 
-    def peek(self, number: int, rows: Tensor) -> Tensor:
+    def peek(self, number: int, rows: Pick) -> Tensor:
         """Return rows of a buffer without gradients."""
-        self._exchange([])
-        return self.buffers[number].take(rows)[0]
-
-    def peek_row(self, number: int, row: int) -> Tensor:
-        """Return one row of a buffer without gradients."""
         if self.pending:
             self._exchange([])
-        return self.buffers[number].parts[0][row]
+        return self.buffers[number].take(rows)[0]
 
     def outputs(self) -> dict[str, Any]:
         """Read all outputs."""
