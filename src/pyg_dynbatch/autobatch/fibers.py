@@ -29,41 +29,49 @@ def run_examples(
             session.turn(number)
             results.append(function(example))
         return results
-    hub, results = getcurrent(), [None] * len(examples)
-    wanted: list[Lazy] = []
+    hub, results, todo = getcurrent(), [None] * len(examples), iter(enumerate(examples))
+    watch, wanted, running = session.table.watch, list[Lazy](), list[Any]()
 
     def suspend(value: Lazy) -> None:
         number: Any = session.example
-        grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(session.grad)  # not for other examples
+        is_switched = torch.is_grad_enabled() is not session.grad
+        if is_switched:  # not for other examples
+            torch._C._set_grad_enabled(session.grad)
         wanted.append(value)
         hub.switch()
+        watch.waiting.discard(number)
         session.turn(number)
-        torch._C._set_grad_enabled(grad)
+        if is_switched:
+            torch._C._set_grad_enabled(not session.grad)
 
-    def turn(number: int, fiber: Any, *given: Any) -> None:
-        results[number] = fiber.switch(*given)
-        watch = session.table.watch
-        (watch.waiting.discard if fiber.dead else watch.waiting.add)(number)
-        watch.turn_ends(number)
+    def work() -> None:
+        """Run examples until one waits; when that one has finished, go on with others."""
+        for number, example in todo:
+            session.turn(number)
+            results[number] = function(example)
+            watch.turn_ends(number)
+
+    def go_on(fiber: Any) -> None:
+        fiber.switch()
+        if not fiber.dead:
+            number: Any = session.example
+            watch.waiting.add(number)
+            watch.turn_ends(number)
 
     session.suspend = suspend
-    running = []
     try:
-        for number, example in enumerate(examples):
-            session.turn(number)
-            fiber = greenlet(function)
-            running.append((number, fiber))
-            turn(number, fiber, example)
-        while running := [(number, fiber) for number, fiber in running if not fiber.dead]:
+        while not (running and running[-1].dead):
+            running.append(greenlet(work))
+            go_on(running[-1])
+        while running := [fiber for fiber in running if not fiber.dead]:
             session.flush(needed=[value._number for value in wanted])
             session.fetch(wanted)
             wanted.clear()
-            for number, fiber in running:
-                turn(number, fiber)
+            for fiber in running:
+                go_on(fiber)
     finally:
         session.suspend = None
-        for _, fiber in running:
+        for fiber in running:
             if not fiber.dead:
                 fiber.throw()
     return results

@@ -253,4 +253,6 @@ recorder.setup(
     no_session=_no_session,
     answer=_answer,
     operators=tuple(getattr(torch.Tensor, name, None) for name in SPECIAL),
+    zero=0,
+    is_wrapped=torch._C._functorch.is_functorch_wrapped_tensor,
 )

@@ -510,15 +510,15 @@ def _release(kinds: Iterable[type]) -> None:
 
 def _collect(session: Session, results: list[Any]) -> tuple[list[Column], Any]:
     """Collect the leaves of all results; also return their structure."""
-    flat = _flattened(results)
+    found, structure = _columns_of(results)
     what = "autobatch: examples return tensors of different shapes or dtypes"
     columns = [
         _lazy_column(session, column, what, range(len(column)))
         if any(isinstance(leaf, Lazy | Tensor) for leaf in column)
-        else list(column)
-        for column in zip(*(leaves for leaves, _ in flat), strict=True)
+        else column
+        for column in found
     ]
-    return columns, flat[0][1]
+    return columns, structure
 
 
 def _emitted(session: Session) -> dict[str, tuple[Column, list[int]]]:
@@ -528,13 +528,13 @@ def _emitted(session: Session) -> dict[str, tuple[Column, list[int]]]:
         order = sorted(range(len(examples)), key=examples.__getitem__)
         examples = [examples[n] for n in order]
         what = f"autobatch.emit: values of {name!r} differ in shape or dtype"
-        column = _lazy_column(session, tuple(values[n] for n in order), what, examples)
+        column = _lazy_column(session, [values[n] for n in order], what, examples)
         found[name] = column, examples
     return found
 
 
 def _lazy_column(
-    session: Session, column: tuple[Any, ...], what: str, examples: Sequence[int]
+    session: Session, column: Sequence[Any], what: str, examples: Sequence[int]
 ) -> tuple[int, list[int]]:
     values: list[Lazy] = []
     for leaf in column:
@@ -562,18 +562,27 @@ def _lazy_column(
     return values[0]._kind, [value._number for value in values]
 
 
-def _flattened(results: list[Any]) -> list[tuple[list[Any], Any]]:
-    flat = [tree_flatten(structured(x, f"example {n}")) for n, x in enumerate(results)]
-    for number, (_, spec) in enumerate(flat):
-        if spec != flat[0][1]:
-            what = "autobatch: examples return different structures"
-            hint = "autobatch.emit(name, value) collects any number of values per example"
-            raise mismatch(ValueError, what, flat[0][1], spec, where=f"example {number}", hint=hint)
-    return flat
+_LEAVES = {Lazy, Tensor, str, int, float, bool, type(None)}
+
+
+def _columns_of(results: list[Any]) -> tuple[list[list[Any]], Any]:
+    """Return the leaves of all results, one list per leaf of a result, and their structure."""
+    leaves, structure = tree_flatten(results)
+    if not {*map(type, leaves)} <= _LEAVES:
+        results = [structured(x, f"example {n}") for n, x in enumerate(results)]
+        leaves, structure = tree_flatten(results)
+    first = tree_flatten(results[0])[1]
+    if structure != tree_flatten(results[:1] * len(results))[1]:
+        specs = [tree_flatten(result)[1] for result in results]
+        number = next(n for n, spec in enumerate(specs) if spec != first)
+        what = "autobatch: examples return different structures"
+        hint = "autobatch.emit(name, value) collects any number of values per example"
+        got, where = specs[number], f"example {number}"
+        raise mismatch(ValueError, what, first, got, where=where, hint=hint)
+    return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
 
 
 def _stack(results: list[Any]) -> Any:
-    flat = _flattened(results)
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    stacked = [torch.stack(c) if isinstance(c[0], Tensor) else list(c) for c in columns]
-    return tree_unflatten(stacked, flat[0][1])
+    columns, structure = _columns_of(results)
+    stacked = [torch.stack(c) if isinstance(c[0], Tensor) else c for c in columns]
+    return tree_unflatten(stacked, structure)

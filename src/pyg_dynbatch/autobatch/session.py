@@ -20,7 +20,7 @@ from pyg_dynbatch.autobatch import lazy
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.operations import ROW
 from pyg_dynbatch.autobatch.plan import Part, Planner, run_plan
-from pyg_dynbatch.autobatch.recorder import Recorder
+from pyg_dynbatch.autobatch.recorder import Recorder, active_recorder
 from pyg_dynbatch.autobatch.signatures import NOTE, OPEN, Shared, Site, Spec, Table, mapped, name_of
 from pyg_dynbatch.autobatch.state import changed
 from pyg_dynbatch.core.engine import Run
@@ -129,6 +129,7 @@ class Session(Recorder):
         # Rows from outside that were met before, by identity, and numbers by their value;
         # with their versions, or copies where torch counts no changes.
         self.known: dict[int, tuple[Lazy, Tensor, int | Tensor]] = {}
+        self.like = table.like
         self.numbers: dict[torch.dtype, dict[Any, Lazy]] = {dtype: {} for dtype in _INTEGERS}
         self.belonging = self.shared
         self.unread: list[tuple[Tensor, int]] = []  # since the last flush, with their versions
@@ -597,10 +598,9 @@ class Session(Recorder):
 
     def value_of(self, value: Lazy) -> Any:
         """Return the content of a value as Python numbers, after a flush if there must be one."""
-        active = ACTIVE.session
-        if active is not self and active is not None:
-            return active.value_of(value)
-        if active is None or value._session is not self:
+        if (active := active_recorder()) is not self or value._session is not self:
+            if active is not self and active is not None:
+                return active.value_of(value)
             self.foreign(value)
         if self.failed:
             what = "autobatch: a value is read after an error of the batch"
@@ -609,8 +609,9 @@ class Session(Recorder):
             raise self._switched()
         if torch.is_inference_mode_enabled() is not self.inference:
             raise self._switched("inference mode")
-        if value._number not in self.content:
-            if value._number >= self.base or self.values.row[value._number] < 0:
+        number = value._number
+        if number not in self.content:
+            if number >= self.base or self.values.row[number] < 0:
                 if not self.can_run:
                     what = "autobatch: an example that is recorded ahead reads a value"
                     wanted = "calls that do not depend on values"
@@ -618,12 +619,12 @@ class Session(Recorder):
                     raise mismatch(RuntimeError, what, wanted, where=self.where(), hint=hint)
                 self.reads[self._line()] += 1
                 if self.suspend is None:
-                    self.flush(needed=[value._number])
+                    self.flush(needed=[number])
                 else:
                     self.suspend(value)
-            if value._number not in self.content:
+            if number not in self.content:
                 self._fetch_one(value)
-        return self.content[value._number]
+        return self.content[number]
 
     def _fetch_one(self, value: Lazy) -> None:
         """Copy the content of a value that has been computed to the host."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ from pyg_dynbatch.core import recording
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import Mismatch, mismatch
 from pyg_dynbatch.core.listing import NeedsPython
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature, row_type_of
+from pyg_dynbatch.core.operation import Function, Operations, Ragged, Signature, row_type_of
 from pyg_dynbatch.core.recording import CALL, INPUT, Sites
 from pyg_dynbatch.core.shadow import draw_rows, drawn_like, shadow, undisturbed
 from pyg_dynbatch.core.types import TensorType
@@ -322,7 +323,10 @@ class _Drawn(dict[str, Tensor]):
         return self[name]
 
 
-class _Call:
+_BUILT_IN = BuiltinFunctionType | MethodDescriptorType | WrapperDescriptorType
+
+
+class _Call(Function):
     """Call a target with rows and parameters in the places of its template."""
 
     def __init__(self, spec: Spec, module: nn.Module | None, tensors: dict[str, Tensor]) -> None:
@@ -353,6 +357,14 @@ class _Call:
         form = self.form[1]
         self.form = None if self.has_views else self.form  # they belong to a graph
         return form
+
+    def of_run(self, called: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return the function of torch, or its batched form, with the parameters of this run."""
+        if isinstance(self.target, nn.Module) or self.spec.no_grad or self.has_views:
+            return None
+        if called == self.fast:
+            return self._kept_form()
+        return self.target if self.plain and isinstance(self.target, _BUILT_IN) else None
 
     def expanded(self, *rows: Any) -> Any:
         """Call the target with one copy of each parameter among its arguments per row."""

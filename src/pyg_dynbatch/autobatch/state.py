@@ -86,8 +86,8 @@ def _code_of(part: nn.Module) -> Iterator[Any]:
 class _Held:
     """Attributes, buffers or parameters of a module, as they were when last looked at."""
 
-    def __init__(self, prefix: str, values: dict[str, Any]) -> None:
-        self.prefix, self.current = prefix, values
+    def __init__(self, prefix: str, values: dict[str, Any], outer: Snapshot) -> None:
+        self.prefix, self.current, self.outer = prefix, values, outer
         self.seen: dict[str, Any] = {}
         self.snapshot = Snapshot()  # of the same
         self.marks: dict[str, tuple[int, Any]] = {}  # of what can change without being replaced
@@ -118,6 +118,8 @@ class _Held:
                 names.append(name)
         self.touched.update(names)
         self.snapshot.take((now,), (), ())
+        if names:
+            self.outer.drop()
         return [self.prefix + name for name in names]
 
     def differing(self, seen: Mapping[str, Any], marks: Mapping[str, tuple[int, Any]]) -> list[str]:
@@ -240,13 +242,17 @@ class Watch:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.held, self.parameters, others = list[_Held](), list[_Held](), list[_Held]()
+        self.own = Snapshot()  # of `held`, of which some are marked
+        self.marked = self.held
         for path, part in modules.items():
             prefix = f"{path}." if path else ""
             is_own = not type(part).__module__.startswith("torch.")
-            (self.held if is_own else others).append(_Held(prefix, vars(part)))
-            others += [_Held(prefix, part._modules)] if part._modules else []
-            self.held += [_Held(prefix, part._buffers)] if part._buffers else []
-            self.parameters += [_Held(prefix, part._parameters)] if part._parameters else []
+            (self.held if is_own else others).append(_Held(prefix, vars(part), self.own))
+            others += [_Held(prefix, part._modules, self.own)] if part._modules else []
+            self.held += [_Held(prefix, part._buffers, self.own)] if part._buffers else []
+            self.parameters += (
+                [_Held(prefix, part._parameters, self.own)] if part._parameters else []
+            )
         self.every = [*self.held, *self.parameters, *others]
         self.whole = Snapshot()  # of all these
         self.parts = {path: Part(path, part) for path, part in modules.items()}
@@ -265,7 +271,14 @@ class Watch:
 
     def turn_ends(self, example: int | None) -> None:
         """Raise an error if an example changed again what others, which wait, may use."""
-        for name in (name for held in self.held for name in held.changed()):
+        unchanged = self.own.same()
+        names = [
+            name for held in (self.marked if unchanged else self.held) for name in held.changed()
+        ]
+        if not unchanged:
+            self.own.take(tuple(held.current for held in self.held), (), ())
+            self.marked = [held for held in self.held if held.marks]
+        for name in names:
             others = [each for each in self.waiting if each != example]
             if others and name in self.writers:
                 what = f"autobatch: examples that take turns share {name!r} of the model"

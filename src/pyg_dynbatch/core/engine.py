@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import (
+    Function,
     Operation,
     Operations,
     Ragged,
@@ -188,7 +189,15 @@ class Engine(nn.Module):
         return f"Engine({', '.join(s.name for s in self.operations.signatures)})"
 
 
-_Known = tuple[Operation, Callable[..., Any], list[tuple[tuple[int, ...], torch.dtype]]]
+class _Known(NamedTuple):
+    """What is called for a signature."""
+
+    operation: Operation
+    run: Callable[..., Any]
+    results: list[tuple[tuple[int, ...], torch.dtype]]  # if all rows are single tensors
+    is_function: bool  # whose arguments and results need not be checked
+
+
 """An operation, what is called, and the shape and dtype of each result if all are tensors."""
 
 
@@ -225,8 +234,8 @@ class Run:
         self.known: dict[RowType, Rows] = {}
         # The operations determine the row types that the schedule leaves open.
         row_types: dict[RowType, RowType] = {}
-        for number, (operation, _, _) in self.operations.items() if are_open else ():
-            sides = (signatures[number], operation.signature)
+        for number, known in self.operations.items() if are_open else ():
+            sides = (signatures[number], known.operation.signature)
             theirs, ours = (map(row_type_of, (*s.inputs, *s.outputs)) for s in sides)
             row_types.update(zip(theirs, ours, strict=True))
         for number, buffer in enumerate(self.buffers):
@@ -248,17 +257,22 @@ class Run:
         finally:
             current_run.reset(outer)
 
-    def _known_call(self, signature: Signature) -> "_Known":
+    def _known_call(self, signature: Signature) -> _Known:
         """Return what is called for a signature; it is looked up once per run."""
         known = self._by_signature.get(id(signature))
         if known is None or known[0] is not signature:
-            operation, results = self.engine.operation_of(signature), list[Any]()
+            operation = self.engine.operation_of(signature)
+            is_called = calls_only(operation, forward=Operation.forward)
+            call = operation.module if is_called else operation
+            results, function = list[Any](), None
             if operation.is_plain:
                 own: Any = operation.signature.outputs
                 results = [(part.shape, self.engine.working_dtype(part.dtype)) for part in own]
-            is_called = calls_only(operation, forward=Operation.forward)
-            call = operation.module if is_called else operation
-            known = signature, (operation, call, results)
+                owner = getattr(call, "__self__", call)
+                is_kept = [dtype for _, dtype in results] == [part.dtype for part in own]
+                function = owner.of_run(call) if is_kept and isinstance(owner, Function) else None
+            is_function = function is not None
+            known = signature, _Known(operation, function or call, results, is_function)
             self._by_signature[id(signature)] = known
         return known[1]
 
@@ -309,12 +323,17 @@ class Run:
         self, chain: Chain, given: Iterator[tuple[IndexSlice, Rows]], size: int, where: str
     ) -> list[Rows]:
         """Call the operations of a step on rows that were read; return what is written."""
-        made = list[Rows]()
+        made, arguments = list[Rows](), list[Any]()
         for number, numbers in chain.calls:
-            self.called, run, results = self.operations[number]
+            self.called, run, results, is_function = self.operations[number]
+            if is_function:
+                arguments = [(next(given)[1] if n < 0 else made[n])[0] for n in numbers]
+                found = _call(self.called, run, arguments, (), where)
+                made += [(row,) for row in found] if len(results) > 1 else [(found,)]
+                continue
             if results:  # arguments and results are single tensors
                 used = [next(given)[1] if n < 0 else made[n] for n in numbers]
-                arguments: list[Any] = [rows[0] for rows in used]
+                arguments = [rows[0] for rows in used]
             else:
                 used, arguments = [], []
                 for wanted, n in zip(self.called.signature.inputs, numbers, strict=True):
@@ -386,7 +405,7 @@ class Run:
     def touch_unused(self) -> None:
         """Call unused operations on zero rows: other ranks wait for all their gradients."""
         known = self.known
-        used = {self.operations[number][0] for number in self.schedule.operations}
+        used = {self.operations[number].operation for number in self.schedule.operations}
         no_row = self.schedule.index[:0]
         for operation in self.engine.operations:
             signature = operation.signature

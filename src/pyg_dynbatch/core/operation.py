@@ -105,6 +105,18 @@ def is_open(row_type: RowType) -> bool:
     return any(part.shape is None for part in parts_of(row_type))
 
 
+class Function:
+    """A callable that may stand for a function of torch."""
+
+    def of_run(self, called: Callable[..., Any]) -> Callable[..., Any] | None:
+        """Return what to call during one run in place of this, or of a method of it.
+
+        It changes no argument and returns what the signature says, which is not checked;
+        ``None`` if that is not known.
+        """
+        return None
+
+
 class Operation(nn.Module):
     """A module that is called on many rows at once, under one signature.
 

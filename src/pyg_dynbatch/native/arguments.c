@@ -73,3 +73,10 @@ int read_fields(const struct field *fields, int count, PyObject *const *args, Py
     }
     return 0;
 }
+
+PyObject *attribute_of(PyObject *owner, PyObject **name, const char *text)
+{
+    if (!*name && !(*name = PyUnicode_InternFromString(text)))
+        return NULL;
+    return PyObject_GetAttr(owner, *name);
+}

@@ -38,6 +38,9 @@ int read_arguments(PyObject *const *args, Py_ssize_t count, int wanted, int64_t 
 int read_fields(const struct field *fields, int count, PyObject *const *args, Py_ssize_t positional,
                 PyObject *names, void *into);
 
+/* An attribute; its name becomes an object at first. */
+PyObject *attribute_of(PyObject *owner, PyObject **name, const char *text);
+
 enum { INVALID = -2 }; /* what functions that check their arguments return */
 
 /* A function `native_name` of Python that fills `struct name` and returns what `name` returns, or

@@ -26,6 +26,7 @@ static const struct field fields_of_known[] = {
     FIELD(known, constants), FIELD(known, module), FIELD(known, like), FIELD(known, metadata),
     FIELD(known, grad_enabled), FIELD(known, autocast_enabled), FIELD(known, call_module),
     FIELD(known, no_session), FIELD(known, answer), FIELD(known, operators),
+    FIELD(known, zero), FIELD(known, is_wrapped),
 };
 
 /* A call that is being recorded. */
@@ -35,7 +36,7 @@ struct call {
     PyObject *objects[MOST_WORDS], *held[MOST_WORDS]; /* whose addresses are words; new references */
     uint64_t words[MOST_WORDS];
     int32_t reads[MOST_WORDS];
-    int args, kwargs, num_words, num_reads, num_objects, num_held;
+    int is_module, args, kwargs, num_words, num_reads, num_objects, num_held;
     PyObject *stopped; /* the argument of an unknown type */
 };
 
@@ -220,76 +221,145 @@ static int encode_slice(struct call *c, PyObject *slice)
 }
 
 /* The number of a parameter or buffer that was met before and is as it was, or -1. */
-static int64_t known_operand(const struct recorder *r, PyObject *tensor)
+static int64_t known_operand(const struct recorder *r, PyObject *tensor, PyObject *address)
 {
+    static PyObject *name;
     int64_t number = -1;
-    PyObject *address = PyLong_FromVoidPtr(tensor), *needs = NULL;
-    PyObject *found = address ? PyDict_GetItem(r->met, address) : NULL;
-    if (found && (needs = PyObject_GetAttrString(tensor, "requires_grad")) &&
+    PyObject *found = PyDict_GetItem(r->met, address), *needs = NULL;
+    if (found && (needs = attribute_of(tensor, &name, "requires_grad")) &&
         needs == PyTuple_GetItem(found, 1))
         number = PyLong_AsLongLong(PyTuple_GetItem(found, 0));
     Py_XDECREF(needs);
-    Py_XDECREF(address);
     return number;
 }
 
-static PyObject *attribute(PyObject *owner, PyObject **name, const char *text)
+/* What an attribute is, or what the method of that name returns, in `facts`. */
+enum { DTYPE, DIM, BASE, IS_CPU, ITEM, GRADIENT, INFERENCE, SHAPE, DEVICE, VERSION, STORAGE, RESIZABLE };
+static PyObject *fact_of(PyObject *tensor, int fact)
 {
-    if (!*name && !(*name = PyUnicode_InternFromString(text)))
-        return NULL;
-    return PyObject_GetAttr(owner, *name);
+    static PyObject *names[RESIZABLE + 1];
+    static const char *const texts[] = {"dtype", "dim", "_base", "is_cpu", "item", "requires_grad",
+                                        "is_inference", "shape", "device", "_version",
+                                        "untyped_storage", "resizable"};
+    PyObject *found = attribute_of(tensor, names + fact, texts[fact]), *method = found;
+    if (found && PyCallable_Check(method)) {
+        found = PyObject_CallNoArgs(method);
+        Py_DECREF(method);
+    }
+    return found;
+}
+
+static int fact_is(PyObject *tensor, int fact, PyObject *wanted)
+{
+    PyObject *found = fact_of(tensor, fact);
+    const int is = found ? found == wanted || PyObject_RichCompareBool(found, wanted, Py_EQ) : 0;
+    Py_XDECREF(found);
+    return is;
 }
 
 /* The value that stands for a number in a tensor and was met before, or NULL; numbers of the model
    itself are not looked up. */
-static PyObject *known_number(const struct recorder *r, PyObject *tensor)
+static PyObject *known_number(const struct recorder *r, PyObject *tensor, PyObject *address)
 {
-    static PyObject *dtype_, *dim_, *base_, *cpu_, *item_;
-    PyObject *found = NULL, *dtype = attribute(tensor, &dtype_, "dtype");
-    PyObject *numbers = dtype && r->numbers && r->belonging ? PyDict_GetItem(r->numbers, dtype) : NULL;
+    PyObject *dtype = fact_of(tensor, DTYPE), *found = NULL;
+    PyObject *numbers = dtype ? PyDict_GetItem(r->numbers, dtype) : NULL;
     Py_XDECREF(dtype);
-    if (!numbers)
+    if (!numbers || !fact_is(tensor, BASE, Py_None) || !fact_is(tensor, IS_CPU, Py_True) ||
+        !fact_is(tensor, DIM, known.zero) || PyDict_GetItem(r->belonging, address))
         return NULL;
-    PyObject *base = attribute(tensor, &base_, "_base"), *cpu = attribute(tensor, &cpu_, "is_cpu");
-    PyObject *method = attribute(tensor, &dim_, "dim");
-    PyObject *dim = method ? PyObject_CallNoArgs(method) : NULL;
-    if (base == Py_None && cpu == Py_True && dim && !PyLong_AsLong(dim)) {
-        PyObject *read = attribute(tensor, &item_, "item"), *address = PyLong_FromVoidPtr(tensor);
-        PyObject *number = read ? PyObject_CallNoArgs(read) : NULL;
-        if (number && address && !PyDict_GetItem(r->belonging, address))
-            found = PyDict_GetItem(numbers, number);
-        Py_XINCREF(found);
-        Py_XDECREF(read);
-        Py_XDECREF(address);
-        Py_XDECREF(number);
-    }
-    Py_XDECREF(base);
-    Py_XDECREF(cpu);
-    Py_XDECREF(method);
-    Py_XDECREF(dim);
+    PyObject *number = fact_of(tensor, ITEM);
+    if (number)
+        found = PyDict_GetItem(numbers, number);
+    Py_XINCREF(found);
+    Py_XDECREF(number);
     return found;
+}
+
+/* The value of a tensor from outside that was met before and is as it was, or NULL. */
+static PyObject *known_row(const struct recorder *r, PyObject *tensor, PyObject *address)
+{
+    PyObject *met = PyDict_GetItem(r->known, address), *found = NULL;
+    PyObject *version = met && PyLong_CheckExact(PyTuple_GetItem(met, 2)) ? PyTuple_GetItem(met, 2) : NULL;
+    if (version && fact_is(tensor, VERSION, version))
+        found = PyTuple_GetItem(met, 0);
+    Py_XINCREF(found);
+    return found;
+}
+
+/* Whether a tensor is one of the simple sort: on the device of the model, without gradients, and
+   of which torch counts the changes. */
+static int is_simple(const struct recorder *r, PyObject *tensor)
+{
+    if (!fact_is(tensor, BASE, Py_None) || !fact_is(tensor, GRADIENT, Py_False) ||
+        !fact_is(tensor, INFERENCE, Py_False) || !fact_is(tensor, DEVICE, r->device))
+        return 0;
+    PyObject *wrapped = PyObject_CallFunctionObjArgs(known.is_wrapped, tensor, NULL);
+    PyObject *storage = wrapped == Py_False ? fact_of(tensor, STORAGE) : NULL;
+    const int is = storage && fact_is(storage, RESIZABLE, Py_True);
+    Py_XDECREF(wrapped);
+    Py_XDECREF(storage);
+    return is;
+}
+
+/* Records a simple tensor of a known sort as a row from outside, as Session.outside_row does; NULL
+   for all others. */
+static PyObject *new_row(struct recorder *r, PyObject *tensor, PyObject *address)
+{
+    static PyObject *name;
+    if (PyDict_GetItem(r->known, address) || PyDict_GetItem(r->belonging, address) ||
+        !is_simple(r, tensor) || fact_is(tensor, DIM, known.zero))
+        return NULL;
+    PyObject *shape = fact_of(tensor, SHAPE), *dtype = fact_of(tensor, DTYPE), *value = NULL;
+    PyObject *version = fact_of(tensor, VERSION);
+    PyObject *key = shape && dtype ? PyTuple_Pack(2, shape, dtype) : NULL;
+    PyObject *object = key ? PyDict_GetItem(r->like, key) : NULL;
+    PyObject *rows = object ? PyDict_GetItem(r->outside, object) : NULL;
+    PyObject *kinds = rows ? attribute_of(object, &name, "kinds") : NULL;
+    PyObject *kind = kinds ? PyTuple_GetItem(kinds, 0) : NULL;
+    PyObject *next = kind ? PyDict_GetItem(r->next_row, kind) : NULL;
+    PyObject *note = next && version ? PyTuple_Pack(2, tensor, version) : NULL;
+    const int64_t site = note ? add_site(r->lookup, object) : FAILED_SITE;
+    if (site >= 0) {
+        const int32_t row = (int32_t)PyLong_AsLong(next);
+        PyObject *after = PyLong_FromLong(row + 1L), *met = NULL;
+        if (after && !PyDict_SetItem(r->next_row, kind, after) && !PyList_Append(rows, tensor) &&
+            !PyList_Append(r->unread, note))
+            value = append(r, r->lookup->sites + site, NULL, 0, &row, 1);
+        if (value && (!(met = PyTuple_Pack(3, value, tensor, version)) ||
+                      PyDict_SetItem(r->known, address, met)))
+            Py_CLEAR(value);
+        Py_XDECREF(after);
+        Py_XDECREF(met);
+    }
+    PyObject *const held[] = {shape, dtype, version, key, kinds, note};
+    for (int each = 0; each < COUNT(held); each++)
+        Py_XDECREF(held[each]);
+    return value;
 }
 
 /* A tensor is a row from outside, a parameter or buffer, or not recordable. */
 static int encode_tensor(struct call *c, PyObject *tensor, int depth)
 {
-    const int64_t number = known_operand(c->recorder, tensor);
-    if (number >= 0)
-        return push(c, SHARED, (uint64_t)number);
-    PyObject *known_value = depth ? NULL : known_number(c->recorder, tensor);
-    if (known_value) {
-        hold(c, known_value);
-        return encode_lazy(c, known_value);
+    struct recorder *const r = c->recorder;
+    PyObject *address = PyLong_FromVoidPtr(tensor), *row = NULL;
+    const int64_t number = address ? known_operand(r, tensor, address) : -1;
+    if (number < 0 && address && r->can_run && r->known && !(depth && c->is_module)) {
+        row = known_row(r, tensor, address);
+        row = row || PyErr_Occurred() ? row : known_number(r, tensor, address);
+        row = row || PyErr_Occurred() ? row : new_row(r, tensor, address);
     }
+    Py_XDECREF(address);
     if (PyErr_Occurred())
         return FAILED;
-    PyObject *found = PyObject_CallMethod((PyObject *)c->recorder, "operand_of", "OOi", tensor,
-                                          c->target, depth);
-    if (hold(c, found) != RECORDED)
+    if (number >= 0)
+        return push(c, SHARED, (uint64_t)number);
+    if (!row)
+        row = PyObject_CallMethod((PyObject *)r, "operand_of", "OOi", tensor, c->target, depth);
+    if (hold(c, row) != RECORDED)
         return FAILED;
-    if ((PyObject *)Py_TYPE(found) == known.lazy)
-        return encode_lazy(c, found);
-    return found == Py_None ? UNRECORDABLE : push(c, SHARED, PyLong_AsUnsignedLongLong(found));
+    if ((PyObject *)Py_TYPE(row) == known.lazy)
+        return encode_lazy(c, row);
+    return row == Py_None ? UNRECORDABLE : push(c, SHARED, PyLong_AsUnsignedLongLong(row));
 }
 
 static int encode(struct call *c, PyObject *argument, int depth)
@@ -366,12 +436,12 @@ PyObject *not_recorded(void)
 }
 
 /* Lets Python record a call that has arguments of other types. */
-static PyObject *record_otherwise(struct call *c, int is_module)
+static PyObject *record_otherwise(struct call *c)
 {
     struct lookup *const l = c->recorder->lookup;
     const uint64_t words[] = {OPAQUE, (uint64_t)(uintptr_t)c->target,
                               c->stopped ? (uint64_t)(uintptr_t)Py_TYPE(c->stopped) : 0};
-    const int is_object = is_module && c->stopped && !PyTuple_Check(c->stopped) &&
+    const int is_object = c->is_module && c->stopped && !PyTuple_Check(c->stopped) &&
                           !PyDict_Check(c->stopped);
     struct entry *entry = is_object ? find_entry(l, words, COUNT(words)) : NULL;
     if (entry && entry->words)
@@ -386,7 +456,7 @@ static PyObject *record_otherwise(struct call *c, int is_module)
     return found;
 }
 
-static PyObject *record_encoded(struct call *c, int is_module)
+static PyObject *record_encoded(struct call *c)
 {
     struct lookup *const l = c->recorder->lookup;
     struct entry *entry = find_entry(l, c->words, c->num_words);
@@ -394,7 +464,7 @@ static PyObject *record_encoded(struct call *c, int is_module)
     if (entry && entry->words)
         site = entry->site;
     else {
-        if (!c->num_reads && is_module)
+        if (!c->num_reads && c->is_module)
             return not_recorded();
         PyObject *found = ask(c, "find");
         if (!found || found == Py_NotImplemented)
@@ -420,16 +490,16 @@ static PyObject *record_encoded(struct call *c, int is_module)
     return append(c->recorder, l->sites + site, c->reads, c->num_reads, c->reads, c->num_reads);
 }
 
-static PyObject *record_call(struct call *c, int is_module)
+static PyObject *record_call(struct call *c)
 {
     PyObject *result = NULL;
     c->num_words = c->num_reads = c->num_objects = c->num_held = 0;
     c->stopped = NULL;
     const int found = encode_call(c);
     if (found == RECORDED)
-        result = record_encoded(c, is_module);
+        result = record_encoded(c);
     else if (found != FAILED)
-        result = record_otherwise(c, is_module);
+        result = record_otherwise(c);
     while (c->num_held)
         Py_DECREF(c->held[--c->num_held]);
     return result;
@@ -463,7 +533,8 @@ PyObject *record_tuple(PyObject *recorder, PyObject *target, PyObject *args, PyO
         c.names[c.kwargs] = name;
         c.given[c.args + c.kwargs++] = value;
     }
-    return record_call(&c, PyObject_IsInstance(target, known.module) == 1);
+    c.is_module = PyObject_IsInstance(target, known.module) == 1;
+    return record_call(&c);
 }
 
 PyObject *record_operator(PyObject *target, PyObject *left, PyObject *right)
@@ -477,7 +548,8 @@ PyObject *record_operator(PyObject *target, PyObject *left, PyObject *right)
     c.kwargs = 0;
     c.given[0] = left;
     c.given[1] = right;
-    return record_call(&c, 0);
+    c.is_module = 0;
+    return record_call(&c);
 }
 
 /* The recorder: `Session` of Python is derived from it. */
@@ -615,8 +687,10 @@ static void free_recorder(PyObject *self)
     Py_CLEAR(r->root);
     Py_CLEAR(r->refused);
     Py_CLEAR(r->met);
-    Py_CLEAR(r->numbers);
-    Py_CLEAR(r->belonging);
+    PyObject **const held[] = {&r->numbers, &r->belonging, &r->known, &r->like, &r->outside,
+                               &r->next_row, &r->unread, &r->device};
+    for (int each = 0; each < COUNT(held); each++)
+        Py_CLEAR(*held[each]);
     free(r->code);
     free(r->place);
     free(r->flags);
@@ -632,6 +706,13 @@ static PyMemberDef members_of_recorder[] = {
     {"root", T_OBJECT, offsetof(struct recorder, root), READONLY, NULL},
     {"numbers", T_OBJECT, offsetof(struct recorder, numbers), 0, NULL},
     {"belonging", T_OBJECT, offsetof(struct recorder, belonging), 0, NULL},
+    {"known", T_OBJECT, offsetof(struct recorder, known), 0, NULL},
+    {"like", T_OBJECT, offsetof(struct recorder, like), 0, NULL},
+    {"outside", T_OBJECT, offsetof(struct recorder, outside), 0, NULL},
+    {"next_row", T_OBJECT, offsetof(struct recorder, next_row), 0, NULL},
+    {"unread", T_OBJECT, offsetof(struct recorder, unread), 0, NULL},
+    {"device", T_OBJECT, offsetof(struct recorder, device), 0, NULL},
+    {"can_run", T_BOOL, offsetof(struct recorder, can_run), 0, NULL},
     {"met", T_OBJECT, offsetof(struct recorder, met), READONLY, NULL},
     {"refused", T_OBJECT, offsetof(struct recorder, refused), 0, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -726,7 +807,8 @@ static NOINLINE PyObject *record_module(PyObject *module, PyObject *const *args,
         c.given[each] = args[each];
     for (Py_ssize_t each = 0; each < num_names; each++)
         c.names[each] = PyTuple_GetItem(names, each);
-    return record_call(&c, 1);
+    c.is_module = 1;
+    return record_call(&c);
 }
 
 /* `__call__` of modules while models are recorded. */

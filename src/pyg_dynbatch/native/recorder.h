@@ -12,6 +12,7 @@ enum { OPEN = -1, FAILED_SITE = -2 }; /* in place of the number of a site */
 struct known {
     PyObject *lazy, *tensor, *parameter, *size, *constants, *module, *like, *metadata;
     PyObject *grad_enabled, *autocast_enabled, *call_module, *no_session, *answer, *operators;
+    PyObject *zero, *is_wrapped;
 };
 extern struct known known;
 
@@ -53,12 +54,14 @@ struct recorder {
     struct lookup *lookup;
     PyObject *root, *refused; /* the argument that could not be recorded last */
     PyObject *numbers, *belonging; /* values by dtype and number; names of parameters by address */
+    /* Rows from outside, as Session has them; NULL if this records none. */
+    PyObject *known, *like, *outside, *next_row, *unread, *device;
     PyObject *met; /* by address: the number of a parameter, and if it needs gradients */
     int32_t *code, *place;    /* since the last flush; where records begin: the line of the user */
     int64_t size, room, base; /* of `code`, and how many integers were before */
     uint8_t *flags, *alive;   /* of each value: NEEDS_GRAD, and how many objects stand for it */
     int64_t flags_room;
-    char grad, autocast;
+    char grad, autocast, can_run;
 };
 
 /* Returns an array with room for `wanted` items, or NULL with an exception set. */

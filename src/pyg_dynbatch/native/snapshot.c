@@ -52,9 +52,10 @@ static int visit(struct snapshot *s, int is_taking)
         else if (s->sizes[dicts + each] != size)
             return 0;
     }
+    static PyObject *names[2];
     for (int64_t each = 0; each < 2 * tensors; each++, at++) {
-        PyObject *value = PyObject_GetAttrString(PyTuple_GetItem(s->tensors, each / 2),
-                                                 each % 2 ? "dtype" : "requires_grad");
+        PyObject *value = attribute_of(PyTuple_GetItem(s->tensors, each / 2), names + each % 2,
+                                       each % 2 ? "dtype" : "requires_grad");
         if (!value)
             return -1;
         if (is_taking)
