@@ -24,14 +24,62 @@ from tests.autobatch.test_autobatch import Wrap, check
 X = [*torch.randn(3, 4, generator=torch.Generator().manual_seed(0))]
 
 
+def of_inference_mode() -> Tensor:
+    with torch.inference_mode():
+        return torch.linspace(0, 1, 4)
+
+
+OUTSIDE: dict[str, Callable[[], Tensor]] = {
+    "plain": lambda: torch.linspace(-1, 1, 4),
+    "view": lambda: torch.eye(4)[1],
+    "strided": lambda: torch.eye(4)[:, 2],
+    "expanded": lambda: torch.ones(1).expand(4),
+    "matrix": lambda: torch.eye(4),
+    "number": lambda: torch.tensor(2.5),
+    "integer": lambda: torch.tensor(3),
+    "integers": lambda: torch.tensor([1, 2, 3, 4]),
+    "booleans": lambda: torch.tensor([True, False, True, True]),
+    "double": lambda: torch.ones(4, dtype=torch.float64),
+    "trained": lambda: torch.ones(4, requires_grad=True),
+    "result": lambda: torch.ones(4, requires_grad=True).exp(),
+    "of NumPy": lambda: torch.from_numpy(np.linspace(0, 1, 4)),
+    "of inference mode": of_inference_mode,
+}
+"""Tensors that a model does not compute."""
+
+
+class Outside(nn.Module):
+    """Uses tensors of all kinds that it is given, or makes."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__()
+        self.part, self.kinds = nn.Linear(4, 4), kinds or tuple(OUTSIDE)
+
+    def forward(self, given: dict[str, Tensor]) -> Any:
+        y = self.part(OUTSIDE["plain"]())
+        for kind in self.kinds:
+            made = OUTSIDE[kind]()
+            y = y + (given[kind] * y).sum() / 9 + (torch.stack([made, made])[1] * y).sum() / 9
+            y = y - (y @ made if kind == "plain" else y * made).sum() / 9
+        return y.sum()
+
+
+def outside(number: int) -> list[dict[str, Tensor]]:
+    """Return examples; the first two share their tensors."""
+    found = [{kind: make() for kind, make in OUTSIDE.items()} for _ in range(number)]
+    return [*found[:1], *found]
+
+
 def digest(seeds: range) -> str:
-    """Return the digest of all records of random programs."""
+    """Return the digest of all records of random programs, and of tensors from outside."""
     found = hashlib.sha256()
     for seed in seeds:
         torch.manual_seed(seed)
-        session = autobatch(Random().double())._batched(examples(seed, 3, 30))[1]
-        found.update(session.past[: session.base].tobytes())
-        found.update(repr(session.table.recorded.signatures).encode())
+        models = (Random().double(), examples(seed, 3, 30)), (Outside(), outside(3))
+        for model, given in models if seed else models[1:]:
+            session = autobatch(model)._batched(given)[1]
+            found.update(session.past[: session.base].tobytes())
+            found.update(repr(session.table.recorded.signatures).encode())
     return found.hexdigest()
 
 
@@ -72,6 +120,40 @@ def test_calls_of_all_kinds(name: str) -> None:
         Wrap(lambda m, x: function(m.part(x)), part=nn.Linear(4, 4)).double(),
         [x.double() for x in X],
     )
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_tensors_from_outside(kind: str) -> None:
+    model, given = autobatch(Outside(kind)), [outside(3) for _ in range(2)]
+    with torch.set_grad_enabled(kind != "of inference mode"):  # those cannot be saved
+        results = [model(given[way], batch=way == 0) for way in range(2)]
+    torch.testing.assert_close(*results)
+    if results[1].requires_grad:
+        leaves = [[e[kind] for e in part[1:] if e[kind].is_leaf] for part in given]
+        trained = [[*model.parameters(), *(x for x in part if x.requires_grad)] for part in leaves]
+        pairs = zip(results, trained, strict=True)
+        torch.testing.assert_close(*[torch.autograd.grad(r.sum(), given) for r, given in pairs])
+
+
+@pytest.mark.parametrize("kind", sorted(OUTSIDE.keys() - {"expanded"}))
+def test_tensors_from_outside_are_used_as_they_were(kind: str) -> None:
+    def run(m: Any, given: dict[str, Tensor]) -> Any:
+        y = m.part(OUTSIDE["plain"]())
+        y = y + (given[kind] * y).sum() + given[kind].sum()
+        with torch.inference_mode(kind == "of inference mode"):
+            changed: Any = given[kind].detach()
+            changed = changed.numpy() if kind == "of NumPy" else changed
+            changed[...] = 0
+        return (y * given[kind]).sum()
+
+    model = autobatch(Wrap(run, part=nn.Linear(4, 4)))
+    with torch.no_grad():
+        if kind in ("of NumPy", "of inference mode", "integer"):  # the first two uncounted: copied
+            wanted = model(outside(2)[1:], batch=False)
+            torch.testing.assert_close(model(outside(2)[1:]), wanted)
+            return
+        with pytest.raises(RuntimeError, match="changed in place after the model had used it"):
+            model(outside(2)[1:])
 
 
 class Deciding(nn.Module):

@@ -135,7 +135,7 @@ def explain(session: Session, examples: int) -> Explanation:
 
 # What a call of the loop costs, and what a recorded call, an operation of a step, a step, a flush
 # and a batch cost, in microseconds: fitted to the seven models of benchmarks/RESULTS.md.
-_INFERENCE, _TRAINING = (3.4, 2.7, 4.4, 53.0, 245.0, 680.0), (12.0, 3.4, 23.0, 83.0, 273.0, 860.0)
+_INFERENCE, _TRAINING = (4.1, 2.2, 6.0, 50.0, 204.0, 457.0), (11.0, 2.7, 27.5, 68.0, 231.0, 654.0)
 
 
 def _is_slower(session: Session, operations: Sequence[Operation]) -> bool:

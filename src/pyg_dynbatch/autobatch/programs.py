@@ -147,25 +147,76 @@ def type_of(value: Any) -> TensorType | None:
 _LEAF = tree_flatten(0)[1]
 
 
+NODES: dict[type, Callable[[Any], tuple[Any, Any]]] = {}
+"""Of classes of objects with one leaf: returns that leaf, and what makes the object of one."""
+_STRUCTURES: dict[Any, Any] = {}  # by their forms
+_NESTED: dict[int, Any] = {}  # and the other way round
+
+
 def flattened(value: Any) -> tuple[list[Any], Any]:
     """List the tensors in a value; also return its structure."""
-    return ([value], _LEAF) if type(value) in (Lazy, Tensor) else tree_flatten(value)
+    leaves = list[Any]()
+    form = _form_of(value, leaves)
+    if form is None:
+        return leaves, _LEAF
+    if form is _OTHER:
+        return tree_flatten(value)
+    if form not in _STRUCTURES:
+        if len(_STRUCTURES) > 1000:
+            _STRUCTURES.clear()
+            _NESTED.clear()
+        structure = _STRUCTURES[form] = tree_flatten(value)[1]
+        _NESTED[id(structure)] = form
+    return leaves, _STRUCTURES[form]
+
+
+_OTHER = object()
+
+
+def _form_of(value: Any, leaves: list[Any]) -> Any:
+    """List the leaves of nested tuples of tensors and nodes; return how they are nested."""
+    kind = type(value)
+    if kind is Lazy or kind is Tensor:
+        leaves.append(value)
+        return None
+    if kind is tuple:
+        form = tuple([_form_of(item, leaves) for item in value])
+        return _OTHER if _OTHER in form else form
+    if kind not in NODES:
+        return _OTHER
+    leaf, form = NODES[kind](value)
+    leaves.append(leaf)
+    return form
 
 
 def unflattened(leaves: Sequence[Any], structure: Any) -> Any:
     """Return the value of a structure."""
-    return leaves[0] if structure is _LEAF else tree_unflatten(leaves, structure)
+    if structure is _LEAF:
+        return leaves[0]
+    form = _NESTED.get(id(structure), _OTHER)
+    return tree_unflatten(leaves, structure) if form is _OTHER else _filled(form, iter(leaves))
+
+
+def _filled(form: Any, leaves: Iterator[Any]) -> Any:
+    if form is None:
+        return next(leaves)
+    if type(form) is tuple:
+        return tuple([_filled(part, leaves) for part in form])
+    return form(next(leaves))
 
 
 def as_row(session: Session, value: Any) -> Lazy:
     """Return a tensor, a parameter or a value of an enclosing session as a value of a session."""
     if type(value) is Lazy:
         return value if value._session is session else session.foreign(value)
+    row: Lazy = session.row_of(value)
+    if row is not None:
+        return row
     with unseen():
         if session.shared_of(value) is None:
             return session.outside_row(value)
         anyone = session.outside_row(torch.tensor(0, device=session.device))
-    row: Lazy = session.call(_repeated, (value, anyone))
+    row = session.call(_repeated, (value, anyone))
     return row
 
 

@@ -105,6 +105,9 @@ class Recorder:
         made = [_known["lazy"](self, self.base + begin + n, kind) for n, kind in enumerate(kinds)]
         return made[0] if build is None else build(made)
 
+    def row_of(self, tensor: torch.Tensor) -> Any:
+        """Return the value of a tensor from outside, or None if :class:`Session` has to see."""
+
     def extend(self, code: Any) -> None:
         """Append records that need no gradient."""
         self._code.frombytes(memoryview(code).tobytes())

@@ -5,7 +5,7 @@ type that were pushed during a run are in one :class:`_Arena`, which knows the r
 are never changed, so that old stacks stay as they were, and nothing is copied.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch.utils._pytree import GetAttrKey, register_pytree_node
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.programs import (
+    NODES,
     as_row,
     flattened,
     own_form,
@@ -77,18 +78,20 @@ class Stack:
         (tensor(2.), tensor(1.), 1, 2)
     """
 
-    __slots__ = ("_device", "_structure", "_top", "_types")
+    __slots__ = ("_form", "_top")
 
     def __init__(self, like: Any) -> None:
-        leaves, self._structure = flattened(like)
+        leaves, structure = flattened(like)
         types: Any = tuple(map(type_of, leaves))
         if not leaves or None in types:
             got = ", ".join(map(describe_value, leaves)) or "an empty structure"
             what, hint = "autobatch.Stack: not a tensor", "such as Stack(torch.zeros(3))"
             wanted = "a tensor, or a structure of tensors, like those on the stack"
             raise mismatch(TypeError, what, wanted, got, where=_where(), hint=hint)
-        self._types: Types = types
-        self._device: torch.device = leaves[0].device
+        form = _Form(types, structure, leaves[0].device)
+        if len(_KNOWN) > 1000:
+            _KNOWN.clear()
+        self._form = _KNOWN.setdefault(form, form)
         self._top: Node | Lazy = _EMPTY
 
     @classmethod
@@ -113,16 +116,17 @@ class Stack:
             return stack
         columns = zip(*map(stack._leaves, listed), strict=True)
         given = [[as_row(session, leaf) for leaf in column] for column in columns]
-        key = ("stack", stack._types)
-        return stack._at(record_own(session, key, lambda: _PushAll(stack._types), given)[0])
+        make, key = stack._own(_PushAll), ("stack", stack._form)
+        return stack._form(record_own(session, key, make, given)[0])
 
     def push(self, value: Any) -> "Stack":
         """Return a stack with one more value on top."""
         leaves = self._leaves(value)
         if (session := _session()) is None:
-            return self._at(Node(leaves, self._node()))
+            return self._form(Node(leaves, self._node()))
         given = [self._pointer(), *(as_row(session, leaf) for leaf in leaves)]
-        return self._at(record_own(session, ("push", self._types), self._own(_Push), given)[0])
+        key = "push", self._form
+        return self._form(record_own(session, key, self._own(_Push), given)[0])
 
     def pop(self) -> tuple[Any, "Stack"]:
         """Return the top, and a stack without it."""
@@ -132,10 +136,10 @@ class Stack:
     def top(self) -> Any:
         """The value that was pushed last."""
         if (session := _session()) is None:
-            return unflattened(self._found(self._node()).leaves, self._structure)
-        key = ("top", self._types)
+            return unflattened(self._found(self._node()).leaves, self._form.structure)
+        key = "top", self._form
         leaves = record_own(session, key, self._own(_Top), [self._pointer()])
-        return unflattened(leaves, self._structure)
+        return unflattened(leaves, self._form.structure)
 
     def peek(self, depth: int) -> Any:
         """Return a value below the top: ``peek(0)`` is the top, ``peek(1)`` the one below it."""
@@ -148,41 +152,35 @@ class Stack:
     def size(self) -> Any:
         """Number of values, an int64 tensor ``[]``."""
         if (session := _session()) is None:
-            return torch.tensor(self._node().size, device=self._device)
-        key = ("size", self._types)
+            return torch.tensor(self._node().size, device=self._form.device)
+        key = "size", self._form
         return record_own(session, key, self._own(_Size), [self._pointer()])[0]
 
     def _below(self, depth: int) -> "Stack":
         for _ in range(depth):
             if (session := _session()) is None:
-                self = self._at(self._found(self._node()).below)
+                self = self._form(self._found(self._node()).below)  # type: ignore[arg-type]
             else:
-                key = ("below", self._types)
-                self = self._at(record_own(session, key, self._own(_Below), [self._pointer()])[0])
+                key, given = ("below", self._form), [self._pointer()]
+                self = self._form(record_own(session, key, self._own(_Below), given)[0])
         return self
 
     def _own(self, kind: Any) -> Any:
-        return lambda: kind(self._types)
-
-    def _at(self, top: Any) -> "Stack":
-        stack = object.__new__(Stack)
-        stack._types, stack._structure, stack._device = self._types, self._structure, self._device
-        stack._top = top
-        return stack
+        return lambda: kind(self._form.types)
 
     def _leaves(self, value: Any) -> list[Any]:
         """Check a value, and list its tensors."""
         leaves, structure = flattened(value)
-        if structure is self._structure and _fits(leaves[0], self._types[0]):
+        if structure is self._form.structure and _fits(leaves[0], self._form.types[0]):
             return leaves  # one tensor, as usual
         types: Any = tuple(map(type_of, leaves))
-        if structure != self._structure or types != self._types:
+        if structure != self._form.structure or types != self._form.types:
             what = "autobatch.Stack: a value that is pushed is not like the others"
             got = ", ".join(map(describe_value, leaves)) if None in types else ""
             got = got or ", ".join(map(str, types))
-            if structure != self._structure:
+            if structure != self._form.structure:
                 got += f" in {structure}"
-            wanted = ", ".join(map(str, self._types))
+            wanted = ", ".join(map(str, self._form.types))
             raise mismatch(TypeError, what, wanted, got, where=_where())
         return leaves
 
@@ -203,7 +201,7 @@ class Stack:
             return as_row(session, self._top)
         values, node = list[Any](), self._node()
         while node.below is not None:
-            values.append(unflattened(node.leaves, self._structure))
+            values.append(unflattened(node.leaves, self._form.structure))
             node = node.below
         if values:
             return Stack.of(values[::-1])._pointer()
@@ -212,7 +210,7 @@ class Stack:
     def __repr__(self) -> str:
         """Name the type of the values, and how many there are, if that is known."""
         size = "" if type(self._top) is Lazy else f", size {self._top.size}"
-        return f"Stack({', '.join(map(str, self._types))}{size})"
+        return f"Stack({', '.join(map(str, self._form.types))}{size})"
 
 
 def _fits(value: Any, row_type: TensorType) -> bool:
@@ -238,24 +236,48 @@ def underflow(where: str = "") -> IndexError:
     return mismatch(IndexError, what, "at least one value", "none", where=where, hint=hint)
 
 
-def _flattened(stack: Stack) -> tuple[list[Any], Any]:
-    top = stack._top if ACTIVE.session is None else stack._pointer()
-    return [top], (stack._types, stack._structure, stack._device)
+class _Form:
+    """What stacks of equal values have in common; called with a top, it makes a stack."""
+
+    def __init__(self, types: Types, structure: Any, device: torch.device) -> None:
+        self.types, self.structure, self.device = types, structure, device
+        self._hash = hash((types, device))
+
+    def __call__(self, top: "Node | Lazy") -> Stack:
+        stack = object.__new__(Stack)
+        stack._form, stack._top = self, top
+        return stack
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Form) and self._facts() == other._facts()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Form, self._facts()
+
+    def _facts(self) -> tuple[Any, ...]:
+        return self.types, self.structure, self.device
 
 
-def _unflattened(leaves: Iterable[Any], context: Any) -> Stack:
-    stack = object.__new__(Stack)
-    stack._types, stack._structure, stack._device = context
-    (stack._top,) = leaves
-    return stack
+_KNOWN: dict[_Form, _Form] = {}  # one of all that are equal, which are then found sooner
 
 
+def _flattened(stack: Stack) -> tuple[Any, _Form]:
+    return stack._top if ACTIVE.session is None else stack._pointer(), stack._form
+
+
+NODES[Stack] = _flattened
 register_pytree_node(
-    Stack, _flattened, _unflattened,
+    Stack,
+    lambda stack: ([_flattened(stack)[0]], stack._form),
+    lambda leaves, form: form(*leaves),
     flatten_with_keys_fn=lambda stack: (
-        [(GetAttrKey("pointer"), _flattened(stack)[0][0])], _flattened(stack)[1]
+        [(GetAttrKey("pointer"), _flattened(stack)[0])],
+        stack._form,
     ),
-)  # fmt: skip
+)
 
 
 class _Arena:

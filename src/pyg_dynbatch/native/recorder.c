@@ -252,8 +252,19 @@ static PyObject *fact_of(PyObject *tensor, int fact)
 static int fact_is(PyObject *tensor, int fact, PyObject *wanted)
 {
     PyObject *found = fact_of(tensor, fact);
-    const int is = found ? found == wanted || PyObject_RichCompareBool(found, wanted, Py_EQ) : 0;
+    const int is = found && PyObject_RichCompareBool(found, wanted, Py_EQ) == 1;
     Py_XDECREF(found);
+    return is;
+}
+
+/* Whether a tensor is neither a parameter or buffer of the model nor a view of one. */
+static int is_foreign(const struct recorder *r, PyObject *tensor, PyObject *address)
+{
+    PyObject *base = PyDict_GetItem(r->belonging, address) ? NULL : fact_of(tensor, BASE);
+    PyObject *of_base = base && base != Py_None ? PyLong_FromVoidPtr(base) : NULL;
+    const int is = base && (base == Py_None || (of_base && !PyDict_GetItem(r->belonging, of_base)));
+    Py_XDECREF(base);
+    Py_XDECREF(of_base);
     return is;
 }
 
@@ -264,8 +275,8 @@ static PyObject *known_number(const struct recorder *r, PyObject *tensor, PyObje
     PyObject *dtype = fact_of(tensor, DTYPE), *found = NULL;
     PyObject *numbers = dtype ? PyDict_GetItem(r->numbers, dtype) : NULL;
     Py_XDECREF(dtype);
-    if (!numbers || !fact_is(tensor, BASE, Py_None) || !fact_is(tensor, IS_CPU, Py_True) ||
-        !fact_is(tensor, DIM, known.zero) || PyDict_GetItem(r->belonging, address))
+    if (!numbers || !fact_is(tensor, DIM, known.zero) || !fact_is(tensor, IS_CPU, Py_True) ||
+        !is_foreign(r, tensor, address))
         return NULL;
     PyObject *number = fact_of(tensor, ITEM);
     if (number)
@@ -290,8 +301,8 @@ static PyObject *known_row(const struct recorder *r, PyObject *tensor, PyObject 
    of which torch counts the changes. */
 static int is_simple(const struct recorder *r, PyObject *tensor)
 {
-    if (!fact_is(tensor, BASE, Py_None) || !fact_is(tensor, GRADIENT, Py_False) ||
-        !fact_is(tensor, INFERENCE, Py_False) || !fact_is(tensor, DEVICE, r->device))
+    if (!fact_is(tensor, GRADIENT, Py_False) || !fact_is(tensor, INFERENCE, Py_False) ||
+        !fact_is(tensor, DEVICE, r->device))
         return 0;
     PyObject *wrapped = PyObject_CallFunctionObjArgs(known.is_wrapped, tensor, NULL);
     PyObject *storage = wrapped == Py_False ? fact_of(tensor, STORAGE) : NULL;
@@ -306,8 +317,8 @@ static int is_simple(const struct recorder *r, PyObject *tensor)
 static PyObject *new_row(struct recorder *r, PyObject *tensor, PyObject *address)
 {
     static PyObject *name;
-    if (PyDict_GetItem(r->known, address) || PyDict_GetItem(r->belonging, address) ||
-        !is_simple(r, tensor) || fact_is(tensor, DIM, known.zero))
+    if (PyDict_GetItem(r->known, address) || fact_is(tensor, DIM, known.zero) ||
+        !is_foreign(r, tensor, address) || !is_simple(r, tensor))
         return NULL;
     PyObject *shape = fact_of(tensor, SHAPE), *dtype = fact_of(tensor, DTYPE), *value = NULL;
     PyObject *version = fact_of(tensor, VERSION);
@@ -337,17 +348,24 @@ static PyObject *new_row(struct recorder *r, PyObject *tensor, PyObject *address
     return value;
 }
 
+/* The value of a tensor from outside; NULL, without an exception, if only Python can tell. */
+static PyObject *find_row(struct recorder *r, PyObject *tensor, PyObject *address)
+{
+    if (!r->can_run || !r->known)
+        return NULL;
+    PyObject *row = known_row(r, tensor, address);
+    row = row || PyErr_Occurred() ? row : known_number(r, tensor, address);
+    return row || PyErr_Occurred() ? row : new_row(r, tensor, address);
+}
+
 /* A tensor is a row from outside, a parameter or buffer, or not recordable. */
 static int encode_tensor(struct call *c, PyObject *tensor, int depth)
 {
     struct recorder *const r = c->recorder;
     PyObject *address = PyLong_FromVoidPtr(tensor), *row = NULL;
     const int64_t number = address ? known_operand(r, tensor, address) : -1;
-    if (number < 0 && address && r->can_run && r->known && !(depth && c->is_module)) {
-        row = known_row(r, tensor, address);
-        row = row || PyErr_Occurred() ? row : known_number(r, tensor, address);
-        row = row || PyErr_Occurred() ? row : new_row(r, tensor, address);
-    }
+    if (number < 0 && address && !(depth && c->is_module))
+        row = find_row(r, tensor, address);
     Py_XDECREF(address);
     if (PyErr_Occurred())
         return FAILED;
@@ -617,6 +635,18 @@ static PyObject *record(PyObject *self, PyObject *args)
     return result;
 }
 
+/* row_of(tensor): The value of a tensor from outside, or None if only Python can tell. */
+static PyObject *row_of_tensor(PyObject *self, PyObject *tensor)
+{
+    PyObject *address = PyLong_FromVoidPtr(tensor), *row = NULL;
+    if (address && (PyObject *)Py_TYPE(tensor) == known.tensor)
+        row = find_row((struct recorder *)self, tensor, address);
+    Py_XDECREF(address);
+    if (row || PyErr_Occurred())
+        return row;
+    Py_RETURN_NONE;
+}
+
 /* extend(code): Append records that need no gradient. */
 static PyObject *extend(PyObject *self, PyObject *given)
 {
@@ -720,6 +750,7 @@ static PyMemberDef members_of_recorder[] = {
 static PyMethodDef methods_of_recorder[] = {
     {"call", call, METH_VARARGS, "Record a call of a target."},
     {"record", record, METH_VARARGS, "Append a record of a site."},
+    {"row_of", row_of_tensor, METH_O, "The value of a tensor from outside, if it is a simple one."},
     {"extend", extend, METH_O, "Append records that need no gradient."},
     {"recorded", recorded, METH_NOARGS, "The integers since the last flush."},
     {"places", places, METH_NOARGS, "Where in the user's code each record was made."},
