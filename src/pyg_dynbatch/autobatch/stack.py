@@ -159,7 +159,7 @@ class Stack:
     def _below(self, depth: int) -> "Stack":
         for _ in range(depth):
             if (session := _session()) is None:
-                self = self._form(self._found(self._node()).below)  # type: ignore[arg-type]
+                self = self._form(self._found(self._node()).below)
             else:
                 key, given = ("below", self._form), [self._pointer()]
                 self = self._form(record_own(session, key, self._own(_Below), given)[0])
@@ -243,7 +243,7 @@ class _Form:
         self.types, self.structure, self.device = types, structure, device
         self._hash = hash((types, device))
 
-    def __call__(self, top: "Node | Lazy") -> Stack:
+    def __call__(self, top: Any) -> Stack:
         stack = object.__new__(Stack)
         stack._form, stack._top = self, top
         return stack
