@@ -95,7 +95,8 @@ class Random(nn.Module):
         stack = self.ops.Stack(example.vector)
         if example.program % 2:
             stack = self.ops.Stack.of([self.word(example.count), example.vector])
-        env = (example.vector, start, example.count, stack)
+        # Recorded values only: what is computed of a plain tensor and a parameter runs at once.
+        env = (example.vector + 0.1 * start, start, example.count, stack)
         v, w, n, stack = self.statements(example.program, env, self.depth)
         last = self.ops.cond(stack.size > 0, lambda: stack.top, lambda: self.bias)
         return v, w, n, last, stack.size

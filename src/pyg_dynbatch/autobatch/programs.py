@@ -209,15 +209,14 @@ def as_row(session: Session, value: Any) -> Lazy:
     """Return a tensor, a parameter or a value of an enclosing session as a value of a session."""
     if type(value) is Lazy:
         return value if value._session is session else session.foreign(value)
-    row: Lazy = session.row_of(value)
-    if row is not None:
+    if (row := session.row_of(value)) is not None:
         return row
     with unseen():
         if session.shared_of(value) is None:
             return session.outside_row(value)
         anyone = session.outside_row(torch.tensor(0, device=session.device))
-    row = session.call(_repeated, (value, anyone))
-    return row
+    repeated: Lazy = session.call(_repeated, (value, anyone))
+    return repeated
 
 
 def _repeated(value: Tensor, row: Tensor) -> Tensor:

@@ -91,6 +91,8 @@ class _Held:
         self.seen: dict[str, Any] = {}
         self.snapshot = Snapshot()  # of the same
         self.marks: dict[str, tuple[int, Any]] = {}  # of what can change without being replaced
+        self.tensors: list[Tensor] | None = []  # what is marked, if these are tensors only
+        self.versions: list[int] = []
         self.first, self.touched = self.seen, set[str]()  # since the call of the model began
 
     def start(self) -> bool:
@@ -102,8 +104,10 @@ class _Held:
 
     def changed(self) -> list[str]:
         """Return the names of what has changed since the last look."""
-        if not self.marks and self.snapshot.same():
-            return []
+        tensors = self.tensors
+        if tensors is not None and self.snapshot.same():  # noqa: SIM102 - most have none
+            if not tensors or [tensor._version for tensor in tensors] == self.versions:
+                return []
         now, names = self.current, list[str]()
         if len(now) != len(self.seen) or not all(map(is_, now.values(), self.seen.values())):
             every = [name for name in now.keys() | self.seen.keys() if name not in _INTERNAL]
@@ -116,6 +120,9 @@ class _Held:
             if found[0] != number or found[1] is not last:
                 self.marks[name] = found
                 names.append(name)
+        marked = [now[name] for name in self.marks]
+        self.tensors = marked if all(isinstance(each, Tensor) for each in marked) else None
+        self.versions = [number for number, _ in self.marks.values()]
         self.touched.update(names)
         self.snapshot.take((now,), (), ())
         if names:
@@ -296,7 +303,8 @@ class Watch:
         for held in self.held:
             held.changed()
         for part in self.called:
-            part.start()
+            if not part.snapshot.same():
+                part.start()
 
     @contextmanager
     def examined(self, example: int | None) -> Iterator[None]:

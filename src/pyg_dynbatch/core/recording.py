@@ -170,9 +170,13 @@ class Sites(list[Site]):
         struct = np.array([*addresses, self.most_results, self.most_arguments], dtype=np.int64)
         return struct, *arrays
 
+    @cached_property
+    def _address(self) -> int:
+        return self.table[0].ctypes.data
+
     def data_ptr(self) -> int:
         """Return the address of the table, for C."""
-        return self.table[0].ctypes.data
+        return self._address
 
 
 def _add_signature(by_name: dict[str, Signature], site: Site) -> None:

@@ -372,7 +372,7 @@ class Plan:
         self, sites: Sites, code: np.ndarray, begins: np.ndarray, values: Values,
         outputs: np.ndarray = _NOTHING,
     ) -> None:  # fmt: skip
-        self.sites, self.code, self.values = sites, code, values
+        self.native, self.sites, self.code, self.values = scheduler(), sites, code, values
         self.begins, self.outputs = begins, outputs
         self.begin = np.empty(begins.size, dtype=np.int32)
         self.first_read = np.empty(begins.size + 1, dtype=np.int32)
@@ -387,7 +387,7 @@ class Plan:
     def merge(self, constants: Constants, merge_equal: bool) -> int:
         """Merge equal calls; return how many are left out."""
         sites, values, counts = self.sites, self.values, np.zeros(4, dtype=np.int64)
-        self.calls = scheduler().merge(
+        self.calls = self.native.merge(
             sites=sites, code=self.code, size=self.code.size, num_sites=len(sites),
             num_signatures=len(sites.signatures), begins=self.begins, records=self.begins.size,
             outputs=self.outputs, num_outputs=self.outputs.size, merge_equal=int(merge_equal),
@@ -413,7 +413,7 @@ class Plan:
         """
         values, waits = self.values, np.empty(self.calls, dtype=np.uint8)
         numbers = values.value[np.array(needed, dtype=np.int64)]
-        number = scheduler().choose(
+        number = self.native.choose(
             sites=self.sites, code=self.code, calls=self.calls, num_sites=len(self.sites),
             begin=self.begin, first_read=self.first_read, read=self.read, row=values.row,
             call=values.call, needed=numbers, num_needed=numbers.size, joins=int(joins),
@@ -426,14 +426,14 @@ class Plan:
 
         ``wanted`` marks values to keep; ``places`` says where in the user's code calls are made.
         """
-        native, sites, values, calls = extension(), self.sites, self.values, self.calls
-        if native is None or not calls:
+        sites, values, calls = self.sites, self.values, self.calls
+        if self.native is definitions or not calls:
             return  # an optimization that is made in C alone
         before, counts = int(self.first_read[calls]), np.zeros(2, dtype=np.int64)
         entries = 3 + sites.most_arguments + 2 * sites.most_results  # of a chain, per call
         self.kind, self.member, self.first_chain = np.empty((3, calls + 1), dtype=np.int32)
         self.chain = np.empty(entries * calls, dtype=np.int32)
-        self.calls = native.fuse(
+        self.calls = self.native.fuse(
             sites=sites, code=self.code, calls=calls, num_signatures=len(sites.signatures),
             wanted=wanted, place=places, value=values.value, row=values.row, call=values.call,
             begin=self.begin, first_read=self.first_read, read=self.read, kind=self.kind,
@@ -486,7 +486,7 @@ class Plan:
         kinds, kind = len(sites.signatures) + len(self.chains), self.kind[: self.calls]
         step = np.empty(self.calls, dtype=np.int32)
         if isinstance(policy, str):
-            steps = scheduler().order(
+            steps = self.native.order(
                 calls=self.calls, kinds=kinds, agenda=int(policy == "agenda"), kind=kind,
                 row=values.row, call=values.call, first_read=self.first_read,
                 read=self.read, step=step,
@@ -504,7 +504,7 @@ class Plan:
         read = [*sites.argument_types, *(types for _, types, _ in self.chains)]
         made = [*sites.result_types, *(types for _, _, types in self.chains)]
         slices = np.empty((steps * max(map(len, read), default=0), 4), dtype=np.int64)
-        scheduler().place(
+        self.native.place(
             sites=sites, code=self.code, calls=self.calls, steps=steps,
             num_signatures=len(sites.signatures), most_outputs=self.most_outputs,
             first_read=self.first_read, read=self.read, step=step, kind=self.kind,
