@@ -322,6 +322,14 @@ def contiguous(rows: np.ndarray) -> int:
 def packed(slices: Sequence[IndexSlice], number: int) -> int:
     """Return how many consecutive arguments, from ``number`` on, one gather can read together."""
     buffer, offset, length, start, segments, stride = slices[number]
+    if length == 1 and start >= 0:  # single rows: views of many take longer than a gather
+        count = 1
+        while number + count < len(slices):
+            other = slices[number + count]
+            if (other.buffer, other.offset, other.length) != (buffer, offset + count, 1):
+                break
+            count += 1
+        return count if count > 3 else 1
     if start != GATHER or segments >= 0:
         return 1
     jump = length if stride == 1 else 1

@@ -4,7 +4,7 @@
 #include "recorder.h"
 #include <stdlib.h>
 
-enum { MOST_ARGUMENTS = 16, MOST_WORDS = 96 };
+enum { MOST_ARGUMENTS = 16, MOST_WORDS = 512 };
 enum { RECORDED, UNRECORDABLE, UNKNOWN, FAILED }; /* what encoding an argument comes to */
 enum { NEEDS_GRAD = 1 };
 
