@@ -27,9 +27,9 @@ SHARED_NAMES = ["TensorType", "Collater"]
 MAX_FILES = 135
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 5_800,
+    "autobatch": 5_880,
     "blocks": 5_960,
-    "core": 6_180,
+    "core": 6_220,
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
@@ -41,8 +41,8 @@ MAX_LINES = {
     "installed": 41_480,
     "benchmarks": 6_650,
 }
-MAX_CODE = 26_760
-MAX_LINES_OF_C = 4_810
+MAX_CODE = 26_890
+MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -33,7 +33,7 @@ static const struct field fields_of_known[] = {
 struct call {
     struct recorder *recorder;
     PyObject *target, *given[2 * MOST_ARGUMENTS], *names[MOST_ARGUMENTS];
-    PyObject *objects[MOST_WORDS], *held[MOST_WORDS]; /* whose addresses are words; new references */
+    PyObject *objects[MOST_WORDS], *held[MOST_WORDS]; /* in words by address; new references */
     uint64_t words[MOST_WORDS];
     int32_t reads[MOST_WORDS];
     int is_module, args, kwargs, num_words, num_reads, num_objects, num_held;
@@ -233,20 +233,22 @@ static int64_t known_operand(const struct recorder *r, PyObject *tensor, PyObjec
     return number;
 }
 
-/* What an attribute is, or what the method of that name returns, in `facts`. */
-enum { DTYPE, DIM, BASE, IS_CPU, ITEM, GRADIENT, INFERENCE, SHAPE, DEVICE, VERSION, STORAGE, RESIZABLE };
+/* Attributes of tensors, and methods without arguments. */
+enum { DTYPE, SHAPE, DEVICE, VERSION, BASE, IS_CPU, GRADIENT,
+       DIM, ITEM, INFERENCE, STORAGE, RESIZABLE };
 static PyObject *fact_of(PyObject *tensor, int fact)
 {
     static PyObject *names[RESIZABLE + 1];
-    static const char *const texts[] = {"dtype", "dim", "_base", "is_cpu", "item", "requires_grad",
-                                        "is_inference", "shape", "device", "_version",
-                                        "untyped_storage", "resizable"};
-    PyObject *found = attribute_of(tensor, names + fact, texts[fact]), *method = found;
-    if (found && PyCallable_Check(method)) {
-        found = PyObject_CallNoArgs(method);
-        Py_DECREF(method);
-    }
-    return found;
+    static const char *const texts[] = {
+        "dtype", "shape", "device", "_version", "_base", "is_cpu", "requires_grad",
+        "dim", "item", "is_inference", "untyped_storage", "resizable",
+    };
+    PyObject *found = attribute_of(tensor, names + fact, texts[fact]);
+    if (!found || fact < DIM)
+        return found;
+    PyObject *answer = PyObject_CallNoArgs(found);
+    Py_DECREF(found);
+    return answer;
 }
 
 static int fact_is(PyObject *tensor, int fact, PyObject *wanted)
@@ -290,8 +292,8 @@ static PyObject *known_number(const struct recorder *r, PyObject *tensor, PyObje
 static PyObject *known_row(const struct recorder *r, PyObject *tensor, PyObject *address)
 {
     PyObject *met = PyDict_GetItem(r->known, address), *found = NULL;
-    PyObject *version = met && PyLong_CheckExact(PyTuple_GetItem(met, 2)) ? PyTuple_GetItem(met, 2) : NULL;
-    if (version && fact_is(tensor, VERSION, version))
+    PyObject *version = met ? PyTuple_GetItem(met, 2) : NULL; /* or a copy */
+    if (version && PyLong_CheckExact(version) && fact_is(tensor, VERSION, version))
         found = PyTuple_GetItem(met, 0);
     Py_XINCREF(found);
     return found;
