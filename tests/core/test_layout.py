@@ -1,8 +1,16 @@
+import random
+
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyg_dynbatch.core.steps import IndexSlice, contiguous, packed
+from pyg_dynbatch.core import Engine, Operations, Recording, TensorType
+from pyg_dynbatch.core.levels import schedule_structure
+from pyg_dynbatch.core.scheduling import schedule_recordings
+from pyg_dynbatch.core.steps import IndexSlice, Steps, contiguous, packed
+from tests.core.test_definitions import random_recordings
+from tests.strategies import Dag, structures
 
 
 @given(st.lists(st.integers(0, 5), max_size=4))
@@ -27,3 +35,56 @@ def test_arguments_that_share_a_gather() -> None:
     assert packed(stacked, 0) == 3
     # A part of a stacked group has no stretch of its own.
     assert packed(stacked[:2], 0) == packed(stacked, 1) == 1
+
+
+def test_single_rows_that_share_a_gather() -> None:
+    rows = [IndexSlice(0, 4 + place, 1, start) for place, start in enumerate((9, 2, 5, 5))]
+    assert packed(rows, 0) == 4
+    assert packed(rows[:3], 0) == packed(rows, 1) == 1  # views are faster
+    for place, other in (
+        (3, IndexSlice(1, 7, 1, 5)),  # of another store
+        (3, IndexSlice(0, 8, 1, 5)),  # not behind it
+        (3, IndexSlice(0, 7, 2, 5)),  # of two rows
+        (3, IndexSlice(0, 7, 1, 5, segments=9)),  # ragged
+        (0, IndexSlice(0, 4, 1, 9, segments=9)),
+    ):
+        assert packed([*rows[:place], other, *rows[place + 1 :]], 0) == 1
+
+
+def assert_rows_are_in_the_index(steps: Steps) -> None:
+    for step in steps.steps:
+        for read in step.arguments:
+            if read.start >= 0:
+                wanted = list(range(read.start, read.start + read.length))
+                assert read.rows_in(steps.index).tolist() == wanted
+
+
+@given(structures(), st.booleans())
+def test_rows_side_by_side_are_in_the_index_too(dag: Dag, has_slots: bool) -> None:
+    facts = {"child_slot": dag.child_slot} if has_slots else {}
+    levels = schedule_structure(dag.edge_index, dag.num_nodes, **facts)
+    assert_rows_are_in_the_index(levels.to_steps())
+
+
+@given(st.integers(0, 2**32))
+def test_rows_side_by_side_of_recordings_are_in_the_index_too(seed: int) -> None:
+    assert_rows_are_in_the_index(schedule_recordings(random_recordings(random.Random(seed), 12)))
+
+
+def test_values_and_gradients_of_many_single_rows() -> None:
+    vector, operations = TensorType((2,)), Operations()
+    weight = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    scaled = operations.add(lambda x: x * weight, [vector], [vector], name="scaled")
+    joined = operations.add(
+        lambda *parts: sum(part * place for place, part in enumerate(parts, 1)),
+        [vector] * 5, [vector], name="joined",
+    )  # fmt: skip
+    recording = Recording()
+    parts = [recording.call(scaled, recording.constant(vector, [n, -n / 2])) for n in range(5)]
+    recording.output(recording.call(joined, *parts[::-1]))
+    (found,) = Engine(operations).double()(schedule_recordings([recording]))["output"]
+    rows = [torch.tensor([n, -n / 2], dtype=torch.float64) * weight for n in range(5)]
+    expected = sum(row * place for place, row in enumerate(rows[::-1], 1))
+    torch.testing.assert_close(found, expected)
+    found, expected = (torch.autograd.grad(x.square().sum(), weight) for x in (found, expected))
+    torch.testing.assert_close(found, expected)

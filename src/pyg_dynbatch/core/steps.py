@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -322,11 +323,10 @@ def contiguous(rows: np.ndarray) -> int:
 def packed(slices: Sequence[IndexSlice], number: int) -> int:
     """Return how many consecutive arguments, from ``number`` on, one gather can read together."""
     buffer, offset, length, start, segments, stride = slices[number]
-    if length == 1 and start >= 0:  # single rows: views of many take longer than a gather
+    if length == 1 and start >= 0 and segments < 0:  # views of many rows take longer than a gather
         count = 1
-        while number + count < len(slices):
-            other = slices[number + count]
-            if (other.buffer, other.offset, other.length) != (buffer, offset + count, 1):
+        for other in islice(slices, number + 1, None):
+            if other[:3] != (buffer, offset + count, 1) or other.segments >= 0:
                 break
             count += 1
         return count if count > 3 else 1
