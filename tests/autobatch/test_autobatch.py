@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -63,6 +64,41 @@ def test_flushes_are_those_of_the_longest_example() -> None:
     assert sum(together.reads.values()) > together.flushes
     assert together.calls == sum(one.calls for one in alone)
     assert together.steps < sum(one.steps for one in alone) / 4
+
+
+def test_no_example_begins_after_one_has_failed() -> None:
+    seen = list[int]()
+
+    def run(m: Any, number: int) -> Any:
+        seen.append(number)
+        y = m.part(torch.full((2,), float(number)))
+        if number == 2:
+            raise ValueError("the second")
+        try:
+            y.sum().item()
+        except BaseException:  # also what ends an example that waits
+            seen.append(-number)
+        return y
+
+    with pytest.raises(ValueError, match="the second"):
+        autobatch(Wrap(run, part=nn.Linear(2, 2)))([1, 2, 3])
+    assert seen == [1, 2, -1]
+
+
+def test_context_variables_are_those_of_the_caller() -> None:
+    scale = ContextVar("scale", default=1.0)
+
+    def run(m: Any, x: Tensor) -> Any:
+        y = m.part(x) * scale.get()
+        return y * 2 if y.sum() > 0 else y * scale.get()
+
+    model, given = autobatch(Wrap(run, part=nn.Linear(2, 2))), [*torch.randn(6, 2)]
+    token = scale.set(7.0)
+    try:
+        torch.testing.assert_close(model(given), model(given, batch=False))
+    finally:
+        scale.reset(token)
+    torch.testing.assert_close(model(given), model(given, batch=False))
 
 
 def test_every_read_flushes_without_greenlet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -426,6 +426,46 @@ def test_a_body_that_changes_the_model_for_some_examples_is_refused() -> None:
         batched([(x, False), (x, True)])
 
 
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "extra": lambda m: m.extra.add_(1),
+    "shift": lambda m: m.shift.add_(1),
+    "part.log": lambda m: m.part.log.append(1),
+    "log": lambda m: m.log.append(1),
+    "part.weight": lambda m: setattr(m.part, "weight", nn.Parameter(m.part.weight * 2)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_body_that_changes_anything_of_the_model_is_refused(name: str) -> None:
+    def forward(m: Any, pair: Any) -> Any:
+        def body(x: Any, n: Any) -> Any:
+            with torch.no_grad():
+                CHANGES[name](m)
+            return 2 * x, n + 1
+
+        return while_loop(lambda x, n: n < 3, body, (m.part(pair[0]), torch.tensor(0)))[0]
+
+    model = model_of(forward)
+    model.extra, model.log, model.part.log = nn.Parameter(torch.zeros(3)), [], []
+    model.register_buffer("shift", torch.zeros(3))
+    with pytest.raises(RuntimeError, match=f"'{name}' (of the model|was changed)"):
+        autobatch(model)(PAIRS)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("other", [torch.ones(1), torch.ones(5), torch.ones(2).long()])
+def test_every_tensor_that_is_pushed_is_checked(place: int, batch: bool, other: Tensor) -> None:
+    def forward(m: Any, pair: Any) -> Any:
+        value = [torch.ones(2), torch.ones(2)]
+        stack = Stack(tuple(value)).push(tuple(value))
+        value[place] = other
+        return m.part(pair[0]).sum() + stack.push(tuple(value)).top[place].sum()
+
+    with pytest.raises(TypeError, match="a value that is pushed is not like the others"):
+        autobatch(model_of(forward))(PAIRS, batch=batch)
+
+
 WAYS = [(name, batch) for name in REFUSED for batch in (True, False)]
 WAYS.remove(("a stack of a different type", False))  # one branch alone is right
 

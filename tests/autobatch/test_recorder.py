@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -13,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pyg_dynbatch.autobatch import autobatch, recorder, while_loop
+from pyg_dynbatch.autobatch import Stack, attend, autobatch, cond, recorder, total, while_loop
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from tests.autobatch.programs import Random, examples
@@ -76,8 +79,8 @@ def digest(seeds: range) -> str:
     for seed in seeds:
         torch.manual_seed(seed)
         models = (Random().double(), examples(seed, 3, 30)), (Outside(), outside(3))
-        for model, given in models if seed else models[1:]:
-            session = autobatch(model)._batched(given)[1]
+        for model, batch in models if seed else models[1:]:
+            session = autobatch(model)._batched(batch)[1]
             found.update(session.past[: session.base].tobytes())
             found.update(repr(session.table.recorded.signatures).encode())
     return found.hexdigest()
@@ -156,6 +159,57 @@ def test_tensors_from_outside_are_used_as_they_were(kind: str) -> None:
             model(outside(2)[1:])
 
 
+SHARED: dict[str, Callable[[Any], Tensor]] = {
+    "parameter": lambda m: m.weight,
+    "buffer": lambda m: m.shift,
+    "frozen": lambda m: m.frozen,
+    "view": lambda m: m.part.weight[1],
+}
+AS_ROWS: dict[str, Callable[[Any, Any], Any]] = {
+    "total": lambda y, w: total([y, w, y]),
+    "like": lambda y, w: total([], like=w) + y,
+    "attend": lambda y, w: attend(y, [w, y]),
+    "query": lambda y, w: attend(w, [y, 2 * y]),
+    "stack": lambda y, w: Stack.of([w, y]).push(w).pop()[1].peek(1),
+    "loop": lambda y, w: while_loop(
+        lambda _, n: n < 2, lambda x, n: (x + total([w, y]), n + 1), (w, torch.tensor(0))
+    )[0],
+    "branch": lambda y, w: cond(y.sum() > 0, lambda: w, lambda: 2 * y),
+}
+AS_OPERANDS: dict[str, Callable[[Any, Any], Any]] = {
+    "product": lambda y, w: w * y,
+    "stack": lambda y, w: torch.stack([w, y]).sum(0),
+    "cat": lambda y, w: torch.cat([y, w])[1:5],
+    "linear": lambda y, w: torch.nn.functional.linear(y, torch.eye(4, dtype=w.dtype), w),
+}
+
+
+class Sharing(nn.Module):
+    """Uses a parameter or buffer as the value of a row and as an operand, in any order."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        super().__init__()
+        self.part, self.weight = nn.Linear(4, 4), nn.Parameter(torch.linspace(-1, 1, 4))
+        self.frozen = nn.Parameter(torch.linspace(0, 1, 4), requires_grad=False)
+        self.register_buffer("shift", torch.linspace(1, 2, 4))
+        self.kind, self.seed = kind, seed
+
+    def forward(self, x: Tensor) -> Any:
+        draw, y = random.Random(self.seed), self.part(x)
+        w = SHARED[self.kind](self)
+        for _ in range(draw.randrange(2, 8)):
+            y = draw.choice([*AS_ROWS.values(), *AS_OPERANDS.values()])(y, w).tanh()
+            if draw.random() < 0.2 and y.sum() > 1e9:
+                break
+        return y + self.part(x)
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@given(st.integers(0, 2**32))
+def test_parameters_as_rows_and_as_operands(kind: str, seed: int) -> None:
+    check(Sharing(kind, seed).double(), [x.double() for x in X])
+
+
 class Deciding(nn.Module):
     """Reads values, loops over rows, and may fail."""
 
@@ -169,6 +223,18 @@ class Deciding(nn.Module):
         if self.fails and bool(y.sum() < 1e9):
             raise ArithmeticError("fails")
         return y.sum()
+
+
+class Nested(nn.Module):
+    """Takes a tree of values, which cannot be recorded, so that the module is opened."""
+
+    def forward(self, tree: Any) -> Any:
+        (((value,),),) = tree
+        return value * 2
+
+
+def taken_apart(m: Any, x: Tensor) -> Any:
+    return m.inside((((m.part(x),),),)).sum()
 
 
 def sessions() -> set[int]:
@@ -185,6 +251,7 @@ def test_no_session_outlives_its_call() -> None:
         lambda: model.collate(X),
         lambda: model([model.trace(x) for x in X]),
         lambda: model.explain(X),
+        lambda: autobatch(Wrap(taken_apart, part=nn.Linear(4, 4), inside=Nested()))(X),
     ]
     for way in ways:
         way()

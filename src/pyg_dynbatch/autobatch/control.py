@@ -13,7 +13,6 @@ from pyg_dynbatch.autobatch.programs import (
     Loop,
     Operands,
     Program,
-    as_row,
     endless,
     flattened,
     out_of_range,
@@ -21,6 +20,7 @@ from pyg_dynbatch.autobatch.programs import (
     type_of,
     unflattened,
 )
+from pyg_dynbatch.autobatch.ragged import as_row
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.stack import Node
 from pyg_dynbatch.core.errors import checked_count, describe_value, mismatch

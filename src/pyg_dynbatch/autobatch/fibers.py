@@ -1,6 +1,7 @@
 """Run the examples of a batch side by side, each until it reads a value."""
 
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ def run_examples(
             session.turn(number)
             results[number] = function(example)
             watch.turn_ends(number)
+            if session.suspend is None:  # an example has failed
+                return
 
     def go_on(fiber: Any) -> None:
         fiber.switch()
@@ -62,6 +65,7 @@ def run_examples(
     try:
         while not (running and running[-1].dead):
             running.append(greenlet(work))
+            running[-1].gr_context = copy_context()
             go_on(running[-1])
         while running := [fiber for fiber in running if not fiber.dead]:
             session.flush(needed=[value._number for value in wanted])

@@ -61,7 +61,7 @@ class AutoBatch(nn.Module):
     """A model for one example, called on many.
 
     Made by :func:`autobatch`. It shares parameters, buffers and submodules with the module that it
-    wraps, under the same names: ``state_dict``, optimisers, ``.to()``, ``train()`` and checkpoints
+    wraps, under the same names: ``state_dict``, optimizers, ``.to()``, ``train()`` and checkpoints
     work as with the plain module.
 
     Args:
@@ -571,14 +571,15 @@ def _columns_of(results: list[Any]) -> tuple[list[list[Any]], Any]:
     if not {*map(type, leaves)} <= _LEAVES:
         results = [structured(x, f"example {n}") for n, x in enumerate(results)]
         leaves, structure = tree_flatten(results)
-    first = tree_flatten(results[0])[1]
-    if structure != tree_flatten(results[:1] * len(results))[1]:
-        specs = [tree_flatten(result)[1] for result in results]
-        number = next(n for n, spec in enumerate(specs) if spec != first)
-        what = "autobatch: examples return different structures"
-        hint = "autobatch.emit(name, value) collects any number of values per example"
-        got, where = specs[number], f"example {number}"
-        raise mismatch(ValueError, what, first, got, where=where, hint=hint)
+    # Older versions of torch have no `children`, later ones warn of `children_specs`.
+    parts = structure.children() if hasattr(structure, "children") else structure.children_specs
+    first = parts[0]
+    for number, spec in enumerate(parts):
+        if spec != first:
+            what = "autobatch: examples return different structures"
+            hint = "autobatch.emit(name, value) collects any number of values per example"
+            where = f"example {number}"
+            raise mismatch(ValueError, what, first, spec, where=where, hint=hint)
     return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
 
 

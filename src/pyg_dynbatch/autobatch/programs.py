@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_dynbatch.autobatch.forms import Examined
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.ragged import as_row
 from pyg_dynbatch.autobatch.recorder import Recorder
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Own, Site, Spec, Table
@@ -147,54 +148,60 @@ def type_of(value: Any) -> TensorType | None:
 _LEAF = tree_flatten(0)[1]
 
 
-NODES: dict[type, Callable[[Any], tuple[Any, Any]]] = {}
-"""Of classes of objects with one leaf: returns that leaf, and what makes the object of one."""
+NODES: dict[type, Callable[[Any], Any]] = {}
+"""Of classes of objects with one leaf, such as stacks: returns the form of an object, whose
+``leaf_of`` returns its leaf, and which makes an object when it is called with a leaf."""
 _STRUCTURES: dict[Any, Any] = {}  # by their forms
-_NESTED: dict[int, Any] = {}  # and the other way round
+_NESTED: dict[int, Any] = {}  # the form and the structure itself, by its identity
+_OTHER = object()
 
 
 def flattened(value: Any) -> tuple[list[Any], Any]:
     """List the tensors in a value; also return its structure."""
-    leaves = list[Any]()
-    form = _form_of(value, leaves)
+    form, leaves = _form_of(value), list[Any]()
     if form is None:
-        return leaves, _LEAF
+        return [value], _LEAF
     if form is _OTHER:
         return tree_flatten(value)
-    if form not in _STRUCTURES:
+    _list_leaves(value, form, leaves)
+    structure = _STRUCTURES.get(form)
+    if structure is None:
         if len(_STRUCTURES) > 1000:
             _STRUCTURES.clear()
             _NESTED.clear()
-        structure = _STRUCTURES[form] = tree_flatten(value)[1]
-        _NESTED[id(structure)] = form
-    return leaves, _STRUCTURES[form]
+        structure = tree_flatten(_filled(form, iter(leaves)))[1]
+        structure = _STRUCTURES.setdefault(form, structure)
+        _NESTED[id(structure)] = form, structure
+    return leaves, structure
 
 
-_OTHER = object()
-
-
-def _form_of(value: Any, leaves: list[Any]) -> Any:
-    """List the leaves of nested tuples of tensors and nodes; return how they are nested."""
+def _form_of(value: Any) -> Any:
+    """Return how tuples of tensors and objects with one leaf are nested."""
     kind = type(value)
     if kind is Lazy or kind is Tensor:
-        leaves.append(value)
         return None
     if kind is tuple:
-        form = tuple([_form_of(item, leaves) for item in value])
+        form = tuple(map(_form_of, value))
         return _OTHER if _OTHER in form else form
-    if kind not in NODES:
-        return _OTHER
-    leaf, form = NODES[kind](value)
-    leaves.append(leaf)
-    return form
+    return NODES[kind](value) if kind in NODES else _OTHER
+
+
+def _list_leaves(value: Any, form: Any, leaves: list[Any]) -> None:
+    if type(form) is tuple:
+        for item, part in zip(value, form, strict=True):
+            _list_leaves(item, part, leaves)
+    else:
+        leaves.append(value if form is None else form.leaf_of(value))
 
 
 def unflattened(leaves: Sequence[Any], structure: Any) -> Any:
     """Return the value of a structure."""
     if structure is _LEAF:
         return leaves[0]
-    form = _NESTED.get(id(structure), _OTHER)
-    return tree_unflatten(leaves, structure) if form is _OTHER else _filled(form, iter(leaves))
+    form, known = _NESTED.get(id(structure), (None, None))
+    if known is not structure:
+        return tree_unflatten(leaves, structure)
+    return _filled(form, iter(leaves))
 
 
 def _filled(form: Any, leaves: Iterator[Any]) -> Any:
@@ -203,25 +210,6 @@ def _filled(form: Any, leaves: Iterator[Any]) -> Any:
     if type(form) is tuple:
         return tuple([_filled(part, leaves) for part in form])
     return form(next(leaves))
-
-
-def as_row(session: Session, value: Any) -> Lazy:
-    """Return a tensor, a parameter or a value of an enclosing session as a value of a session."""
-    if type(value) is Lazy:
-        return value if value._session is session else session.foreign(value)
-    if (row := session.row_of(value)) is not None:
-        return row
-    with unseen():
-        if session.shared_of(value) is None:
-            return session.outside_row(value)
-        anyone = session.outside_row(torch.tensor(0, device=session.device))
-    repeated: Lazy = session.call(_repeated, (value, anyone))
-    return repeated
-
-
-def _repeated(value: Tensor, row: Tensor) -> Tensor:
-    """Return a parameter as the value of a row."""
-    return value.clone()
 
 
 class Call(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
+from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy, unseen
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.signatures import Spec
 from pyg_dynbatch.core.errors import mismatch
@@ -74,7 +74,7 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
     if session is None or not _has_lazy((query, keys, values)):
         weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
         return torch.tensordot(weights, torch.stack(list(values)), 1)
-    ragged, asking = [_lazy(session, "attend", v) for v in (keys, values)], _as_lazy(session, query)
+    ragged, asking = [_lazy(session, "attend", v) for v in (keys, values)], as_row(session, query)
     wanted, got = (session.table.row_types[kind] for kind in (asking._kind, ragged[0][1]))
     if wanted.shape != got.shape or len(got.shape or ()) != 1:
         what = "autobatch.attend: query and keys are not vectors of one width"
@@ -139,20 +139,33 @@ def _has_lazy(arguments: Any) -> bool:
     return type(arguments) is Lazy
 
 
-def _as_lazy(session: Session, value: Any) -> Lazy:
-    if not isinstance(value, Lazy):
-        return session.outside_row(value)
-    return value if value._session is session else session.foreign(value)
+def as_row(session: Session, value: Any) -> Lazy:
+    """Return a tensor, a parameter or a value of an enclosing session as a value of a session."""
+    if type(value) is Lazy:
+        return value if value._session is session else session.foreign(value)
+    if (row := session.row_of(value)) is not None:
+        return row
+    with unseen():
+        if session.shared_of(value) is None:
+            return session.outside_row(value)
+        anyone = session.outside_row(torch.tensor(0, device=session.device))
+    repeated: Lazy = session.call(_repeated, (value, anyone))
+    return repeated
+
+
+def _repeated(value: Tensor, row: Tensor) -> Tensor:
+    """Return a parameter as the value of a row."""
+    return value.clone()
 
 
 def _lazy(
     session: Session, name: str, values: Sequence[Any], like: Any = None
 ) -> tuple[list[Lazy], int]:
     """Return the values as lazy values, and their row type."""
-    found = [_as_lazy(session, value) for value in values]
+    found = [as_row(session, value) for value in values]
     kinds = {value._kind for value in found}
     if like is not None:
-        kinds.add(_as_lazy(session, like)._kind)
+        kinds.add(as_row(session, like)._kind)
     if len(kinds) > 1:
         what = f"autobatch.{name}: shapes or dtypes differ"
         got = ", ".join(str(session.table.row_types[kind]) for kind in sorted(kinds))

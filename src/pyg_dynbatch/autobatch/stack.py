@@ -8,6 +8,7 @@ are never changed, so that old stacks stay as they were, and nothing is copied.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,14 +19,13 @@ from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
 from pyg_dynbatch.autobatch.programs import (
     NODES,
-    as_row,
     flattened,
     own_form,
     record_own,
     type_of,
     unflattened,
 )
-from pyg_dynbatch.autobatch.ragged import rows
+from pyg_dynbatch.autobatch.ragged import as_row, rows
 from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
@@ -171,8 +171,8 @@ class Stack:
     def _leaves(self, value: Any) -> list[Any]:
         """Check a value, and list its tensors."""
         leaves, structure = flattened(value)
-        if structure is self._form.structure and _fits(leaves[0], self._form.types[0]):
-            return leaves  # one tensor, as usual
+        if structure is self._form.structure and all(map(_fits, leaves, self._form.types)):
+            return leaves
         types: Any = tuple(map(type_of, leaves))
         if structure != self._form.structure or types != self._form.types:
             what = "autobatch.Stack: a value that is pushed is not like the others"
@@ -248,6 +248,11 @@ class _Form:
         stack._form, stack._top = self, top
         return stack
 
+    @staticmethod
+    def leaf_of(stack: Stack) -> Any:
+        """Return the top; while a model is recorded, the pointer to it."""
+        return stack._top if ACTIVE.session is None else stack._pointer()
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -264,17 +269,13 @@ class _Form:
 _KNOWN: dict[_Form, _Form] = {}  # one of all that are equal, which are then found sooner
 
 
-def _flattened(stack: Stack) -> tuple[Any, _Form]:
-    return stack._top if ACTIVE.session is None else stack._pointer(), stack._form
-
-
-NODES[Stack] = _flattened
+NODES[Stack] = attrgetter("_form")
 register_pytree_node(
     Stack,
-    lambda stack: ([_flattened(stack)[0]], stack._form),
+    lambda stack: ([_Form.leaf_of(stack)], stack._form),
     lambda leaves, form: form(*leaves),
     flatten_with_keys_fn=lambda stack: (
-        [(GetAttrKey("pointer"), _flattened(stack)[0])],
+        [(GetAttrKey("pointer"), _Form.leaf_of(stack))],
         stack._form,
     ),
 )

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, zip_longest
 from operator import is_, itemgetter
@@ -86,8 +86,8 @@ def _code_of(part: nn.Module) -> Iterator[Any]:
 class _Held:
     """Attributes, buffers or parameters of a module, as they were when last looked at."""
 
-    def __init__(self, prefix: str, values: dict[str, Any], outer: Snapshot) -> None:
-        self.prefix, self.current, self.outer = prefix, values, outer
+    def __init__(self, prefix: str, values: dict[str, Any], among: Sequence[Snapshot]) -> None:
+        self.prefix, self.current, self.among = prefix, values, among
         self.seen: dict[str, Any] = {}
         self.snapshot = Snapshot()  # of the same
         self.marks: dict[str, tuple[int, Any]] = {}  # of what can change without being replaced
@@ -125,8 +125,8 @@ class _Held:
         self.versions = [number for number, _ in self.marks.values()]
         self.touched.update(names)
         self.snapshot.take((now,), (), ())
-        if names:
-            self.outer.drop()
+        for snapshot in self.among if names else ():
+            snapshot.drop()
         return [self.prefix + name for name in names]
 
     def differing(self, seen: Mapping[str, Any], marks: Mapping[str, tuple[int, Any]]) -> list[str]:
@@ -249,19 +249,18 @@ class Watch:
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.held, self.parameters, others = list[_Held](), list[_Held](), list[_Held]()
-        self.own = Snapshot()  # of `held`, of which some are marked
-        self.marked = self.held
+        self.own, self.whole = Snapshot(), Snapshot()  # of `held`, and of `every`
+        self.marked, self.tensors = self.held, list[Tensor]()  # of these, and of those
+        among = self.own, self.whole
         for path, part in modules.items():
             prefix = f"{path}." if path else ""
             is_own = not type(part).__module__.startswith("torch.")
-            (self.held if is_own else others).append(_Held(prefix, vars(part), self.own))
-            others += [_Held(prefix, part._modules, self.own)] if part._modules else []
-            self.held += [_Held(prefix, part._buffers, self.own)] if part._buffers else []
-            self.parameters += (
-                [_Held(prefix, part._parameters, self.own)] if part._parameters else []
-            )
+            (self.held if is_own else others).append(_Held(prefix, vars(part), among))
+            others += [_Held(prefix, part._modules, among)] if part._modules else []
+            self.held += [_Held(prefix, part._buffers, among)] if part._buffers else []
+            own = part._parameters
+            self.parameters += [_Held(prefix, own, among)] if own else []
         self.every = [*self.held, *self.parameters, *others]
-        self.whole = Snapshot()  # of all these
         self.parts = {path: Part(path, part) for path, part in modules.items()}
         self.called = set[Part]()  # by recorded calls
         self.waiting: set[int] = set()  # examples that wait for values
@@ -323,26 +322,26 @@ class Watch:
 
     @contextmanager
     def unchanged(self, example: int | None) -> Iterator[None]:
-        """Raise NeedsPython if anything changes inside, where calls are recorded.
-
-        Not noticed are changes of parameters in place, which :meth:`check` finds before a flush.
-        """
+        """Raise NeedsPython if anything changes inside, where calls are recorded."""
         with unseen():
             self.turn_ends(example)
+            self._note_parameters(example)
             if not self.whole.same():
                 for held in self.every:
                     held.changed()
                 self.whole.take(tuple(held.current for held in self.every), (), ())
-            marks = {held: held.marks.copy() for held in self.held if held.marks}
-            seen = [held.seen for held in self.every]
+                self.tensors = [each for held in self.every for each in held.tensors or ()]
+            before = [(held, held.seen, held.marks.copy()) for held in self.every]
+            versions = [tensor._version for tensor in self.tensors]
         yield
         with unseen():
-            changed = [name for held in marks for name in held.changed()]
-            if self.whole.same() and not changed:
+            changed = [n for held in self.every if held.tensors is None for n in held.changed()]
+            versions_now = [tensor._version for tensor in self.tensors]
+            if self.whole.same() and versions_now == versions and not changed:
                 return
-            for held, before in zip(self.every, seen, strict=True):
+            for held, seen, marks in before:
                 held.changed()
-                if names := held.differing(before, marks.get(held, held.marks)):
+                if names := held.differing(seen, marks):
                     raise NeedsPython(f"it changes {held.prefix + names[0]!r} of the model")
 
     def kept(self) -> list[Lazy]:

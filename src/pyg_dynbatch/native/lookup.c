@@ -56,6 +56,7 @@ int64_t add_site(struct lookup *l, PyObject *object)
     for (int64_t each = 0; is_ready && each < results; each++)
         site.kinds[each] = (int32_t)PyLong_AsLong(PyTuple_GetItem(kinds, each));
     site.gradient = gradient == Py_None ? -1 : gradient == Py_True;
+    site.reads = (int32_t)integer_of(object, "num_reads");
     Py_XDECREF(kinds);
     Py_XDECREF(gradient);
     if (!is_ready || PyErr_Occurred()) {

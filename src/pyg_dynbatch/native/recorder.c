@@ -270,15 +270,13 @@ static int is_foreign(const struct recorder *r, PyObject *tensor, PyObject *addr
     return is;
 }
 
-/* The value that stands for a number in a tensor and was met before, or NULL; numbers of the model
-   itself are not looked up. */
-static PyObject *known_number(const struct recorder *r, PyObject *tensor, PyObject *address)
+/* The value that stands for a number in a tensor and was met before, or NULL. */
+static PyObject *known_number(const struct recorder *r, PyObject *tensor)
 {
     PyObject *dtype = fact_of(tensor, DTYPE), *found = NULL;
     PyObject *numbers = dtype ? PyDict_GetItem(r->numbers, dtype) : NULL;
     Py_XDECREF(dtype);
-    if (!numbers || !fact_is(tensor, DIM, known.zero) || !fact_is(tensor, IS_CPU, Py_True) ||
-        !is_foreign(r, tensor, address))
+    if (!numbers || !fact_is(tensor, DIM, known.zero) || !fact_is(tensor, IS_CPU, Py_True))
         return NULL;
     PyObject *number = fact_of(tensor, ITEM);
     if (number)
@@ -299,8 +297,7 @@ static PyObject *known_row(const struct recorder *r, PyObject *tensor, PyObject 
     return found;
 }
 
-/* Whether a tensor is one of the simple sort: on the device of the model, without gradients, and
-   of which torch counts the changes. */
+/* Whether a tensor is on the device of the model, needs no gradient, and torch counts its changes. */
 static int is_simple(const struct recorder *r, PyObject *tensor)
 {
     if (!fact_is(tensor, GRADIENT, Py_False) || !fact_is(tensor, INFERENCE, Py_False) ||
@@ -314,13 +311,13 @@ static int is_simple(const struct recorder *r, PyObject *tensor)
     return is;
 }
 
-/* Records a simple tensor of a known sort as a row from outside, as Session.outside_row does; NULL
-   for all others. */
+/* Records a simple tensor of a known shape and dtype as a row from outside, as Session.outside_row
+   does; NULL for all others. */
 static PyObject *new_row(struct recorder *r, PyObject *tensor, PyObject *address)
 {
     static PyObject *name;
     if (PyDict_GetItem(r->known, address) || fact_is(tensor, DIM, known.zero) ||
-        !is_foreign(r, tensor, address) || !is_simple(r, tensor))
+        !is_simple(r, tensor))
         return NULL;
     PyObject *shape = fact_of(tensor, SHAPE), *dtype = fact_of(tensor, DTYPE), *value = NULL;
     PyObject *version = fact_of(tensor, VERSION);
@@ -353,10 +350,10 @@ static PyObject *new_row(struct recorder *r, PyObject *tensor, PyObject *address
 /* The value of a tensor from outside; NULL, without an exception, if only Python can tell. */
 static PyObject *find_row(struct recorder *r, PyObject *tensor, PyObject *address)
 {
-    if (!r->can_run || !r->known)
+    if (!r->can_run || !r->known || !is_foreign(r, tensor, address))
         return NULL;
     PyObject *row = known_row(r, tensor, address);
-    row = row || PyErr_Occurred() ? row : known_number(r, tensor, address);
+    row = row || PyErr_Occurred() ? row : known_number(r, tensor);
     return row || PyErr_Occurred() ? row : new_row(r, tensor, address);
 }
 
@@ -473,6 +470,7 @@ static PyObject *record_otherwise(struct call *c)
         if (add_entry(l, words, COUNT(words), OPEN, objects, COUNT(objects)))
             Py_CLEAR(found);
     }
+    Py_CLEAR(c->recorder->refused);
     return found;
 }
 
@@ -497,6 +495,8 @@ static PyObject *record_encoded(struct call *c)
     }
     if (site == OPEN)
         return not_recorded();
+    if (l->sites[site].reads != c->num_reads) /* a parameter that Python took for a row */
+        return ask(c, "call_otherwise");
     const int is_same = is_unchanged(l->sites + site);
     if (is_same < 0)
         return NULL;

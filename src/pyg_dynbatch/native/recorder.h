@@ -21,7 +21,7 @@ extern _Thread_local PyObject *active; /* the recorder of this thread, or NULL *
 
 struct site {
     PyObject *object, *build, *parts; /* what makes the result of its rows; snapshots of modules */
-    int32_t number, results, *kinds;
+    int32_t number, reads, results, *kinds;
     int gradient; /* 0, 1, or -1: as the arguments */
 };
 
