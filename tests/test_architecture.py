@@ -27,7 +27,7 @@ SHARED_NAMES = ["TensorType", "Collater"]
 MAX_FILES = 135
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 5_930,
+    "autobatch": 5_950,
     "blocks": 5_960,
     "core": 6_220,
     "documents": 665,
@@ -38,7 +38,7 @@ MAX_LINES = {
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 41_650,
+    "installed": 41_665,
     "benchmarks": 6_650,
 }
 MAX_CODE = 26_890

@@ -138,12 +138,14 @@ def explain(session: Session, examples: int) -> Explanation:
 _INFERENCE, _TRAINING = (4.1, 2.2, 6.0, 50.0, 204.0, 457.0), (11.0, 2.7, 27.5, 68.0, 231.0, 654.0)
 
 
-def _is_slower(session: Session, operations: Sequence[Operation]) -> bool:
-    """Whether the plain loop may be faster; not said of models with loops and whole cells."""
+def _is_slower(session: Session, operations: Sequence[Operation], examples: int) -> bool:
+    """Whether the plain loop may be faster; not said of models with cells that run whole trees."""
     costs = _TRAINING if session.grad else _INFERENCE
     called = {op.name for op in operations}
     sites = [s for s in session.table.sites if s.signature and s.signature.name in called]
-    if any(site.cell or site.layer or (site.spec and site.spec.inside) for site in sites):
+    if any(site.spec and site.spec.inside for site in sites):  # loops and branches
+        return examples < (8 if session.grad else 16)
+    if any(site.cell or site.layer for site in sites):
         return False
     steps = [len(part.steps) for part in session.parts if isinstance(part, Steps)]
     calls, made = sum(op.calls for op in operations), sum(op.steps for op in operations)
@@ -161,7 +163,7 @@ def _remarks(
             "nothing was recorded, so nothing was batched: functions of tensors of the example and "
             "of parameters run at once, until a module of the model is called"
         )
-    if operations and _is_slower(session, operations):
+    if operations and _is_slower(session, operations, examples):
         remarks.append(
             f"{examples} examples may be faster one by one, model(examples, batch=False); "
             "larger batches, submodules that take tensors only, or while_loop and cond instead of "

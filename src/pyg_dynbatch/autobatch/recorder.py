@@ -1,9 +1,11 @@
 """What records the calls of a model: the definition of ``native/recorder.c``, which replaces it.
 
-Of a call a session is asked three things: :meth:`Session.find` which site it has,
-:meth:`Session.check_parts` whether a module that it calls has changed, and
-:meth:`Session.operand_of` what stands for a tensor. In C, calls are looked up by machine words, so
-that most need no Python.
+In C, calls are looked up by machine words, and most need no Python. A session is asked about
+whatever is new: :meth:`Session.find` which site a call has, :meth:`Session.check_parts` whether a
+module that it calls has changed, :meth:`Session.operand_of` what stands for a tensor,
+:meth:`Session.foreign` for values of other sessions, and :meth:`Session.call_otherwise` to record
+calls whose arguments have other types. Rows from outside that were met before, and new ones of
+known shapes, are recorded in C as :meth:`Session.outside_row` does it, in the same attributes.
 """
 
 import threading
@@ -127,7 +129,7 @@ class Recorder:
         del self._code[:]
 
     def alive(self) -> bytes:
-        """Return for each value whether there may be objects that stand for it."""
+        """Return for each value how many objects may stand for it, in C at most 255."""
         return b"\1" * (self.base + len(self._code))
 
     def needs_grad(self, number: int) -> bool:

@@ -227,7 +227,7 @@ def holds_values(value: Any, depth: int = 3) -> bool:
 
 
 def _mark(value: Any) -> tuple[int, Any] | None:
-    """Return what tells at little cost that a value has changed; None if it cannot change."""
+    """Return a cheap sign that a value has changed; None if it cannot change."""
     if type(value) is Lazy or nn.parameter.is_lazy(value):
         return None
     if isinstance(value, Tensor):

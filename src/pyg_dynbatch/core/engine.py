@@ -194,11 +194,8 @@ class _Known(NamedTuple):
 
     operation: Operation
     run: Callable[..., Any]
-    results: list[tuple[tuple[int, ...], torch.dtype]]  # if all rows are single tensors
+    results: list[tuple[tuple[int, ...], torch.dtype]]  # empty if rows have several parts
     is_function: bool  # whose arguments and results need not be checked
-
-
-"""An operation, what is called, and the shape and dtype of each result if all are tensors."""
 
 
 class Run:

@@ -38,7 +38,7 @@ int read_arguments(PyObject *const *args, Py_ssize_t count, int wanted, int64_t 
 int read_fields(const struct field *fields, int count, PyObject *const *args, Py_ssize_t positional,
                 PyObject *names, void *into);
 
-/* An attribute; its name becomes an object at first. */
+/* An attribute; its name is interned on first use. */
 PyObject *attribute_of(PyObject *owner, PyObject **name, const char *text);
 
 enum { INVALID = -2 }; /* what functions that check their arguments return */

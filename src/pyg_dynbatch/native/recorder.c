@@ -297,7 +297,7 @@ static PyObject *known_row(const struct recorder *r, PyObject *tensor, PyObject 
     return found;
 }
 
-/* Whether a tensor is on the device of the model, needs no gradient, and torch counts its changes. */
+/* Whether a tensor is on the model's device, needs no gradient, and torch counts its changes. */
 static int is_simple(const struct recorder *r, PyObject *tensor)
 {
     if (!fact_is(tensor, GRADIENT, Py_False) || !fact_is(tensor, INFERENCE, Py_False) ||

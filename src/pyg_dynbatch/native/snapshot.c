@@ -134,7 +134,7 @@ static void free_snapshot(PyObject *self)
 
 static PyMethodDef methods_of_snapshot[] = {
     {"take", take, METH_VARARGS, "Keep the values of dicts, sizes of dicts, types of tensors."},
-    {"same", same, METH_NOARGS, "Whether all is as it was taken."},
+    {"same", same, METH_NOARGS, "Whether all is unchanged since it was taken."},
     {"drop", drop, METH_NOARGS, "Forget what was taken."},
     {NULL, NULL, 0, NULL},
 };

@@ -248,7 +248,7 @@ def continue_plan(checkpoint: Mapping[str, Any], trainer: pl.Trainer) -> Mapping
     # If the number of ranks does not fit, or the plan is different, the loader raises an error.
     before, now = states[0]["batches_per_step"], max(1, virtual // trainer.world_size)
     progress, state = loops["epoch_loop.batch_progress"], dict(states[0])
-    # Of a step of the optimiser that was not finished, the gradients are lost: it is repeated.
+    # Of a step of the optimizer that was not finished, the gradients are lost: it is repeated.
     whole = checkpoint.get("pyg_dynbatch_accumulated", before)
     lost = 0 if progress["is_last_batch"] else progress["current"]["ready"] % whole
     if lost:

@@ -1,4 +1,4 @@
-"""Optimisers that treat word vectors apart, and schedules of their learning rates."""
+"""Optimizers that treat word vectors apart, and schedules of their learning rates."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,15 +21,15 @@ def _check_range(options: object, name: str, fits: bool, expected: str) -> None:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Choose the optimisers of the weights and of the word vectors.
+    """Choose the optimizers of the weights and of the word vectors.
 
     Args:
-        name: Optimiser of all other weights: ``adagrad``, ``adam``, ``adamw`` or ``sgd``.
+        name: Optimizer of all other weights: ``adagrad``, ``adam``, ``adamw`` or ``sgd``.
         lr: Its learning rate.
         weight_decay: L2 penalty on these weights (decoupled for ``adamw``).
         initial_accumulator: First value of Adagrad's sum of squared gradients (TensorFlow: 0.1).
         eps: Added to the denominator; by default 1e-10 for Adagrad, 1e-8 for Adam.
-        embedding: Optimiser of the word vectors: ``same``, another name, or ``fixed`` for none.
+        embedding: Optimizer of the word vectors: ``same``, another name, or ``fixed`` for none.
         embedding_lr: Learning rate of the word vectors; by default that of the weights.
         embedding_gradient_scale: Factor on the gradients of the word vectors. Adagrad divides by
             their size, so there it acts through the initial accumulator and eps alone.
@@ -78,7 +78,7 @@ class RateOptions:
         gamma: Factor of ``step`` and ``exponential``.
         every: Epochs between two steps of ``step``.
         final: Last rate of ``cosine`` and ``one_cycle``, as a fraction of the full rate.
-        warmup: Number of optimiser steps in which the rate rises linearly to its full value.
+        warmup: Number of optimizer steps in which the rate rises linearly to its full value.
         rise: Fraction of the run in which ``one_cycle`` rises.
 
     Raises:
@@ -136,7 +136,7 @@ class VectorOptions:
 def rate_factor(
     options: RateOptions, steps_per_epoch: float, total_steps: float
 ) -> Callable[[int], float]:
-    """Return the function from the number of optimiser steps to the factor of the rates."""
+    """Return the function from the number of optimizer steps to the factor of the rates."""
     if options.name in ("cosine", "one_cycle") and not math.isfinite(total_steps):
         what = f"RateOptions: a {options.name} schedule needs to know the end of training"
         expected, hint = "a trainer with max_epochs or max_steps", "--trainer.max_epochs 20"
@@ -169,7 +169,7 @@ def build_scheduler(
 ) -> dict[str, Any] | None:
     """Return the schedule in the form that Lightning's ``configure_optimizers`` returns.
 
-    ``lengths`` returns the optimiser steps per epoch and per run; it is called only if needed.
+    ``lengths`` returns the optimizer steps per epoch and per run; it is called only if needed.
     """
     constant = options.name == "constant"
     if constant and options.warmup == 0:
@@ -191,14 +191,14 @@ _KINDS: dict[str, tuple[Any, float]] = {
 
 
 class SplitOptimizer(Optimizer):
-    """Run several optimisers on disjoint parameters as one.
+    """Run several optimizers on disjoint parameters as one.
 
     Lightning's automatic optimisation, learning-rate schedulers and gradient clipping see one
-    optimiser: its parameter groups are those of all parts in order, and its state is shared with
-    them. A checkpoint therefore has the same form as that of any optimiser.
+    optimizer: its parameter groups are those of all parts in order, and its state is shared with
+    them. A checkpoint therefore has the same form as that of any optimizer.
 
     Args:
-        parts: Optimisers over disjoint parameters.
+        parts: Optimizers over disjoint parameters.
 
     Raises:
         ValueError: If there are no parameters, or two parts have the same one (raised by torch).
@@ -247,7 +247,7 @@ class SplitOptimizer(Optimizer):
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
-    """Build the optimiser of a model, whose word vectors may have a different one.
+    """Build the optimizer of a model, whose word vectors may have a different one.
 
     Adagrad on the gradients of the word vectors times ``s`` equals Adagrad on the gradients, with
     the initial accumulator divided by ``s²`` and eps by ``s``:
@@ -258,10 +258,10 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> Optimizer:
 
     Args:
         model: The weights of its ``nn.Embedding`` modules are the word vectors.
-        options: The optimisers and their rates.
+        options: The optimizers and their rates.
 
     Raises:
-        ValueError: If the optimiser of the word vectors does not support sparse gradients.
+        ValueError: If the optimizer of the word vectors does not support sparse gradients.
 
     Reference:
         Duchi, Hazan, Singer (2011), JMLR 12, figure 1 (Adagrad with diagonal matrices).

@@ -106,7 +106,7 @@ class LastCheckpoint(RunCheckpoint):
     best one, so a run resumed from it would repeat epochs.
 
     Args:
-        every_n_train_steps: Steps of the optimiser after which it is also written; None for never.
+        every_n_train_steps: Steps of the optimizer after which it is also written; None for never.
 
     Raises:
         ValueError: If the number of steps is less than 1.

@@ -1,4 +1,4 @@
-"""Base of all tasks: metrics, loss over ranks, optimiser, learning-rate schedule, checkpoints."""
+"""Base of all tasks: metrics, loss over ranks, optimizer, learning-rate schedule, checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -169,7 +169,7 @@ class Task(pl.LightningModule, ABC):
 
     Args:
         model: What is trained, and predicts.
-        optimizer: Options of the optimiser.
+        optimizer: Options of the optimizer.
         rate: Options of the learning-rate schedule.
         reduction: Divisor of the summed training loss, see :meth:`scaled_loss`.
         scores: Returns the metrics of one stage, by the names they are logged under.
@@ -302,7 +302,7 @@ class Task(pl.LightningModule, ABC):
             self.hparams["optimizer"] = asdict(self.optimizer_options)
 
     def configure_optimizers(self) -> Any:
-        """Build the optimiser and, unless the rate is constant, its schedule."""
+        """Build the optimizer and, unless the rate is constant, its schedule."""
         optimizer = build_optimizer(self.model, self.optimizer_options)
         scheduler = build_scheduler(optimizer, self.rate_options, self._lengths)
         if scheduler is None:
@@ -320,7 +320,7 @@ class Task(pl.LightningModule, ABC):
         """Reduce a summed loss so that the gradients do not depend on how ranks share a batch.
 
         Nor do they depend on the number of batches whose gradients are accumulated: those are
-        divided together, before the step of the optimiser.
+        divided together, before the step of the optimizer.
 
         Args:
             loss: Sum of the losses of this rank.

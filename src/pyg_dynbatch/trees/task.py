@@ -448,7 +448,7 @@ class TreeClassification(TreeTask):
         reduction: What the summed loss is divided by: nothing (``sum``), the labelled nodes
             (``mean``) or the trees of the batch (``per_tree``).
         polarity: Whether the classes are a scale around a neutral middle.
-        optimizer: Options of the optimiser.
+        optimizer: Options of the optimizer.
         rate: Options of the learning-rate schedule.
         **network: Everything else goes to
             :class:`~pyg_dynbatch.models.TreeClassifier`.
@@ -548,7 +548,7 @@ class TreeRelatedness(TreeTask):
         num_tokens: Rows of the embedding.
         num_classes: Largest score, 5 for SICK.
         reduction: What the summed loss is divided by: nothing (``sum``) or the pairs (``mean``).
-        optimizer: Options of the optimiser.
+        optimizer: Options of the optimizer.
         rate: Options of the learning-rate schedule.
         **network: Everything else goes to :class:`~pyg_dynbatch.models.TreeSimilarity`.
 
