@@ -159,6 +159,17 @@ def test_tensors_from_outside_are_used_as_they_were(kind: str) -> None:
             model(outside(2)[1:])
 
 
+def test_a_tensor_from_outside_that_is_resized_is_refused() -> None:
+    def run(m: Any, x: Tensor) -> Any:
+        made = torch.zeros(4)
+        y = m.part(x) + made
+        made.resize_(2)
+        return y
+
+    with pytest.raises(RuntimeError, match="changed in place after the model had used it"):
+        autobatch(Wrap(run, part=nn.Linear(4, 4)))(X)
+
+
 SHARED: dict[str, Callable[[Any], Tensor]] = {
     "parameter": lambda m: m.weight,
     "buffer": lambda m: m.shift,

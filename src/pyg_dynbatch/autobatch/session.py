@@ -504,10 +504,10 @@ class Session(Recorder):
         example, self.example, self.failed = self.example, None, True
         if self.table.engine.device != self.device:
             self.table.engine.to(self.device)
-        outside, parts = self.outside_tensors(), self.plan(needed, wanted)
         for tensor, version in self.unread:
             self._check_version(tensor, version)
         self.unread.clear()
+        outside, parts = self.outside_tensors(), self.plan(needed, wanted)
         recording, ACTIVE.session = ACTIVE.session, None
         try:
             with torch.set_grad_enabled(self.grad), self.table.watch.ignored(example):
