@@ -22,6 +22,7 @@ import json
 import os
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ from plan_reader import operators_of, read_rows, seconds_of
 from pyg_dynbatch import blocks as td
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 
-MODULES = "one module per operator"
+MODULES, PERCENT = "one module per operator", (50, 90, 99)
 
 
 def collect(database: Path | None, queries: Path | None, size: int) -> Iterator[dict[str, Any]]:
@@ -75,7 +76,9 @@ def split(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [[row for row in rows if part[row["template"]] == number] for number in range(3)]
 
 
-def compare(rows: list[dict[str, Any]]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def compare(
+    rows: list[dict[str, Any]], seeds: int = 1
+) -> tuple[dict[str, list[np.ndarray]], np.ndarray]:
     """Train all models; return their predictions for the test plans, and the measured seconds."""
     parts = split(rows)
     plans = [[row["plan"] for row in part] for part in parts]
@@ -88,17 +91,19 @@ def compare(rows: list[dict[str, Any]]) -> tuple[dict[str, np.ndarray], np.ndarr
         "flat: counts, cardinalities": [flat(part, sorted(kinds), False) for part in plans],
         "flat, with texts": [flat(part, sorted(kinds), True) for part in plans],
     }
-    guesses = {name: ridge(tables, log[0], log[1]) for name, tables in found.items()}
-    guesses["linear per operator"] = per_operator(plans, sorted(kinds))
-    torch.manual_seed(0)
-    model = td.Compiler.create(run_time(kinds, 32))
+    guesses = {name: [ridge(tables, log[0], log[1])] for name, tables in found.items()}
+    guesses["linear per operator"] = [per_operator(plans, sorted(kinds))]
+    guesses[MODULES] = []
     read = [[prepared(plan, kinds) for plan in part] for part in plans]
     logs = [torch.from_numpy(each).float() for each in log]
-    train(model, read[0], logs[0], read[1], logs[1])
-    guesses[MODULES] = predict(model, read[2]).numpy()
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model = td.Compiler.create(run_time(kinds, 32))
+        train(model, read[0], logs[0], read[1], logs[1])
+        guesses[MODULES].append(predict(model, read[2]).numpy())
     if all("times" in row for row in parts[2]):
         again = [max(SHORTEST, row["times"][len(row["times"]) // 2]) for row in parts[2]]
-        guesses["a run of the same query"] = np.log(again)
+        guesses["a run of the same query"] = [np.log(again)]
     return guesses, log[2]
 
 
@@ -109,8 +114,10 @@ def main() -> None:
     parser.add_argument("queries", type=Path, nargs="?", help="queries, separated by semicolons")
     parser.add_argument("--size", type=int, default=4000, help="number of generated queries")
     parser.add_argument("--save", type=Path, help="file for the plans, as read above")
+    parser.add_argument("--seeds", type=int, default=1, help="models that are trained")
+    parser.add_argument("--json", type=Path, help="file for the q-errors of all models")
     parser.add_argument("--figure", type=Path)
-    options = parser.parse_args()
+    options, begin = parser.parse_args(), time.perf_counter()
     if options.source and not options.queries:
         rows = read_rows(options.source)
     else:
@@ -119,15 +126,21 @@ def main() -> None:
             for row in collect(options.source, options.queries, options.size):
                 file.write(json.dumps(row) + "\n")
                 rows.append(row)
-    guesses, log = compare(rows)
+    guesses, log = compare(rows, options.seeds)
     print(f"{len(log)} test plans, {np.exp(np.median(log)) * 1000:.1f} ms; q-error 50%, 90%, 99%")
-    for name, guess in guesses.items():
-        factors = np.exp(np.percentile(abs(guess - log), [50, 90, 99]))
-        print(f"{name:28}", *(f"{factor:7.2f}" for factor in factors))
+    results = {}
+    for name, found in guesses.items():
+        factors = np.exp([np.percentile(abs(guess - log), PERCENT) for guess in found])
+        print(f"{name:28}", *(f"{factor:7.2f}" for factor in factors.mean(0)))
+        named = zip(PERCENT, factors.T.tolist(), strict=True)
+        results[name] = {f"q-error, {percent}%": values for percent, values in named}
+    if options.json:
+        minutes = (time.perf_counter() - begin) / 60
+        options.json.write_text(json.dumps({"rows": results, "minutes": minutes}))
     if options.figure:
         figure, axes = new_figure(1, 2, 3.5, 3.5)
         for each, name in zip(axes, (list(guesses)[1], MODULES), strict=True):
-            draw_parity(each, log / np.log(10), guesses[name] / np.log(10), f"{name} (log10 s)")
+            draw_parity(each, log / np.log(10), guesses[name][0] / np.log(10), f"{name} (log10 s)")
         save_figure(figure, options.figure)
 
 

@@ -1,0 +1,299 @@
+"""Reference figures: accuracies beside published ones and plain baselines, on one page.
+
+Every row has a command. Its results are kept in a folder, so only rows without results are run;
+delete the file of a row to run it again. The page docs/reference.md is written from the figures
+in benchmarks/reference.json, to which the results of the rows are added.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import bench
+from pyg_dynbatch.files import write_atomically
+from pyg_dynbatch.prediction import read_checkpoint
+
+ROOT = Path(__file__).parents[1]
+PAGE, FIGURES = ROOT / "docs" / "reference.md", ROOT / "benchmarks" / "reference.json"
+MOST_BYTES = 5_000_000
+"""Size of a checkpoint above which it is refused."""
+
+Figures = dict[str, Any]
+Scores = dict[str, list[float]]
+"""Values of a metric, one per seed or split, by model."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the page: what is measured, and how.
+
+    ``DATA`` in a command is the folder of the data, ``RESULT`` the file that a script writes.
+    """
+
+    page: str  # of the case or guide
+    data: str
+    split: str
+    metric: str  # its name in the results
+    unit: str
+    ours: str  # the model that is reported
+    command: str
+    published: str  # of the same kind of model, with its source
+    variants: tuple[str, ...] = ()  # models of ours that are not reported, and no baselines
+    smaller_is_better: bool = False
+    percent: bool = False
+    fit: str = ""  # options of ``fit`` for a checkpoint
+    baseline: tuple[str, Callable[[], float]] | None = None  # where the command has none
+
+
+def listops_baseline() -> float:
+    """Return the test accuracy of logistic regression on counts of runs of tokens."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
+
+    recipe = ListOpsRecipe(train=20_000, val=2_000, test=2_000, max_length=100)
+    parts = {name: ListOps(None, name, recipe=recipe) for name in ("train", "val", "test")}
+    texts = {k: [" ".join(map(str, d.token.tolist())) for d in v] for k, v in parts.items()}
+    labels = {k: [int(d.y[0]) for d in v] for k, v in parts.items()}
+    counts = CountVectorizer(ngram_range=(1, 4), token_pattern=r"\S+", min_df=5)
+    x = {"train": counts.fit_transform(texts["train"])}
+    x |= {name: counts.transform(texts[name]) for name in ("val", "test")}
+    models = [LogisticRegression(C=c, max_iter=300) for c in (0.001, 0.01, 0.1)]
+    found = [model.fit(x["train"], labels["train"]) for model in models]
+    best = max(found, key=lambda model: model.score(x["val"], labels["val"]))
+    return float(best.score(x["test"], labels["test"]))
+
+
+def _repeat(config: str, options: str, baselines: bool = False) -> str:
+    more = " --baselines" if baselines else ""
+    return f"pyg-dynbatch repeat --config configs/{config}.yaml --times 5{more} {options}".strip()
+
+
+def _molecules(name: str, data: str, split: str, metric: str, unit: str, published: str) -> Row:
+    folder = "--data.init_args.raw_dir DATA/molecules"
+    return Row(
+        page="molecules.md",
+        data=data,
+        split=split,
+        metric=metric,
+        unit=unit,
+        ours="network",
+        command=_repeat(name, folder, baselines=True),
+        published=published,
+        smaller_is_better=metric == "rmse",
+        fit=f"--config configs/{name}.yaml {folder}",
+    )
+
+
+_RANDOM, _WEAVE = "random 80/10/10, drawn by each seed", "Weave, Wu et al. 2018"
+ROWS = {
+    "listops": Row(
+        page="training.md",
+        data="ListOps, 20,000 generated expressions of at most 100 tokens",
+        split="20,000 / 2,000 / 2,000, fixed",
+        metric="accuracy",
+        unit="accuracy, %",
+        ours="network",
+        command=_repeat("listops", ""),
+        published="no published figure for this recipe",
+        percent=True,
+        fit="--config configs/listops.yaml",
+        baseline=("linear model of one to four tokens", listops_baseline),
+    ),
+    "esol": _molecules("esol", "ESOL", _RANDOM, "rmse", "RMSE, log mol/l", f"0.610 ({_WEAVE})"),
+    "freesolv": _molecules(
+        "freesolv", "FreeSolv", _RANDOM, "rmse", "RMSE, kcal/mol", f"1.22 ({_WEAVE})"
+    ),
+    "bbbp": _molecules(
+        "bbbp", "BBBP", "scaffold 80/10/10", "roc_auc", "ROC-AUC", f"0.671 ({_WEAVE})"
+    ),
+    "query_plans": Row(
+        page="cases/query_plans.md",
+        data="4,000 plans of DuckDB over generated tables",
+        split="by template, 70/10/20",
+        metric="q-error, 90%",
+        unit="q-error, 90th percentile",
+        ours="one module per operator",
+        command="python examples/cases/query_plans.py --seeds 5 --json RESULT",
+        published="no published figure for these data",
+        variants=("a run of the same query",),
+        smaller_is_better=True,
+    ),
+}
+
+
+def run(name: str, options: argparse.Namespace) -> Figures:
+    """Run the command of a row, unless its results are there, and return them."""
+    row, file = ROWS[name], options.results / f"{name}.json"
+    if not file.is_file():
+        begin = time.perf_counter()
+        table = options.results / f"{name}.csv"
+        _call(row.command, options, file, ["--output", str(table)])
+        if not file.is_file():  # the script of a case writes it, `repeat` writes a table
+            found = {"rows": _of_table(table, row.metric)}
+            if row.baseline is not None:
+                found["rows"][row.baseline[0]] = {row.metric: [row.baseline[1]()]}
+            minutes = (time.perf_counter() - begin) / 60
+            _write(file, json.dumps({**found, "minutes": minutes}))
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
+
+
+def _call(command: str, options: argparse.Namespace, result: Path, more: Sequence[str]) -> None:
+    words = command.replace("DATA", str(options.data)).replace("RESULT", str(result))
+    program, *given = shlex.split(words)
+    if program == "pyg-dynbatch":
+        saved = ["--trainer.logger.init_args.save_dir", str(options.results / "runs")]
+        given = ["-m", "pyg_dynbatch", *given, *saved, *more]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    print(f"$ {words}", flush=True)
+    if subprocess.run([sys.executable, *given], cwd=ROOT, env=environment).returncode:
+        raise SystemExit(f"the command has failed: {words}")
+
+
+def _of_table(table: Path, metric: str) -> dict[str, dict[str, list[float]]]:
+    """Read the results of ``repeat``: of the mean, if there are several properties."""
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == metric]
+    tasks = [row["task"] for row in rows]
+    main = "mean" if "mean" in tasks else tasks[0]
+    return {
+        row["model"]: {metric: [float(row[f"run_{n + 1}"]) for n in range(int(row["runs"]))]}
+        for row in rows
+        if row["task"] == main
+    }
+
+
+def scores_of(row: Row, results: Figures) -> Scores:
+    """Return the values of the metric of a row by model."""
+    return {name: found[row.metric] for name, found in results["rows"].items()}
+
+
+def best_baseline(row: Row, scores: Scores) -> str:
+    """Return the model with the best mean among those that are not ours."""
+    plain = [name for name in scores if name not in (row.ours, *row.variants)]
+    choose = min if row.smaller_is_better else max
+    return choose(plain, key=lambda name: statistics.mean(scores[name]))
+
+
+def _shown(values: Sequence[float], percent: bool) -> str:
+    """Write mean and deviation with three digits."""
+    values = [value * (100 if percent else 1) for value in values]
+    digits = 1 if abs(statistics.mean(values)) >= 10 else 3
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
+def _cells(name: str, figures: Figures) -> list[str]:
+    row = ROWS[name]
+    scores = scores_of(row, figures)
+    plain = best_baseline(row, scores)
+    means = [statistics.mean(scores[model]) for model in (row.ours, plain)]
+    wins = means[0] < means[1] if row.smaller_is_better else means[0] > means[1]
+    ours, theirs = (_shown(scores[model], row.percent) for model in (row.ours, plain))
+    ours, theirs = (f"**{ours}**", theirs) if wins else (ours, f"**{theirs}**")
+    return [
+        *(f"[{row.data}]({row.page})", row.split, row.unit, f"{ours} ({len(scores[row.ours])})"),
+        *(row.published, f"{theirs}: {plain}", f"{figures['minutes']:.0f}", f"`{name}`"),
+    ]
+
+
+def table(figures: Figures) -> str:
+    """Write the table of the page."""
+    header = ("data", "split", "metric", "ours (runs)", "published", "best plain baseline")
+    lines = [[*header, "minutes", "row"], ["---"] * 8]
+    lines += [_cells(name, figures[name]) for name in ROWS if name in figures]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def commands(names: Iterable[str]) -> str:
+    """List the command of each row."""
+    return "\n".join(f"{ROWS[name].command}  # {name}" for name in names)
+
+
+def page(text: str, figures: Figures) -> str:
+    """Return the page with the parts between marks written from the figures."""
+    names = [name for name in ROWS if name in figures]
+    parts = {"table": table(figures), "commands": f"```\n{commands(names)}\n```"}
+    for mark, part in parts.items():
+        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+        found = re.fullmatch(f"(.*{begin}).*?({end}.*)", text, re.DOTALL)
+        if not found:
+            raise SystemExit(f"{PAGE}: the marks of the part '{mark}' are missing")
+        text = f"{found[1]}{part}\n{found[2]}"
+    return text
+
+
+def save_checkpoint(name: str, options: argparse.Namespace) -> Path:
+    """Train the model of a row once, and keep what prediction needs."""
+    row, folder = ROWS[name], options.results / "runs" / "checkpoints" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    more = ["--trainer.logger.init_args.name", f"checkpoints/{name}"]
+    before = set(folder.iterdir())
+    _call(f"pyg-dynbatch fit {row.fit}", options, folder, more)
+    (made,) = set(folder.iterdir()) - before
+    content = read_checkpoint(made / "best.ckpt")
+    training = ("optimizer_states", "lr_schedulers", "callbacks", "loops", "random_state")
+    path = options.checkpoints / f"{name}.ckpt"
+    kept = {key: value for key, value in content.items() if key not in training}
+    write_atomically(path, lambda target: torch.save(kept, target))
+    if (size := path.stat().st_size) > MOST_BYTES:
+        path.unlink()
+        raise SystemExit(f"{name}: a checkpoint of {size:,} bytes, at most {MOST_BYTES:,}")
+    print(f"checkpoint:       {path}, {path.stat().st_size:,} bytes")
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run rows, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reference", description=__doc__)
+    add = parser.add_argument
+    add("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    data = Path(os.environ.get("PYG_DYNBATCH_DATA", "data"))
+    add("--data", type=Path, default=data, metavar="FOLDER", help="as in docs/reference.md")
+    results = Path("runs", "reference")
+    add("--results", type=Path, default=results, metavar="FOLDER", help=f"default: {results}")
+    text = "train a model per row and keep it here, instead of measuring"
+    add("--checkpoints", type=Path, metavar="FOLDER", help=text)
+    options = parser.parse_args(argv)
+    for name in ("data", "results", "checkpoints"):
+        if getattr(options, name) is not None:
+            setattr(options, name, getattr(options, name).absolute())
+    options.results.mkdir(parents=True, exist_ok=True)
+    if options.checkpoints is not None:
+        options.checkpoints.mkdir(parents=True, exist_ok=True)
+        for name in options.rows:
+            if ROWS[name].fit:
+                save_checkpoint(name, options)
+        return 0
+    figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.is_file() else {}
+    for name in options.rows:
+        now = {**bench.machine(torch.device("cpu")), **run(name, options)}
+        figures[name] = {**now, "date": datetime.now(UTC).date().isoformat()}
+        print(*_cells(name, figures[name]), sep=" | ", flush=True)
+    text = json.dumps({name: figures[name] for name in ROWS if name in figures}, indent=1)
+    _write(FIGURES, f"{text}\n")
+    _write(PAGE, page(PAGE.read_text(encoding="utf-8"), figures))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
