@@ -111,10 +111,15 @@ class VectorOptions:
 
     Args:
         source: ``none`` (the model's own random vectors), ``glove`` (a text file, also ``.gz``, in
-            GloVe or word2vec form) or ``sentence`` (a sentence-transformers model on each word).
-        file: The file of ``glove``; for ``sentence`` the name or folder of the model.
+            GloVe or word2vec form), ``sentence`` (a sentence-transformers model on each word) or
+            ``contextual`` (a transformer on each sentence: fixed vectors of word occurrences, in
+            place of an embedding; they are kept beside the cached trees).
+        file: The file of ``glove``; for ``sentence`` and ``contextual`` the name or folder of the
+            model.
         cache: For ``sentence``: file for the vectors, so that the model runs only once.
-        scale: Factor on every vector.
+        scale: Factor on every vector; for ``contextual`` the standard deviation of every feature
+            on the training split, where its mean is 0.
+        layers: For ``contextual``: hidden layers that are put side by side, 0 the embedding.
         missing: Initial vector of a word that has none: ``shared_uniform`` (one for all such words,
             U(-0.05, 0.05)), ``uniform`` (one for each, U(-0.05, 0.05)), ``normal`` (one for each,
             with the deviation of the vectors found) or ``zeros``.
@@ -125,10 +130,11 @@ class VectorOptions:
         'uniform'
     """
 
-    source: Literal["none", "glove", "sentence"] = "none"
+    source: Literal["none", "glove", "sentence", "contextual"] = "none"
     file: str | None = None
     cache: str | None = None
     scale: float = 1.0
+    layers: tuple[int, ...] = (0, 3, -1)
     missing: Literal["shared_uniform", "uniform", "normal", "zeros"] = "uniform"
     lower_case: bool = True
 

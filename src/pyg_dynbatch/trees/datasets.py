@@ -9,7 +9,7 @@ import warnings
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import is_
 from pathlib import Path
@@ -28,6 +28,13 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import read_lines, sha256_of
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
+from pyg_dynbatch.trees.contextual import (
+    ContextualVectors,
+    SentenceEncoder,
+    Sentences,
+    file_name,
+    word_rows,
+)
 from pyg_dynbatch.trees.data import DynTreeData, TreeColumns
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_bracketed, parse_parents
 from pyg_dynbatch.trees.words import Vocabulary
@@ -43,7 +50,8 @@ _FORMAT = "pyg_dynbatch.trees.2"
 class Content:
     """What a data set consists of before it is cached."""
 
-    splits: Mapping[str, Sequence[Any]]  # items with an attribute ``words``, for the vocabulary
+    # Items with attributes ``words``, for the vocabulary, and ``sentences``, for an encoder.
+    splits: Mapping[str, Sequence[Any]]
     featurize: Callable[[Any, Vocabulary], DynTreeData]  # makes an example of an item
     num_classes: int
 
@@ -65,12 +73,16 @@ class TreeDataset(InMemoryDataset, ABC):
         transform: Applied to an example each time it is taken.
         pre_transform: Applied to an example once, before it is cached; with a root it must be one
             that can be pickled.
+        encoder: Gives every word a vector within its sentence, in the field ``x`` of a node. Those
+            of a split are computed once and kept in a file beside the cached trees, which is
+            mapped into memory.
         force_reload: Whether to rebuild the cache.
 
     Raises:
         OSError: If the cache folder cannot be written.
         ValueError: If the split is empty, or if there is a root and ``pre_transform`` cannot be
-            pickled.
+            pickled; with an encoder, if there are no sentences, or if the file of their vectors is
+            damaged or belongs to others.
 
     Example:
         >>> from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
@@ -89,6 +101,7 @@ class TreeDataset(InMemoryDataset, ABC):
         *,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
+        encoder: SentenceEncoder | None = None,
         force_reload: bool = False,
     ) -> None:
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
@@ -99,6 +112,7 @@ class TreeDataset(InMemoryDataset, ABC):
         if not isinstance(vocabulary, Vocabulary) and vocabulary not in ("all", "train"):
             what, expected = f"{name}: unknown vocabulary", "all, train or a Vocabulary"
             raise mismatch(ValueError, what, expected, repr(vocabulary))
+        build = cache(build)
         packed = ending = None
         if root is not None:
             words = vocabulary if isinstance(vocabulary, str) else vocabulary.digest()
@@ -112,6 +126,43 @@ class TreeDataset(InMemoryDataset, ABC):
         self.vocabulary = Vocabulary(known, unknown, packed["lower_case"])
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
+        self.vectors: ContextualVectors | None = None
+        """The vectors of an encoder, standardized if their ``standard`` is set."""
+        if encoder is not None:
+            trees = None if ending is None else f"{split}.{ending.removesuffix('.pt')}"
+            self._take_vectors(encoder, trees, lambda: build().splits[split])
+
+    def _take_vectors(
+        self, encoder: SentenceEncoder, trees: str | None, items: Callable[[], Sequence[Any]]
+    ) -> None:
+        """Number the words, whose vectors are kept in the file of these trees, if it has a name."""
+        name = type(self).__name__
+        if self.pre_transform is not None:
+            what, got = f"{name}: an encoder reads the sentences as they are", "a pre_transform"
+            raise mismatch(ValueError, what, "transform, which sees x", got)
+
+        def read() -> Sentences:
+            if hasattr(items()[0], "sentences"):
+                return [sentence for item in items() for sentence in item.sentences]
+            what = f"{name}: there are no sentences to encode"
+            raise mismatch(ValueError, what, "no encoder", encoder)
+
+        if trees is None:
+            self.vectors = ContextualVectors.of(encoder, read())
+        else:
+            path = Path(self.processed_dir, file_name(encoder, trees))
+            self.vectors = ContextualVectors.kept(path, encoder, trees, read)
+        self._data.word = word_rows(self._data.token)
+        if self.slices is not None:
+            self.slices["word"] = self.slices["token"]
+
+    def get(self, idx: int) -> Any:
+        """Take one example, with the vectors of its words."""
+        example = super().get(idx)
+        if self.vectors is not None and "word" in example:
+            example.x = self.vectors(example.word)
+            del example.word
+        return example
 
     def _cached(self, name: str) -> dict[str, Any] | None:
         path, what = Path(self.processed_dir, name), type(self).__name__
@@ -190,7 +241,11 @@ class TreeDataset(InMemoryDataset, ABC):
         if columns is None:
             return [self[i] for i in chosen]
         where = self.indices()
-        return columns[[where[i] for i in chosen]]
+        taken = columns[[where[i] for i in chosen]]
+        if self.vectors is not None:
+            taken.fields["x"] = self.vectors(taken.fields.pop("word"))
+            taken.segments["x"] = taken.segments.pop("word")
+        return taken
 
     def _columns(self) -> TreeColumns | None:
         """Return all trees that PyG joined as columns; None where PyG has to take them out."""
@@ -203,7 +258,7 @@ class TreeDataset(InMemoryDataset, ABC):
             self._segments = source, _segments_of(*source)
         segments = self._segments[1]
         fields = {key: store[key] for key in segments if key in store and key != "num_nodes"}
-        if "edge_index" not in fields or not fields.keys() <= TreeColumns.named:
+        if "edge_index" not in fields or not fields.keys() <= {*TreeColumns.named, "word"}:
             return None
         if not all(map(is_plain, fields.values())):
             return None
@@ -448,6 +503,10 @@ class _Pair:
     @property
     def words(self) -> list[str]:
         return [word for tree in self.trees for word in tree.words]
+
+    @property
+    def sentences(self) -> list[list[str]]:
+        return [tree.words for tree in self.trees]
 
 
 class SICK(TreeDataset):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyg_dynbatch import prediction
 from pyg_dynbatch.console import Progress, check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn import RecursiveLayer
+from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder, word_rows
 from pyg_dynbatch.trees.data import Collater, DataLoader, DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
@@ -24,14 +26,22 @@ class TreeModel(prediction.Model):
     """Base of models of trees, with the words that they were trained on, if known."""
 
     vocabulary: Vocabulary | None = None
+    encoder: SentenceEncoder | None = None
+    """What gave words their vectors within sentences, if anything did, in place of a vocabulary."""
+    standard: Tensor | None = None
+    """Mean and factor of each feature of these vectors."""
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
-        """Build a model for prediction, with its vocabulary."""
+        """Build a model for prediction, with its vocabulary or encoder."""
         model = super().from_checkpoint(checkpoint, path)
-        notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
+        notes = [part for part in checkpoint.values() if isinstance(part, Mapping)]
         if (words := next((note["words"] for note in notes if "words" in note), None)) is not None:
             model.vocabulary = Vocabulary(words[1:], words[0])
+        for note in notes:
+            if "encoder" in note and "standard" in note:
+                model.encoder = SentenceEncoder(**note["encoder"])
+                model.standard = note["standard"]
         return model
 
 
@@ -104,12 +114,13 @@ class TreePredictor:
     """Predict the nodes of trees with the mean of several checkpoints.
 
     Args:
-        checkpoints: Paths of checkpoints of ``TreeClassification``, trained on the same words.
+        checkpoints: Paths of checkpoints of ``TreeClassification``, trained on the same words, or
+            on contextual vectors of the same encoder, which then encodes the words of new trees.
         device: Where to compute.
 
     Raises:
-        ValueError: If a checkpoint is not one of trees, two have different words, or the device
-            cannot be used.
+        ValueError: If a checkpoint is not one of trees, two have different words or encoders, or
+            the device cannot be used.
 
     Example:
         >>> import torch
@@ -134,6 +145,7 @@ class TreePredictor:
         checkpoint = prediction.read_checkpoint(first)
         self.model: Any = TreeClassificationModel.from_checkpoint(checkpoint, first)
         self.vocabulary = _vocabulary_of(self.model, first)
+        self.encoder, self.standard = self.model.encoder, self.model.standard
         for path in others:
             with prediction.naming_file(path):
                 contents = prediction.read_checkpoint(path)
@@ -142,6 +154,9 @@ class TreePredictor:
                     what = "the checkpoints were made with different vocabularies"
                     expected = f"the {len(self.vocabulary):,} words of the first checkpoint"
                     raise mismatch(ValueError, what, expected, "other words")
+                if _encoding(member) != _encoding(self.model):
+                    what = "the checkpoints were made with different contextual vectors"
+                    raise mismatch(ValueError, what, self.encoder, member.encoder)
         self.num_classes = self.model.num_classes
         if others:
             options = checkpoint["hyper_parameters"]
@@ -160,13 +175,29 @@ class TreePredictor:
         Raises:
             ValueError: If it is neither, or the text cannot be parsed.
         """
-        if not isinstance(tree, str):
-            return from_nested(tree, token=self._row)
-        parsed = parse_bracketed(tree, num_classes=self.num_classes, labels="optional")
-        return parsed.to_data(self.vocabulary, labelled=False)
+        words: list[str] = []
+        if isinstance(tree, str):
+            parsed = parse_bracketed(tree, num_classes=self.num_classes, labels="optional")
+            words, data = parsed.words, parsed.to_data(self.vocabulary, labelled=False)
+        else:
+            data = from_nested(tree, token=partial(self._row, words))
+        if self.encoder is not None:
+            vectors = ContextualVectors.of(self.encoder, [words])
+            vectors.standard = self.standard
+            data.x = vectors(word_rows(data.token))
+        return data
 
-    def _row(self, part: Any) -> int | None:
+    def read_file(self, path: str | Path) -> TreeFile:
+        """Read the trees of a file, one per line, labelled or not."""
+        options: Any = {"encoder": self.encoder}
+        trees = TreeFile(path, None, self.num_classes, "optional", self.vocabulary, **options)
+        if trees.vectors is not None:
+            trees.vectors.standard = self.standard
+        return trees
+
+    def _row(self, words: list[str], part: Any) -> int | None:
         if isinstance(part, str):
+            words.append(part)
             return self.vocabulary.row(part)
         if isinstance(part, tuple | list | dict) and part:
             return None
@@ -195,7 +226,13 @@ class TreePredictor:
         return {name: value.cpu().numpy() for name, value in columns.items()}
 
 
+def _encoding(model: TreeModel) -> tuple[SentenceEncoder | None, list[Any]]:
+    return model.encoder, [] if model.standard is None else model.standard.tolist()
+
+
 def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
+    if model.encoder is not None:
+        return Vocabulary([])  # tokens then only tell which nodes have a word
     if model.vocabulary is None:
         what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
         expected = "a checkpoint written with a data module of trees, by this version"
@@ -230,8 +267,7 @@ def run_tree_predict(argv: list[str]) -> int:
     paths = options.checkpoint
     check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
     predictor = TreePredictor(paths, options.device)
-    classes, words = predictor.num_classes, predictor.vocabulary
-    trees = TreeFile(options.input, None, classes, "optional", words)
+    trees = predictor.read_file(options.input)
     columns = predict_file(predictor, trees, options.batch_size)
     prediction.write_table(options.output, prediction.tree_rows(columns))
     if options.nodes is not None:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from pyg_dynbatch.training.task import (
     spearman,
     summed_cross_entropy,
 )
+from pyg_dynbatch.trees.contextual import SentenceEncoder
 from pyg_dynbatch.trees.data import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
@@ -86,6 +88,7 @@ class TreeDataModule(SplitDataModule):
         super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
         self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
         self._loaded: dict[str, TreeDataset] = {}
+        self._standard: Float[Tensor, "2 feature"] | None = None
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split.
@@ -94,12 +97,29 @@ class TreeDataModule(SplitDataModule):
             split: Its name.
             vocabulary: The words to use; None for the data set's own.
         """
-        return self._open(split=split, **({"vocabulary": vocabulary} if vocabulary else {}))
+        words = {"vocabulary": vocabulary} if vocabulary else {}
+        return self._open(split=split, encoder=self.encoder, **words)
+
+    @cached_property
+    def encoder(self) -> SentenceEncoder | None:
+        """The encoder of whole sentences, if their words have contextual vectors."""
+        given, default = self.vectors, VectorOptions()
+        if given.source != "contextual":
+            if given.layers != default.layers:
+                what = "VectorOptions: only source 'contextual' has layers"
+                raise mismatch(ValueError, what, "no layers", f"source {given.source!r}")
+            return None
+        for name in ("cache", "missing", "lower_case"):
+            if getattr(given, name) != getattr(default, name):
+                what = f"VectorOptions: source 'contextual' has no option {name}"
+                expected = "source, file, scale and layers alone"
+                raise mismatch(ValueError, what, expected, f"{name} {getattr(given, name)!r}")
+        return SentenceEncoder(given.file or DEFAULT_MODEL, given.layers)
 
     @cached_property
     def _all_vectors(self) -> WordVectors | None:
         options, file = self.vectors, self.vectors.file
-        if options.source == "none":
+        if options.source == "none" or self.encoder is not None:
             return None
         # Before the data are read, which takes long.
         if options.source == "glove" and (file is None or not Path(file).is_file()):
@@ -134,8 +154,16 @@ class TreeDataModule(SplitDataModule):
         if split not in self._loaded:
             vectors = self.word_vectors  # which checks the options before the data are read
             chosen = vectors.vocabulary if vectors and self._words_share else None
-            self._loaded[split] = self.load(split, chosen)
+            loaded = self._loaded[split] = self.load(split, chosen)
+            if loaded.vectors is not None:
+                loaded.vectors.standard = self._standard_of_train()
         return self._loaded[split]
+
+    def _standard_of_train(self) -> Float[Tensor, "2 feature"] | None:
+        vectors = self.dataset("train").vectors
+        if self._standard is None and vectors is not None:
+            self._standard = vectors.statistics(self.vectors.scale)
+        return self._standard
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -144,8 +172,8 @@ class TreeDataModule(SplitDataModule):
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the embedding."""
-        return self.dataset("train").num_tokens
+        """Rows of the embedding, 0 if contextual vectors take its place."""
+        return 0 if self.encoder else self.dataset("train").num_tokens
 
     def setup(self, stage: str) -> None:
         """Load the splits of a stage; before ``fit`` report how many words have a vector."""
@@ -175,12 +203,30 @@ class TreeDataModule(SplitDataModule):
         return arity_of(self.trainer.lightning_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the vocabulary, so that a checkpoint is never used with a different one."""
+        """Return the vocabulary, so that a checkpoint is never used with a different one.
+
+        With contextual vectors, these are what replaces it.
+        """
+        if self.encoder is not None:
+            found = {"encoder": asdict(self.encoder), "standard": self._standard_of_train()}
+            return {**super().state_dict(), **found}
         words = {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
         return {**super().state_dict(), **words}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if the embedding of the checkpoint was trained for other words."""
+        if self.encoder is not None:
+            trained = state_dict.get("encoder")
+            if trained != asdict(self.encoder):
+                what = f"{type(self).__name__}: the checkpoint was made with other word vectors"
+                hint = "vectors.file and vectors.layers as in the checkpoint"
+                raise mismatch(ValueError, what, trained, asdict(self.encoder), hint=hint)
+            self._standard = state_dict["standard"]
+            for vectors in (dataset.vectors for dataset in self._loaded.values()):
+                if vectors is not None:
+                    vectors.standard = self._standard
+            super().load_state_dict(state_dict)
+            return
         own = self.vocabulary.digest()
         if (found := state_dict.get("vocabulary", own)) != own:
             what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
@@ -200,7 +246,7 @@ class TreeDataModule(SplitDataModule):
         chosen = fitting[:count] or range(min(count, len(dataset)))
         trees = {f"test example {i}": dataset[i] for i in chosen}
         # Words without a vector may be one word to the model; the picture still shows them.
-        named = self.load("test", None)
+        named = self.load("test", None) if self._words_share else dataset
         words = [self.node_texts(named[i], named.vocabulary) for i in chosen]
         return Collater(arity=self._arity())(list(trees.values())), trees, words
 
@@ -279,7 +325,7 @@ class ListOpsData(TreeDataModule):
             what = "ListOpsData: the pieces of this data set have no pretrained vectors"
             raise mismatch(ValueError, what, "vectors.source: none", self.vectors.source)
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
-        return self._open(split=split, tsv=tsv)
+        return self._open(split=split, tsv=tsv, encoder=self.encoder)
 
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
         """Return the text that a picture shows at each node, operators without their bracket."""
@@ -368,8 +414,10 @@ class TreeFileData(TreeDataModule):
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one file."""
-        words = vocabulary or self._defining.vocabulary
-        return TreeFile(self.files[split], self.root, self.num_classes, self.labels, words)
+        words = vocabulary or (None if self.encoder else self._defining.vocabulary)
+        options: Any = {"encoder": self.encoder}
+        file, classes = self.files[split], self.num_classes
+        return TreeFile(file, self.root, classes, self.labels, words, **options)
 
 
 # Tasks --------------------------------------------------------------------------------------------
@@ -419,6 +467,11 @@ class TreeTask(Task):
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
         embedding = getattr(self.model.network, "embedding", None)
+        contextual = getattr(getattr(self.trainer, "datamodule", None), "encoder", None)
+        if contextual is not None and embedding is not None:
+            what = "contextual vectors: the model has an embedding, and would not read them"
+            got = f"num_tokens {embedding.num_embeddings}"
+            raise mismatch(ValueError, what, "num_tokens 0, that of the data module", got)
         vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
         if vectors is None or embedding is None:
             return
