@@ -135,7 +135,7 @@ def _pieces(tokenizer: Any, sentences: list[list[str]], limit: int) -> Any:
         )
     if (found := pieces["input_ids"].size(1)) > limit:
         what, expected = "SentenceEncoder: a sentence is too long", f"at most {limit} word pieces"
-        longest = " ".join(max(sentences, key=lambda words: len(words)))
+        longest = max(map(" ".join, sentences), key=len)
         raise mismatch(ValueError, what, expected, found, where=f"{longest[:60]}...")
     return pieces
 

@@ -112,6 +112,9 @@ class TreeDataset(InMemoryDataset, ABC):
         if not isinstance(vocabulary, Vocabulary) and vocabulary not in ("all", "train"):
             what, expected = f"{name}: unknown vocabulary", "all, train or a Vocabulary"
             raise mismatch(ValueError, what, expected, repr(vocabulary))
+        if encoder is not None and pre_transform is not None:
+            what, got = f"{name}: an encoder reads the sentences as they are", "a pre_transform"
+            raise mismatch(ValueError, what, "transform, which sees x", got)
         build = cache(build)
         packed = ending = None
         if root is not None:
@@ -136,15 +139,11 @@ class TreeDataset(InMemoryDataset, ABC):
         self, encoder: SentenceEncoder, trees: str | None, items: Callable[[], Sequence[Any]]
     ) -> None:
         """Number the words, whose vectors are kept in the file of these trees, if it has a name."""
-        name = type(self).__name__
-        if self.pre_transform is not None:
-            what, got = f"{name}: an encoder reads the sentences as they are", "a pre_transform"
-            raise mismatch(ValueError, what, "transform, which sees x", got)
 
         def read() -> Sentences:
             if hasattr(items()[0], "sentences"):
                 return [sentence for item in items() for sentence in item.sentences]
-            what = f"{name}: there are no sentences to encode"
+            what = f"{type(self).__name__}: there are no sentences to encode"
             raise mismatch(ValueError, what, "no encoder", encoder)
 
         if trees is None:
@@ -242,7 +241,7 @@ class TreeDataset(InMemoryDataset, ABC):
             return [self[i] for i in chosen]
         where = self.indices()
         taken = columns[[where[i] for i in chosen]]
-        if self.vectors is not None:
+        if self.vectors is not None and "word" in taken.fields:
             taken.fields["x"] = self.vectors(taken.fields.pop("word"))
             taken.segments["x"] = taken.segments.pop("word")
         return taken
