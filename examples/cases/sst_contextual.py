@@ -13,6 +13,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,25 @@ def means(batch: Any) -> Tensor:
     return (below[:, :-1] / below[:, -1:]).float()
 
 
-def linear(data: SSTData, columns: slice, choices: list[float]) -> tuple[str, Scores]:
+def linear(data: SSTData, columns: slice, choices: list[float]) -> tuple[Scores, str]:
     """Fit a logistic regression of sentences on means of words; the penalty is chosen on dev."""
     parts = []
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
         batches = [(means(b)[b.root_index][:, columns], b.y[b.root_index]) for b in loader]
         parts.append([torch.cat(each).numpy() for each in zip(*batches, strict=True)])
     train, dev, test = parts
-    # The features were multiplied by 0.3 and then averaged.
     models = [LogisticRegression(C=c, max_iter=500).fit(*train) for c in choices]
     best = max(models, key=lambda model: model.score(*dev))
     chance = best.predict_proba(test[0])
     sided = (chance[:, 3:].sum(1) > chance[:, :2].sum(1)) == (test[1] > 2)
     hits = (chance.argmax(1) == test[1]).mean(), sided[test[1] != 2].mean()
-    return f"C = {best.C:g}", {name: [float(hit)] for name, hit in zip(METRICS, hits, strict=True)}
+    return {name: [float(hit)] for name, hit in zip(METRICS, hits, strict=True)}, f"C = {best.C:g}"
+
+
+def trainer(**options: Any) -> pl.Trainer:
+    """Create a quiet trainer."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator="cpu", **quiet, **options)
 
 
 def train(
@@ -84,20 +90,14 @@ def train(
     if network is not None:
         task.model.network = network()
     best = ModelCheckpoint(folder, f"{seed}", monitor="val/accuracy", mode="max")
-    tester(epochs, callbacks=[best], val_check_interval=0.5).fit(task, data)
+    trainer(max_epochs=epochs, callbacks=[best], val_check_interval=0.5).fit(task, data)
     return task, best.best_model_path, float(best.best_model_score or 0)
 
 
-def tester(epochs: int, **options: Any) -> pl.Trainer:
-    """Create a quiet trainer."""
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(accelerator="cpu", max_epochs=epochs, **quiet, **options)
-
-
-def show(name: str, note: str, scores: Scores) -> None:
-    """Print a row of the table, in percent."""
-    cells = [(100 * np.mean(v), 100 * np.std(v, ddof=len(v) > 1)) for v in scores.values()]
-    print(f"{name:34}", *(f"{mean:.1f} ± {more:.1f}" for mean, more in cells), note, flush=True)
+def measure(task: Any, data: SSTData, path: str | None = None) -> list[float]:
+    """Test a task, or one of its checkpoints."""
+    found = trainer().test(task, data, ckpt_path=path, verbose=False)[0]
+    return [found[key] for key in METRICS.values()]
 
 
 def main() -> None:
@@ -113,31 +113,34 @@ def main() -> None:
     options, start = parser.parse_args(), time.monotonic()
     config = yaml.safe_load(CONFIG.read_text("utf-8"))
     given = {"root": options.root, "raw_dir": str(options.folder), "verify": not options.any_trees}
-    vectors = VectorOptions(**config["data"]["init_args"].pop("vectors"))
+    chosen = config["data"]["init_args"].pop("vectors")
+    vectors = VectorOptions(**{**chosen, "layers": tuple(chosen["layers"])})
     data = SSTData(**given, **config["data"]["init_args"], vectors=vectors)
     width = config["model"]["init_args"]["embedding_channels"]
     epochs = options.epochs or config["trainer"]["max_epochs"]
     rows: dict[str, Scores] = {}
-    print(f"{'test accuracy, percent':34} five classes, binary")
-    for name, columns in {"last layer": slice(-width // 3, None), "three layers": slice(None)}.items():
-        note, rows[f"linear, {name}"] = linear(data, columns, [0.01, 0.1, 1.0, 10.0])
-        show(f"linear, {name}", note, rows[f"linear, {name}"])
-    for name, network in {"mean of words": lambda: MeanOfWords(width, 300, 5), "Tree-LSTM": None}.items():
-        scores: Scores = {metric: [] for metric in METRICS}
+
+    def add(name: str, scores: Scores, note: str = "") -> None:
+        rows[name] = scores
+        cells = [(100 * np.mean(v), 100 * np.std(v, ddof=len(v) > 1)) for v in scores.values()]
+        print(f"{name:34}", *(f"{m:.1f} ± {more:.1f}  " for m, more in cells), note, flush=True)
+
+    print(f"{'percent of the test':34} five classes, binary")
+    for layers, columns in {"last layer": slice(-width // 3, None), "all": slice(None)}.items():
+        add(f"linear, {layers}", *linear(data, columns, [0.001, 0.01, 0.1, 1.0]))
+    kinds = {"Tree-LSTM": None, "mean of words": partial(MeanOfWords, width, 300, 5)}
+    for name, network in kinds.items():
+        found = []
         with tempfile.TemporaryDirectory() as temporary:
-            folder, paths, dev = options.checkpoints or Path(temporary), [], []
+            folder = (options.checkpoints or Path(temporary)) / name.replace(" ", "_")
             for seed in range(1, options.seeds + 1):
-                task, path, found = train(data, network, seed, epochs, folder / name.split(" ")[0])
-                paths, dev = [*paths, path], [*dev, found]
-                tested = tester(epochs).test(task, data, ckpt_path=path, verbose=False)[0]
-                for metric, key in METRICS.items():
-                    scores[metric].append(tested[key])
-                print(f"  seed {seed}: dev {100 * found:.1f},", tested, flush=True)
-            tested = tester(epochs).test(ensemble_of(task, paths), data, verbose=False)[0]
-        rows[name], together = scores, {metric: [tested[key]] for metric, key in METRICS.items()}
-        show(name, f"dev {100 * np.mean(dev):.1f} ± {100 * np.std(dev, ddof=1):.1f}", scores)
-        rows[f"{name}, ensemble"] = together
-        show(f"{name}, ensemble of {options.seeds}", "", together)
+                task, *best = train(data, network, seed, epochs, folder)
+                found.append((*best, *measure(task, data, best[0])))
+                print(f"  seed {seed}, dev and test:", *(f"{100 * s:.1f}" for s in found[-1][1:]))
+            paths, dev, *scores = map(list, zip(*found, strict=True))
+            add(name, dict(zip(METRICS, scores, strict=True)), f"dev {100 * np.mean(dev):.1f}")
+            together = measure(ensemble_of(task, paths), data)
+            add(f"{name}, ensemble", {key: [s] for key, s in zip(METRICS, together, strict=True)})
     minutes = (time.monotonic() - start) / 60
     print(f"{minutes:.0f} minutes")
     if options.json:

@@ -24,8 +24,8 @@ __all__ = [
     "AtomFeatures", "BracketedTree", "DeepChemAtoms", "DeepChemPairs", "DoubleBondStereo",
     "DynTreeData", "FeatureFile", "KearnesAtoms", "KearnesPairs", "MoleculeData",
     "MoleculeDescriptors", "MoleculeError", "MoleculeFeaturizer", "MorganCounts", "PairFeatures",
-    "PairTable", "RDKitDescriptors", "RawMolecule", "SentenceEncoder", "Vocabulary", "allow_batches",
-    "forest_to_data", "from_nested", "from_networkx", "parse_bracketed", "parse_smiles",
-    "read_molecules", "read_word_vectors", "sentence_vectors", "to_bracketed", "to_nested",
-    "to_networkx",
+    "PairTable", "RDKitDescriptors", "RawMolecule", "SentenceEncoder", "Vocabulary",
+    "allow_batches", "forest_to_data", "from_nested", "from_networkx", "parse_bracketed",
+    "parse_smiles", "read_molecules", "read_word_vectors", "sentence_vectors", "to_bracketed",
+    "to_nested", "to_networkx",
 ]

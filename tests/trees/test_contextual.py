@@ -17,15 +17,15 @@ from torch import Tensor
 
 from pyg_dynbatch.data import SentenceEncoder
 from pyg_dynbatch.datasets import SICK, SST, ListOps, ListOpsRecipe, TreeDataset, TreeFile
-from pyg_dynbatch.lightning import SICKData, SSTData, TreeRelatedness, VectorOptions, ensemble_of
+from pyg_dynbatch.lightning import SICKData, TreeRelatedness, VectorOptions, ensemble_of
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.models import TreePredictor, load
 from pyg_dynbatch.trees import contextual
 from pyg_dynbatch.trees.contextual import ContextualVectors, word_rows
 from pyg_dynbatch.trees.words import DEFAULT_MODEL, find_model, unescape
 from tests.console import run
-from tests.trees.helpers import assert_same
 from tests.training.helpers import listops, task, trainer, tree_files
+from tests.trees.helpers import assert_same
 
 LIMIT, WIDTH = 40, 4
 DROPPED = "\N{ZERO WIDTH SPACE}"
@@ -42,8 +42,6 @@ class Pieces(dict[str, Tensor]):
 
 class Tokenizer:
     """Splits words into pieces of two letters, between a first and a last piece."""
-
-    unk_token = "??"
 
     def __call__(self, sentences: list[list[str]], **options: Any) -> Pieces:
         assert options == {"is_split_into_words": True, "padding": True, "return_tensors": "pt"}
@@ -76,7 +74,7 @@ def states_of(ids: Sequence[int]) -> list[np.ndarray]:
 class Network:
     """A transformer, as far as its results are read."""
 
-    config = types.SimpleNamespace(num_hidden_layers=2, max_position_embeddings=LIMIT)
+    config = types.SimpleNamespace(max_position_embeddings=LIMIT)
     calls = 0
 
     def __call__(self, input_ids: Tensor, output_hidden_states: bool) -> Any:
@@ -132,13 +130,13 @@ def no_package(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def by_hand(sentence: Sequence[str], layers: Sequence[int]) -> np.ndarray:
     """Encode one sentence alone, in float64, word by word."""
-    sentence = [word.replace(DROPPED, "") or "??" for word in sentence]
+    sentence = [word.replace(DROPPED, "") for word in sentence]
     pieces = [[word[k : k + 2] for k in range(0, len(word), 2)] for word in sentence]
     states = states_of([1, *(number_of(each) for word in pieces for each in word), 2])
     rows, start = [], 1
     for word in pieces:
-        part = [states[layer][start : start + len(word)].mean(0) for layer in layers]
-        rows.append(np.concatenate(part))
+        part = [states[layer][start : start + len(word)].sum(0) for layer in layers]
+        rows.append(np.concatenate(part) / max(len(word), 1))
         start += len(word)
     return np.stack(rows)
 
@@ -223,11 +221,15 @@ def test_a_file_is_written_once_and_mapped(model, samples, tmp_path, no_package)
     calls, before = Network.calls, first[:][0].x
     file = first.vectors.path
     assert file.parent == tmp_path / "processed" and calls > 0
-    assert sorted(path.suffix for path in file.parent.iterdir()) == [".pt"] * 3 + [".vectors"]
+    assert sorted(path.suffix for path in file.parent.iterdir()) == [".npy", *[".pt"] * 3]
     no_package()
     again = sst(samples, tmp_path, "train", encoder=encode(model))
     assert Network.calls == calls and torch.equal(again[0].x, before)
-    assert isinstance(again.vectors.rows, np.memmap) and again.vectors.rows.dtype == np.float16
+    assert again.vectors.rows.dtype == np.float16
+    base = again.vectors.rows
+    while isinstance(base, np.ndarray):
+        assert isinstance(base, np.memmap) and not base.flags.writeable
+        base = base.base
     assert len(pickle.dumps(again.vectors)) < 1000
     assert torch.equal(pickle.loads(pickle.dumps(again))[0].x, before)
     with pytest.raises(ImportError, match=r"transformers is missing[\s\S]*pyg_dynbatch\[sentence"):
@@ -263,12 +265,16 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
         for split in ("train", "dev")
     }
     content = files["train"].read_bytes()
-    for damaged in (content[:-2], content + b"0", b"half", b"", b"{}\n", b"3\n"):
+    for damaged in (content[:-2], content[:100], b"half", b""):
         files["train"].write_bytes(damaged)
         with pytest.raises(ValueError, match=r"the file is damaged[\s\S]*delete it"):
             sst(samples, tmp_path, "train", encoder=encode(model))
+    np.save(files["train"], np.zeros((9, 8), np.float16))
+    with pytest.raises(ValueError, match=r"holds other vectors[\s\S]*rows of something else"):
+        sst(samples, tmp_path, "train", encoder=encode(model))
     files["train"].write_bytes(files["dev"].read_bytes())
-    with pytest.raises(ValueError, match=r"holds other vectors[\s\S]*'train\.[\s\S]*'dev\."):
+    match = r"holds other vectors\.[\s\S]*\"train\.[\s\S]*rows of .*\"dev\."
+    with pytest.raises(ValueError, match=match):
         sst(samples, tmp_path, "train", encoder=encode(model))
     files["train"].write_bytes(content)
     changed = tmp_path / "changed"
@@ -281,15 +287,14 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
 
 
 def test_a_failure_leaves_no_file(model, samples, tmp_path, monkeypatch):
-    monkeypatch.setattr(Network, "config", types.SimpleNamespace(**vars(Network.config)))
-    Network.config.max_position_embeddings = 3
-    with pytest.raises(ValueError, match=r"a sentence is too long[\s\S]*at most 3 word pieces"):
+    monkeypatch.setattr(Network, "config", types.SimpleNamespace(max_position_embeddings=3))
+    with pytest.raises(ValueError, match=r"a sentence is too long[\s\S]*3 word pieces"):
         sst(samples, tmp_path, "train", encoder=encode(model))
     assert {path.suffix for path in (tmp_path / "processed").iterdir()} == {".pt"}
 
 
 def test_what_cannot_be_encoded_is_refused(model, samples, tmp_path):
-    for layers in ((0, 3), (-4,), ()):
+    for layers in ((0, 3), (-4,)):
         with pytest.raises(ValueError, match="the model has no such layer"):
             next(SentenceEncoder(model, layers).encode([["a"]]))
     with pytest.raises(OSError, match=r"'owner/name' cannot be loaded[\s\S]*to download[\s\S]*pip"):
@@ -317,16 +322,27 @@ def test_features_are_standardized_on_train(model: str, tmp_path: Path) -> None:
     found = test.x[test.token >= 0].numpy()
     np.testing.assert_allclose(found, wanted, rtol=0.02, atol=0.02)
     assert test.x[test.token < 0].eq(0).all() and data.num_tokens == 0
-    constant = ContextualVectors(np.ones((3, 2), np.float16)).statistics(0.3)
-    assert constant.tolist() == [[1.0, 1.0], [pytest.approx(0.3)] * 2]
+
+
+def test_constant_features_stay_constant() -> None:
+    rows = np.array([[1.0, 0.1, 3], [3.0, 0.1, 3], [5.0, 0.1, 3]], np.float16)
+    rows[0, 1] = np.nextafter(rows[0, 1], np.float16(1))
+    vectors = ContextualVectors(SentenceEncoder(), rows)
+    vectors.encoder = vectors.standardized(0.3)
+    spread = 0.3 * 1.5**0.5
+    wanted = torch.tensor([[-spread, 0, 0], [0, 0, 0], [spread, 0, 0], [0, 0, 0]])
+    found = vectors(torch.tensor([0, 1, 2, -1]))
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+    vectors = ContextualVectors(SentenceEncoder(), np.ones((3, 2), np.float16))
+    assert vectors.standardized(0.3).factor == (pytest.approx(0.3),) * 2
 
 
 def test_options_that_would_be_ignored_are_refused(model: str, tmp_path: Path) -> None:
     for name, value in {"cache": "a", "missing": "zeros", "lower_case": False}.items():
-        with pytest.raises(ValueError, match=f"'contextual' has no option {name}"):
-            tree_files(tmp_path, vectors=options(model, **{name: value})).dataset("train")
-    with pytest.raises(ValueError, match="only source 'contextual' has layers"):
-        tree_files(tmp_path, vectors=VectorOptions("sentence", layers=(1,))).dataset("train")
+        with pytest.raises(ValueError, match=f"{name} is out of range[\\s\\S]*'contextual'"):
+            options(model, **{name: value})
+    with pytest.raises(ValueError, match=r"layers is out of range[\s\S]*source 'sentence'"):
+        VectorOptions("sentence", layers=(1,))
     data = tree_files(tmp_path, vectors=options(model))
     classifier = task(tree_files(tmp_path), embedding_channels=8)
     with pytest.raises(ValueError, match=r"the model has an embedding[\s\S]*num_tokens 0"):
@@ -357,14 +373,15 @@ def test_a_checkpoint_predicts_new_trees(model, tmp_path, monkeypatch, no_packag
     path = small(tmp_path, model)
     # Other sentences than those of training, and other means.
     (tmp_path / "new.txt").write_text("(2 (1 film) (3 good))\n((unseen) ((film) (dull)))\n")
-    data = tree_files(tmp_path, vectors=options(model))
-    data._standard = torch.load(path, weights_only=True)["TreeFileData"]["standard"]
-    trees = TreeFile(tmp_path / "new.txt", None, 5, "optional", encoder=encode(model))
-    trees.vectors.standard = data._standard
     kept = load(path)
+    trees = TreeFile(tmp_path / "new.txt", None, 5, "optional", encoder=kept.encoder)
+    raw = [by_hand(sentence, (0, 2)) for sentence in (["film", "good"], ["unseen", "film", "dull"])]
+    scaled = (np.concatenate(raw) - kept.encoder.mean) * kept.encoder.factor
+    found = torch.cat([tree.x[tree.token >= 0] for tree in trees])
+    np.testing.assert_allclose(found, scaled, rtol=0.02, atol=0.02)
     with torch.no_grad():
         wanted = kept(next(iter(DataLoader(trees, 2)))).softmax(-1)
-    assert kept.vocabulary is None and kept.encoder == encode(model)
+    assert kept.vocabulary is None and kept.encoder.mean
     predictor = TreePredictor([path])
     read = [predictor.read("((film) (good))"), predictor.read(["unseen", ["film", "dull"]])]
     np.testing.assert_allclose(predictor.predict(read)["probability"], wanted, rtol=1e-4, atol=1e-4)
@@ -389,7 +406,7 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
     found = [TreePredictor([path]).predict([tree])["probability"] for path in paths]
     np.testing.assert_allclose(both.predict([tree])["probability"], np.mean(found, 0), rtol=1e-5)
     content = torch.load(paths[1], weights_only=True)
-    content["TreeFileData"]["standard"][0] += 1
+    content["TreeFileData"]["encoder"]["mean"] = (0.5,) * 2 * WIDTH
     torch.save(content, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="made with different contextual vectors"):
         TreePredictor([paths[0], tmp_path / "other.ckpt"])
@@ -397,8 +414,7 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
     classifier = task(again, embedding_channels=8)
     trainer(tmp_path).test(classifier, again, ckpt_path=tmp_path / "other.ckpt", verbose=False)
     # The mean of training is part of the checkpoint.
-    assert torch.equal(again._standard, content["TreeFileData"]["standard"])
-    assert torch.equal(again.dataset("test").vectors.standard, again._standard)
+    assert again.encoder.mean == again.dataset("test").vectors.encoder.mean == (0.5,) * 2 * WIDTH
     wrong = tree_files(tmp_path, vectors=options(model, layers=(0, 1)))
     with pytest.raises(ValueError, match=r"made with other word vectors[\s\S]*vectors\.layers"):
         trainer(tmp_path).test(classifier, wrong, ckpt_path=paths[0], verbose=False)
@@ -429,16 +445,16 @@ def test_a_bert_of_transformers(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(pieces))
     tokenizer = transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"))
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.BertConfig(len(pieces), num_hidden_layers=3, **sizes)
-    network = transformers.BertModel(config).eval()
+    sizes |= {"vocab_size": len(pieces), "num_hidden_layers": 3}
+    network = transformers.BertModel(transformers.BertConfig(**sizes)).eval()
     tokenizer.save_pretrained(tmp_path)
     network.save_pretrained(tmp_path)
-    sentences = [["film", "-LRB-", "dull"], ["a", "very", "odd", "films", DROPPED], ["film"]]
+    sentences = [["film", "-LRB-", "dull"], ["a", "very", "odd", "films"], ["film"]]
     found = torch.cat(list(SentenceEncoder(str(tmp_path)).encode(sentences)))
     start = 0
     for sentence in sentences:
         # Bert splits at spaces, so the text of words has the same pieces.
-        text = " ".join(sentence).replace("-LRB-", "(").replace(DROPPED, "[UNK]")
+        text = " ".join(sentence).replace("-LRB-", "(")
         encoded = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             states = network(**encoded, output_hidden_states=True).hidden_states

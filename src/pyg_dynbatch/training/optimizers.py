@@ -125,6 +125,9 @@ class VectorOptions:
             with the deviation of the vectors found) or ``zeros``.
         lower_case: Whether a word without a vector may take that of its lower-case form.
 
+    Raises:
+        ValueError: If an option is given that the source does not use.
+
     Example:
         >>> VectorOptions("glove", file="glove.840B.300d.txt").missing
         'uniform'
@@ -137,6 +140,13 @@ class VectorOptions:
     layers: tuple[int, ...] = (0, 3, -1)
     missing: Literal["shared_uniform", "uniform", "normal", "zeros"] = "uniform"
     lower_case: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse options that would be ignored."""
+        contextual = self.source == "contextual"
+        for name in ("cache", "missing", "lower_case") if contextual else ("layers",):
+            fits = getattr(self, name) == getattr(type(self), name)
+            _check_range(self, name, fits, f"no such option for the source {self.source!r}")
 
 
 def rate_factor(

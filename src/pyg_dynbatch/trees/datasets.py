@@ -28,13 +28,7 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import read_lines, sha256_of
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
-from pyg_dynbatch.trees.contextual import (
-    ContextualVectors,
-    SentenceEncoder,
-    Sentences,
-    file_name,
-    word_rows,
-)
+from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder, word_rows
 from pyg_dynbatch.trees.data import DynTreeData, TreeColumns
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_bracketed, parse_parents
 from pyg_dynbatch.trees.words import Vocabulary
@@ -130,17 +124,17 @@ class TreeDataset(InMemoryDataset, ABC):
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
         self.vectors: ContextualVectors | None = None
-        """The vectors of an encoder, standardized if their ``standard`` is set."""
+        """The vectors that an encoder gives the words."""
         if encoder is not None:
-            trees = None if ending is None else f"{split}.{ending.removesuffix('.pt')}"
+            trees = ending and f"{split}.{ending.removesuffix('.pt')}"
             self._take_vectors(encoder, trees, lambda: build().splits[split])
 
     def _take_vectors(
         self, encoder: SentenceEncoder, trees: str | None, items: Callable[[], Sequence[Any]]
     ) -> None:
-        """Number the words, whose vectors are kept in the file of these trees, if it has a name."""
+        """Number the words, whose vectors are kept in the file of these trees, if they are."""
 
-        def read() -> Sentences:
+        def read() -> list[list[str]]:
             if hasattr(items()[0], "sentences"):
                 return [sentence for item in items() for sentence in item.sentences]
             what = f"{type(self).__name__}: there are no sentences to encode"
@@ -149,8 +143,7 @@ class TreeDataset(InMemoryDataset, ABC):
         if trees is None:
             self.vectors = ContextualVectors.of(encoder, read())
         else:
-            path = Path(self.processed_dir, file_name(encoder, trees))
-            self.vectors = ContextualVectors.kept(path, encoder, trees, read)
+            self.vectors = ContextualVectors.kept(Path(self.processed_dir), encoder, trees, read)
         self._data.word = word_rows(self._data.token)
         if self.slices is not None:
             self.slices["word"] = self.slices["token"]

@@ -28,20 +28,16 @@ class TreeModel(prediction.Model):
     vocabulary: Vocabulary | None = None
     encoder: SentenceEncoder | None = None
     """What gave words their vectors within sentences, if anything did, in place of a vocabulary."""
-    standard: Tensor | None = None
-    """Mean and factor of each feature of these vectors."""
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
         """Build a model for prediction, with its vocabulary or encoder."""
         model = super().from_checkpoint(checkpoint, path)
-        notes = [part for part in checkpoint.values() if isinstance(part, Mapping)]
-        if (words := next((note["words"] for note in notes if "words" in note), None)) is not None:
-            model.vocabulary = Vocabulary(words[1:], words[0])
-        for note in notes:
-            if "encoder" in note and "standard" in note:
+        for note in (part for part in checkpoint.values() if isinstance(part, Mapping)):
+            if (words := note.get("words")) is not None:
+                model.vocabulary = Vocabulary(words[1:], words[0])
+            if "encoder" in note:
                 model.encoder = SentenceEncoder(**note["encoder"])
-                model.standard = note["standard"]
         return model
 
 
@@ -145,7 +141,7 @@ class TreePredictor:
         checkpoint = prediction.read_checkpoint(first)
         self.model: Any = TreeClassificationModel.from_checkpoint(checkpoint, first)
         self.vocabulary = _vocabulary_of(self.model, first)
-        self.encoder, self.standard = self.model.encoder, self.model.standard
+        self.encoder = self.model.encoder
         for path in others:
             with prediction.naming_file(path):
                 contents = prediction.read_checkpoint(path)
@@ -154,7 +150,7 @@ class TreePredictor:
                     what = "the checkpoints were made with different vocabularies"
                     expected = f"the {len(self.vocabulary):,} words of the first checkpoint"
                     raise mismatch(ValueError, what, expected, "other words")
-                if _encoding(member) != _encoding(self.model):
+                if member.encoder != self.encoder:
                     what = "the checkpoints were made with different contextual vectors"
                     raise mismatch(ValueError, what, self.encoder, member.encoder)
         self.num_classes = self.model.num_classes
@@ -182,18 +178,8 @@ class TreePredictor:
         else:
             data = from_nested(tree, token=partial(self._row, words))
         if self.encoder is not None:
-            vectors = ContextualVectors.of(self.encoder, [words])
-            vectors.standard = self.standard
-            data.x = vectors(word_rows(data.token))
+            data.x = ContextualVectors.of(self.encoder, [words])(word_rows(data.token))
         return data
-
-    def read_file(self, path: str | Path) -> TreeFile:
-        """Read the trees of a file, one per line, labelled or not."""
-        options: Any = {"encoder": self.encoder}
-        trees = TreeFile(path, None, self.num_classes, "optional", self.vocabulary, **options)
-        if trees.vectors is not None:
-            trees.vectors.standard = self.standard
-        return trees
 
     def _row(self, words: list[str], part: Any) -> int | None:
         if isinstance(part, str):
@@ -224,10 +210,6 @@ class TreePredictor:
         with torch.inference_mode():
             columns = self.model.predict(batch.to(self.device))
         return {name: value.cpu().numpy() for name, value in columns.items()}
-
-
-def _encoding(model: TreeModel) -> tuple[SentenceEncoder | None, list[Any]]:
-    return model.encoder, [] if model.standard is None else model.standard.tolist()
 
 
 def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
@@ -267,7 +249,8 @@ def run_tree_predict(argv: list[str]) -> int:
     paths = options.checkpoint
     check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
     predictor = TreePredictor(paths, options.device)
-    trees = predictor.read_file(options.input)
+    known: Any = {"vocabulary": predictor.vocabulary, "encoder": predictor.encoder}
+    trees = TreeFile(options.input, None, predictor.num_classes, "optional", **known)
     columns = predict_file(predictor, trees, options.batch_size)
     prediction.write_table(options.output, prediction.tree_rows(columns))
     if options.nodes is not None:

@@ -88,7 +88,10 @@ class TreeDataModule(SplitDataModule):
         super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
         self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
         self._loaded: dict[str, TreeDataset] = {}
-        self._standard: Float[Tensor, "2 feature"] | None = None
+        self.encoder: SentenceEncoder | None = None
+        """The encoder of whole sentences, if their words have contextual vectors."""
+        if vectors.source == "contextual":
+            self.encoder = SentenceEncoder(vectors.file or DEFAULT_MODEL, vectors.layers)
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split.
@@ -99,22 +102,6 @@ class TreeDataModule(SplitDataModule):
         """
         words = {"vocabulary": vocabulary} if vocabulary else {}
         return self._open(split=split, encoder=self.encoder, **words)
-
-    @cached_property
-    def encoder(self) -> SentenceEncoder | None:
-        """The encoder of whole sentences, if their words have contextual vectors."""
-        given, default = self.vectors, VectorOptions()
-        if given.source != "contextual":
-            if given.layers != default.layers:
-                what = "VectorOptions: only source 'contextual' has layers"
-                raise mismatch(ValueError, what, "no layers", f"source {given.source!r}")
-            return None
-        for name in ("cache", "missing", "lower_case"):
-            if getattr(given, name) != getattr(default, name):
-                what = f"VectorOptions: source 'contextual' has no option {name}"
-                expected = "source, file, scale and layers alone"
-                raise mismatch(ValueError, what, expected, f"{name} {getattr(given, name)!r}")
-        return SentenceEncoder(given.file or DEFAULT_MODEL, given.layers)
 
     @cached_property
     def _all_vectors(self) -> WordVectors | None:
@@ -154,16 +141,18 @@ class TreeDataModule(SplitDataModule):
         if split not in self._loaded:
             vectors = self.word_vectors  # which checks the options before the data are read
             chosen = vectors.vocabulary if vectors and self._words_share else None
+            if self.encoder is not None and not self.encoder.mean and split != "train":
+                self.dataset("train")
             loaded = self._loaded[split] = self.load(split, chosen)
-            if loaded.vectors is not None:
-                loaded.vectors.standard = self._standard_of_train()
+            if loaded.vectors is not None and not loaded.vectors.encoder.mean:
+                self._encode_by(loaded.vectors.standardized(self.vectors.scale))
         return self._loaded[split]
 
-    def _standard_of_train(self) -> Float[Tensor, "2 feature"] | None:
-        vectors = self.dataset("train").vectors
-        if self._standard is None and vectors is not None:
-            self._standard = vectors.statistics(self.vectors.scale)
-        return self._standard
+    def _encode_by(self, encoder: SentenceEncoder) -> None:
+        self.encoder = encoder
+        for vectors in (dataset.vectors for dataset in self._loaded.values()):
+            if vectors is not None:
+                vectors.encoder = encoder
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -208,23 +197,19 @@ class TreeDataModule(SplitDataModule):
         With contextual vectors, these are what replaces it.
         """
         if self.encoder is not None:
-            found = {"encoder": asdict(self.encoder), "standard": self._standard_of_train()}
-            return {**super().state_dict(), **found}
+            return {**super().state_dict(), "encoder": asdict(self.encoder)}
         words = {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
         return {**super().state_dict(), **words}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if the embedding of the checkpoint was trained for other words."""
         if self.encoder is not None:
-            trained = state_dict.get("encoder")
-            if trained != asdict(self.encoder):
+            trained = SentenceEncoder(**state_dict.get("encoder", {"model": "none"}))
+            if repr(trained) != repr(self.encoder):  # of another model, or layers
                 what = f"{type(self).__name__}: the checkpoint was made with other word vectors"
                 hint = "vectors.file and vectors.layers as in the checkpoint"
-                raise mismatch(ValueError, what, trained, asdict(self.encoder), hint=hint)
-            self._standard = state_dict["standard"]
-            for vectors in (dataset.vectors for dataset in self._loaded.values()):
-                if vectors is not None:
-                    vectors.standard = self._standard
+                raise mismatch(ValueError, what, trained, self.encoder, hint=hint)
+            self._encode_by(trained)
             super().load_state_dict(state_dict)
             return
         own = self.vocabulary.digest()
@@ -414,10 +399,9 @@ class TreeFileData(TreeDataModule):
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one file."""
-        words = vocabulary or (None if self.encoder else self._defining.vocabulary)
-        options: Any = {"encoder": self.encoder}
-        file, classes = self.files[split], self.num_classes
-        return TreeFile(file, self.root, classes, self.labels, words, **options)
+        words = vocabulary or self._defining.vocabulary
+        options: Any = {"vocabulary": words, "encoder": self.encoder}
+        return TreeFile(self.files[split], self.root, self.num_classes, self.labels, **options)
 
 
 # Tasks --------------------------------------------------------------------------------------------
