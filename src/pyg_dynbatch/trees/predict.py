@@ -146,13 +146,11 @@ class TreePredictor:
             with prediction.naming_file(path):
                 contents = prediction.read_checkpoint(path)
                 member = TreeClassificationModel.from_checkpoint(contents, path)
-                if _vocabulary_of(member, path) != self.vocabulary:
-                    what = "the checkpoints were made with different vocabularies"
-                    expected = f"the {len(self.vocabulary):,} words of the first checkpoint"
-                    raise mismatch(ValueError, what, expected, "other words")
-                if member.encoder != self.encoder:
-                    what = "the checkpoints were made with different contextual vectors"
-                    raise mismatch(ValueError, what, self.encoder, member.encoder)
+                known = _vocabulary_of(member, path), member.encoder
+                if known != (self.vocabulary, self.encoder):
+                    what = "the checkpoints were made with different vocabularies or encoders"
+                    expected = self.encoder or f"the {len(self.vocabulary):,} words of the first"
+                    raise mismatch(ValueError, what, expected, member.encoder or "other words")
         self.num_classes = self.model.num_classes
         if others:
             options = checkpoint["hyper_parameters"]
@@ -178,7 +176,8 @@ class TreePredictor:
         else:
             data = from_nested(tree, token=partial(self._row, words))
         if self.encoder is not None:
-            data.x = ContextualVectors.of(self.encoder, [words])(word_rows(data.token))
+            vectors = ContextualVectors.of(self.encoder, lambda: [words])
+            data.x = vectors(word_rows(data.token))
         return data
 
     def _row(self, words: list[str], part: Any) -> int | None:

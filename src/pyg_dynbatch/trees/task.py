@@ -192,31 +192,24 @@ class TreeDataModule(SplitDataModule):
         return arity_of(self.trainer.lightning_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the vocabulary, so that a checkpoint is never used with a different one.
+        """Return the vocabulary, so that a checkpoint is never used with a different one."""
+        return {**super().state_dict(), **self._known()}
 
-        With contextual vectors, these are what replaces it.
-        """
+    def _known(self) -> dict[str, Any]:
         if self.encoder is not None:
-            return {**super().state_dict(), "encoder": asdict(self.encoder)}
-        words = {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
-        return {**super().state_dict(), **words}
+            return {"vocabulary": str(self.encoder), "encoder": asdict(self.encoder)}
+        return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if the embedding of the checkpoint was trained for other words."""
-        if self.encoder is not None:
-            trained = SentenceEncoder(**state_dict.get("encoder", {"model": "none"}))
-            if repr(trained) != repr(self.encoder):  # of another model, or layers
-                what = f"{type(self).__name__}: the checkpoint was made with other word vectors"
-                hint = "vectors.file and vectors.layers as in the checkpoint"
-                raise mismatch(ValueError, what, trained, self.encoder, hint=hint)
-            self._encode_by(trained)
-            super().load_state_dict(state_dict)
-            return
-        own = self.vocabulary.digest()
+        own = self._known()["vocabulary"]
         if (found := state_dict.get("vocabulary", own)) != own:
             what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
             hint = "use the data files and options the checkpoint was made with"
-            raise mismatch(ValueError, what, f"{own} ({self.num_tokens} words)", found, hint=hint)
+            own += "" if self.encoder else f" ({self.num_tokens} words)"
+            raise mismatch(ValueError, what, own, found, hint=hint)
+        if "encoder" in state_dict:
+            self._encode_by(SentenceEncoder(**state_dict["encoder"]))
         super().load_state_dict(state_dict)
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
@@ -451,12 +444,11 @@ class TreeTask(Task):
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
         embedding = getattr(self.model.network, "embedding", None)
-        contextual = getattr(getattr(self.trainer, "datamodule", None), "encoder", None)
-        if contextual is not None and embedding is not None:
+        data = getattr(self.trainer, "datamodule", None)
+        if getattr(data, "encoder", None) is not None and embedding is not None:
             what = "contextual vectors: the model has an embedding, and would not read them"
-            got = f"num_tokens {embedding.num_embeddings}"
-            raise mismatch(ValueError, what, "num_tokens 0, that of the data module", got)
-        vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
+            raise mismatch(ValueError, what, "num_tokens 0, that of the data module", embedding)
+        vectors = getattr(data, "word_vectors", None)
         if vectors is None or embedding is None:
             return
         weight = embedding.weight

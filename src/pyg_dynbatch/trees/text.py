@@ -327,11 +327,6 @@ class ParsedTree:
         """The tokens in node order, without the nodes that have none."""
         return [token for token in self.tokens if token is not None]
 
-    @property
-    def sentences(self) -> list[list[str]]:
-        """The words of the only sentence."""
-        return [self.words]
-
     def to_data(self, vocabulary: Vocabulary, *, labelled: bool = True) -> DynTreeData:
         """Turn the tree into a data object, see :func:`~pyg_dynbatch.data.forest_to_data`."""
         return forest_to_data([self], vocabulary, labelled=labelled)
