@@ -99,9 +99,8 @@ class SentenceEncoder:
 @cache
 def _transformer(model: str) -> tuple[Any, Any]:
     """Load the tokenizer and the network of a model once per process."""
-    what = "SentenceEncoder: the package transformers is missing"
-    expected = "the package, to encode sentences whose vectors are not in a file yet"
-    transformers = optional("transformers", what, "sentence", expected)
+    what = "SentenceEncoder: the package transformers, which encodes new sentences, is missing"
+    transformers = optional("transformers", what, "sentence")
     where = find_model(model, "config.json")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where)

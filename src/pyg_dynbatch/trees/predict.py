@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,16 +140,14 @@ class TreePredictor:
         checkpoint = prediction.read_checkpoint(first)
         self.model: Any = TreeClassificationModel.from_checkpoint(checkpoint, first)
         self.vocabulary = _vocabulary_of(self.model, first)
-        self.encoder = self.model.encoder
         for path in others:
             with prediction.naming_file(path):
                 contents = prediction.read_checkpoint(path)
                 member = TreeClassificationModel.from_checkpoint(contents, path)
                 known = _vocabulary_of(member, path), member.encoder
-                if known != (self.vocabulary, self.encoder):
+                if known != (self.vocabulary, self.model.encoder):
                     what = "the checkpoints were made with different vocabularies or encoders"
-                    expected = self.encoder or f"the {len(self.vocabulary):,} words of the first"
-                    raise mismatch(ValueError, what, expected, member.encoder or "other words")
+                    raise mismatch(ValueError, what, "those of the first checkpoint", "others")
         self.num_classes = self.model.num_classes
         if others:
             options = checkpoint["hyper_parameters"]
@@ -164,9 +161,10 @@ class TreePredictor:
         Args:
             tree: As in :func:`~pyg_dynbatch.data.parse_bracketed`, labels being optional; or lists
                 and words as in :func:`~pyg_dynbatch.data.from_nested`. Words that the model was
-                not trained on are the unknown word.
+                not trained on are the unknown word, unless it has an ``encoder`` of sentences.
 
         Raises:
+            ImportError: If the encoder needs a package that is missing.
             ValueError: If it is neither, or the text cannot be parsed.
         """
         words: list[str] = []
@@ -174,13 +172,13 @@ class TreePredictor:
             parsed = parse_bracketed(tree, num_classes=self.num_classes, labels="optional")
             words, data = parsed.words, parsed.to_data(self.vocabulary, labelled=False)
         else:
-            data = from_nested(tree, token=partial(self._row, words))
-        if self.encoder is not None:
-            vectors = ContextualVectors.of(self.encoder, lambda: [words])
+            data = from_nested(tree, token=lambda part: self._row(part, words))
+        if self.model.encoder is not None:
+            vectors = ContextualVectors.of(self.model.encoder, lambda: [words])
             data.x = vectors(word_rows(data.token))
         return data
 
-    def _row(self, words: list[str], part: Any) -> int | None:
+    def _row(self, part: Any, words: list[str]) -> int | None:
         if isinstance(part, str):
             words.append(part)
             return self.vocabulary.row(part)
@@ -248,7 +246,7 @@ def run_tree_predict(argv: list[str]) -> int:
     paths = options.checkpoint
     check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
     predictor = TreePredictor(paths, options.device)
-    known: Any = {"vocabulary": predictor.vocabulary, "encoder": predictor.encoder}
+    known: Any = {"vocabulary": predictor.vocabulary, "encoder": predictor.model.encoder}
     trees = TreeFile(options.input, None, predictor.num_classes, "optional", **known)
     columns = predict_file(predictor, trees, options.batch_size)
     prediction.write_table(options.output, prediction.tree_rows(columns))

@@ -150,9 +150,8 @@ class TreeDataModule(SplitDataModule):
 
     def _encode_by(self, encoder: SentenceEncoder) -> None:
         self.encoder = encoder
-        for vectors in (dataset.vectors for dataset in self._loaded.values()):
-            if vectors is not None:
-                vectors.encoder = encoder
+        for vectors in filter(None, (dataset.vectors for dataset in self._loaded.values())):
+            vectors.encoder = encoder
 
     @property
     def vocabulary(self) -> Vocabulary:
