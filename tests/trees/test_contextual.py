@@ -409,9 +409,7 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
     content = torch.load(paths[1], weights_only=True)
     content["TreeFileData"]["encoder"]["mean"] = (0.5,) * 2 * WIDTH
     torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(
-        ValueError, match=r"different vocabularies or encoders[\s\S]*SentenceEncoder"
-    ):
+    with pytest.raises(ValueError, match=r"different vocabularies or encoders"):
         TreePredictor([paths[0], tmp_path / "other.ckpt"])
     again = tree_files(tmp_path, vectors=options(model))
     classifier = task(again, embedding_channels=8)

@@ -143,9 +143,8 @@ class VectorOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that would be ignored."""
-        for name in (
-            ("cache", "missing", "lower_case") if self.source == "contextual" else ("layers",)
-        ):
+        contextual = self.source == "contextual"
+        for name in ("cache", "missing", "lower_case") if contextual else ("layers",):
             fits = getattr(self, name) == getattr(type(self), name)
             _check_range(self, name, fits, f"no such option for the source {self.source!r}")
 

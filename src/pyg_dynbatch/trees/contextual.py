@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ class ContextualVectors:
         """
         if trees is None:
             return cls(encoder, torch.cat(list(encoder.encode(read()))).numpy())
-        origin = json.dumps({**asdict(replace(encoder, mean=(), factor=())), "trees": trees.stem})
+        origin = json.dumps({"model": encoder.model, "layers": encoder.layers, "trees": trees.stem})
         path = trees.with_suffix(f".{hashlib.sha256(origin.encode()).hexdigest()[:8]}.npy")
         if not path.is_file():
             # Ranks come here together; the folder may be read-only once the file exists.
