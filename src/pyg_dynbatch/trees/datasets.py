@@ -69,7 +69,7 @@ class TreeDataset(InMemoryDataset, ABC):
         encoder: Gives every word a vector within its sentence, in the field ``x`` of a node. Those
             of a split are computed once and kept in a file beside the cached trees, which is
             mapped into memory.
-        force_reload: Whether to rebuild the cache.
+        force_reload: Whether to rebuild the cache; a file of vectors stays until it is deleted.
 
     Raises:
         OSError: If the cache folder cannot be written.
