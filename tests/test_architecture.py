@@ -20,11 +20,11 @@ DOORS = (
     *("autobatch", "blocks", "data", "datasets", "lightning", "loader", "models", "molecules"),
     *("nn", "testing"),
 )
-MAX_PUBLIC_NAMES = 234
+MAX_PUBLIC_NAMES = 235
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 135
+MAX_FILES = 136
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
@@ -35,13 +35,13 @@ MAX_LINES = {
     "native": 0,
     "kernels": 1_579,
     "nn": 3_187,
-    "training": 2_580,
-    "trees": 3_960,
+    "training": 2_595,
+    "trees": 4_240,
     "other files": 2_995,
-    "installed": 41_665,
+    "installed": 41_960,
     "benchmarks": 6_650,
 }
-MAX_CODE = 26_890
+MAX_CODE = 27_090
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
@@ -60,6 +60,7 @@ MORE_PARAMETERS = {
     "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",
     "samplers.py:NodeBudgetBatchSampler.__init__": "one per option, two of Lightning's",
+    "trees/datasets.py:TreeDataset.__init__": "one per option, two of PyG's",
     "trees/models.py:TreeClassifier.__init__": "every argument is a key of the configs",
     "trees/models.py:TreeSimilarity.__init__": "every argument is a key of the configs",
 }

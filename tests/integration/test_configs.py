@@ -10,7 +10,7 @@ from tests.console import rows_of, run
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 # The long tests run these variants of other configurations.
 VARIANTS = ("bbbp", "freesolv", "lipophilicity", "listops_long", "sst_sentence_vectors", "sst_tai")
-VARIANTS += ("tox21",)
+VARIANTS += ("tox21", "sst_contextual", "sick_contextual")
 
 
 # Options that replace the sizes and the data of a configuration with small ones.
@@ -34,7 +34,8 @@ CASES = {
     "json": (JSON, "accuracy"),
     **dict.fromkeys(("listops", "listops_long"), (LISTOPS, "accuracy")),
     **dict.fromkeys(("sst", "sst_sentence_vectors", "sst_tai"), (SST, "accuracy")),
-    "sick": (SICK, "pearson"),
+    "sst_contextual": (SST, "accuracy"),
+    **dict.fromkeys(("sick", "sick_contextual"), (SICK, "pearson")),
     "tpsa": (NCI, "rmse"),
     "tree_file": (FILES, "accuracy"),
 }

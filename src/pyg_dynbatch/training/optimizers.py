@@ -111,26 +111,42 @@ class VectorOptions:
 
     Args:
         source: ``none`` (the model's own random vectors), ``glove`` (a text file, also ``.gz``, in
-            GloVe or word2vec form) or ``sentence`` (a sentence-transformers model on each word).
-        file: The file of ``glove``; for ``sentence`` the name or folder of the model.
+            GloVe or word2vec form), ``sentence`` (a sentence-transformers model on each word) or
+            ``contextual`` (a transformer on each sentence: fixed vectors of word occurrences, in
+            place of an embedding; they are kept beside the cached trees).
+        file: The file of ``glove``; for ``sentence`` and ``contextual`` the name or folder of the
+            model.
         cache: For ``sentence``: file for the vectors, so that the model runs only once.
-        scale: Factor on every vector.
+        scale: Factor on every vector; for ``contextual`` the standard deviation of every feature
+            on the training split, where its mean is 0.
+        layers: For ``contextual``: hidden layers that are put side by side, 0 the embedding.
         missing: Initial vector of a word that has none: ``shared_uniform`` (one for all such words,
             U(-0.05, 0.05)), ``uniform`` (one for each, U(-0.05, 0.05)), ``normal`` (one for each,
             with the deviation of the vectors found) or ``zeros``.
         lower_case: Whether a word without a vector may take that of its lower-case form.
+
+    Raises:
+        ValueError: If an option is given that the source does not use.
 
     Example:
         >>> VectorOptions("glove", file="glove.840B.300d.txt").missing
         'uniform'
     """
 
-    source: Literal["none", "glove", "sentence"] = "none"
+    source: Literal["none", "glove", "sentence", "contextual"] = "none"
     file: str | None = None
     cache: str | None = None
     scale: float = 1.0
+    layers: tuple[int, ...] = (0, 3, -1)
     missing: Literal["shared_uniform", "uniform", "normal", "zeros"] = "uniform"
     lower_case: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse options that would be ignored."""
+        contextual = self.source == "contextual"
+        for name in ("cache", "missing", "lower_case") if contextual else ("layers",):
+            fits = getattr(self, name) == getattr(type(self), name)
+            _check_range(self, name, fits, f"no such option for the source {self.source!r}")
 
 
 def rate_factor(

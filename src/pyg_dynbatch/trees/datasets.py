@@ -9,7 +9,7 @@ import warnings
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import is_
 from pathlib import Path
@@ -28,6 +28,7 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import read_lines, sha256_of
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
+from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder, word_rows
 from pyg_dynbatch.trees.data import DynTreeData, TreeColumns
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_bracketed, parse_parents
 from pyg_dynbatch.trees.words import Vocabulary
@@ -65,12 +66,16 @@ class TreeDataset(InMemoryDataset, ABC):
         transform: Applied to an example each time it is taken.
         pre_transform: Applied to an example once, before it is cached; with a root it must be one
             that can be pickled.
-        force_reload: Whether to rebuild the cache.
+        encoder: Gives every word a vector within its sentence, in the field ``x`` of a node. Those
+            of a split are computed once and kept in a file beside the cached trees, which is
+            mapped into memory.
+        force_reload: Whether to rebuild the cache; a file of vectors stays until it is deleted.
 
     Raises:
         OSError: If the cache folder cannot be written.
         ValueError: If the split is empty, or if there is a root and ``pre_transform`` cannot be
-            pickled.
+            pickled; with an encoder, if there are no sentences, or if the file of their vectors is
+            damaged or belongs to others.
 
     Example:
         >>> from pyg_dynbatch.datasets import ListOps, ListOpsRecipe
@@ -89,6 +94,7 @@ class TreeDataset(InMemoryDataset, ABC):
         *,
         transform: Transform | None = None,
         pre_transform: Transform | None = None,
+        encoder: SentenceEncoder | None = None,
         force_reload: bool = False,
     ) -> None:
         super().__init__(None if root is None else str(root), transform, pre_transform, log=False)
@@ -99,6 +105,7 @@ class TreeDataset(InMemoryDataset, ABC):
         if not isinstance(vocabulary, Vocabulary) and vocabulary not in ("all", "train"):
             what, expected = f"{name}: unknown vocabulary", "all, train or a Vocabulary"
             raise mismatch(ValueError, what, expected, repr(vocabulary))
+        build = cache(build)
         packed = ending = None
         if root is not None:
             words = vocabulary if isinstance(vocabulary, str) else vocabulary.digest()
@@ -112,6 +119,30 @@ class TreeDataset(InMemoryDataset, ABC):
         self.vocabulary = Vocabulary(known, unknown, packed["lower_case"])
         self._classes = packed["num_classes"]
         self.data, self.slices = DynTreeData.from_dict(packed["data"]), packed["slices"]
+        self.vectors: ContextualVectors | None = None
+        """The vectors that an encoder gives the words."""
+        if encoder is not None:
+            trees = Path(self.processed_dir, f"{split}.{ending}") if ending else None
+            read = partial(self._sentences, build, split)
+            self.vectors = ContextualVectors.of(encoder, read, trees)
+            self._data.word = word_rows(self._data.token)
+            if self.slices is not None:
+                self.slices["word"] = self.slices["token"]
+
+    def _sentences(self, build: Callable[[], Content], split: str) -> list[list[str]]:
+        trees = [tree for item in build().splits[split] for tree in getattr(item, "trees", [item])]
+        if self.pre_transform is not None or not isinstance(trees[0], ParsedTree):
+            what = f"{type(self).__name__}: an encoder needs the sentences as they are"
+            raise mismatch(ValueError, what, "words at the nodes of trees, no pre_transform")
+        return [tree.words for tree in trees]
+
+    def get(self, idx: int) -> Any:
+        """Take one example, with the vectors of its words."""
+        example = super().get(idx)
+        if self.vectors is not None and "word" in example:
+            example.x = self.vectors(example.word)
+            del example.word
+        return example
 
     def _cached(self, name: str) -> dict[str, Any] | None:
         path, what = Path(self.processed_dir, name), type(self).__name__
@@ -190,7 +221,11 @@ class TreeDataset(InMemoryDataset, ABC):
         if columns is None:
             return [self[i] for i in chosen]
         where = self.indices()
-        return columns[[where[i] for i in chosen]]
+        taken = columns[[where[i] for i in chosen]]
+        if self.vectors is not None and "word" in taken.fields:
+            taken.fields["x"] = self.vectors(taken.fields.pop("word"))
+            taken.segments["x"] = taken.segments.pop("word")
+        return taken
 
     def _columns(self) -> TreeColumns | None:
         """Return all trees that PyG joined as columns; None where PyG has to take them out."""
@@ -203,7 +238,7 @@ class TreeDataset(InMemoryDataset, ABC):
             self._segments = source, _segments_of(*source)
         segments = self._segments[1]
         fields = {key: store[key] for key in segments if key in store and key != "num_nodes"}
-        if "edge_index" not in fields or not fields.keys() <= TreeColumns.named:
+        if "edge_index" not in fields or not fields.keys() <= {*TreeColumns.named, "word"}:
             return None
         if not all(map(is_plain, fields.values())):
             return None

@@ -13,6 +13,7 @@ from pyg_dynbatch import prediction
 from pyg_dynbatch.console import Progress, check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn import RecursiveLayer
+from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder, word_rows
 from pyg_dynbatch.trees.data import Collater, DataLoader, DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
@@ -24,14 +25,18 @@ class TreeModel(prediction.Model):
     """Base of models of trees, with the words that they were trained on, if known."""
 
     vocabulary: Vocabulary | None = None
+    encoder: SentenceEncoder | None = None
+    """What gave words their vectors within sentences, if anything did, in place of a vocabulary."""
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
-        """Build a model for prediction, with its vocabulary."""
+        """Build a model for prediction, with its vocabulary or encoder."""
         model = super().from_checkpoint(checkpoint, path)
-        notes = (part for part in checkpoint.values() if isinstance(part, Mapping))
-        if (words := next((note["words"] for note in notes if "words" in note), None)) is not None:
-            model.vocabulary = Vocabulary(words[1:], words[0])
+        for note in (part for part in checkpoint.values() if isinstance(part, Mapping)):
+            if (words := note.get("words")) is not None:
+                model.vocabulary = Vocabulary(words[1:], words[0])
+            if "encoder" in note:
+                model.encoder = SentenceEncoder(**note["encoder"])
         return model
 
 
@@ -104,12 +109,13 @@ class TreePredictor:
     """Predict the nodes of trees with the mean of several checkpoints.
 
     Args:
-        checkpoints: Paths of checkpoints of ``TreeClassification``, trained on the same words.
+        checkpoints: Paths of checkpoints of ``TreeClassification``, trained on the same words, or
+            on contextual vectors of the same encoder, which then encodes the words of new trees.
         device: Where to compute.
 
     Raises:
-        ValueError: If a checkpoint is not one of trees, two have different words, or the device
-            cannot be used.
+        ValueError: If a checkpoint is not one of trees, two have different words or encoders, or
+            the device cannot be used.
 
     Example:
         >>> import torch
@@ -138,10 +144,10 @@ class TreePredictor:
             with prediction.naming_file(path):
                 contents = prediction.read_checkpoint(path)
                 member = TreeClassificationModel.from_checkpoint(contents, path)
-                if _vocabulary_of(member, path) != self.vocabulary:
-                    what = "the checkpoints were made with different vocabularies"
-                    expected = f"the {len(self.vocabulary):,} words of the first checkpoint"
-                    raise mismatch(ValueError, what, expected, "other words")
+                known = _vocabulary_of(member, path), member.encoder
+                if known != (self.vocabulary, self.model.encoder):
+                    what = "the checkpoints were made with different vocabularies or encoders"
+                    raise mismatch(ValueError, what, "those of the first checkpoint", "others")
         self.num_classes = self.model.num_classes
         if others:
             options = checkpoint["hyper_parameters"]
@@ -155,18 +161,26 @@ class TreePredictor:
         Args:
             tree: As in :func:`~pyg_dynbatch.data.parse_bracketed`, labels being optional; or lists
                 and words as in :func:`~pyg_dynbatch.data.from_nested`. Words that the model was
-                not trained on are the unknown word.
+                not trained on are the unknown word, unless it has an ``encoder`` of sentences.
 
         Raises:
+            ImportError: If the encoder needs a package that is missing.
             ValueError: If it is neither, or the text cannot be parsed.
         """
-        if not isinstance(tree, str):
-            return from_nested(tree, token=self._row)
-        parsed = parse_bracketed(tree, num_classes=self.num_classes, labels="optional")
-        return parsed.to_data(self.vocabulary, labelled=False)
+        words: list[str] = []
+        if isinstance(tree, str):
+            parsed = parse_bracketed(tree, num_classes=self.num_classes, labels="optional")
+            words, data = parsed.words, parsed.to_data(self.vocabulary, labelled=False)
+        else:
+            data = from_nested(tree, token=lambda part: self._row(part, words))
+        if self.model.encoder is not None:
+            vectors = ContextualVectors.of(self.model.encoder, lambda: [words])
+            data.x = vectors(word_rows(data.token))
+        return data
 
-    def _row(self, part: Any) -> int | None:
+    def _row(self, part: Any, words: list[str]) -> int | None:
         if isinstance(part, str):
+            words.append(part)
             return self.vocabulary.row(part)
         if isinstance(part, tuple | list | dict) and part:
             return None
@@ -196,6 +210,8 @@ class TreePredictor:
 
 
 def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
+    if model.encoder is not None:
+        return Vocabulary([])  # tokens then only tell which nodes have a word
     if model.vocabulary is None:
         what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
         expected = "a checkpoint written with a data module of trees, by this version"
@@ -230,8 +246,8 @@ def run_tree_predict(argv: list[str]) -> int:
     paths = options.checkpoint
     check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
     predictor = TreePredictor(paths, options.device)
-    classes, words = predictor.num_classes, predictor.vocabulary
-    trees = TreeFile(options.input, None, classes, "optional", words)
+    known: Any = {"vocabulary": predictor.vocabulary, "encoder": predictor.model.encoder}
+    trees = TreeFile(options.input, None, predictor.num_classes, "optional", **known)
     columns = predict_file(predictor, trees, options.batch_size)
     prediction.write_table(options.output, prediction.tree_rows(columns))
     if options.nodes is not None:

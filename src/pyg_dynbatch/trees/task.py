@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from pyg_dynbatch.training.task import (
     spearman,
     summed_cross_entropy,
 )
+from pyg_dynbatch.trees.contextual import SentenceEncoder
 from pyg_dynbatch.trees.data import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
@@ -86,6 +88,10 @@ class TreeDataModule(SplitDataModule):
         super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
         self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
         self._loaded: dict[str, TreeDataset] = {}
+        self.encoder: SentenceEncoder | None = None
+        """The encoder of whole sentences, if their words have contextual vectors."""
+        if vectors.source == "contextual":
+            self.encoder = SentenceEncoder(vectors.file or DEFAULT_MODEL, vectors.layers)
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split.
@@ -94,12 +100,13 @@ class TreeDataModule(SplitDataModule):
             split: Its name.
             vocabulary: The words to use; None for the data set's own.
         """
-        return self._open(split=split, **({"vocabulary": vocabulary} if vocabulary else {}))
+        words = {"vocabulary": vocabulary} if vocabulary else {}
+        return self._open(split=split, encoder=self.encoder, **words)
 
     @cached_property
     def _all_vectors(self) -> WordVectors | None:
         options, file = self.vectors, self.vectors.file
-        if options.source == "none":
+        if options.source == "none" or self.encoder is not None:
             return None
         # Before the data are read, which takes long.
         if options.source == "glove" and (file is None or not Path(file).is_file()):
@@ -134,8 +141,17 @@ class TreeDataModule(SplitDataModule):
         if split not in self._loaded:
             vectors = self.word_vectors  # which checks the options before the data are read
             chosen = vectors.vocabulary if vectors and self._words_share else None
-            self._loaded[split] = self.load(split, chosen)
+            if self.encoder is not None and not self.encoder.mean and split != "train":
+                self.dataset("train")
+            loaded = self._loaded[split] = self.load(split, chosen)
+            if loaded.vectors is not None and not loaded.vectors.encoder.mean:
+                self._encode_by(loaded.vectors.standardized(self.vectors.scale))
         return self._loaded[split]
+
+    def _encode_by(self, encoder: SentenceEncoder) -> None:
+        self.encoder = encoder
+        for vectors in filter(None, (dataset.vectors for dataset in self._loaded.values())):
+            vectors.encoder = encoder
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -144,8 +160,8 @@ class TreeDataModule(SplitDataModule):
 
     @property
     def num_tokens(self) -> int:
-        """Rows of the embedding."""
-        return self.dataset("train").num_tokens
+        """Rows of the embedding, 0 if contextual vectors take its place."""
+        return 0 if self.encoder else self.dataset("train").num_tokens
 
     def setup(self, stage: str) -> None:
         """Load the splits of a stage; before ``fit`` report how many words have a vector."""
@@ -176,16 +192,23 @@ class TreeDataModule(SplitDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the vocabulary, so that a checkpoint is never used with a different one."""
-        words = {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
-        return {**super().state_dict(), **words}
+        return {**super().state_dict(), **self._known()}
+
+    def _known(self) -> dict[str, Any]:
+        if self.encoder is not None:
+            return {"vocabulary": str(self.encoder), "encoder": asdict(self.encoder)}
+        return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if the embedding of the checkpoint was trained for other words."""
-        own = self.vocabulary.digest()
+        own = self._known()["vocabulary"]
         if (found := state_dict.get("vocabulary", own)) != own:
             what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
             hint = "use the data files and options the checkpoint was made with"
-            raise mismatch(ValueError, what, f"{own} ({self.num_tokens} words)", found, hint=hint)
+            own += "" if self.encoder else f" ({self.num_tokens} words)"
+            raise mismatch(ValueError, what, own, found, hint=hint)
+        if "encoder" in state_dict:
+            self._encode_by(SentenceEncoder(**state_dict["encoder"]))
         super().load_state_dict(state_dict)
 
     def shown_trees(self, count: int) -> tuple[Batch, dict[str, Data], list[list[str]]]:
@@ -200,7 +223,7 @@ class TreeDataModule(SplitDataModule):
         chosen = fitting[:count] or range(min(count, len(dataset)))
         trees = {f"test example {i}": dataset[i] for i in chosen}
         # Words without a vector may be one word to the model; the picture still shows them.
-        named = self.load("test", None)
+        named = self.load("test", None) if self._words_share else dataset
         words = [self.node_texts(named[i], named.vocabulary) for i in chosen]
         return Collater(arity=self._arity())(list(trees.values())), trees, words
 
@@ -279,7 +302,7 @@ class ListOpsData(TreeDataModule):
             what = "ListOpsData: the pieces of this data set have no pretrained vectors"
             raise mismatch(ValueError, what, "vectors.source: none", self.vectors.source)
         tsv = None if self.tsv_dir is None else Path(self.tsv_dir) / f"{split}.tsv"
-        return self._open(split=split, tsv=tsv)
+        return self._open(split=split, tsv=tsv, encoder=self.encoder)
 
     def node_texts(self, tree: Data, vocabulary: Vocabulary) -> list[str]:
         """Return the text that a picture shows at each node, operators without their bracket."""
@@ -369,7 +392,8 @@ class TreeFileData(TreeDataModule):
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one file."""
         words = vocabulary or self._defining.vocabulary
-        return TreeFile(self.files[split], self.root, self.num_classes, self.labels, words)
+        options: Any = {"vocabulary": words, "encoder": self.encoder}
+        return TreeFile(self.files[split], self.root, self.num_classes, self.labels, **options)
 
 
 # Tasks --------------------------------------------------------------------------------------------
@@ -419,7 +443,11 @@ class TreeTask(Task):
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
         embedding = getattr(self.model.network, "embedding", None)
-        vectors = getattr(getattr(self.trainer, "datamodule", None), "word_vectors", None)
+        data = getattr(self.trainer, "datamodule", None)
+        if getattr(data, "encoder", None) is not None and embedding is not None:
+            what = "contextual vectors: the model has an embedding, and would not read them"
+            raise mismatch(ValueError, what, "num_tokens 0, that of the data module", embedding)
+        vectors = getattr(data, "word_vectors", None)
         if vectors is None or embedding is None:
             return
         weight = embedding.weight

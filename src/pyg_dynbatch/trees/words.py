@@ -448,17 +448,17 @@ def sentence_vectors(
     return WordVectors(vocabulary, matrix * scale, found, source=model)
 
 
-def find_model(model: str) -> str:
-    """Return the folder of a model that is on this machine, otherwise its name."""
+def find_model(model: str, marker: str = _MARKER) -> str:
+    """Return the folder of a model that is on this machine, which has a file, or its name."""
     folder, package = Path(model), model.replace("-", "_")
     folders = [folder] if folder.is_dir() else []
     if not folders and package.isidentifier() and (spec := importlib.util.find_spec(package)):
         folders = [Path(each) for each in spec.submodule_search_locations or ()]
-    markers = (p for each in folders for p in (each / _MARKER, *sorted(each.glob(f"*/{_MARKER}"))))
+    markers = (p for each in folders for p in (each / marker, *sorted(each.glob(f"*/{marker}"))))
     if (found := next(filter(Path.is_file, markers), None)) is not None:
         return str(found.parent)
     if folder.is_dir():
-        what, expected = f"sentence_vectors: no model in {model}", f"a folder with {_MARKER}"
+        what, expected = f"word vectors: no model in {model}", f"a folder with {marker}"
         got = ", ".join(sorted(path.name for path in folder.iterdir())[:6])
         raise mismatch(ValueError, what, expected, got or "nothing", where=folder.resolve())
     return model
