@@ -70,12 +70,12 @@ class TreeLSTM(nn.Module):
             edge_order: Step of each edge, ``[edge]``: that of its parent.
         """
         check_no_transforms("TreeLSTM")
-        if features.dim() != 2 or features.size(1) != self.in_features or not len(features):
+        if features.dim() != 2 or features.size(1) != self.in_features or not features.size(0):
             wanted, got = f"[1 or more nodes, {self.in_features}]", describe_value(features)
             raise mismatch(TypeError, "TreeLSTM: invalid features", wanted, got)
         check_precision("TreeLSTM", features, self.W_iou)
         edges = array_of(edges_of("TreeLSTM", adjacency_list))
-        schedule = levels_of("TreeLSTM", edges, len(features))
+        schedule = levels_of("TreeLSTM", edges, features.size(0))
         _check_orders(schedule, edges, _numbers(node_order), _numbers(edge_order))
         schedule = schedule.to(features.device)
         inputs = features.index_select(0, schedule.input_node)

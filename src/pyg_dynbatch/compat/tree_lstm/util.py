@@ -75,24 +75,26 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = ("features", "node_order", "edge_order")
     found = {name: [_tensor(tree[name]) for tree in trees] for name in names}
     edges = [edges_of(owner, tree["adjacency_list"]) for tree in trees]
-    nodes, per_tree = ([len(each) for each in parts] for parts in (found["features"], edges))
+    nodes, per_tree = ([each.size(0) for each in parts] for parts in (found["features"], edges))
     for name, counts in (("node_order", nodes), ("edge_order", per_tree)):
         for number, (order, count) in enumerate(zip(found[name], counts, strict=True)):
             if order.shape != (count,):
                 what, got = f"{owner}: {name} does not fit", describe_value(order)
                 raise mismatch(ValueError, what, f"[{count}]", got, where=f"tree {number}")
     merged = torch.cat(edges)
-    sizes, counts = (torch.tensor(each, device=merged.device) for each in (nodes, per_tree))
-    tree_of_edge = torch.arange(len(trees), device=merged.device).repeat_interleave(counts)
-    outside = ((merged < 0) | (merged >= sizes[tree_of_edge, None])).any(1)
-    if bool(outside.any()):
-        edge = int(outside.nonzero()[0])
+    own, starts = array_of(merged), np.cumsum([0, *nodes])
+    tree_of_edge = np.arange(len(trees)).repeat(per_tree)
+    adjacency = own + starts[tree_of_edge, None]
+    # Otherwise, an edge could lead to the next tree.
+    outside = (own < 0) | (adjacency >= starts[tree_of_edge + 1, None])
+    if outside.any():
+        edge = int(outside.any(1).argmax())
         number = int(tree_of_edge[edge])
         what, wanted = f"{owner}: an edge has a node that does not exist", f"below {nodes[number]}"
-        raise mismatch(ValueError, what, wanted, merged[edge].tolist(), where=f"tree {number}")
-    merged += (sizes.cumsum(0) - sizes)[tree_of_edge, None]
-    together = {name: torch.cat(parts) for name, parts in found.items()}
-    return {**together, "adjacency_list": merged, "tree_sizes": nodes}
+        raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {number}")
+    together: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
+    together["adjacency_list"] = torch.from_numpy(adjacency).to(merged.device)
+    return {**together, "tree_sizes": nodes}
 
 
 def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -128,7 +130,7 @@ def edges_of(owner: str, adjacency_list: Any) -> Tensor:
 
 
 def levels_of(owner: str, edges: np.ndarray, num_nodes: int) -> Levels:
-    """Schedule pairs (parent, child); warn once of a node that several edges have as their child."""
+    """Schedule pairs (parent, child); warn once of a node that is a child in several edges."""
     try:
         from_child = torch.from_numpy(np.array(edges.T[::-1], order="C"))
         levels = schedule_structure(from_child, num_nodes)
@@ -139,7 +141,9 @@ def levels_of(owner: str, edges: np.ndarray, num_nodes: int) -> Levels:
         child = int(np.bincount(edges[:, 1]).argmax())
         parents = edges[edges[:, 1] == child, 0].tolist()
         text = f"{owner}: node {child} is a child in {len(parents)} edges, of nodes {parents[:5]}. "
-        text += "In a tree it would be numbered wrongly; acyclic graphs are computed correctly."
+        text += (
+            "As a tree, this is numbered wrongly; as an acyclic graph, it is computed correctly."
+        )
         warnings.warn(text, stacklevel=3)
         _warned.add(owner)
     return levels
