@@ -24,24 +24,25 @@ MAX_PUBLIC_NAMES = 234
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 135
+MAX_FILES = 139
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
     "blocks": 5_960,
+    "compat": 297,
     "core": 6_220,
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
-    "kernels": 1_579,
-    "nn": 3_187,
+    "kernels": 1_583,
+    "nn": 3_184,
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 41_665,
-    "benchmarks": 6_650,
+    "installed": 41_960,
+    "benchmarks": 6_780,
 }
-MAX_CODE = 26_890
+MAX_CODE = 27_050
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
