@@ -111,17 +111,16 @@ def _check_orders(
             what, got = f"TreeLSTM: {name}_order has another shape", list(order.shape)
             raise mismatch(ValueError, what, f"[{count}], a step per {name}", got)
     # A node may be evaluated later than it could be.
-    no_leaf = np.where(height > 0, node_order <= 0, node_order != 0)
     of_leaves, of_parents = "0 without children, else 1 or more", "more than that of the children"
+    no_leaf, above = np.where(height > 0, node_order <= 0, node_order != 0), node_order[parent]
     checks = (
         ("node_order", "node", no_leaf, node_order, of_leaves),
-        ("node_order", "edge", node_order[parent] <= node_order[child], edge_order, of_parents),
-        ("edge_order", "edge", edge_order != node_order[parent], edge_order, "that of the parent"),
+        ("node_order", "edge", above <= node_order[child], above, of_parents),
+        ("edge_order", "edge", edge_order != above, edge_order, "that of the parent"),
     )
     for name, per, wrong, found, wanted in checks:
         if wrong.any():
             where = int(wrong.argmax())
-            what = f"TreeLSTM: {name} contradicts adjacency_list"
+            what, got = f"TreeLSTM: {name} contradicts adjacency_list", found[where]
             hint = "calculate_evaluation_orders(adjacency_list, number of nodes)"
-            got = found[where]
             raise mismatch(ValueError, what, wanted, got, where=f"{per} {where}", hint=hint)

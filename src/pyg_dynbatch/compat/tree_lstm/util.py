@@ -140,10 +140,8 @@ def levels_of(owner: str, edges: np.ndarray, num_nodes: int) -> Levels:
     if not levels.single_parent and owner not in _warned:
         child = int(np.bincount(edges[:, 1]).argmax())
         parents = edges[edges[:, 1] == child, 0].tolist()
-        text = f"{owner}: node {child} is a child in {len(parents)} edges, of nodes {parents[:5]}. "
-        text += (
-            "As a tree, this is numbered wrongly; as an acyclic graph, it is computed correctly."
-        )
+        text = f"{owner}: node {child} is a child in {len(parents)} edges, of nodes {parents[:5]}: "
+        text += "right for an acyclic graph, but the nodes of a tree are numbered wrongly then"
         warnings.warn(text, stacklevel=3)
         _warned.add(owner)
     return levels
