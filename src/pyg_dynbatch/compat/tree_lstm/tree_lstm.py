@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of
 from pyg_dynbatch.core.errors import checked_count, describe_value, mismatch
@@ -89,10 +90,23 @@ class TreeLSTM(nn.Module):
                 what, wanted = f"TreeLSTM: {name} is not called", "an nn.Linear without hooks"
                 got, hint = type(layer).__name__, "torch.nn.utils.parametrize changes a weight"
                 raise mismatch(ValueError, what, wanted, got, hint=hint)
-        iou, f, width = self.W_iou, self.W_f, self.out_features
-        pairs = (iou.weight, f.weight), (self.U_iou.weight, self.U_f.weight), (iou.bias, f.bias)
-        weight_input, weight_hidden, bias = (torch.cat([a.roll(width, 0), b]) for a, b in pairs)
-        return weight_input, weight_hidden, bias
+        weight_input = _Joined.apply(self.W_iou.weight, self.W_f.weight)
+        weight_hidden = _Joined.apply(self.U_iou.weight, self.U_f.weight)
+        return weight_input, weight_hidden, _Joined.apply(self.W_iou.bias, self.W_f.bias)
+
+
+class _Joined(Function):
+    """Join the rows i, o, u and the rows f to u, i, o, f; like their gradients, copied once."""
+
+    @staticmethod
+    def forward(ctx: Any, iou: Tensor, f: Tensor) -> Tensor:
+        width = f.size(0)
+        return torch.cat([iou[2 * width :], iou[: 2 * width], f])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        width = grad.size(0) // 4
+        return torch.cat([grad[width : 3 * width], grad[:width]]), grad[3 * width :]
 
 
 def _numbers(order: Any) -> np.ndarray:
