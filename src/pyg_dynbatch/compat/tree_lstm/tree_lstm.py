@@ -90,23 +90,23 @@ class TreeLSTM(nn.Module):
                 what, wanted = f"TreeLSTM: {name} is not called", "an nn.Linear without hooks"
                 got, hint = type(layer).__name__, "torch.nn.utils.parametrize changes a weight"
                 raise mismatch(ValueError, what, wanted, got, hint=hint)
-        weight_input = _Joined.apply(self.W_iou.weight, self.W_f.weight)
-        weight_hidden = _Joined.apply(self.U_iou.weight, self.U_f.weight)
-        return weight_input, weight_hidden, _Joined.apply(self.W_iou.bias, self.W_f.bias)
+        iou, f, weights = self.W_iou, self.W_f, (self.U_iou.weight, self.U_f.weight)
+        found: Any = _Joined.apply(iou.weight, f.weight, *weights, iou.bias, f.bias)
+        return found
 
 
 class _Joined(Function):
-    """Join the rows i, o, u and the rows f to u, i, o, f; like their gradients, copied once."""
+    """Join rows i, o, u and rows f of each pair to u, i, o, f; one copy, and one of gradients."""
 
     @staticmethod
-    def forward(ctx: Any, iou: Tensor, f: Tensor) -> Tensor:
-        width = f.size(0)
-        return torch.cat([iou[2 * width :], iou[: 2 * width], f])
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        width, pairs = weights[1].size(0), zip(weights[::2], weights[1::2], strict=True)
+        return tuple(torch.cat([iou[2 * width :], iou[: 2 * width], f]) for iou, f in pairs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        width = grad.size(0) // 4
-        return torch.cat([grad[width : 3 * width], grad[:width]]), grad[3 * width :]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        parts = [grad.tensor_split(4) for grad in grads]
+        return tuple(each for u, i, o, f in parts for each in (torch.cat([i, o, u]), f))
 
 
 def _numbers(order: Any) -> np.ndarray:

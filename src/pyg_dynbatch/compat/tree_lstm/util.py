@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -82,16 +83,15 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 what, got = f"{owner}: {name} does not fit", describe_value(order)
                 raise mismatch(ValueError, what, f"[{count}]", got, where=f"tree {number}")
     merged = torch.cat(edges)
-    own, starts = array_of(merged), np.cumsum([0, *nodes])
-    tree_of_edge = np.arange(len(trees)).repeat(per_tree)
-    adjacency = own + starts[tree_of_edge, None]
-    # Otherwise, an edge could lead to the next tree.
-    outside = (own < 0) | (adjacency >= starts[tree_of_edge + 1, None])
+    own, starts = array_of(merged), list(accumulate(nodes, initial=0))
+    # As unsigned numbers, negative ones are huge. Others could be nodes of the next tree.
+    outside = own.view(np.uint64) >= np.repeat(nodes, per_tree)[:, None]
     if outside.any():
         edge = int(outside.any(1).argmax())
-        number = int(tree_of_edge[edge])
+        number = int(np.repeat(range(len(trees)), per_tree)[edge])
         what, wanted = f"{owner}: an edge has a node that does not exist", f"below {nodes[number]}"
         raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {number}")
+    adjacency = own + np.repeat(starts[:-1], per_tree)[:, None]
     together: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
     together["adjacency_list"] = torch.from_numpy(adjacency).to(merged.device)
     return {**together, "tree_sizes": nodes}
