@@ -29,7 +29,7 @@ MAX_FILES = 139
 MAX_LINES = {
     "autobatch": 5_950,
     "blocks": 5_960,
-    "compat": 297,
+    "compat": 308,
     "core": 6_220,
     "documents": 665,
     "molecules": 8_610,
@@ -39,10 +39,10 @@ MAX_LINES = {
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 41_960,
+    "installed": 41_970,
     "benchmarks": 6_780,
 }
-MAX_CODE = 27_050
+MAX_CODE = 27_053
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
