@@ -17,31 +17,32 @@ from benchmarks.size import Size, num_lines, size_of, sizes
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "pyg_dynbatch").rglob("*.py"))
 DOORS = (
-    *("autobatch", "blocks", "data", "datasets", "lightning", "loader", "models", "molecules"),
-    *("nn", "testing"),
+    *("autobatch", "blocks", "compat.tree_lstm", "data", "datasets", "lightning", "loader"),
+    *("models", "molecules", "nn", "testing"),
 )
 MAX_PUBLIC_NAMES = 235
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 136
+MAX_FILES = 140
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
     "blocks": 5_960,
+    "compat": 308,
     "core": 6_220,
     "documents": 665,
     "molecules": 8_610,
     "native": 0,
-    "kernels": 1_579,
-    "nn": 3_187,
+    "kernels": 1_583,
+    "nn": 3_184,
     "training": 2_595,
     "trees": 4_240,
     "other files": 2_995,
-    "installed": 41_960,
-    "benchmarks": 6_650,
+    "installed": 42_270,
+    "benchmarks": 6_780,
 }
-MAX_CODE = 27_090
+MAX_CODE = 27_253
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -171,7 +171,7 @@ def test_the_site_is_complete(tmp_path: Path) -> None:
         wanted = {f"pyg_dynbatch.{name}.{key}" for key in getattr(module, "__all__", [])}
         assert wanted - anchors == set()
     for name, value in PUBLIC:
-        text = pages[site / "generated" / "api" / f"{name.partition('.')[0]}.html"].text
+        text = pages[site / "generated" / "api" / f"{name.rpartition('.')[0]}.html"].text
         given = re.search(rf'<dt class="sig[^>]*id="pyg_dynbatch.{name}">(.*?)</dt>', text, re.S)
         assert given and "[source]" in given[1], name
         assert all(f">{key}<" in given[1] for key in signature(value).parameters), name

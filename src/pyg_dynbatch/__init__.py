@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMESPACES = (
-    "autobatch", "blocks", "data", "datasets", "lightning", "loader", "models", "molecules",
-    "nn", "testing",
+    "autobatch", "blocks", "compat.tree_lstm", "data", "datasets", "lightning", "loader", "models",
+    "molecules", "nn", "testing",
 )
+_MODULES = {name.partition(".")[0] for name in _NAMESPACES}
 
 __all__ = [
     "DependencyGraph", "Engine", "LearnedPolicy", "Levels", "Operation", "Operations", "Recording",
@@ -34,7 +35,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import a public name or a namespace on first use."""
-    if name in _NAMESPACES:
+    if name in _MODULES:
         return import_module(f"pyg_dynbatch.{name}")
     if name in __all__:
         home = "models" if name == "load" else "core"
@@ -46,4 +47,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """List the public names and the namespaces, imported or not."""
-    return sorted({*globals(), *__all__, *_NAMESPACES})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -28,7 +28,12 @@ def drawn(width_in: int = 3, width: int = 2) -> dict[str, Tensor]:
 
 
 def recursion(state: Mapping[str, Tensor], dag: Dag, x: Tensor) -> Tensor:
-    """Tai et al. (2015), equations 2-8, with the gates i, o, u in one matrix."""
+    """The rows h."""
+    return states(state, dag, x)[0]
+
+
+def states(state: Mapping[str, Tensor], dag: Dag, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Tai et al. (2015), equations 2-8, with the gates i, o, u in one matrix: h and c."""
     h: dict[int, Tensor] = {}
     c: dict[int, Tensor] = {}
     for node in dag.order:
@@ -43,7 +48,8 @@ def recursion(state: Mapping[str, Tensor], dag: Dag, x: Tensor) -> Tensor:
             own = state["W_f.weight"] @ x[node] + state["W_f.bias"]
             c[node] = c[node] + torch.sigmoid(own + state["U_f.weight"] @ h[k]) * c[k]
         h[node] = torch.sigmoid(o) * torch.tanh(c[node])
-    return torch.stack([h[node] for node in range(dag.num_nodes)])
+    each = range(dag.num_nodes)
+    return torch.stack([h[node] for node in each]), torch.stack([c[node] for node in each])
 
 
 def check(state: dict[str, Tensor], dag: Dag, tolerance: float) -> None:

@@ -41,8 +41,12 @@ def tree_lstm(
     """Run a Tree-LSTM over all levels of a schedule, which has the arity of the cell.
 
     ``inputs`` are as for ``RecursiveCell.run_schedule``, ``weights`` the cell's ``weight_input``,
-    ``weight_hidden`` and ``bias``, and ``options`` those of :meth:`Plan.of`.
+    ``weight_hidden`` and ``bias``, and ``options`` those of :meth:`Plan.of`; the precision of
+    products is that of autocast, if it is enabled.
     """
+    device = inputs.device.type
+    if torch.is_autocast_enabled(device) and weights[2].dtype != torch.float64:
+        options.setdefault("precision", torch.get_autocast_dtype(device))
     keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (inputs, *weights))
     plan = Plan.of(schedule, inputs, keeps=keeps, **options)
     _check_weights(plan, inputs, weights)

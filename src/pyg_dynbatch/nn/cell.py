@@ -426,18 +426,15 @@ class _TreeLSTMCell(RecursiveCell):
         """Run a whole schedule in one autograd function; autocast applies to its products only."""
         if not schedule.level_sizes:
             return None
-        mask = precision = None
+        mask = None
         if not self.shares_leaves:
             mask = self.bias.new_empty(schedule.num_nodes, self.out_channels)
             mask.bernoulli_(1 - self.recurrent_dropout).div_(1 - self.recurrent_dropout)
             # Each leaf draws its own factors, so equal leaves differ.
             inputs, leaf_inverse = spread_rows(inputs, leaf_inverse, schedule), None
-        device = inputs.device.type
-        if torch.is_autocast_enabled(device) and self.bias.dtype != torch.float64:
-            precision = torch.get_autocast_dtype(device)
         weights = self.weight_input, self.weight_hidden, self.bias
-        options = {"leaf_inverse": leaf_inverse, "level_order": level_order, "precision": precision}
-        return tree_lstm(schedule, inputs, weights, dropout_mask=mask, **options)
+        options = {"leaf_inverse": leaf_inverse, "level_order": level_order, "dropout_mask": mask}
+        return tree_lstm(schedule, inputs, weights, **options)
 
 
 class NaryTreeLSTMCell(_TreeLSTMCell):

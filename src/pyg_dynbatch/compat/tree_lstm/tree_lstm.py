@@ -1,0 +1,140 @@
+"""The layer of pytorch-tree-lstm, computed by the kernels of this package."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of
+from pyg_dynbatch.core.errors import checked_count, describe_value, mismatch
+from pyg_dynbatch.core.levels import Levels
+from pyg_dynbatch.core.operation import is_unchanged
+from pyg_dynbatch.core.row_buffer import check_no_transforms, check_precision, outside_graphs
+from pyg_dynbatch.core.structure import array_of
+from pyg_dynbatch.kernels.tree_lstm import tree_lstm
+
+
+class TreeLSTM(nn.Module):
+    """Run a child-sum Tree-LSTM as ``treelstm.TreeLSTM`` of pytorch-tree-lstm 0.1.3 does.
+
+    It has the same parameters in the same order, so that it reads and writes the same checkpoints
+    and draws the same weights from the same seed. Results do not depend on the order of the edges;
+    graphs in which nodes have several parents are computed correctly, with a warning.
+
+    Args:
+        in_features: Width of an input row.
+        out_features: Width of the hidden and of the memory row.
+
+    Shape:
+        - features: ``[node, in_features]``
+        - returns: ``h`` and ``c``, each ``[node, out_features]``, in the order of ``features``
+
+    Raises:
+        ValueError: If the edges have a cycle or a node that does not exist, the orders contradict
+            the edges, or a submodule was given hooks or another forward, which are not called.
+        TypeError: If features or edges have another shape or dtype.
+
+    Reference:
+        Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
+
+    Example:
+        >>> from pyg_dynbatch.compat.tree_lstm import calculate_evaluation_orders
+        >>> edges = torch.tensor([[0, 1], [0, 2], [2, 3]])  # from parent to child
+        >>> node_order, edge_order = map(torch.from_numpy, calculate_evaluation_orders(edges, 4))
+        >>> h, c = TreeLSTM(5, 3)(torch.randn(4, 5), node_order, edges, edge_order)
+        >>> h.shape
+        torch.Size([4, 3])
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.in_features = checked_count("TreeLSTM: in_features", in_features)
+        self.out_features = checked_count("TreeLSTM: out_features", out_features)
+        # Created in this order, which decides the weights that a seed gives.
+        self.W_iou = nn.Linear(in_features, 3 * out_features)
+        self.U_iou = nn.Linear(out_features, 3 * out_features, bias=False)
+        self.W_f = nn.Linear(in_features, out_features)
+        self.U_f = nn.Linear(out_features, out_features, bias=False)
+
+    @outside_graphs
+    def forward(
+        self, features: Tensor, node_order: Any, adjacency_list: Any, edge_order: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the states of all nodes.
+
+        Args:
+            features: Input rows.
+            node_order: Step of each node, ``[node]``, from :func:`calculate_evaluation_orders`.
+            adjacency_list: Pairs (parent, child), ``[edge, 2]``; empty in any form without edges.
+            edge_order: Step of each edge, ``[edge]``: that of its parent.
+        """
+        check_no_transforms("TreeLSTM")
+        if features.dim() != 2 or features.size(1) != self.in_features or not features.size(0):
+            wanted, got = f"[1 or more nodes, {self.in_features}]", describe_value(features)
+            raise mismatch(TypeError, "TreeLSTM: invalid features", wanted, got)
+        check_precision("TreeLSTM", features, self.W_iou)
+        edges = array_of(edges_of("TreeLSTM", adjacency_list))
+        schedule = levels_of("TreeLSTM", edges, features.size(0))
+        _check_orders(schedule, edges, _numbers(node_order), _numbers(edge_order))
+        schedule = schedule.to(features.device)
+        inputs = features.index_select(0, schedule.input_node)
+        return tree_lstm(schedule, inputs, self._weights())
+
+    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the weights of inputs and of h, and the bias, in the order u, i, o, f."""
+        for name in ("W_iou", "U_iou", "W_f", "U_f"):
+            layer = getattr(self, name)
+            if not is_unchanged(layer, forward=nn.Linear.forward):
+                what, wanted = f"TreeLSTM: {name} is not called", "an nn.Linear without hooks"
+                got, hint = type(layer).__name__, "torch.nn.utils.parametrize changes a weight"
+                raise mismatch(ValueError, what, wanted, got, hint=hint)
+        iou, f, weights = self.W_iou, self.W_f, (self.U_iou.weight, self.U_f.weight)
+        found: Any = _Joined.apply(iou.weight, f.weight, *weights, iou.bias, f.bias)
+        return found
+
+
+class _Joined(Function):
+    """Join rows i, o, u and rows f of each pair to u, i, o, f; one copy, and one of gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        width, pairs = weights[1].size(0), zip(weights[::2], weights[1::2], strict=True)
+        return tuple(torch.cat([iou[2 * width :], iou[: 2 * width], f]) for iou, f in pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        parts = [grad.tensor_split(4) for grad in grads]
+        return tuple(each for u, i, o, f in parts for each in (torch.cat([i, o, u]), f))
+
+
+def _numbers(order: Any) -> np.ndarray:
+    return array_of(order) if isinstance(order, Tensor) else np.asarray(order)
+
+
+def _check_orders(
+    schedule: Levels, edges: np.ndarray, node_order: np.ndarray, edge_order: np.ndarray
+) -> None:
+    """Refuse orders in which the edges could not be evaluated."""
+    height, (parent, child) = heights(schedule), edges.T
+    if np.array_equal(node_order, height) and np.array_equal(edge_order, height[parent]):
+        return
+    for name, order, count in (("node", node_order, height.size), ("edge", edge_order, len(edges))):
+        if order.shape != (count,):
+            what, got = f"TreeLSTM: {name}_order has another shape", list(order.shape)
+            raise mismatch(ValueError, what, f"[{count}], a step per {name}", got)
+    # A node may be evaluated later than it could be.
+    of_leaves, of_parents = "0 without children, else 1 or more", "more than that of the children"
+    no_leaf, above = np.where(height > 0, node_order <= 0, node_order != 0), node_order[parent]
+    checks = (
+        ("node_order", "node", no_leaf, node_order, of_leaves),
+        ("node_order", "edge", above <= node_order[child], above, of_parents),
+        ("edge_order", "edge", edge_order != above, edge_order, "that of the parent"),
+    )
+    for name, per, wrong, found, wanted in checks:
+        if wrong.any():
+            where = int(wrong.argmax())
+            what, got = f"TreeLSTM: {name} contradicts adjacency_list", found[where]
+            hint = "calculate_evaluation_orders(adjacency_list, number of nodes)"
+            raise mismatch(ValueError, what, wanted, got, where=f"{per} {where}", hint=hint)

@@ -1,0 +1,153 @@
+"""Evaluation orders and batches of trees, as pytorch-tree-lstm has them."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
+from pyg_dynbatch.core.levels import Levels, schedule_structure
+from pyg_dynbatch.core.structure import array_of
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+_warned = set[str]()  # who has warned of a node with several parents
+
+
+def calculate_evaluation_orders(
+    adjacency_list: Any, tree_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the step at which each node and each edge of a tree is evaluated, in linear time.
+
+    Args:
+        adjacency_list: Pairs (parent, child) in any order, ``[edge, 2]``: a list, an array or a
+            tensor. Without edges it may be empty in any form, such as ``[]``.
+        tree_size: Number of nodes.
+
+    Returns:
+        Two int64 arrays: ``node_order``, ``[node]``, 0 for nodes without children, and 1 + the
+        largest among the children for others; and ``edge_order``, ``[edge]``, that of the parents.
+
+    Raises:
+        ValueError: If there is a cycle, or an edge has a node that does not exist.
+        TypeError: If the edges are not pairs of integers.
+
+    Example:
+        >>> node_order, edge_order = calculate_evaluation_orders([(0, 1), (0, 2), (2, 3)], 4)
+        >>> node_order.tolist(), edge_order.tolist()
+        ([2, 0, 1, 0], [2, 2, 1])
+    """
+    owner = "calculate_evaluation_orders"
+    edges = array_of(edges_of(owner, adjacency_list))
+    node_order = heights(levels_of(owner, edges, tree_size))
+    return node_order, node_order[edges[:, 0]]
+
+
+def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge trees to a batch; can be the ``collate_fn`` of a ``DataLoader``.
+
+    Args:
+        batch: One dictionary per tree with ``features`` ``[node, in_features]``, ``node_order``
+            ``[node]``, ``edge_order`` ``[edge]`` and ``adjacency_list`` ``[edge, 2]``, tensors or
+            arrays. Without edges, the last may be empty in any form.
+
+    Returns:
+        These four as tensors of the whole batch, and ``tree_sizes``, a list of integers. Other
+        entries of the dictionaries are left out.
+
+    Raises:
+        ValueError: If there is no tree, a tree has an edge of a node that does not exist, or its
+            orders are more or fewer than its nodes and edges.
+        TypeError: If the edges of a tree are not pairs of integers.
+
+    Example:
+        >>> tree = {"features": torch.ones(2, 3), "adjacency_list": np.array([[0, 1]])}
+        >>> tree |= {"node_order": np.array([1, 0]), "edge_order": np.array([1])}
+        >>> batch_tree_input([tree, tree])["adjacency_list"].tolist()
+        [[0, 1], [2, 3]]
+    """
+    owner, trees = "batch_tree_input", list(batch)
+    if not trees:
+        raise mismatch(ValueError, f"{owner}: the list is empty", "at least one tree")
+    names = ("features", "node_order", "edge_order")
+    found = {name: [_tensor(tree[name]) for tree in trees] for name in names}
+    edges = [edges_of(owner, tree["adjacency_list"]) for tree in trees]
+    nodes, per_tree = ([each.size(0) for each in parts] for parts in (found["features"], edges))
+    for name, counts in (("node_order", nodes), ("edge_order", per_tree)):
+        for number, (order, count) in enumerate(zip(found[name], counts, strict=True)):
+            if order.shape != (count,):
+                what, got = f"{owner}: {name} does not fit", describe_value(order)
+                raise mismatch(ValueError, what, f"[{count}]", got, where=f"tree {number}")
+    merged = torch.cat(edges)
+    own, starts = array_of(merged), list(accumulate(nodes, initial=0))
+    # As unsigned numbers, negative ones are huge. Others could be nodes of the next tree.
+    outside = own.view(np.uint64) >= np.repeat(nodes, per_tree)[:, None]
+    if outside.any():
+        edge = int(outside.any(1).argmax())
+        number = int(np.repeat(range(len(trees)), per_tree)[edge])
+        what, wanted = f"{owner}: an edge has a node that does not exist", f"below {nodes[number]}"
+        raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {number}")
+    adjacency = own + np.repeat(starts[:-1], per_tree)[:, None]
+    together: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
+    together["adjacency_list"] = torch.from_numpy(adjacency).to(merged.device)
+    return {**together, "tree_sizes": nodes}
+
+
+def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Split a tensor of a batch into views, one per tree.
+
+    Args:
+        tensor: One row per node of the batch, such as a result of :class:`TreeLSTM`.
+        tree_sizes: Number of nodes of each tree, from :func:`batch_tree_input`.
+
+    Raises:
+        RuntimeError: If the sizes do not add up to the number of rows.
+
+    Example:
+        >>> [part.tolist() for part in unbatch_tree_tensor(torch.arange(3), [1, 2])]
+        [[0], [1, 2]]
+    """
+    return tensor.split(list(tree_sizes))
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+
+
+def edges_of(owner: str, adjacency_list: Any) -> Tensor:
+    """Return pairs (parent, child), int64 ``[edge, 2]``; no edge may have any shape and dtype."""
+    edges = _tensor(adjacency_list)
+    if not edges.numel():
+        return edges.new_empty(0, 2, dtype=torch.int64)
+    if edges.dim() != 2 or edges.size(1) != 2 or edges.dtype not in _INTEGERS:
+        what, got = f"{owner}: invalid adjacency_list", describe_value(edges)
+        raise mismatch(TypeError, what, "integers [edge, 2], rows (parent, child)", got)
+    return edges.long()
+
+
+def levels_of(owner: str, edges: np.ndarray, num_nodes: int) -> Levels:
+    """Schedule pairs (parent, child); warn once of a node that is a child in several edges."""
+    try:
+        from_child = torch.from_numpy(np.array(edges.T[::-1], order="C"))
+        levels = schedule_structure(from_child, num_nodes)
+    except ValueError as error:
+        what = f"{owner}: adjacency_list, with edge_index from child to parent: {error}"
+        raise ValueError(Mismatch(what)) from error
+    if not levels.single_parent and owner not in _warned:
+        child = int(np.bincount(edges[:, 1]).argmax())
+        parents = edges[edges[:, 1] == child, 0].tolist()
+        text = f"{owner}: node {child} is a child in {len(parents)} edges, of nodes {parents[:5]}: "
+        text += "right for an acyclic graph, but the nodes of a tree are numbered wrongly then"
+        warnings.warn(text, stacklevel=3)
+        _warned.add(owner)
+    return levels
+
+
+def heights(levels: Levels) -> np.ndarray:
+    """Return the level of each node, in node order."""
+    in_order = np.arange(levels.num_levels).repeat(levels.level_sizes)
+    return in_order[array_of(levels.row) - 1]
