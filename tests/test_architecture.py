@@ -40,7 +40,7 @@ MAX_LINES = {
     "trees": 4_240,
     "other files": 2_995,
     "installed": 42_270,
-    "benchmarks": 6_780,
+    "benchmarks": 7_180,
 }
 MAX_CODE = 27_253
 MAX_LINES_OF_C = 4_940
