@@ -116,7 +116,9 @@ def main() -> None:
     for numbers in different.split(BATCH):
         posterior.fit(numbers.tolist())
     fitted = time.perf_counter() - start
-    print(f"{len(different)} of {len(trees)} topologies drawn; fitted in {fitted:.0f} s", flush=True)
+    print(
+        f"{len(different)} of {len(trees)} topologies drawn; fitted in {fitted:.0f} s", flush=True
+    )
     log_weights = torch.stack([posterior.draw(part, log_q) for part in drawn.split(options.draws)])
     found = log_weights.logsumexp(1) - math.log(options.draws)
     share = (log_weights - log_weights.logsumexp(1, keepdim=True)).exp()

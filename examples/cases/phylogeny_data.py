@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 BASES = "ACGT"
-CODES = dict(zip("RYSWKMBDHVN-?.", "AG CT CG AT GT AC CGT AGT ACT ACG".split() + ["ACGT"] * 4))
+CODES = dict(
+    zip(
+        "RYSWKMBDHVN-?.",
+        ["AG", "CT", "CG", "AT", "GT", "AC", "CGT", "AGT", "ACT", "ACG"] + ["ACGT"] * 4,
+    )
+)
 CODES |= {base: base for base in BASES} | {"U": "T"}
 
 

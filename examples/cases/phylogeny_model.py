@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 from torch.nn.functional import pad
 
-from pyg_dynbatch import Levels
 from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
-BLOCK = 2**20  # bytes of messages per step on a CPU, so that what a step computes stays in the cache
+BLOCK = 2**24  # bytes of messages on a CPU
 
 
 def jukes_cantor(lengths: Tensor) -> Tensor:
@@ -34,29 +33,24 @@ class TreeLikelihood(nn.Module):
     Args:
         alignment: The observed sequences.
         transition: From branch lengths to P(t), of a reversible model with equal frequencies.
-        fused: Whether to run all levels in one autograd function, or the cell level by level.
     """
 
     def __init__(
-        self,
-        alignment: Alignment,
-        transition: Callable[[Tensor], Tensor] = jukes_cantor,
-        fused: bool = True,
+        self, alignment: Alignment, transition: Callable[[Tensor], Tensor] = jukes_cantor
     ) -> None:
         super().__init__()
-        self.transition, self.fused = transition, fused
+        self.transition = transition
         self.layer = RecursiveLayer(PruningCell(alignment.tips))
         self.register_buffer("count", alignment.count)
 
     def forward(self, trees: Trees, lengths: Tensor) -> Tensor:
         """Return the log-likelihoods ``[tree]`` for lengths ``[tree, branch]``."""
-        return self.of_patterns(trees, lengths) @ self.count
+        matrix = self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
+        return _Pruning.apply(self.layer.cell.tips, self.count, matrix, trees)
 
     def of_patterns(self, trees: Trees, lengths: Tensor) -> Tensor:
         """Return the log-likelihoods of all patterns, ``[tree, pattern]``."""
         matrix = self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
-        if self.fused:
-            return _Pruning.apply(self.layer.cell.tips, matrix, trees)
         x = torch.cat([matrix.flatten(1), trees.taxon[:, None].to(matrix)], 1)
         ends = self.layer(x, None, trees.schedule, nodes=trees.ends.flatten(), return_state=True)
         message, scale = (part.unflatten(0, (-1, 2)) for part in ends)
@@ -104,68 +98,80 @@ def normalized(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Pruning(Function):
-    """Compute the likelihoods of patterns, and backwards the gradients of the matrices.
+    """Compute log-likelihoods of trees, a block of patterns at a time, with their gradients.
 
-    The derivative of a log-likelihood by a product is that by the normalized product over the
-    sum: what the sum adds by its logarithm, it takes away by the division.
+    Rows are in the order of levels, but leaves in that of their taxa, so that all trees multiply
+    the observed bases of a taxon in one product.
     """
 
     @staticmethod
-    def forward(ctx: Any, tips: Tensor, matrix: Tensor, trees: Trees) -> Tensor:
-        order = trees.schedule.input_node  # the order of levels
-        matrix, taxon = matrix[order], trees.taxon[order]
-        message = matrix.new_empty(len(matrix), *tips.shape[1:])
-        scale = matrix.new_zeros(len(matrix), tips.size(2))
-        for rows, pairs in _blocks(trees.schedule, message):
-            if pairs is None:
-                product = tips.index_select(0, taxon[rows])
-            else:
-                product, total = normalized(*_two(message, pairs))
-                scale[rows] = total.log_() + torch.add(*_two(scale, pairs))
-            torch.bmm(matrix[rows], product, out=message[rows])
-        ctx.trees, ctx.tips = trees, tips
-        ctx.save_for_backward(matrix, taxon, message)
-        ends = trees.schedule.row[trees.ends] - 1
-        _, total = normalized(*_two(message, ends))
-        return (total / 4).log_() + torch.add(*_two(scale, ends))
+    def forward(ctx: Any, tips: Tensor, count: Tensor, matrix: Tensor, trees: Trees) -> Tensor:
+        order, row, levels = _rows(trees)
+        matrix, ends = matrix[order], row[trees.ends]
+        total, gradient = matrix.new_zeros(len(ends)), torch.zeros_like(matrix)
+        width = max(1, BLOCK // matrix[:, 0].nbytes) if matrix.is_cpu else len(count)
+        for part, counts in zip(tips.split(width, 2), count.split(width), strict=True):
+            message = matrix.new_empty(len(matrix), 4, len(counts))
+            leaves = slice(0, len(tips) * len(ends))
+            torch.bmm(_by_taxon(matrix[leaves], tips), part, out=_by_taxon(message[leaves], tips))
+            for rows, pairs, tree in levels:
+                product, sums = normalized(*_two(message, pairs))
+                total.index_add_(0, tree, sums.log_() @ counts)
+                torch.bmm(matrix[rows], product, out=message[rows])
+            _, sums = normalized(*_two(message, ends))
+            total += (sums / 4).log_() @ counts
+            if not ctx.needs_input_grad[2]:
+                continue
+            to_message = torch.empty_like(message)
+            _to_children(to_message, message, ends, counts)
+            for rows, pairs, _ in reversed(levels):
+                above = torch.bmm(matrix[rows].mT, to_message[rows])
+                product = _to_children(to_message, message, pairs, above)
+                gradient[rows].baddbmm_(to_message[rows], product.mT)
+            by_taxon = _by_taxon(to_message[leaves], tips)
+            _by_taxon(gradient[leaves], tips).baddbmm_(by_taxon, part.mT)
+        ctx.of_matrix = gradient[row]
+        return total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
-        matrix, taxon, message = ctx.saved_tensors
-        to_message, to_matrix = torch.empty_like(message), torch.empty_like(matrix)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, None]:
+        per_node = gradient.repeat_interleave(len(ctx.of_matrix) // len(gradient))
+        return None, None, per_node[:, None, None] * ctx.of_matrix, None
 
-        def differentiate(pairs: Tensor, above: Tensor) -> Tensor:
-            (one, other), both = pairs.unbind(1), _two(message, pairs)
-            product, total = normalized(*both)
-            above = above / total[:, None]
-            to_message.index_copy_(0, one, above * both[1])
-            to_message.index_copy_(0, other, above * both[0])
-            return product
 
-        schedule = ctx.trees.schedule
-        differentiate(schedule.row[ctx.trees.ends] - 1, gradient[:, None])
-        for rows, pairs in reversed(_blocks(schedule, message)):
-            own = to_message[rows]
-            if pairs is None:
-                product = ctx.tips.index_select(0, taxon[rows])
-            else:
-                product = differentiate(pairs, torch.bmm(matrix[rows].mT, own))
-            torch.bmm(own, product.mT, out=to_matrix[rows])
-        return None, to_matrix[schedule.row - 1], None
+def _rows(trees: Trees) -> tuple[Tensor, Tensor, list[tuple[slice, Tensor, Tensor]]]:
+    """Return the node of each row, the row of each node, and rows, children and trees of levels."""
+    leaves, *sizes = trees.schedule.level_sizes
+    order, first = trees.schedule.input_node.clone(), leaves
+    order[:leaves] = order[:leaves][trees.taxon[order[:leaves]].argsort()]
+    row = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)).to(order))
+    pairs = row[trees.schedule.input_node[trees.schedule.children.view(-1, 2) - 1]]
+    tree = order // (len(order) // len(trees.ends))
+    levels = list[tuple[slice, Tensor, Tensor]]()
+    for size in sizes:
+        rows, first = slice(first, first + size), first + size
+        levels.append((rows, pairs[rows], tree[rows]))
+    return order, row, levels
+
+
+def _by_taxon(rows: Tensor, tips: Tensor) -> Tensor:
+    return rows.view(len(tips), -1, rows.size(2))
 
 
 def _two(rows: Tensor, pairs: Tensor) -> list[Tensor]:
     return [rows.index_select(0, each) for each in pairs.unbind(1)]
 
 
-def _blocks(schedule: Levels, message: Tensor) -> list[tuple[slice, Tensor | None]]:
-    """Cut the levels into blocks of rows, with the rows of their children; leaves come first."""
-    most, first = BLOCK // message[0].nbytes or 1, 0
-    blocks, pairs = list[tuple[slice, Tensor | None]](), schedule.children.view(-1, 2) - 1
-    for level, size in enumerate(schedule.level_sizes):
-        last, step = first + size, most if message.is_cpu else size
-        rows = (slice(row, min(row + step, last)) for row in range(first, last, step))
-        blocks += [(each, pairs[each] if level else None) for each in rows]
-        first = last
-    return blocks
+def _to_children(to_message: Tensor, message: Tensor, pairs: Tensor, above: Tensor) -> Tensor:
+    """Write the derivatives by the messages of two children; return their normalized product.
+
+    The derivative of a log-likelihood by a product is that by the normalized product over the
+    sum: what the sum adds by its logarithm, it takes away by the division.
+    """
+    (one, other), both = pairs.unbind(1), _two(message, pairs)
+    product, sums = normalized(*both)
+    above = above / sums[:, None]
+    to_message.index_copy_(0, one, above * both[1])
+    to_message.index_copy_(0, other, above * both[0])
+    return product

@@ -14,6 +14,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,23 +27,23 @@ from torch import Tensor
 
 from pyg_dynbatch import keep_freed_memory
 
+Run = Callable[[], Tensor]
+
 
 def of_one(alignment: Alignment, tree: Tree, lengths: Tensor) -> Tensor:
     """Return the log-likelihood of one tree, node by node."""
     matrix, number = jukes_cantor(lengths), {name: k for k, name in enumerate(alignment.taxa)}
-    products = list[Tensor | None]([None] * len(tree.names))
-    scale = torch.zeros_like(alignment.count)
+    products, scale = dict[int, Tensor](), -torch.full_like(alignment.count, 4).log()
     for node, name in enumerate(tree.names):
         if name:
             product = alignment.tips[number[name]]
         else:
-            product, total = products[node], products[node].sum(0)
-            product, scale = product / total, scale + total.log()
-        if node == len(tree.parent):
-            break
-        message, above = matrix[node] @ product, tree.parent[node]
-        products[above] = message if products[above] is None else products[above] * message
-    return (scale - torch.log(torch.tensor(4.0))) @ alignment.count
+            total = products[node].sum(0)
+            product, scale = products[node] / total, scale + total.log()
+        if node < len(tree.parent):
+            message, above = matrix[node] @ product, tree.parent[node]
+            products[above] = products[above] * message if above in products else message
+    return scale @ alignment.count
 
 
 def random_tree(taxa: Sequence[str], rng: random.Random) -> Tree:
@@ -54,47 +55,81 @@ def random_tree(taxa: Sequence[str], rng: random.Random) -> Tree:
     return Tree.parse(f"({','.join(parts)});")
 
 
-def ways(
-    alignment: Alignment, trees: list[Tree], lengths: Tensor
-) -> dict[str, Callable[[], Tensor]]:
-    """Return the values, and the gradients, of trees in a batch and in a loop."""
+def ways(alignment: Alignment, trees: list[Tree], lengths: Tensor) -> dict[str, Run]:
+    """Return the values, and the gradients, of trees in a loop and in a batch."""
     model = TreeLikelihood(alignment)
 
-    def batch() -> Tensor:
-        return model(Trees.of(trees, alignment.taxa), lengths)
+    def in_batch(t: Tensor) -> Tensor:
+        return model(Trees.of(trees, alignment.taxa), t)
 
-    def loop() -> Tensor:
-        pairs = zip(trees, lengths, strict=True)
-        return torch.stack([of_one(alignment, tree, t) for tree, t in pairs])
+    def in_loop(t: Tensor) -> Tensor:
+        return torch.stack([of_one(alignment, *pair) for pair in zip(trees, t, strict=True)])
 
-    def gradient_of_loop() -> Tensor:
+    def gradients_in_batch() -> Tensor:
+        own = lengths.detach().requires_grad_()
+        return torch.autograd.grad(in_batch(own).sum(), own)[0]
+
+    def gradients_in_loop() -> Tensor:
         own = [t.detach().requires_grad_() for t in lengths]
         pairs = zip(trees, own, strict=True)
-        grads = [torch.autograd.grad(of_one(alignment, tree, t), t)[0] for tree, t in pairs]
-        return torch.stack(grads)
-
-    def gradient_of_batch() -> Tensor:
-        own = lengths.detach().requires_grad_()
-        found = model(Trees.of(trees, alignment.taxa), own).sum()
-        return torch.autograd.grad(found, own)[0]
+        return torch.stack([torch.autograd.grad(of_one(alignment, *p), p[1])[0] for p in pairs])
 
     return {
-        "values, batch": torch.no_grad()(batch),
-        "values, loop": torch.no_grad()(loop),
-        "gradients, batch": gradient_of_batch,
-        "gradients, loop": gradient_of_loop,
+        "values, loop": lambda: torch.no_grad()(in_loop)(lengths),
+        "values, batch": lambda: torch.no_grad()(in_batch)(lengths),
+        "gradients, loop": gradients_in_loop,
+        "gradients, batch": gradients_in_batch,
     }
 
 
-def times(each: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Return the median processor seconds of each way, in interleaved rounds."""
-    found = {name: list[float]() for name in each}
-    for _ in range(rounds + 1):
+def table(alignment: Alignment, trees: list[Tree], rounds: int) -> dict[str, float]:
+    """Print and return times per tree, ratios and memory, measured in turn."""
+    lengths = torch.full((len(trees), len(trees[0].parent)), 0.05, dtype=torch.float64)
+    each, found = ways(alignment, trees, lengths), dict[str, list[float]]()
+    loop, batch = each["gradients, loop"](), each["gradients, batch"]()
+    torch.testing.assert_close(batch, loop, rtol=1e-9, atol=1e-7)
+    memory = {name: measure(run)[1] for name, run in each.items()}
+    for _ in range(rounds):
         for name, run in each.items():
             start = time.process_time()
             run()
-            found[name].append(time.process_time() - start)
-    return {name: median(seconds[1:]) for name, seconds in found.items()}
+            found.setdefault(name, []).append(1e3 * (time.process_time() - start) / len(trees))
+    rows = dict[str, float]()
+    for kind in ("values", "gradients"):
+        (slow, more), (fast, most) = (
+            (median(found[f"{kind}, {way}"]), memory[f"{kind}, {way}"]) for way in ("loop", "batch")
+        )
+        rows |= {f"{kind}: ms": fast, f"{kind}: loop, ms": slow, f"{kind}: MB": most}
+        print(
+            f"{len(trees):4} trees, {alignment.tips.size(2)} patterns, {kind}: "
+            f"loop {slow:.2f} ms per tree, {more:.0f} MB; batch {fast:.2f} ms, {most:.0f} MB; "
+            f"ratio {slow / fast:.2f}",
+            flush=True,
+        )
+    return rows
+
+
+def all_sampled(alignment: Alignment, trees: list[Tree], batch: int = 50) -> dict[str, float]:
+    """Print the speed and memory of the likelihoods of all topologies."""
+    found, rows = dict[str, list[Tensor]](), dict[str, float]()
+
+    def run(way: str) -> None:
+        found[way] = []
+        for first in range(0, len(trees), batch):
+            part = trees[first : first + batch]
+            lengths = torch.full((len(part), len(part[0].parent)), 0.05, dtype=torch.float64)
+            found[way].append(ways(alignment, part, lengths)[f"values, {way}"]())
+
+    for way in ("loop", "batch"):
+        seconds, memory = measure(partial(run, way))
+        rows |= {f"{way}: trees/s": len(trees) / seconds, f"{way}: MB": memory}
+        print(
+            f"{len(trees)} topologies, {way}: {len(trees) / seconds:.0f} trees/s, {memory:.0f} MB"
+        )
+    value, other = torch.cat(found["batch"]), torch.cat(found["loop"])
+    print(f"largest difference {(value - other).abs().max():.1e}", end="; ")
+    print(f"from {value.min():.6f} to {value.max():.6f}", flush=True)
+    return rows
 
 
 def main() -> None:
@@ -107,15 +142,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    start, rows = time.perf_counter(), {}
+    keep_freed_memory()
+    start, rng = time.perf_counter(), random.Random(0)
     alignment = Alignment.read(options.folder / "DS1.fasta.gz")
     sampled, _ = read_mrbayes(options.folder / "DS1.rep_1.trprobs.gz")
-    all_lengths = torch.full((len(sampled), len(sampled[0].parent)), 0.05, dtype=torch.float64)
-    found = dict[str, Tensor]()
-    for way in ("batch", "loop"):
-        def run() -> None:
-            parts = range(0, len(sampled), 50)
-            found[way] = torch.cat([ways(alignment, sampled[k:k+50], all_lengths[k:k+50])[f"values, {way}"]() for k in parts])
-        seconds, memory = measure(run)
-        print(f"{len(sampled)} topologies, {way}: {len(sampled) / seconds:.0f} trees/s, {memory:.0f} MB")
-    print(f"largest difference {(found['batch'] - found['loop']).abs().max():.1e}")
+    few = Alignment.read(options.folder / "DS5.fasta.gz")
+    rows = {"DS1, all topologies": all_sampled(alignment, sampled)}
+    for size in options.batches:
+        drawn = [random_tree(few.taxa, rng) for _ in range(size)]
+        rows[f"DS1, {size}"] = table(alignment, sampled[:size], options.rounds)
+        rows[f"DS5, {size}"] = table(few, drawn, options.rounds)
+    if options.json:
+        listed = {row: {name: [value] for name, value in of.items()} for row, of in rows.items()}
+        found = {"rows": listed, "minutes": (time.perf_counter() - start) / 60}
+        options.json.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -59,6 +59,8 @@ class Tree:
                     lengths.append(torch.nan)
                 elif previous == ":":
                     lengths[-1] = float(token)
+                elif token not in ",;:" and previous != ")":
+                    raise ValueError
             except (IndexError, ValueError):
                 raise SystemExit(f"not a tree: {token!r} after {previous!r} in {text}") from None
             previous = token
@@ -122,7 +124,8 @@ class Trees:
         parts = [tree.rooted() for tree in trees]
         parent, branch, ends = (np.array(part) for part in zip(*parts, strict=True))
         first = size * np.arange(len(trees))[:, None]
-        edges = np.stack([first + np.arange(size), first + parent])[:, parent >= 0]
+        child = np.broadcast_to(first + np.arange(size), parent.shape)
+        edges = np.stack([child[parent >= 0], (first + parent)[parent >= 0]])
         taxon = torch.tensor([number[name] for tree in trees for name in tree.names])
         schedule = schedule_structure(torch.from_numpy(edges), len(taxon), arity=2)
         branch, ends = (torch.from_numpy(first + part) for part in (branch, ends))
