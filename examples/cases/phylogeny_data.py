@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 BASES = "ACGT"
-CODES = dict(
-    zip(
-        "RYSWKMBDHVN-?.",
-        ["AG", "CT", "CG", "AT", "GT", "AC", "CGT", "AGT", "ACT", "ACG"] + ["ACGT"] * 4,
-    )
-)
-CODES |= {base: base for base in BASES} | {"U": "T"}
+CODES = {"R": "AG", "Y": "CT", "S": "CG", "W": "AT", "K": "GT", "M": "AC", "U": "T"}
+CODES |= {"B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG"}
+CODES |= {base: base for base in BASES} | dict.fromkeys("N-?.", BASES)
 
 
 def text_of(path: Path) -> str:

@@ -101,8 +101,10 @@ class _Levels(Function):
                 messages = of_found[-1][0].index_select(0, ids)
                 of_sent.append(derivatives(sent, weights[:6], messages))
                 to_h.index_add_(0, index, of_sent[-1][0])
-        kept = [found for _, found in ctx.kept], [sent for sent, _ in ctx.kept[1:]]
-        of_update, of_msg = map(of_weights, kept, (of_found[::-1], of_sent[::-1]))
+        of_update = of_weights([found for _, found in ctx.kept], of_found[::-1])
+        of_msg = list(map(torch.zeros_like, weights[:6]))
+        if of_sent:
+            of_msg = of_weights([sent for sent, _ in ctx.kept[1:]], of_sent[::-1])
         to_h[: ctx.sizes[0]] = of_found[-1][0]  # now those of the prepared inputs
         return None, to_h, *of_msg, *of_update
 

@@ -15,12 +15,10 @@ import phylogeny
 import pytest
 import torch
 from phylogeny_data import Alignment
-from phylogeny_model import PruningCell, TreeLikelihood, jukes_cantor
+from phylogeny_model import TreeLikelihood
 from phylogeny_speed import main as speed
 from phylogeny_speed import random_tree
 from phylogeny_trees import Tree, Trees, read_mrbayes
-
-from pyg_dynbatch.core.types import TensorType
 
 SETS = {"A": "A", "C": "C", "G": "G", "T": "T", "R": "AG", "N": "ACGT", "-": "ACGT", "Y": "CT"}
 
@@ -107,15 +105,14 @@ def test_gradients_of_a_small_tree() -> None:
     assert torch.autograd.gradcheck(lambda t: model(batch, t), lengths.requires_grad_())
 
 
-def test_cell_keeps_the_law_of_cells() -> None:
-    _, alignment, trees, lengths = batch_of(2, 5, 6)
-    batch = Trees.of(trees, alignment.taxa)
-    taxon, matrix = batch.taxon[:, None].double(), jukes_cantor(torch.rand(16).double())
-    cell, patterns = PruningCell(alignment.tips), alignment.tips.size(2)
-    x = torch.cat([matrix.flatten(1), taxon], 1)
-    layer_state = TreeLikelihood(alignment).layer(x, None, batch.schedule, return_state=True)
-    assert [part.size(1) for part in layer_state] == [4 * patterns, patterns]
-    assert cell.state_type == (TensorType((4 * patterns,)), TensorType((patterns,)))
+def test_a_batch_equals_each_tree_alone() -> None:
+    _, alignment, trees, lengths = batch_of(4, 6, 8)
+    model = TreeLikelihood(alignment)
+    for run in (model, model.of_patterns):
+        pairs = zip(trees, lengths.split(1), strict=True)
+        alone = [run(Trees.of([tree], alignment.taxa), t) for tree, t in pairs]
+        found = run(Trees.of(trees, alignment.taxa), lengths)
+        torch.testing.assert_close(found, torch.cat(alone), rtol=0, atol=1e-11)
 
 
 def test_another_model_of_substitution() -> None:
