@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import schedulers
 import torch
-from scheduler_model import Batch, Scheduler, StageCell, State
+from scheduler_cell import StageCell
+from scheduler_model import Batch, Scheduler, State
 from schedulers import by_masks, decisions, draw, read_episode
 from torch import Tensor
 
-from pyg_dynbatch import schedule_structure, testing
+from pyg_dynbatch import TensorType, schedule_structure, testing
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.nn import RecursiveLayer
 
