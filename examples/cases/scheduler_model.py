@@ -12,30 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scheduler_cell import StageCell, encoder, mlp
+from scheduler_data import EXECUTORS, State
 from torch import Tensor, nn
 
 from pyg_dynbatch import Levels, schedule_structure
 from pyg_dynbatch.nn import RecursiveLayer
-
-EXECUTORS = 50
-
-
-class State(NamedTuple):
-    """What a scheduler sees: the unfinished stages of all jobs.
-
-    Args:
-        x: Features of the stages, ``[stage, 5]``.
-        edges: Which stage must finish before which, ``[edge, 2]``.
-        ptr: First stage of each job, and the number of stages.
-        ready: Which stages may start.
-        caps: How many executors each job may still be given.
-    """
-
-    x: np.ndarray
-    edges: np.ndarray
-    ptr: np.ndarray
-    ready: np.ndarray
-    caps: np.ndarray
 
 
 @dataclass(eq=False)

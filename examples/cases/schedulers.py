@@ -22,42 +22,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scheduler_model import Batch, Scheduler, State
+from scheduler_data import State, draw, read_episode
+from scheduler_model import Batch, Scheduler
 from torch import Tensor
-
-
-def read_episode(path: Path) -> tuple[list[State], np.ndarray]:
-    """Read the states of an episode, and the published scores of all their ready stages."""
-    if not path.is_file():
-        raise SystemExit(f"{path} is missing; set PYG_DYNBATCH_DATA or --folder")
-    data, places = dict(np.load(path)), {"nodes": 0, "edges": 0, "dags": 0}
-    sizes = data["nodes_per_dag"].astype(np.int64)
-    states = list[State]()
-    for counts in zip(*(data[f"{name}_per_state"].tolist() for name in places), strict=True):
-        last = {name: places[name] + n for name, n in zip(places, counts, strict=True)}
-        stages, edges, jobs = (slice(places[name], last[name]) for name in places)
-        places, ptr = last, np.cumsum([0, *sizes[jobs]])
-        caps = data["exec_caps"][jobs].astype(np.int64)
-        x, ready = data["x"][stages], data["stage_mask"][stages]
-        states.append(State(x, data["edges"][edges].astype(np.int64), ptr, ready, caps))
-    return states, data["stage_scores"]
-
-
-def draw(jobs: list[Any], queries: list[Any], count: int, rng: np.random.Generator) -> State:
-    """Draw a state of jobs that have not started, with 50 free executors."""
-    x, edges, ptr, ready = list[np.ndarray](), list[np.ndarray](), [0], list[np.ndarray]()
-    dags = {each["query"]: np.array(each["edges"]).reshape(-1, 2) for each in queries}
-    for job in rng.choice(np.array(jobs, dtype=object), count):
-        tasks = np.array(job["num_tasks"])
-        work = tasks * np.array(job["rough_task_duration_ms"]) / 1e5
-        ones = np.ones(len(tasks))
-        x.append(np.stack([ones, -ones, 0 * ones, tasks / 200, work], 1))
-        edges.append(dags[job["query"]] + ptr[-1])
-        ready.append(~np.isin(np.arange(len(tasks)), dags[job["query"]][:, 1]))
-        ptr.append(ptr[-1] + len(tasks))
-    rows = np.concatenate(x).astype(np.float32)
-    caps = np.full(count, 50)
-    return State(rows, np.concatenate(edges), np.array(ptr), np.concatenate(ready), caps)
 
 
 def masks_of(edges: np.ndarray, stages: int) -> list[Tensor]:

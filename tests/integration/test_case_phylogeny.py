@@ -85,7 +85,7 @@ def test_brute_force_on_five_taxa() -> None:
 @pytest.mark.parametrize("block", [2**22, 600])
 def test_many_topologies_equal_a_recursion(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with patterns in several blocks; the cell gives the same values and gradients."""
-    monkeypatch.setattr("phylogeny_model.BLOCK", block)
+    monkeypatch.setattr("phylogeny_pruning.BLOCK", block)
     sequences, alignment, trees, lengths = batch_of(6, 9, 40)
     lengths = lengths.requires_grad_()
     model, batch = TreeLikelihood(alignment), Trees.of(trees, alignment.taxa)

@@ -11,8 +11,9 @@ import pytest
 import schedulers
 import torch
 from scheduler_cell import StageCell
-from scheduler_model import Batch, Scheduler, State
-from schedulers import by_masks, decisions, draw, read_episode
+from scheduler_data import State, draw, read_episode
+from scheduler_model import Batch, Scheduler
+from schedulers import by_masks, decisions
 from torch import Tensor
 
 from pyg_dynbatch import TensorType, schedule_structure, testing
