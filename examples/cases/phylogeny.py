@@ -49,8 +49,8 @@ class Posterior:
         u = u.detach().requires_grad_()
         return torch.autograd.grad(self.density(trees, u).sum(), u)[0]
 
-    def fit(self, numbers: list[int]) -> None:
-        """Find the mode and the Hessian of topologies, all at once."""
+    def fit(self, numbers: list[int]) -> float:
+        """Find the modes and Hessians of topologies at once; return the largest slope left."""
         trees = Trees.of([self.trees[number] for number in numbers], self.alignment.taxa)
         start = torch.full((len(numbers), 2 * len(self.alignment.taxa) - 3), math.log(0.05))
         u = start.double().requires_grad_()
@@ -77,6 +77,7 @@ class Posterior:
         mode = mode + (vectors @ (along / precise[..., None]))[..., 0]
         found = zip(numbers, mode, vectors, 1.05 / precise.sqrt(), strict=True)
         self.gaussians |= {number: tuple(parts) for number, *parts in found}
+        return float(self.gradient(trees, mode).abs().max())
 
     def draw(self, drawn: Tensor, log_q: Tensor) -> Tensor:
         """Draw lengths for topologies, and return the logarithms of the importance weights."""
@@ -113,12 +114,10 @@ def main() -> None:
     draws = options.repeats * options.draws
     drawn = torch.multinomial(weights, draws, replacement=True)
     different = drawn.unique()
-    for numbers in different.split(BATCH):
-        posterior.fit(numbers.tolist())
+    slope = max(posterior.fit(numbers.tolist()) for numbers in different.split(BATCH))
     fitted = time.perf_counter() - start
-    print(
-        f"{len(different)} of {len(trees)} topologies drawn; fitted in {fitted:.0f} s", flush=True
-    )
+    print(f"{len(different)} of {len(trees)} topologies drawn; fitted in {fitted:.0f} s", end="; ")
+    print(f"largest derivative at a mode: {slope:.1e}", flush=True)
     log_weights = torch.stack([posterior.draw(part, log_q) for part in drawn.split(options.draws)])
     found = log_weights.logsumexp(1) - math.log(options.draws)
     share = (log_weights - log_weights.logsumexp(1, keepdim=True)).exp()
