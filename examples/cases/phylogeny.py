@@ -123,10 +123,8 @@ def main() -> None:
     share = (log_weights - log_weights.logsumexp(1, keepdim=True)).exp()
     effective = 1 / share.square().sum(1)
     pooled = log_weights.logsumexp((0, 1)) - math.log(draws)
-    print(
-        f"log p(Y), K = {options.draws}: {found.mean():.2f} ± {found.std(correction=int(len(found) > 1)):.2f}",
-        end="; ",
-    )
+    deviation = found.std(correction=int(len(found) > 1))
+    print(f"log p(Y), K = {options.draws}: {found.mean():.2f} ± {deviation:.2f}", end="; ")
     print(f"from {found.min():.2f} to {found.max():.2f}; pooled {pooled:.2f}")
     print(f"mean log weight (K = 1): {log_weights.mean():.2f}; ", end="")
     print(f"effective sample sizes: {effective.min():.0f} to {effective.max():.0f}")
