@@ -4,12 +4,13 @@ from operator import attrgetter
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from pyg_dynbatch.core.levels import Levels, derive_levels, schedule_structure
-from pyg_dynbatch.core.native import NATIVE_SWITCH
+from pyg_dynbatch.core.native import NATIVE_SWITCH, extension
 from pyg_dynbatch.core.steps import ZEROS
 from pyg_dynbatch.core.structure import slots_of
 from tests.strategies import Dag, structures, trees
@@ -164,3 +165,15 @@ def test_examples_of_a_batch_are_known():
     assert schedule.num_examples == 3
     assert schedule.example.tolist() == [0, 0, 2, 2, 2]
     assert schedule.stats().examples == 3
+
+
+@pytest.mark.skipif(extension() is None, reason="no extension")
+def test_edges_that_are_not_contiguous_are_scheduled_in_c() -> None:
+    edges = torch.tensor([[0, 1], [9, 9], [1, 2], [9, 9]])[::2].t()
+    assert not edges.is_contiguous()
+    has_input = torch.tensor([True, False]).repeat(3)[::2]
+    with mock.patch("pyg_dynbatch.core.levels._lay_out", side_effect=NotImplementedError):
+        found = schedule_structure(edges, 3, has_input=has_input)
+    wanted = schedule_structure(edges.contiguous(), 3, has_input=has_input.contiguous())
+    assert torch.equal(found.index, wanted.index)
+    assert found.level_sizes == wanted.level_sizes

@@ -561,6 +561,8 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
     )
     if not is_plain or is_in_torch_dispatch_mode():
         return None
+    edge_index = edge_index.contiguous()
+    child_slot, field = (e if e is None else e.contiguous() for e in (child_slot, field))
     filled = None if field is None else field.numpy() if is_bool else np.empty(nodes, np.uint8)
     # At least as long as needed: the last vector has one entry per input.
     size = _places(nodes, edges, arity, nodes)["input_node"][1]
@@ -585,10 +587,10 @@ def _lay_out_in_c(given: _Structure) -> Levels | None:
 def _is_plain(
     values: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.int64
 ) -> bool:
-    """Whether C can read values, if there are any, by their address."""
+    """Whether C can read values, if there are any, once they are contiguous."""
     if values is None:
         return True
-    plain = type(values) is Tensor and values.is_cpu and values.is_contiguous()
+    plain = type(values) is Tensor and values.is_cpu and values.layout == torch.strided
     return plain and values.dtype == dtype and values.shape == shape
 
 

@@ -1,0 +1,87 @@
+"""Log-likelihoods of phylogenetic trees by Felsenstein's pruning, for many topologies at once.
+
+The state of a node is the message that it sends to its parent, ``[4, pattern]``: for each base of
+the parent, the probability of what is observed below, divided by a factor per pattern whose
+logarithm is the second part of the state. :class:`PruningCell` is the definition, a cell as any
+other; ``phylogeny_pruning.py`` does the same without autograd in between.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from phylogeny_data import Alignment
+from phylogeny_pruning import Pruning, normalized
+from phylogeny_trees import Trees
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
+
+
+def jukes_cantor(lengths: Tensor) -> Tensor:
+    """Return P(t) of the model of Jukes and Cantor (1969), ``[..., 4, 4]``."""
+    kept = torch.exp(lengths * (-4 / 3))[..., None, None]
+    return kept * torch.eye(4).to(lengths) + (1 - kept) / 4
+
+
+class TreeLikelihood(nn.Module):
+    """Compute log p(alignment | tree, branch lengths) for trees of any topologies.
+
+    Args:
+        alignment: The observed sequences.
+        transition: From branch lengths to P(t), of a reversible model with equal frequencies.
+    """
+
+    def __init__(
+        self, alignment: Alignment, transition: Callable[[Tensor], Tensor] = jukes_cantor
+    ) -> None:
+        super().__init__()
+        self.transition = transition
+        self.layer = RecursiveLayer(PruningCell(alignment.tips))
+        self.register_buffer("count", alignment.count)
+
+    def forward(self, trees: Trees, lengths: Tensor) -> Tensor:
+        """Return the log-likelihoods ``[tree]`` for lengths ``[tree, branch]``."""
+        matrix = self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
+        return Pruning.apply(self.layer.cell.tips, self.count, matrix, trees)
+
+    def of_patterns(self, trees: Trees, lengths: Tensor) -> Tensor:
+        """Return the log-likelihoods of all patterns, ``[tree, pattern]``."""
+        matrix = self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
+        x = torch.cat([matrix.flatten(1), trees.taxon[:, None].to(matrix)], 1)
+        ends = self.layer(x, None, trees.schedule, nodes=trees.ends.flatten(), return_state=True)
+        message, scale = (part.unflatten(0, (-1, 2)) for part in ends)
+        _, total = normalized(*message.unflatten(2, (4, -1)).unbind(1))
+        return (total / 4).log() + scale.sum(1)
+
+
+class PruningCell(RecursiveCell):
+    """Compute the messages of many nodes of binary trees; see the head of this file.
+
+    Input rows are the 16 entries of the matrix P(t) of the branch above the node, followed by the
+    number of its taxon, which only leaves read.
+
+    Args:
+        tips: 1 where a base is compatible with what is observed, ``[taxon, 4, pattern]``.
+    """
+
+    def __init__(self, tips: Tensor) -> None:
+        patterns = tips.size(2)
+        super().__init__(17, 4 * patterns, arity=2)
+        self.state_channels = (4 * patterns, patterns)
+        self.register_buffer("tips", tips)
+
+    def leaf(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Send the observed bases through the branch."""
+        message = x[:, :16].unflatten(1, (4, 4)) @ self.tips[x[:, 16].long()]
+        return message.flatten(1), x.new_zeros(x.size(0), self.state_channels[1])
+
+    def step(self, x: Tensor, children: Any) -> tuple[Tensor, Tensor]:
+        """Multiply the messages of two children, and send the product through the branch."""
+        if children is None:
+            return self.leaf(x)
+        messages, scale = children
+        product, total = normalized(*messages.unflatten(2, (4, -1)).unbind(1))
+        message = x[:, :16].unflatten(1, (4, 4)) @ product
+        return message.flatten(1), scale.sum(1) + total.log()
