@@ -110,18 +110,18 @@ def main() -> None:
         return
     begin, rows = time.perf_counter(), {}
     found = {name: [ridge(parts[0], test, name == PLACES)] for name in (COUNTS, PLACES)}
-    for name, (create, rate) in NETWORKS.items():
-        start = time.process_time()
-        models = [fit(create, rate, parts, s, options.epochs)[0] for s in range(options.seeds)]
-        seconds = (time.process_time() - start) / options.seeds
-        weights = sum(weight.numel() for weight in models[0].parameters())
-        print(f"{name:37} {weights:7,} weights  {seconds:4.0f} s to train", flush=True)
-        found[name] = [predict(model, test) for model in models]
-    for name, predictions in found.items():
-        values = np.array([errors(each, test) for each in predictions])
+    for name in (*found, *NETWORKS):
+        start, cost = time.process_time(), ""
+        if name in NETWORKS:
+            create, rate = NETWORKS[name]
+            models = [fit(create, rate, parts, s, options.epochs)[0] for s in range(options.seeds)]
+            seconds = (time.process_time() - start) / options.seeds
+            cost = f"{sum(w.numel() for w in models[0].parameters()):7,} weights, {seconds:.0f} s"
+            found[name] = [predict(model, test) for model in models]
+        values = np.array([errors(each, test) for each in found[name]])
         rows[name] = dict(zip(("RMSE", "r"), values.T.tolist(), strict=True))
         (rmse, r), (more, most) = values.mean(0), values.std(0, ddof=len(values) > 1)
-        print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f}", flush=True)
+        print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f} {cost}", flush=True)
     if options.json:
         minutes = (time.perf_counter() - begin) / 60
         options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
