@@ -115,12 +115,12 @@ def ridge(train: list[DynTreeData], test: list[DynTreeData], by_place: bool) -> 
 
 # How each network is made, and the rate that --tune found.
 NETWORKS: dict[str, tuple[Create, float]] = {
-    "GCN": (partial(Convolutions, GCN), 0.003),
-    "GIN": (partial(Convolutions, GIN), 0.003),
+    "GCN": (partial(Convolutions, GCN), 0.012),
+    "GIN": (partial(Convolutions, GIN), 0.012),
     "directed GCN": (partial(Convolutions, DirectedGCN), 0.003),
-    "directed GIN": (partial(Convolutions, DirectedGIN), 0.003),
-    "directed GIN, level": (partial(Convolutions, DirectedGIN, has_level=True), 0.003),
-    "operations and edges by place, MLP": (PlaceMLP, 0.003),
-    "DAGNN": (InOrder, 0.003),
-    "DAGNN, level": (partial(InOrder, has_level=True), 0.003),
+    "directed GIN": (partial(Convolutions, DirectedGIN), 0.006),
+    "directed GIN, level": (partial(Convolutions, DirectedGIN, has_level=True), 0.012),
+    "operations and edges by place, MLP": (PlaceMLP, 0.024),
+    "DAGNN": (InOrder, 0.024),
+    "DAGNN, level": (partial(InOrder, has_level=True), 0.024),
 }

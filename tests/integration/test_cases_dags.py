@@ -43,7 +43,7 @@ def numbers(printed: str, before: str) -> list[float]:
 @pytest.mark.parametrize(
     "name",
     ["architectures", "architecture_models", "job_data", "job_models", "job_times"]
-    + ["method_names", "routes", "route_data"],
+    + ["method_names", "routes", "route_data", "route_model"],
 )
 def test_case_is_short(name: str) -> None:
     assert len((FOLDER / "cases" / f"{name}.py").read_text("utf-8").splitlines()) <= 150
@@ -280,13 +280,23 @@ def test_the_network_of_route_distances(shared_data: Callable[[str], Path]) -> N
 
 @pytest.mark.long
 def test_routes_run(shared_data, tmp_path, capsys):
-    figure = tmp_path / "figure.svg"
+    figure, file = tmp_path / "figure.svg", tmp_path / "rows.json"
     files = {"--routes": "routes/example_routes.json", "--state": "routes/dummy_state.pt"}
     more = [word for key, name in files.items() for word in (key, shared_data(name))]
-    options = ["--targets", 100, "--epochs", 3, "--figure", figure]
+    options = ["--targets", 100, "--epochs", 3, "--seeds", 2, "--figure", figure, "--json", file]
     run("routes", shared_data("molecules/lipophilicity.csv"), *options, *more)
     printed = capsys.readouterr().out
     assert figure.is_file()
-    assert numbers(printed, "linear model of the sets")[0] < numbers(printed, "mean")[0]
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    networks = [name for name in rows if name.startswith("Tree-LSTM")]
+    assert {len(rows[name]["MAE, train"]) for name in networks} == {2}
+    for name in ("linear", "gradient boosting", *networks):
+        assert min(rows[name]["MAE, train"]) < rows["mean"]["MAE, train"][0]
     assert len(numbers(printed, "planner's routes, edit distances:")) == 3
     assert len(numbers(printed, "  by dummy_state.pt:")) == 3
+
+
+def test_a_state_without_routes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("routes", "molecules.csv", "--state", "state.pt")
+    assert "--state is compared on the routes of --routes" in capsys.readouterr().err
