@@ -15,11 +15,11 @@ from pyg_dynbatch.nn import ChildSumTreeLSTM
 class Embedding(nn.Module):
     """Two linear layers per molecule, then a Tree-LSTM; the target's row is the route's."""
 
-    def __init__(self, bits: int, lstm: ChildSumTreeLSTM, dropout: float = 0.0) -> None:
+    def __init__(self, bits: int, lstm: ChildSumTreeLSTM) -> None:
         super().__init__()
         width, self.lstm, self.bits = lstm.in_channels, lstm, bits
         first, second = nn.Linear(bits, width), nn.Linear(width, width)
-        self.compress = nn.Sequential(first, nn.ReLU(), nn.Dropout(dropout), second, nn.ReLU())
+        self.compress = nn.Sequential(first, nn.ReLU(), nn.Dropout(0), second, nn.ReLU())
 
     @classmethod
     def of_route_distances(cls, path: Path) -> "Embedding":
@@ -48,7 +48,6 @@ def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> None:
         batches.append((next(iter(DataLoader(trees, len(trees)))), place, target))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=1e-2)
     for _ in range(epochs):
-        model.train()
         for number in torch.randperm(len(batches)).tolist():
             batch, place, target = batches[number]
             rows = model(batch)[place]
@@ -64,7 +63,6 @@ def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> None:
 def predict(model: Embedding, routes: list[Route], pairs: Tensor) -> Tensor:
     """Predict the distances of pairs of routes; every route is embedded once."""
     trees = [tree(route, model.bits) for route in routes]
-    model.eval()
     with torch.no_grad():
         rows = torch.cat([model(batch) for batch in DataLoader(trees, 256)])[pairs]
     return (rows[0] - rows[1]).norm(dim=1)
