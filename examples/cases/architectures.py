@@ -28,6 +28,7 @@ from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 
 COUNTS, PLACES = "counts, ridge", "operations and edges by place, ridge"
+MLP = "operations and edges by place, MLP"
 RATES = 0.003, 0.006, 0.012, 0.024
 Data = list[DynTreeData]
 
@@ -128,7 +129,7 @@ def main() -> None:
     if options.figure:
         target = torch.cat([each.target for each in test]).numpy()
         figure, axes = new_figure(1, 3, 3.4, 3.9)
-        for number, name in enumerate(("GIN", "directed GIN, level", "DAGNN, level")):
+        for number, name in enumerate((MLP, "directed GIN, level", "DAGNN")):
             draw_parity(axes[number], target, found[name][0].numpy(), name)
         print("figure:", save_figure(figure, options.figure))
 
