@@ -75,18 +75,8 @@ def test_architectures_run(architectures, tmp_path, capsys):
     train, valid, test = case("architectures")["read"](architectures, None)
     assert [len(train), len(valid), len(test)] == [128, 16, 16]
     figure = tmp_path / "figure.svg"
-    run(
-        "architectures",
-        architectures,
-        "--seeds",
-        2,
-        "--epochs",
-        1,
-        "--figure",
-        figure,
-        "--json",
-        tmp_path / "rows.json",
-    )
+    files = ["--figure", figure, "--json", tmp_path / "rows.json"]
+    run("architectures", architectures, "--seeds", 1, "--epochs", 1, *files)
     printed = capsys.readouterr().out
     assert figure.is_file()
     # A sum of operations is linear in their counts.
