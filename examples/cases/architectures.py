@@ -5,7 +5,8 @@
 Data: 20,020 architectures of six operations, with their accuracy on CIFAR-10 with shared weights:
 ``final_structures6.txt`` of D-VAE (Zhang et al. 2019), from the repository of DAGNN (MIT licence).
 Protocol of D-VAE: without the first 1,000 lines, shuffled with seed 0, 90 % for training, the rest
-for the test. Here 1,000 of the training part choose the epoch. Errors are in deviations.
+for the test. Here 1,000 of the training part choose the epoch, and with ``--tune`` the rate of
+every network, out of the same four. Errors are in deviations.
 """
 
 import argparse
@@ -13,21 +14,22 @@ import copy
 import gzip
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from architecture_models import NETWORKS, TYPES, Create, ridge
 from torch import Tensor, nn
-from torch_geometric.nn import GCN, GIN, global_add_pool
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import DataLoader
-from pyg_dynbatch.nn import DAGNN
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 
-TYPES, WIDTH = 8, 64  # the input, six operations, the output
 COUNTS, PLACES = "counts, ridge", "operations and edges by place, ridge"
+MLP = "operations and edges by place, MLP"
+RATES = 0.003, 0.006, 0.012, 0.024
 Data = list[DynTreeData]
 
 
@@ -49,43 +51,10 @@ def graph(layers: list[list[int]], target: float) -> DynTreeData:
     for vertex, (_, *bits) in enumerate(layers, 1):
         edges += [(source, vertex) for source, bit in enumerate(bits) if bit]
     kind = torch.tensor([0, *(operation + 1 for operation, *_ in layers), TYPES - 1])
-    edge_index, x = torch.tensor(edges).t().contiguous(), nn.functional.one_hot(kind, TYPES)
-    return DynTreeData(edge_index, x=x.float(), target=torch.tensor([target]))
-
-
-def features(data: DynTreeData, by_place: bool) -> Tensor:
-    """Count operations and edges, or list them by place, which needs graphs of equal size."""
-    edges = torch.zeros(data.num_nodes, data.num_nodes)
-    edges[data.edge_index[0], data.edge_index[1]] = 1
-    parts = (data.x, edges) if by_place else (data.x.sum(0), edges.sum(), torch.ones(1))
-    return torch.cat([part.flatten() for part in parts]).double()
-
-
-def ridge(train: Data, test: Data, by_place: bool) -> Tensor:
-    """Fit ridge regression, and predict the test part."""
-    x, test_x = (torch.stack([features(d, by_place) for d in part]) for part in (train, test))
-    y = torch.cat([data.target for data in train]).double()
-    return (test_x @ torch.linalg.solve(x.T @ x + torch.eye(x.size(1)), x.T @ y)).float()
-
-
-class Network(nn.Module):
-    """A DAGNN; or five layers of PyG with edges in both directions, and the sum over the nodes."""
-
-    def __init__(self, kind: type[nn.Module]) -> None:
-        super().__init__()
-        self.in_order = kind is DAGNN
-        self.layers = kind(TYPES, WIDTH, 2) if self.in_order else kind(TYPES, WIDTH, 5, jk="cat")
-        self.head = nn.Linear(self.layers.out_channels, 1)
-
-    def forward(self, batch: Any) -> Tensor:
-        """Predict one number per graph."""
-        if self.in_order:
-            schedules = {"schedule": batch.schedule, "schedule_down": batch.schedule_down}
-            rows = self.layers(batch.x, batch.edge_index, batch.batch, **schedules)
-        else:
-            both = torch.cat([batch.edge_index, batch.edge_index.flip(0)], 1)
-            rows = global_add_pool(self.layers(batch.x, both), batch.batch)
-        return self.head(rows)[:, 0]
+    edge_index, x = torch.tensor(edges).t().contiguous(), nn.functional.one_hot(kind, TYPES).float()
+    # Every vertex has an edge to the next, so its level is its place.
+    level = torch.arange(len(kind))
+    return DynTreeData(edge_index, x=x, level=level, target=torch.tensor([target]))
 
 
 def predict(model: nn.Module, data: Data) -> Tensor:
@@ -94,13 +63,13 @@ def predict(model: nn.Module, data: Data) -> Tensor:
         return torch.cat([model(batch) for batch in DataLoader(data, 512, direction="both")])
 
 
-def fit(kind: Any, train: Data, valid: Data, seed: int, epochs: int) -> nn.Module:
-    """Train a network, and keep the epoch with the lowest error on validation."""
+def fit(create: Create, rate: float, parts: Any, seed: int, epochs: int) -> tuple[nn.Module, float]:
+    """Train a network; keep the epoch with the lowest error on validation, and return both."""
     torch.manual_seed(seed)
-    model, best = Network(kind), (float("inf"), {})
+    (train, valid), model, best = parts, create(), (float("inf"), {})
     loader = DataLoader(train, 128, shuffle=True, direction="both")
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, epochs * len(loader))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * len(loader))
     for _ in range(epochs):
         for batch in loader:
             optimizer.zero_grad()
@@ -110,7 +79,7 @@ def fit(kind: Any, train: Data, valid: Data, seed: int, epochs: int) -> nn.Modul
         found = errors(predict(model, valid), valid)[0], copy.deepcopy(model.state_dict())
         best = min(best, found, key=lambda pair: pair[0])
     model.load_state_dict(best[1])
-    return model
+    return model, best[0]
 
 
 def errors(found: Tensor, data: Data) -> tuple[float, float]:
@@ -119,29 +88,48 @@ def errors(found: Tensor, data: Data) -> tuple[float, float]:
     return float((both[0] - both[1]).square().mean().sqrt()), float(torch.corrcoef(both)[0, 1])
 
 
+def tune(parts: Any, epochs: int) -> None:
+    """Print the error on validation of every network and rate, one seed each."""
+    for name, (create, _) in NETWORKS.items():
+        found = (f"{rate}: {fit(create, rate, parts, 0, epochs)[1]:.3f}" for rate in RATES)
+        print(f"{name:37}", *found, flush=True)
+
+
 def main() -> None:
     """Print a table, and draw the predictions of the first seed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path, help="final_structures6.txt or .txt.gz")
-    for name, default in {"--seeds": 5, "--epochs": 12, "--most": None}.items():
+    for name, default in {"--seeds": 5, "--epochs": 10, "--most": None}.items():
         parser.add_argument(name, type=int, default=default)
+    parser.add_argument("--tune", action="store_true", help="only try the rates, on validation")
     parser.add_argument("--figure", type=Path, help=".svg or .png")
+    parser.add_argument("--json", type=Path, help="write the errors per seed")
     options = parser.parse_args()
-    train, valid, test = read(options.file, options.most)
-    found: dict[str, list[Tensor]] = {}
-    for name, kind in {COUNTS: None, PLACES: None, "GCN": GCN, "GIN": GIN, "DAGNN": DAGNN}.items():
-        if kind is None:
-            found[name] = [ridge(train, test, name == PLACES)]
-        else:
-            models = (fit(kind, train, valid, s, options.epochs) for s in range(options.seeds))
+    *parts, test = read(options.file, options.most)
+    if options.tune:
+        tune(parts, options.epochs)
+        return
+    begin, rows = time.perf_counter(), {}
+    found = {name: [ridge(parts[0], test, name == PLACES)] for name in (COUNTS, PLACES)}
+    for name in (*found, *NETWORKS):
+        start, cost = time.process_time(), ""
+        if name in NETWORKS:
+            create, rate = NETWORKS[name]
+            models = [fit(create, rate, parts, s, options.epochs)[0] for s in range(options.seeds)]
+            seconds = (time.process_time() - start) / options.seeds
+            cost = f"{sum(w.numel() for w in models[0].parameters()):7,} weights, {seconds:.0f} s"
             found[name] = [predict(model, test) for model in models]
-        rows = np.array([errors(each, test) for each in found[name]])
-        (rmse, r), (more, most) = rows.mean(0), rows.std(0, ddof=len(rows) > 1)
-        print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f}", flush=True)
+        values = np.array([errors(each, test) for each in found[name]])
+        rows[name] = dict(zip(("RMSE", "r"), values.T.tolist(), strict=True))
+        (rmse, r), (more, most) = values.mean(0), values.std(0, ddof=len(values) > 1)
+        print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f} {cost}", flush=True)
+    if options.json:
+        minutes = (time.perf_counter() - begin) / 60
+        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
     if options.figure:
         target = torch.cat([each.target for each in test]).numpy()
         figure, axes = new_figure(1, 3, 3.4, 3.9)
-        for number, name in enumerate((COUNTS, "GIN", "DAGNN")):
+        for number, name in enumerate((MLP, "directed GIN, level", "DAGNN")):
             draw_parity(axes[number], target, found[name][0].numpy(), name)
         print("figure:", save_figure(figure, options.figure))
 

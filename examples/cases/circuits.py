@@ -12,12 +12,16 @@ on ``square`` and ``voter``; test on the seven other circuits, whole. Results:
 """
 
 import argparse
+import json
 import os
+import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from circuit_data import Circuit, draw_cones, independent, read_circuit, simulated
+from circuit_baselines import Guess, fit_blend, formula, patterns
+from circuit_data import Circuit, draw_cones, read_circuit, simulated
 from circuit_model import GateCell, batch_of, estimate, train
 
 from pyg_dynbatch.nn import RecursiveLayer
@@ -28,25 +32,35 @@ VALID = ["square", "voter"]
 TEST = ["arbiter", "sqrt", "multiplier", "log2", "mem_ctrl", "div", "hyp"]
 
 
-def errors(layer: RecursiveLayer, circuit: Circuit, rounds: int = 16) -> dict[str, float]:
-    """Return the mean absolute errors of the formula, of the patterns alone and of the model."""
-    label = simulated(circuit, rounds=rounds, seed=1)
+def model(layer: RecursiveLayer, circuit: Circuit) -> np.ndarray:
+    """Estimate the probabilities of all gates with the network."""
     with torch.no_grad():
-        found = estimate(layer, batch_of([circuit], [label])).numpy()
-    guesses = {"independent": independent(circuit), "patterns": simulated(circuit, 1, 1)}
-    gates = {name: guess[circuit.first_gate :] for name, guess in guesses.items()}
-    gates["model"] = found
-    return {name: np.abs(p - label[circuit.first_gate :]).mean() for name, p in gates.items()}
+        return estimate(layer, batch_of([circuit], [np.zeros(circuit.num_nodes)])).numpy()
+
+
+def compare(circuit: Circuit, ways: dict[str, Guess]) -> dict[str, float]:
+    """Print the mean absolute error and the processor time of every way to estimate."""
+    label = simulated(circuit, seed=1)[circuit.first_gate :]
+    errors, shown = {}, []
+    for name, guess in ways.items():
+        start = time.process_time()
+        found = guess(circuit)
+        seconds = time.process_time() - start
+        errors[name] = float(np.abs(found - label).mean())
+        shown.append(f"{name} {errors[name]:.4f} ({seconds:.2f} s)")
+    gates = len(circuit.sources)
+    print(f"{circuit.name:10} {gates:7,} gates", *shown, sep="  ", flush=True)
+    return errors
 
 
 def draw(path: Path, table: dict[str, dict[str, float]]) -> None:
     """Draw the errors of all circuits, one group of bars per circuit."""
-    figure, (axes,) = new_figure(1, 1, 8, 3)
-    for place, name in enumerate(("independent", "patterns", "model")):
+    figure, (axes,) = new_figure(1, 1, 9, 3)
+    for place, name in enumerate(next(iter(table.values()))):
         heights = [row[name] for row in table.values()]
-        axes.bar(np.arange(len(table)) + 0.27 * (place - 1), heights, 0.25, label=name)
+        axes.bar(np.arange(len(table)) + 0.14 * (place - 2.5), heights, 0.13, label=name)
     axes.set(ylabel="mean absolute error", xticks=range(len(table)), xticklabels=table)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, ncols=2)
     save_figure(figure, path)
 
 
@@ -59,9 +73,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--test", nargs="*", default=[*VALID, *TEST])
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--json", type=Path, help="write the errors")
     options = parser.parse_args()
     if not options.folder.is_dir():
         parser.error(f"no folder {options.folder}: the header of this file says what it holds")
+    begin = time.perf_counter()
     read = {name: read_circuit(options.folder / f"{name}.aig") for name in [*TRAIN, *options.test]}
     cones = draw_cones([read[name] for name in TRAIN], options.cones)
     labels = [simulated(cone, rounds=4) for cone in cones]
@@ -70,10 +86,19 @@ def main() -> None:
     torch.manual_seed(0)
     layer = RecursiveLayer(GateCell())
     train(layer, batches, options.epochs)
-    table = {name: errors(layer, read[name]) for name in options.test}
-    for name, row in table.items():
-        gates = len(read[name].sources)
-        print(f"{name:10} {gates:7,} gates", *(f"  {key} {row[key]:.4f}" for key in row))
+    ways: dict[str, Guess] = {
+        "formula": formula,
+        "64 patterns": patterns,
+        "blend": fit_blend(cones, labels, 1),
+        "blend by level": fit_blend(cones, labels, 8),
+        "256 patterns": partial(patterns, words=4),
+        "model": partial(model, layer),
+    }
+    table = {name: compare(read[name], ways) for name in options.test}
+    if options.json:
+        rows = {way: {name: [row[way]] for name, row in table.items()} for way in ways}
+        minutes = (time.perf_counter() - begin) / 60
+        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
     if options.figure:
         draw(options.figure, table)
 

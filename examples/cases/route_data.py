@@ -20,6 +20,7 @@ from pyg_dynbatch.data import DynTreeData
 BITS = 1024
 Pairs = tuple[Tensor, Tensor]  # two routes each, [2, pair], and their distances
 Route = tuple[str, tuple["Route", ...]]  # a molecule, and the routes to what it is made from
+Part = tuple[list[Route], Pairs]  # of the data: some routes, and pairs of them
 
 
 def of_planner(node: dict[str, Any]) -> Route:

@@ -1,5 +1,6 @@
 """Circuits are read and cut as graphs; the model keeps within bounds and beats a formula."""
 
+import json
 import os
 import random
 import sys
@@ -10,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from circuit_baselines import fit_blend, formula, level_range, patterns
 from circuit_data import Circuit, cut_cone, independent, levels_of, shared_inputs, simulated
 from circuit_model import GateCell, batch_of, estimate
 from circuit_speed import first_levels
@@ -99,6 +101,33 @@ def test_estimates_are_between_the_corrected_formula_and_the_patterns(only: str)
     assert (p[gates] >= signal.sum(1) - 1 - 1e-6).all()
 
 
+def test_a_blend_has_the_best_weight_per_range_of_levels() -> None:
+    cones = [drawn(40, seed=seed) for seed in range(3)]
+    places = [level_range(cone, 3) for cone in cones]
+    assert set(places[0]) == {0, 1, 2}
+    assert (places[0] == [min(n, 2) for n in each_level(cones[0])]).all()
+    wanted = np.array([1.0, 0.0, 0.5])
+    labels = []
+    for cone, place in zip(cones, places, strict=True):
+        weight = wanted[place]
+        of_gates = weight * formula(cone) + (1 - weight) * patterns(cone)
+        labels.append(np.concatenate([np.zeros(cone.first_gate), of_gates]))
+    blend = fit_blend(cones, labels, 3)
+    for cone, label in zip(cones, labels, strict=True):
+        np.testing.assert_allclose(blend(cone), label[cone.first_gate :], atol=1e-12)
+    # A single weight cannot be right for all three.
+    errors = np.abs(fit_blend(cones, labels, 1)(cones[0]) - labels[0][cones[0].first_gate :])
+    assert errors.max() > 0.01
+
+
+def each_level(circuit: Any) -> list[int]:
+    """Return the level of every gate: 0 if it reads inputs only."""
+    level = [-1] * circuit.first_gate
+    for a, b in circuit.sources.tolist():
+        level.append(1 + max(level[a], level[b]))
+    return level[circuit.first_gate :]
+
+
 def test_the_first_levels_of_a_circuit_are_its_first_levels() -> None:
     circuit = drawn(50)
     part = first_levels(circuit, 3)
@@ -111,10 +140,15 @@ def test_the_first_levels_of_a_circuit_are_its_first_levels() -> None:
 def test_the_command_beats_the_formula(shared_data, tmp_path, capsys):
     pytest.importorskip("aigverse")
     folder, figure = shared_data("circuits"), tmp_path / "errors.svg"
+    file = tmp_path / "errors.json"
     words = ["--cones", "1000", "--epochs", "10", "--test", "multiplier", "--figure", str(figure)]
+    words += ["--json", str(file)]
     with mock.patch.object(sys, "argv", ["circuits.py", "--folder", os.fspath(folder), *words]):
         main()
     line = capsys.readouterr().out.splitlines()[-1].split()
-    errors = {name: float(line[line.index(name) + 1]) for name in ("independent", "model")}
-    assert errors["model"] < 0.8 * errors["independent"]
+    errors = {name: float(line[line.index(name) + 1]) for name in ("formula", "model")}
+    assert errors["model"] < 0.8 * errors["formula"]
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    assert rows["model"]["multiplier"][0] == pytest.approx(errors["model"], abs=1e-4)
+    assert rows["256 patterns"]["multiplier"][0] < rows["64 patterns"]["multiplier"][0]
     assert figure.stat().st_size > 1000

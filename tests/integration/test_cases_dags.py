@@ -1,4 +1,4 @@
-"""The cases of architectures, names of functions and synthesis routes: what they read, and runs."""
+"""The cases of architectures, jobs, names of functions and synthesis routes: data and runs."""
 
 import ast
 import gzip
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import architecture_models
+import job_data
+import job_models
 import pytest
 import torch
 from torch import Tensor
@@ -37,7 +40,11 @@ def numbers(printed: str, before: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+\.\d+", found)]
 
 
-@pytest.mark.parametrize("name", ["architectures", "method_names", "routes", "route_data"])
+@pytest.mark.parametrize(
+    "name",
+    ["architectures", "architecture_models", "job_data", "job_models", "job_times"]
+    + ["method_names", "routes", "route_data", "route_model"],
+)
 def test_case_is_short(name: str) -> None:
     assert len((FOLDER / "cases" / f"{name}.py").read_text("utf-8").splitlines()) <= 150
 
@@ -46,6 +53,7 @@ def test_an_architecture_is_a_dag_from_input_to_output() -> None:
     layers = [[1], [4, 0], [5, 1, 0], [0, 1, 1, 1], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0, 1]]
     data = case("architectures")["graph"](layers, 0.5)
     assert data.x.argmax(1).tolist() == [0, 2, 5, 6, 1, 3, 4, 7]
+    assert data.level.tolist() == list(range(8))  # the length of the longest path to each
     chain = [(v, v + 1) for v in range(7)]
     further = [(0, 3), (0, 4), (1, 4), (2, 4), (4, 6)]
     assert sorted(map(tuple, data.edge_index.t().tolist())) == sorted(chain + further)
@@ -67,12 +75,43 @@ def test_architectures_run(architectures, tmp_path, capsys):
     train, valid, test = case("architectures")["read"](architectures, None)
     assert [len(train), len(valid), len(test)] == [128, 16, 16]
     figure = tmp_path / "figure.svg"
-    run("architectures", architectures, "--seeds", 2, "--epochs", 1, "--figure", figure)
+    files = ["--figure", figure, "--json", tmp_path / "rows.json"]
+    run("architectures", architectures, "--seeds", 1, "--epochs", 1, *files)
     printed = capsys.readouterr().out
     assert figure.is_file()
     # A sum of operations is linear in their counts.
     assert numbers(printed, "counts, ridge")[0] < 0.1
-    assert {len(numbers(printed, kind)) for kind in ("GCN", "GIN", "DAGNN")} == {4}
+    names = re.findall(r"^(.*?) +RMSE", printed, flags=re.MULTILINE)
+    assert len(names) == 10 and {len(numbers(printed, name)) for name in names} == {4}
+    rows = json.loads((tmp_path / "rows.json").read_text("utf-8"))["rows"]
+    assert list(rows) == names
+    assert [len(rows[name]["RMSE"]) for name in names] == [1] * 10
+
+
+def test_only_directed_convolutions_see_the_direction() -> None:
+    torch.manual_seed(0)
+    networks = architecture_models.NETWORKS
+    create = case("architectures")["graph"]
+    layers = [[1], [4, 0], [5, 1, 0], [0, 1, 1, 1], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0, 1]]
+    batch = next(iter(DataLoader([create(layers, 0.0)] * 2, 2, direction="both")))
+    turned = batch.clone()
+    turned.edge_index = batch.edge_index.flip(0)
+    for name in ("GCN", "GIN", "directed GCN", "directed GIN"):
+        model = networks[name][0]().eval()
+        same = torch.allclose(model(batch), model(turned), atol=1e-6)
+        assert same == (not name.startswith("directed"))
+
+
+def test_the_mlp_reads_what_ridge_reads() -> None:
+    create = case("architectures")["graph"]
+    graphs = [create([[n], *[[3, *[n] * k] for k in range(1, 6)]], 0.0) for n in (0, 1)]
+    network = architecture_models.PlaceMLP()
+    network.layers = torch.nn.Identity()
+    read: list[Tensor] = []
+    network.layers.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    network(next(iter(DataLoader(graphs, 2))))
+    expected = torch.stack([architecture_models.features(graph, True) for graph in graphs])
+    assert torch.equal(read[0].double(), expected)
 
 
 @pytest.mark.long
@@ -83,6 +122,77 @@ def test_dagnn_predicts_accuracies_better_than_counts(shared_data, capsys):
     run("architectures", path, "--seeds", 1, "--epochs", 4)
     printed = capsys.readouterr().out
     assert numbers(printed, "DAGNN")[0] < 0.6 * numbers(printed, "counts, ridge")[0]
+
+
+def longest_path(edges: list[tuple[int, int]], times: list[float], stage: int) -> float:
+    """Return when a stage finishes, by recursion over all paths that lead to it."""
+    before = [longest_path(edges, times, a) for a, b in edges if b == stage]
+    return times[stage] + max(before, default=0)
+
+
+def test_the_time_of_a_job_is_its_longest_path() -> None:
+    rng = random.Random(0)
+    for levels in (1, 2, 5, 7):
+        edges, times = job_data.draw(levels, rng)
+        data = job_data.graph(rng.sample(edges, len(edges)), times)
+        every = range(len(times))
+        most = max(longest_path(edges, times, stage) for stage in every)
+        assert data.target.item() == pytest.approx(most / sum(times) * len(times), rel=1e-6)
+        ones = [1.0] * len(times)
+        depth = [longest_path(edges, ones, stage) - 1 for stage in every]
+        assert data.level.tolist() == depth and max(depth) == levels - 1
+        longest = (max(data.x[data.level == n]).item() for n in range(levels))
+        assert data.bound.item() == pytest.approx(sum(longest), rel=1e-6)
+
+
+def test_the_jobs_of_tpch(shared_data: Callable[[str], Path]) -> None:
+    jobs = job_data.read_tpch(shared_data("schedulers/tpch_dags.json"))
+    assert len(jobs) == 154 and sum(job.num_nodes for job in jobs) == 7 * 202
+    assert {int(job.level.max()) + 1 for job in jobs} <= set(range(2, 10))
+    # Query 1 at 2 GB: four stages in a row; 50 executors run 200 tasks in four waves.
+    times = [4041.740741, 4 * 247.942778, 4 * 46.025, 230.333333]
+    assert jobs[0].x[:, 0].tolist() == pytest.approx([t * 4 / sum(times) for t in times])
+    assert jobs[0].target.item() == pytest.approx(4)
+
+
+def test_a_layer_in_order_computes_what_its_repetition_converges_to() -> None:
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    graphs = [job_data.graph(*job_data.draw(levels, rng)) for levels in (1, 4, 9)]
+    batch = next(iter(DataLoader(graphs, 3)))
+    batch.x = batch.x.double()
+    once, often = job_models.InOrder().double(), job_models.Repeated().double()
+    once.layer.conv.load_state_dict(often.layer.state_dict())
+    rows = [model(batch) for model in (once, often)]
+    torch.testing.assert_close(*rows, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(rows[0])
+    grads = []
+    for found, model in zip(rows, (once, often), strict=True):
+        grads.append(torch.autograd.grad((found * weight).sum(), list(model.parameters())))
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.long
+def test_job_times_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figure, file = tmp_path / "figure.svg", tmp_path / "rows.json"
+    options = ["--seeds", 1, "--epochs", 1, "--train", 64, "--test", 4]
+    run("job_times", *options, "--figure", figure, "--json", file)
+    assert figure.is_file()
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    assert len(rows) == len(capsys.readouterr().out.splitlines()) - 1 == 8
+    # The bound is above the time: a job cannot take longer than the longest stages of its levels.
+    assert all(values[0] >= 0 for values in rows["longest stages of all levels"].values())
+
+
+@pytest.mark.long
+def test_a_max_layer_in_order_predicts_deeper_jobs(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    run("job_times", "--seeds", 1, "--epochs", 15, "--train", 1500, "--test", 40, "--json", file)
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    errors = {name: row["32 levels"][0] for name, row in rows.items()}
+    in_order = errors.pop("max layer, in order")
+    assert in_order < 0.08 and errors.pop("max layer, repeated") < 0.08
+    assert in_order < 0.5 * min(errors.values())
 
 
 def test_identifiers_of_a_function_are_shared_and_its_name_is_hidden() -> None:
@@ -161,13 +271,23 @@ def test_the_network_of_route_distances(shared_data: Callable[[str], Path]) -> N
 
 @pytest.mark.long
 def test_routes_run(shared_data, tmp_path, capsys):
-    figure = tmp_path / "figure.svg"
+    figure, file = tmp_path / "figure.svg", tmp_path / "rows.json"
     files = {"--routes": "routes/example_routes.json", "--state": "routes/dummy_state.pt"}
     more = [word for key, name in files.items() for word in (key, shared_data(name))]
-    options = ["--targets", 100, "--epochs", 3, "--figure", figure]
+    options = ["--targets", 100, "--epochs", 3, "--seeds", 2, "--figure", figure, "--json", file]
     run("routes", shared_data("molecules/lipophilicity.csv"), *options, *more)
     printed = capsys.readouterr().out
     assert figure.is_file()
-    assert numbers(printed, "linear model of the sets")[0] < numbers(printed, "mean")[0]
+    rows = json.loads(file.read_text("utf-8"))["rows"]
+    networks = [name for name in rows if name.startswith("Tree-LSTM")]
+    assert {len(rows[name]["MAE, train"]) for name in networks} == {2}
+    for name in ("linear", "gradient boosting", *networks):
+        assert min(rows[name]["MAE, train"]) < rows["mean"]["MAE, train"][0]
     assert len(numbers(printed, "planner's routes, edit distances:")) == 3
     assert len(numbers(printed, "  by dummy_state.pt:")) == 3
+
+
+def test_a_state_without_routes_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("routes", "molecules.csv", "--state", "state.pt")
+    assert "--state is compared on the routes of --routes" in capsys.readouterr().err

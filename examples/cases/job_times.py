@@ -1,0 +1,147 @@
+"""Predict how long a job takes from its DAG of stages: train on small jobs, test on deep ones.
+
+    python examples/cases/job_times.py [--jobs tpch_dags.json] [--figure job_times.svg]
+
+Trained on 1,500 drawn jobs of 2 to 8 levels; tested on drawn ones of as many and of 16, 32 and 64
+levels, and with ``--jobs`` on those of TPC-H. Errors are relative. ``--tune`` tries four settings
+of every network on validation, which has jobs of 2 to 8 levels. Results: ``docs/cases/dags.md``.
+"""
+
+import argparse
+import copy
+import json
+import random
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from job_data import draw, graph, read_tpch
+from job_models import CHOSEN, GRID, MOST_LEVELS, Create, JobTime
+from sklearn.ensemble import HistGradientBoostingRegressor
+from torch import Tensor, nn
+
+from pyg_dynbatch.data import DynTreeData
+from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.visualize import draw_curves, new_figure, save_figure
+
+Data = list[DynTreeData]
+
+
+def jobs_of(count: int, least: int, most: int, rng: random.Random) -> Data:
+    """Draw jobs."""
+    return [graph(*draw(rng.randint(least, most), rng)) for _ in range(count)]
+
+
+def joined(data: Data, name: str) -> Tensor:
+    """Join an entry of all jobs."""
+    return torch.cat([each[name] for each in data])
+
+
+def error(found: Tensor, data: Data) -> float:
+    """Return the mean of the relative errors."""
+    target = joined(data, "target")
+    return float(((found - target).abs() / target).mean())
+
+
+def boosted(train: Data, test: Data) -> Tensor:
+    """Predict the share of the bound by gradient boosting on a summary of the job."""
+    share = joined(train, "target") / joined(train, "bound")
+    model = HistGradientBoostingRegressor(loss="absolute_error", random_state=0)
+    model.fit(joined(train, "summary").numpy(), share.numpy())
+    found = model.predict(joined(test, "summary").numpy())
+    return joined(test, "bound") * torch.from_numpy(found).float()
+
+
+def predict(model: nn.Module, data: Data) -> Tensor:
+    """Predict without gradients, in order."""
+    with torch.no_grad():
+        return torch.cat([model(batch) for batch in DataLoader(data, 200, direction="both")])
+
+
+def fit(create: Create, rate: float, train: Data, valid: Data, seed: int, epochs: int) -> nn.Module:
+    """Minimise the relative error, and keep the epoch with the lowest one on validation."""
+    torch.manual_seed(seed)
+    model, best = JobTime(create), (float("inf"), {})
+    loader = DataLoader(train, 64, shuffle=True, direction="both")
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * len(loader))
+    for _ in range(epochs):
+        for batch in loader:
+            optimizer.zero_grad()
+            ((model(batch) - batch.target).abs() / batch.target).mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+        found = error(predict(model, valid), valid), copy.deepcopy(model.state_dict())
+        best = min(best, found, key=lambda pair: pair[0])
+    model.load_state_dict(best[1])
+    return model
+
+
+def tune(train: Data, valid: Data, epochs: int) -> None:
+    """Print the error on validation of every setting, one seed each."""
+    for name, settings in GRID.items():
+        for number, (rate, create) in enumerate(settings):
+            found = error(predict(fit(create, rate, train, valid, 0, epochs), valid), valid)
+            print(f"{name:30} {number}: rate {rate}  on validation {found:.4f}", flush=True)
+
+
+def show(name: str, rows: dict[str, list[float]]) -> None:
+    """Print a row of the table."""
+    cells = (f"{key} {np.mean(values):.4f} ± {np.std(values):.4f}" for key, values in rows.items())
+    print(f"{name:30}", *cells, sep="  ", flush=True)
+
+
+def main() -> None:
+    """Print a table of relative errors, and draw them against the number of levels."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--jobs", type=Path, help="a JSON of the jobs of TPC-H")
+    for name, default in {"--seeds": 3, "--epochs": 15, "--train": 1500, "--test": 100}.items():
+        parser.add_argument(name, type=int, default=default)
+    parser.add_argument("--tune", action="store_true", help="only try the settings, on validation")
+    parser.add_argument("--figure", type=Path, help=".svg or .png")
+    parser.add_argument("--json", type=Path, help="write the errors per seed")
+    options = parser.parse_args()
+    start, rng = time.perf_counter(), random.Random(0)
+    train, valid = (jobs_of(n, 2, MOST_LEVELS, rng) for n in (options.train, options.train // 6))
+    if options.tune:
+        tune(train, valid, options.epochs)
+        return
+    tests = {"2-8 levels": jobs_of(options.test, 2, MOST_LEVELS, rng)}
+    tests |= {f"{n} levels": jobs_of(options.test, n, n, rng) for n in (16, 32, 64)}
+    if options.jobs:
+        tests["TPC-H"] = read_tpch(options.jobs)
+    plain = {"longest stages of all levels": lambda test: joined(test, "bound")}
+    plain["gradient boosting"] = partial(boosted, train)
+    rows = {}
+    for name, guess in plain.items():
+        rows[name] = {key: [error(guess(test), test)] for key, test in tests.items()}
+        show(name, rows[name])
+    for name, settings in GRID.items():
+        rate, create = settings[CHOSEN[name]]
+        rows[name] = {key: [] for key in (*tests, "training, s")}
+        for seed in range(options.seeds):
+            begin = time.process_time()
+            model = fit(create, rate, train, valid, seed, options.epochs)
+            rows[name]["training, s"].append(time.process_time() - begin)
+            for key, test in tests.items():
+                rows[name][key].append(error(predict(model, test), test))
+        show(name, rows[name])
+    if options.json:
+        minutes = (time.perf_counter() - start) / 60
+        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
+    if options.figure:
+        levels = [MOST_LEVELS, 16, 32, 64]
+        curves = {
+            name: (levels, [np.mean(row[key]) for key in list(tests)[:4]])
+            for name, row in rows.items()
+        }
+        figure, (axes,) = new_figure(1, 1, 5, 3.2)
+        draw_curves(axes, curves, "levels", "mean relative error").set_yscale("log")
+        print("figure:", save_figure(figure, options.figure))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The network of route-distances: a child-sum Tree-LSTM over fingerprints, and its distances."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from route_data import Part, Route, tree
+from torch import Tensor, nn
+
+from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.nn import ChildSumTreeLSTM
+
+
+class Embedding(nn.Module):
+    """Two linear layers per molecule, then a Tree-LSTM; the target's row is the route's."""
+
+    def __init__(self, bits: int, lstm: ChildSumTreeLSTM) -> None:
+        super().__init__()
+        width, self.lstm, self.bits = lstm.in_channels, lstm, bits
+        first, second = nn.Linear(bits, width), nn.Linear(width, width)
+        self.compress = nn.Sequential(first, nn.ReLU(), nn.Dropout(0), second, nn.ReLU())
+
+    @classmethod
+    def of_route_distances(cls, path: Path) -> "Embedding":
+        """Read the weights of a network of route-distances."""
+        state = torch.load(path, weights_only=True)["state_dict"]
+        parts: dict[str, dict[str, Tensor]] = {"_compression": {}, "_tree_lstm": {}}
+        for key, value in state.items():
+            part, _, rest = key.removeprefix("_tree_lstm.").partition(".")
+            parts[part][rest] = value
+        lstm = ChildSumTreeLSTM.from_pytorch_tree_lstm(parts["_tree_lstm"])
+        model = cls(parts["_compression"]["0.weight"].size(1), lstm)
+        model.compress.load_state_dict(parts["_compression"])
+        return model
+
+    def forward(self, batch: Any) -> Tensor:
+        """Embed the routes of a batch."""
+        return self.lstm(self.compress(batch.x), schedule=batch.schedule, nodes=batch.ptr[:-1])
+
+
+def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> None:
+    """Train on batches of pairs, and keep the epoch with the lowest error on validation."""
+    (routes, pairs), batches, best = train, [], (float("inf"), {})
+    for index, target in zip(pairs[0].split(128, 1), pairs[1].split(128), strict=True):
+        used, place = index.unique(return_inverse=True)
+        trees = [tree(routes[number], model.bits) for number in used.tolist()]
+        batches.append((next(iter(DataLoader(trees, len(trees)))), place, target))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=1e-2)
+    for _ in range(epochs):
+        for number in torch.randperm(len(batches)).tolist():
+            batch, place, target = batches[number]
+            rows = model(batch)[place]
+            loss = nn.functional.mse_loss((rows[0] - rows[1]).norm(dim=1), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        error = float((predict(model, valid[0], valid[1][0]) - valid[1][1]).abs().mean())
+        best = min(best, (error, copy.deepcopy(model.state_dict())), key=lambda pair: pair[0])
+    model.load_state_dict(best[1])
+
+
+def predict(model: Embedding, routes: list[Route], pairs: Tensor) -> Tensor:
+    """Predict the distances of pairs of routes; every route is embedded once."""
+    trees = [tree(route, model.bits) for route in routes]
+    with torch.no_grad():
+        rows = torch.cat([model(batch) for batch in DataLoader(trees, 256)])[pairs]
+    return (rows[0] - rows[1]).norm(dim=1)
