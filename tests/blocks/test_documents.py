@@ -67,11 +67,11 @@ def test_the_text_shows_every_choice() -> None:
     assert [" ".join(line.split()) for line in lines] == [
         "6 documents",
         "$ object keys: 5",
-        "$.name string words and trigrams, hashed into 4096 rows; missing in 2 of 6",
+        "$.name string texts, words and trigrams: 12; missing in 2 of 6",
         "$.kind null missing in 1 of 6",
         '$.kind string categories (2): "a", "b"; missing in 1 of 6',
         "$.size number mean 2; deviation 1.118; missing in 2 of 6",
-        "$.parts array mean+max of its elements; missing in 4 of 6",
+        "$.parts array mean+max+sum of its elements; missing in 4 of 6",
         "$.parts[] object keys: 1",
         "$.parts[].code number mean 7; deviation 1; categories (1): 7",
         "$.other boolean categories (2): false, true; missing in 5 of 6",
@@ -136,7 +136,7 @@ def test_choices_can_be_overridden() -> None:
     choices = {"$.id": "ignore", "$.code": "text", "$.items": "sum", "$.items[]": "number"}
     text = str(inferred(samples, choices).schema)
     assert "$.id       ignored" in text and "sum of its elements" in text
-    assert "hashed" in text and "categories" not in text
+    assert "trigrams" in text and "categories" not in text
     changed = [{**sample, "id": "anything"} for sample in samples]
     assert torch.equal(rows(samples, samples, choices), rows(samples, changed, choices))
 
