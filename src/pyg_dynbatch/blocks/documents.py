@@ -175,11 +175,11 @@ class _Builder:
     def _array(self, element: str, readout: str) -> Block:
         totals = [_TOTALS[name]() for name in readout.split("+")]
         readouts = AllOf(*totals, Length() >> Function(torch.log1p))
-        return Map(self.at(element) >> self._layer()) >> readouts >> Concat() >> self._layer(None)
+        return Map(self.at(element)) >> readouts >> Concat() >> self._layer()
 
-    def _layer(self, activation: Any = torch.relu) -> FC:
-        norm = None if activation is None else nn.LayerNorm(self.width)
-        return FC(self.width, activation, input_keep_prob=self.keep, normalization_fn=norm)
+    def _layer(self) -> FC:
+        norm = nn.LayerNorm(self.width)
+        return FC(self.width, input_keep_prob=self.keep, normalization_fn=norm)
 
     def _object(self, fields: Mapping[str, str]) -> Block:
         kept = {key: path for key, path in fields.items() if not self.nodes[path].ignored}
@@ -243,7 +243,7 @@ def _counts(schema: DocumentSchema, rows: Mapping[Any, Any], document: Any) -> l
         node = schema.nodes[part.schema_path]
         counted[part.schema_path].update(node.counted(part.value))
         if scale := node.scale_of(part.value):
-            numbers[part.schema_path] += _standardized(*scale, part.value)
+            numbers[part.schema_path] += _standardized(scale[0], scale[1], part.value)
     for path, counts in counted.items():
         pairs = [(rows[path, name], n) for name, n in counts.items() if (path, name) in rows]
         weights = [(row, weight * (1 + math.log(n))) for (row, weight), n in pairs]
