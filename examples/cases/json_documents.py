@@ -37,7 +37,7 @@ from pyg_dynbatch.visualize import SEQUENCE, new_figure, save_figure
 # Label, overrides, file, epochs, and options of the model that are not its defaults.
 SETS: dict[str, Any] = {
     "mutagenesis": ("mutagenic", {}, "mutagenesis.json.gz", 30, {"penalty": 1.0}),
-    "recipes": ("cuisine", {"$.id": "ignore"}, "recipes.jsonl.gz", 15, {}),
+    "recipes": ("cuisine", {"$.id": "ignore"}, "recipes.jsonl.gz", 15, {"linear": 0.7}),
     "policies": ("public", {}, "", 30, {}),
 }
 

@@ -29,6 +29,8 @@ _MISSING = ...
 _FARTHEST = 10.0
 # Deviations of the initial vectors of categories, and of pieces of texts, of which most are rare.
 _SPREAD, _SPREAD_OF_PIECES = 0.1, 0.01
+# Pieces of a text that share a record, which takes more memory than a number.
+_CHUNK = 8
 # Weights of rows are whole numbers of its parts, as they share records with the numbers of rows.
 _UNIT = 2**20
 # Adam moves all weights equally far; the linear ones have farther to go.
@@ -168,9 +170,9 @@ class _Builder:
     ) -> Block:
         if categories is not None:
             return self._category(categories)
-        rows = {name: number for number, name in enumerate(pieces or ())}
-        known = InputTransform(partial(_known_pieces, rows)) >> Map(Vector(2, "int64"))
-        return known >> Segment(_SumOfRows(len(rows), self.width, _SPREAD_OF_PIECES))
+        rows = {name: number for number, name in enumerate(pieces or (), start=1)}
+        known = InputTransform(partial(_known_pieces, rows)) >> Map(Vector(_CHUNK, "int32"))
+        return known >> Segment(_Texts(1 + len(rows), self.width))
 
     def _array(self, element: str, readout: str) -> Block:
         totals = [_TOTALS[name]() for name in readout.split("+")]
@@ -190,27 +192,30 @@ class _Builder:
         return values >> Record(parts) >> Concat() >> self._layer()
 
 
-class _SumOfRows(nn.Module):
-    """Add up listed rows of a table, each times a weight."""
+def _sum_of_rows(table: Tensor, ragged: Any, weights: Tensor | None = None) -> Tensor:
+    """Add up the rows of a table with the numbers of each call; 0 is padding."""
+    # Not a vector per number, of which a long list of texts has millions.
+    calls = torch.arange(ragged.num_calls, device=table.device)
+    starts = torch.searchsorted(ragged.segment_ids, calls) * ragged.rows[:1].numel()
+    numbers = ragged.rows.flatten()
+    options = {"mode": "sum", "per_sample_weights": weights, "padding_idx": 0}
+    return nn.functional.embedding_bag(numbers, table, starts.to(numbers.dtype), **options)  # type: ignore[arg-type]
 
-    def __init__(self, rows: int, width: int, spread: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(max(1, rows), width) * spread)
+
+class _Texts(nn.Embedding):
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=_SPREAD_OF_PIECES)
 
     def forward(self, ragged: Any) -> Tensor:
-        # Not a vector per item, of which a long list of texts has millions.
-        calls = torch.arange(ragged.num_calls, device=ragged.rows.device)
-        starts = torch.searchsorted(ragged.segment_ids, calls)
-        numbers, weights = ragged.rows.unbind(1)
-        given = {"mode": "sum", "per_sample_weights": weights.to(self.weight.dtype) / _UNIT}
-        return nn.functional.embedding_bag(numbers, self.weight, starts, **given)
+        return _sum_of_rows(self.weight, ragged)
 
 
-class LinearCounts(_SumOfRows):
-    """The sum of rows with a bias, at a higher rate of learning than the rest."""
+class LinearCounts(nn.Module):
+    """A bias and the weighted sum of rows, at a higher rate of learning than the rest."""
 
     def __init__(self, rows: int, width: int) -> None:
-        super().__init__(rows, width, 0.0)
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1 + rows, width))
         self.bias = nn.Parameter(torch.zeros(width))
 
     @property
@@ -219,8 +224,10 @@ class LinearCounts(_SumOfRows):
         return _FASTER * self.weight
 
     def forward(self, ragged: Any) -> Tensor:
-        """Add up the rows of what was counted."""
-        return _FASTER * super().forward(ragged) + self.bias
+        """Add up the rows of what was counted, given as numbers of rows and weights."""
+        numbers, weights = ragged.rows.unbind(1)
+        weights = weights.to(self.weight.dtype) * (_FASTER / _UNIT)
+        return _sum_of_rows(self.weight, ragged._replace(rows=numbers), weights) + self.bias
 
 
 def counts_of(schema: DocumentSchema, width: int) -> Block:
@@ -228,7 +235,7 @@ def counts_of(schema: DocumentSchema, width: int) -> Block:
     rows: dict[tuple[str, str], tuple[int, float]] = {}
     for path, node in schema.nodes.items():
         for name, weight in node.features(schema.documents):
-            rows[path, name] = len(rows), weight
+            rows[path, name] = len(rows) + 1, weight
     counts = InputTransform(partial(_counts, schema, rows), name="counts")
     return counts >> Map(Vector(2, "int64")) >> Segment(LinearCounts(len(rows), width))
 
@@ -271,7 +278,9 @@ def _row_of(rows: Mapping[str, int], value: Any) -> int:
 
 
 def _known_pieces(rows: Mapping[str, int], text: str) -> list[list[int]]:
-    return [[rows[piece], _UNIT] for piece in pieces_of(text) if piece in rows]
+    known = [rows[piece] for piece in pieces_of(text) if piece in rows]
+    known += [0] * (-len(known) % _CHUNK)
+    return [known[start : start + _CHUNK] for start in range(0, len(known), _CHUNK)]
 
 
 def _first_row_zero(table: Tensor) -> Tensor:

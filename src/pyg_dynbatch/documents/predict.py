@@ -137,23 +137,35 @@ def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch
 class DocumentNetwork(nn.Module):
     """Encode documents with the block of their schema; predict from that, and linearly from counts.
 
-    Both are trained to predict alone, and their mean is the prediction: trained on their sum, the
-    one that learns faster leaves the other nothing to learn.
+    Both are trained to predict alone, and their weighted mean is the prediction: trained on their
+    sum, the one that learns faster leaves the other nothing to learn.
     """
 
     def __init__(
-        self, schema: DocumentSchema, outputs: int, width: int, dropout: float, unknown: Unknown
+        self,
+        schema: DocumentSchema,
+        outputs: int,
+        width: int,
+        dropout: float,
+        unknown: Unknown,
+        linear: float,
     ) -> None:
         super().__init__()
+        if not 0 <= linear <= 1:
+            what = "DocumentPrediction: linear is out of range"
+            raise mismatch(ValueError, what, "0 to 1", linear)
         block, self.documents = block_of(schema, width, dropout, unknown), schema.documents
         self.encoder = Compiler.create(AllOf(block, counts_of(schema, outputs)))
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, outputs))
+        self.linear = linear
 
     def forward(self, batch: Batch) -> Float[Tensor, "*way document output"]:
         """Compute a batch whose ``plan`` the encoder's collater has made; in training both ways."""
         nested, counted = self.encoder(batch.plan).output
-        ways = torch.stack([self.head(nested), counted])
-        return ways if self.training else ways.mean(0)
+        nested = self.head(nested)
+        return (
+            torch.stack([nested, counted]) if self.training else nested.lerp(counted, self.linear)
+        )
 
     def penalty(self) -> Float[Tensor, ""]:
         """Return half the sum of squares of the linear weights, per training document."""
@@ -174,10 +186,12 @@ class DocumentPredictionModel(prediction.Model):
         width: int = 64,
         dropout: float = 0.3,
         unknown: Unknown = "ignore",
+        linear: float = 0.5,
     ) -> None:
         documents = DocumentSchema.from_dict(schema["documents"])
         classes: list[Any] = schema.get("classes", [None])
-        super().__init__(DocumentNetwork(documents, len(classes), width, dropout, unknown))
+        options = width, dropout, unknown, linear
+        super().__init__(DocumentNetwork(documents, len(classes), *options))
         self.schema, self.documents = schema, documents
         self.scale: dict[str, float] | None = schema.get("scale")
         self.classes = [name_of_class(label) for label in classes]

@@ -267,7 +267,8 @@ class DocumentPrediction(Task):
         **network: ``width``, the length of the vectors of all parts of a document; ``dropout``, the
             share of the inputs of all layers that is dropped in training; ``unknown``, whether
             parts of a document that the schema does not know are an error (``"refuse"``), or
-            missing (``"ignore"``, with a warning per path).
+            missing (``"ignore"``, with a warning per path); ``linear``, the weight of the linear
+            part in the prediction, 0 to 1.
 
     Example:
         >>> from pyg_dynbatch.blocks import from_examples
