@@ -57,7 +57,7 @@ def splits(name: str, folder: Path, seeds: int) -> list[tuple[str, dict[str, Doc
         return [("accuracy", {"train": some[:2000], "test": some[2000:]}) for some in drawn]
     documents = read(folder, SETS[name][2])
     if name == "mutagenesis":
-        orders = [random.Random(seed).sample(documents, 188) for seed in range(seeds)]
+        orders = [random.Random(seed).sample(documents, len(documents)) for seed in range(seeds)]
         named = [("published", documents)] * seeds + [("accuracy", order) for order in orders]
         return [(metric, {"train": some[:100], "test": some[100:]}) for metric, some in named]
     drawn, fifth = random.Random(0).sample(documents, len(documents)), len(documents) // 5
