@@ -28,9 +28,9 @@ MAX_FILES = 135
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
-    "blocks": 5_960,
+    "blocks": 6_090,
     "core": 6_220,
-    "documents": 665,
+    "documents": 735,
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_579,
@@ -38,10 +38,10 @@ MAX_LINES = {
     "training": 2_580,
     "trees": 3_960,
     "other files": 2_995,
-    "installed": 41_665,
+    "installed": 41_850,
     "benchmarks": 6_650,
 }
-MAX_CODE = 26_890
+MAX_CODE = 27_035
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
@@ -56,6 +56,7 @@ MORE_PARAMETERS = {
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",
     "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
+    "documents/task.py:DocumentFileData.__init__": "keys of the configs",
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
     "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",

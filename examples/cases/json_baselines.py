@@ -68,7 +68,7 @@ MODELS: dict[str, Any] = {
     ),
     "gradient boosting": (
         GradientBoostingClassifier(
-            n_estimators=200, max_features="sqrt", subsample=0.8, random_state=0
+            n_estimators=100, max_features="sqrt", subsample=0.8, random_state=0
         ),
         False,
         {"max_depth": [3, 6]},
@@ -92,6 +92,6 @@ def baseline(name: str, parts: dict[str, Documents], label: str) -> float:
     features = make_union(words, numbers)
     train, test = features.fit_transform(x["train"]), features.transform(x["test"])
     few = len(y["train"]) < 500
-    folds = ShuffleSplit(10 if few else 1, test_size=0.2, random_state=0)
+    folds = ShuffleSplit(5 if few else 1, test_size=0.2, random_state=0)
     search = GridSearchCV(model, choices, cv=folds).fit(train, y["train"])
     return float(search.score(test, y["test"]))

@@ -34,20 +34,21 @@ from pyg_dynbatch.lightning import DocumentFileData, DocumentPrediction
 from pyg_dynbatch.models import DocumentPredictor
 from pyg_dynbatch.visualize import SEQUENCE, new_figure, save_figure
 
-# Label, overrides, file, epochs, and options of the model that are not its defaults.
+# Label, file, epochs, and options of the model that are not its defaults.
 SETS: dict[str, Any] = {
-    "mutagenesis": ("mutagenic", {}, "mutagenesis.json.gz", 30, {"penalty": 1.0}),
-    "recipes": ("cuisine", {"$.id": "ignore"}, "recipes.jsonl.gz", 15, {"linear": 0.7}),
-    "policies": ("public", {}, "", 30, {}),
+    "mutagenesis": ("mutagenic", "mutagenesis.json.gz", 30, {"penalty": 1.0}),
+    "recipes": ("cuisine", "recipes.jsonl.gz", 15, {"linear": 0.7}),
+    "policies": ("public", "", 30, {}),
 }
 
 
 def read(folder: Path, name: str) -> Documents:
-    """Read a set: one array, or one document per line."""
+    """Read a set, one array or a document per line, without identifiers."""
     if not (path := folder / name).is_file():
         raise SystemExit(f"{path} is missing; set PYG_DYNBATCH_DATA or --folder")
     text = gzip.decompress(path.read_bytes()).decode()
-    return json.loads(text) if ".json." in name else [json.loads(x) for x in text.splitlines()]
+    found = json.loads(text) if ".json." in name else [json.loads(x) for x in text.splitlines()]
+    return [{k: v for k, v in document.items() if k != "id"} for document in found]
 
 
 def splits(name: str, folder: Path, seeds: int) -> list[tuple[str, dict[str, Documents]]]:
@@ -55,7 +56,7 @@ def splits(name: str, folder: Path, seeds: int) -> list[tuple[str, dict[str, Doc
     if name == "policies":
         drawn = [draw_policies(3000, seed) for seed in range(seeds)]
         return [("accuracy", {"train": some[:2000], "test": some[2000:]}) for some in drawn]
-    documents = read(folder, SETS[name][2])
+    documents = read(folder, SETS[name][1])
     if name == "mutagenesis":
         orders = [random.Random(seed).sample(documents, len(documents)) for seed in range(seeds)]
         named = [("published", documents)] * seeds + [("accuracy", order) for order in orders]
@@ -70,13 +71,13 @@ def splits(name: str, folder: Path, seeds: int) -> list[tuple[str, dict[str, Doc
 
 def network(name: str, parts: dict[str, Documents], seed: int, path: Path, epochs: int) -> float:
     """Train the inferred network, save its checkpoint, and return its test accuracy."""
-    label, overrides, _, usual, options = SETS[name]
+    label, _, usual, options = SETS[name]
     files = {part: str(path.with_name(f"{part}.jsonl")) for part in parts}
     for part, documents in parts.items():
         Path(files[part]).write_text("\n".join(map(json.dumps, documents)))
     pl.seed_everything(seed, verbose=False)
-    given = {"val_file": files["test"], "test_file": files["test"], "overrides": overrides}
-    data = DocumentFileData(files["train"], label, **given, batch_size=32)
+    test = files["test"]
+    data = DocumentFileData(files["train"], label, val_file=test, test_file=test, batch_size=32)
     task = DocumentPrediction(data.schema, **options)
     off = ("logger", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps")
     off += ("limit_val_batches", "enable_checkpointing")  # nothing is chosen
