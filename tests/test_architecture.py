@@ -28,10 +28,10 @@ MAX_FILES = 140
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
-    "blocks": 5_960,
+    "blocks": 6_090,
     "compat": 308,
     "core": 6_220,
-    "documents": 665,
+    "documents": 735,
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_583,
@@ -39,10 +39,10 @@ MAX_LINES = {
     "training": 2_595,
     "trees": 4_240,
     "other files": 2_995,
-    "installed": 42_270,
+    "installed": 42_465,
     "benchmarks": 7_180,
 }
-MAX_CODE = 27_253
+MAX_CODE = 27_400
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
@@ -57,6 +57,7 @@ MORE_PARAMETERS = {
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",
     "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
+    "documents/task.py:DocumentFileData.__init__": "keys of the configs",
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
     "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",

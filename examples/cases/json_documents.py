@@ -1,15 +1,16 @@
 """Classify JSON documents without writing a model: the network is inferred from the documents.
 
     python examples/cases/json_documents.py mutagenesis --figure mutagenesis.svg
-    python examples/cases/json_documents.py recipes --figure recipes.svg
+    python examples/cases/json_documents.py recipes
+    python examples/cases/json_documents.py policies
 
 Data: the examples of JsonGrinder.jl (MIT), read from ``$PYG_DYNBATCH_DATA/json`` or ``--folder``:
 188 molecules (Debnath et al. 1991), label ``mutagenic``; 2,500 recipes, 20 classes ``cuisine``.
-Protocol: the options of configs/json.yaml. Of the molecules, the first 100 for training, the rest
-for the test; ten seeds of the network; the last epoch counts. Of the recipes, each seed draws 80 %
-for training, 10 % for validation, which chooses the epoch, and 10 % for the test.
-Baseline: the bag of paths, counts of "path=value" and means of numbers by path, with logistic
-regression, whose strength is chosen by cross-validation on the training documents.
+Access policies in the schema of AWS IAM are drawn, see ``json_policies.py``.
+Protocol: of the molecules, the first 100 for training and the rest for the test (``published``,
+five seeds of the network), and five random splits of that size; of the recipes, five folds; of
+policies, five draws. The last epoch counts; options were chosen on parts of the training documents.
+Baselines: linear, extra trees and gradient boosting, see ``json_baselines.py``.
 """
 
 import argparse
@@ -19,131 +20,123 @@ import os
 import random
 import re
 import tempfile
-from collections import Counter, defaultdict
+import time
+from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint
+from json_baselines import MODELS, Documents, baseline
+from json_policies import draw_policies
 
-from pyg_dynbatch.lightning import DocumentFileData, DocumentPrediction, OptimizerOptions
+from pyg_dynbatch.lightning import DocumentFileData, DocumentPrediction
 from pyg_dynbatch.models import DocumentPredictor
 from pyg_dynbatch.visualize import SEQUENCE, new_figure, save_figure
 
-# File, label, overrides.
+# Label, file, epochs, and options of the model that are not its defaults.
 SETS: dict[str, Any] = {
-    "mutagenesis": ("mutagenesis.json.gz", "mutagenic", {}),
-    "recipes": ("recipes.jsonl.gz", "cuisine", {"$.id": "ignore"}),
+    "mutagenesis": ("mutagenic", "mutagenesis.json.gz", 30, {"penalty": 1.0}),
+    "recipes": ("cuisine", "recipes.jsonl.gz", 15, {"linear": 0.7}),
+    "policies": ("public", "", 30, {}),
 }
-Documents = list[dict[str, Any]]
 
 
 def read(folder: Path, name: str) -> Documents:
-    """Read a set: one array, or one document per line."""
+    """Read a set, one array or a document per line, without identifiers."""
     if not (path := folder / name).is_file():
         raise SystemExit(f"{path} is missing; set PYG_DYNBATCH_DATA or --folder")
     text = gzip.decompress(path.read_bytes()).decode()
-    return json.loads(text) if ".json." in name else [json.loads(x) for x in text.splitlines()]
+    found = json.loads(text) if ".json." in name else [json.loads(x) for x in text.splitlines()]
+    return [{k: v for k, v in document.items() if k != "id"} for document in found]
 
 
-def split(documents: Documents, fixed: int, seed: int) -> dict[str, Documents]:
-    """Take the first documents for training, or draw a split."""
-    if fixed:  # nothing is chosen on validation
-        return {"train": documents[:fixed], "val": documents[:fixed], "test": documents[fixed:]}
-    drawn, tenth = random.Random(seed).sample(documents, len(documents)), len(documents) // 10
-    return {"val": drawn[:tenth], "test": drawn[tenth : 2 * tenth], "train": drawn[2 * tenth :]}
+def splits(name: str, folder: Path, seeds: int) -> list[tuple[str, dict[str, Documents]]]:
+    """Return the metric and the documents of every split."""
+    if name == "policies":
+        drawn = [draw_policies(3000, seed) for seed in range(seeds)]
+        return [("accuracy", {"train": some[:2000], "test": some[2000:]}) for some in drawn]
+    documents = read(folder, SETS[name][1])
+    if name == "mutagenesis":
+        orders = [random.Random(seed).sample(documents, len(documents)) for seed in range(seeds)]
+        named = [("published", documents)] * seeds + [("accuracy", order) for order in orders]
+        return [(metric, {"train": some[:100], "test": some[100:]}) for metric, some in named]
+    drawn, fifth = random.Random(0).sample(documents, len(documents)), len(documents) // 5
+    folds = [
+        (drawn[: n * fifth] + drawn[(n + 1) * fifth :], drawn[n * fifth :][:fifth])
+        for n in range(5)
+    ]
+    return [("accuracy", {"train": rest, "test": fold}) for rest, fold in folds[:seeds]]
 
 
-def bag(document: dict[str, Any], left_out: set[str]) -> dict[str, float]:
-    """Count the pairs of path and value in a document, and average the numbers at each path."""
-    counts, numbers = Counter[str](), defaultdict[str, list[float]](list)
-    left: list[tuple[str, Any]] = [(k, v) for k, v in document.items() if k not in left_out]
-    while left:
-        path, value = left.pop()
-        if isinstance(value, dict):
-            left += [(f"{path}.{key}", part) for key, part in value.items()]
-        elif isinstance(value, list):
-            left += [(f"{path}[]", part) for part in value]
-        elif isinstance(value, float):
-            numbers[path].append(value)
-        else:
-            counts[f"{path}={value}"] += 1
-    return {**counts, **{path: mean(found) for path, found in numbers.items()}}
-
-
-def baseline(parts: dict[str, Documents], label: str, overrides: dict[str, str]) -> float:
-    """Return the test accuracy of logistic regression on bags of paths."""
-    from sklearn.feature_extraction import DictVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import MaxAbsScaler
-
-    left_out = {label, *(path[2:] for path in overrides)}
-    x = {name: [bag(document, left_out) for document in parts[name]] for name in parts}
-    y = {name: [document[label] for document in parts[name]] for name in parts}
-    model = make_pipeline(DictVectorizer(), MaxAbsScaler(), LogisticRegression(max_iter=1000))
-    search = GridSearchCV(model, {"logisticregression__C": [0.3, 1, 3, 10, 30]}, cv=3)
-    return float(search.fit(x["train"], y["train"]).score(x["test"], y["test"]))
-
-
-def network(parts: dict[str, Documents], name: str, seed: int, folder: Path, epochs: int) -> Any:
-    """Train the inferred network; return its test accuracy and the checkpoint."""
-    _, label, overrides = SETS[name]
+def network(name: str, parts: dict[str, Documents], seed: int, path: Path, epochs: int) -> float:
+    """Train the inferred network, save its checkpoint, and return its test accuracy."""
+    label, _, usual, options = SETS[name]
+    files = {part: str(path.with_name(f"{part}.jsonl")) for part in parts}
     for part, documents in parts.items():
-        (folder / f"{part}.jsonl").write_text("\n".join(map(json.dumps, documents)))
+        Path(files[part]).write_text("\n".join(map(json.dumps, documents)))
     pl.seed_everything(seed, verbose=False)
-    train, val, test = (str(folder / f"{part}.jsonl") for part in ("train", "val", "test"))
-    data = DocumentFileData(train, label, val, test, overrides=overrides, batch_size=32)
-    task = DocumentPrediction(data.schema, optimizer=OptimizerOptions("adamw", 1e-3, 0.01))
-    chosen = {"monitor": "val/accuracy", "mode": "max"} if name == "recipes" else {}
-    keeper = ModelCheckpoint(folder / f"seed{seed}", "best", **chosen)
+    test = files["test"]
+    data = DocumentFileData(files["train"], label, val_file=test, test_file=test, batch_size=32)
+    task = DocumentPrediction(data.schema, **options)
     off = ("logger", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps")
-    given: dict[str, Any] = {**dict.fromkeys(off, False), "callbacks": [keeper]}
-    trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs, **given)
+    off += ("limit_val_batches", "enable_checkpointing")  # nothing is chosen
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=epochs or usual, **dict.fromkeys(off, 0))
     trainer.fit(task, data)
-    (found,) = trainer.test(task, data, ckpt_path=keeper.best_model_path, verbose=False)
-    return found["test/accuracy"], keeper.best_model_path
+    trainer.save_checkpoint(path)
+    (found,) = trainer.test(task, data, verbose=False)
+    return found["test/accuracy"]
+
+
+def draw_figure(file: str, rows: dict[str, Any], path: Path, documents: Documents) -> None:
+    """Draw the accuracies of all seeds, and the parts of documents with the largest effects."""
+    effects: dict[str, list[float]] = defaultdict(list)
+    predictor = DocumentPredictor([path])
+    for place, effect in (pair for document in documents for pair in predictor.explain(document)):
+        effects[re.sub(r"\[\d+\]", "[]", place)].append(abs(effect))
+    figure, (left, right) = new_figure(1, 2, 5.0, 3.0)
+    for number, scores in enumerate(rows.values()):
+        values = scores["accuracy"]
+        left.plot(values, [number] * len(values), "o", alpha=0.5, color=SEQUENCE[number])
+    left.set(yticks=range(len(rows)), yticklabels=rows, xlabel="test accuracy")
+    largest = sorted(effects, key=lambda name: mean(effects[name]))[-10:]
+    right.barh(largest, [mean(effects[name]) for name in largest], color=SEQUENCE[2])
+    right.set(xlabel="mean change of the log-odds without the part")
+    save_figure(figure, file)
 
 
 def main() -> None:
-    """Compare the inferred network with the bag of paths."""
+    """Compare the inferred network with the baselines."""
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("set", choices=SETS)
     add("--folder", type=Path, default=Path(os.environ.get("PYG_DYNBATCH_DATA", "data"), "json"))
-    add("--seeds", type=int, default=10)
-    add("--epochs", type=int, default=30)
+    add("--seeds", type=int, default=5, help="of the network, or splits (at most 5 of recipes)")
+    add("--epochs", type=int, default=0, help="0 for those of the page")
+    add("--models", nargs="*", default=[*MODELS], choices=MODELS, help="baselines to run")
     add("--figure")
+    add("--json", type=Path)
     options = parser.parse_args()
-    file, label, overrides = SETS[options.set]
-    documents, fixed = read(options.folder, file), 100 * (options.set == "mutagenesis")
-    scores: dict[str, list[float]] = {"inferred network": [], "bag of paths": []}
-    effects: dict[str, list[float]] = defaultdict(list)
+    rows: dict[str, Any] = defaultdict(lambda: defaultdict(list))
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(options.seeds):
-            parts = split(documents, fixed, seed)
-            score, path = network(parts, options.set, seed, Path(folder), options.epochs)
-            scores["inferred network"].append(score)
-            if seed == 0 or not fixed:  # it has no seed of its own
-                scores["bag of paths"].append(baseline(parts, label, overrides))
-            print(seed, {name: round(found[-1], 4) for name, found in scores.items()}, flush=True)
-        predictor = DocumentPredictor([path])
-        for place, effect in (p for d in parts["test"][:20] for p in predictor.explain(d)):
-            effects[re.sub(r"\[\d+\]", "[]", place)].append(abs(effect))
-    for name, values in scores.items():
-        spread = stdev(values) if len(values) > 1 else 0.0
-        print(f"{name}: accuracy {mean(values):.3f} +- {spread:.3f}")
-    if options.figure:
-        figure, (left, right) = new_figure(1, 2, 5.0, 3.0)
-        for number, values in enumerate(scores.values()):
-            left.plot(values, [number] * len(values), "o", alpha=0.5, color=SEQUENCE[number])
-        left.set(yticks=[0, 1], yticklabels=scores, ylim=(-0.5, 1.5), xlabel="test accuracy")
-        largest = sorted(effects, key=lambda name: mean(effects[name]))[-10:]
-        right.barh(largest, [mean(effects[name]) for name in largest], color=SEQUENCE[2])
-        right.set(xlabel="mean change of the log-odds without the part")
-        save_figure(figure, options.figure)
+        path = Path(folder) / "model.ckpt"
+        for seed, (metric, parts) in enumerate(splits(options.set, options.folder, options.seeds)):
+            score = network(options.set, parts, seed, path, options.epochs)
+            rows["inferred network"][metric].append(score)
+            for name in options.models:
+                if metric != "published" or not rows[name][metric]:  # it has no seed of its own
+                    rows[name][metric].append(baseline(name, parts, SETS[options.set][0]))
+            print(metric, {n: round(found[metric][-1], 4) for n, found in rows.items()}, flush=True)
+        if options.figure:
+            draw_figure(options.figure, rows, path, parts["test"][:20])
+    for name, scores in rows.items():
+        for metric, values in scores.items():
+            spread = stdev(values) if len(values) > 1 else 0.0
+            print(f"{name}: {metric} {mean(values):.3f} +- {spread:.3f}")
+    if options.json:
+        minutes = (time.perf_counter() - start) / 60
+        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Blocks for JSON documents, made from a schema."""
 
+import math
 import warnings
-import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
+from statistics import fmean as mean
 from typing import Any, Literal
 
 import torch
@@ -13,8 +15,8 @@ from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.control import AllOf, ForwardDeclaration, OneOf, Record
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.layers import FC, Embedding
-from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_of
-from pyg_dynbatch.blocks.sequences import Length, Map, Max, Mean, Sum, mean_of
+from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_of, pieces_of
+from pyg_dynbatch.blocks.sequences import Length, Map, Max, Mean, Sum
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
@@ -25,8 +27,14 @@ Unknown = Literal["ignore", "refuse"]
 _MISSING = ...
 # Deviations from the mean that a number can have: a typing error must not outweigh the rest.
 _FARTHEST = 10.0
-# Deviation of the initial vectors of categories and pieces of text, of which many are rare.
-_SPREAD = 0.1
+# Deviations of the initial vectors of categories, and of pieces of texts, of which most are rare.
+_SPREAD, _SPREAD_OF_PIECES = 0.1, 0.01
+# Pieces of a text that share a record, which takes more memory than a number.
+_CHUNK = 8
+# Weights of rows are whole numbers of its parts, as they share records with the numbers of rows.
+_UNIT = 2**20
+# Adam moves all weights equally far; the linear ones have farther to go.
+_FASTER = 10.0
 _TOTALS = {"mean": Mean, "max": Max, "sum": Sum}
 
 
@@ -35,13 +43,15 @@ def from_examples(
     width: int = 32,
     overrides: Mapping[str, str] | None = None,
     *,
+    dropout: float = 0.0,
     unknown: Unknown = "ignore",
 ) -> Block:
     """Infer a block from example documents, which maps a document to a vector.
 
     Numbers are standardized; whole numbers with at most 100 different values, each seen twice on
-    average, are categories too. Such strings are categories, others bags of words and trigrams.
-    Lists are read out by the mean and maximum of their elements. Missing values and null have
+    average, are categories too. Such strings are categories; of others, the vectors of the text (if
+    two examples have it), its words and its trigrams are added up.
+    Lists are read out by the mean, maximum and sum of their elements. Missing values and null have
     learned vectors. ``print(block.schema)`` shows what was found.
 
     Args:
@@ -51,6 +61,7 @@ def from_examples(
             ``"text"``; for lists ``"mean"``, ``"max"``, ``"sum"``, or several joined by ``+``;
             ``"ignore"``; in recursive documents ``"like PATH"``, for values that have the form of
             those at the path, which contain them.
+        dropout: Share of the inputs of every layer that is dropped in training.
         unknown: What happens when a document has a key, or a kind of value at a path, that no
             example has: ``"ignore"`` warns once per path and treats the value as missing,
             ``"refuse"`` raises an error.
@@ -65,20 +76,22 @@ def from_examples(
         2 documents
         $      object   keys: 2
         $.a    number   mean 2; deviation 0.5
-        $.b    array    mean+max of its elements
+        $.b    array    mean+max+sum of its elements
         $.b[]  string   categories (1): "x"
         >>> block.eval({"a": 3}).shape
         torch.Size([8])
     """
     numbered = ((f"example {number}", sample) for number, sample in enumerate(samples))
-    return block_of(DocumentSchema.infer(numbered, overrides), width, unknown)
+    return block_of(DocumentSchema.infer(numbered, overrides), width, dropout, unknown)
 
 
-def block_of(schema: DocumentSchema, width: int, unknown: Unknown = "ignore") -> Block:
+def block_of(
+    schema: DocumentSchema, width: int, dropout: float = 0.0, unknown: Unknown = "ignore"
+) -> Block:
     """Return the block that maps a document of a schema to a vector."""
     checked_count("from_examples: width", width)
     checked_choice("from_examples: unknown option", unknown, ("ignore", "refuse"))
-    builder = _Builder(schema, width)
+    builder = _Builder(schema, width, dropout)
     block: Any = InputTransform(_Check(schema, unknown), name="check") >> builder.at("$")
     outer = {path: builder.node(schema.nodes[path]) for path in builder.declared}
     for path, target in outer.items():
@@ -114,8 +127,8 @@ class _Check:
 class _Builder:
     """Make blocks from values to vectors."""
 
-    def __init__(self, schema: DocumentSchema, width: int) -> None:
-        self.nodes, self.width = schema.nodes, width
+    def __init__(self, schema: DocumentSchema, width: int, dropout: float) -> None:
+        self.nodes, self.width, self.keep = schema.nodes, width, 1.0 - dropout
         kinds = PyObjectType(), TensorType((width,))
         # A function for every path with others inside: the depth of documents is not limited.
         outer = [path for path, node in self.nodes.items() if any(node.children())]
@@ -152,16 +165,23 @@ class _Builder:
             parts.append(scaled >> nn.Linear(1, self.width, bias=False))
         return parts[0] if len(parts) == 1 else AllOf(*parts) >> Function(torch.add)
 
-    def _string(self, categories: list[str] | None = None, buckets: int = 0) -> Block:
+    def _string(
+        self, categories: list[str] | None = None, pieces: dict[str, int] | None = None
+    ) -> Block:
         if categories is not None:
             return self._category(categories)
-        pieces = InputTransform(partial(_pieces_of, buckets)) >> Map(Scalar("int64"))
-        return pieces >> Segment(_MeanOfRows(buckets, self.width))
+        rows = {name: number for number, name in enumerate(pieces or (), start=1)}
+        known = InputTransform(partial(_known_pieces, rows)) >> Map(Vector(_CHUNK, "int32"))
+        return known >> Segment(_Texts(1 + len(rows), self.width))
 
     def _array(self, element: str, readout: str) -> Block:
         totals = [_TOTALS[name]() for name in readout.split("+")]
         readouts = AllOf(*totals, Length() >> Function(torch.log1p))
-        return Map(self.at(element)) >> readouts >> Concat() >> FC(self.width, None)
+        return Map(self.at(element)) >> readouts >> Concat() >> self._layer()
+
+    def _layer(self) -> FC:
+        norm = nn.LayerNorm(self.width)
+        return FC(self.width, input_keep_prob=self.keep, normalization_fn=norm)
 
     def _object(self, fields: Mapping[str, str]) -> Block:
         kept = {key: path for key, path in fields.items() if not self.nodes[path].ignored}
@@ -169,15 +189,75 @@ class _Builder:
             return self._null()
         parts = [(number, self.at(path)) for number, path in enumerate(kept.values())]
         values = InputTransform(partial(_values_of, tuple(kept)))
-        return values >> Record(parts) >> Concat() >> FC(self.width)
+        return values >> Record(parts) >> Concat() >> self._layer()
 
 
-class _MeanOfRows(nn.Embedding):
+def _sum_of_rows(table: Tensor, ragged: Any, weights: Tensor | None = None) -> Tensor:
+    """Add up the rows of a table with the numbers of each call; 0 is padding."""
+    # Not a vector per number, of which a long list of texts has millions.
+    calls = torch.arange(ragged.num_calls, device=table.device)
+    starts = torch.searchsorted(ragged.segment_ids, calls) * ragged.rows[:1].numel()
+    numbers = ragged.rows.flatten()
+    options = {"mode": "sum", "per_sample_weights": weights, "padding_idx": 0}
+    return nn.functional.embedding_bag(numbers, table, starts.to(numbers.dtype), **options)  # type: ignore[arg-type]
+
+
+class _Texts(nn.Embedding):
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=_SPREAD)
+        nn.init.normal_(self.weight, std=_SPREAD_OF_PIECES)
 
     def forward(self, ragged: Any) -> Tensor:
-        return mean_of(ragged._replace(rows=super().forward(ragged.rows)))
+        return _sum_of_rows(self.weight, ragged)
+
+
+class LinearCounts(nn.Module):
+    """A bias and the weighted sum of rows, at a higher rate of learning than the rest."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1 + rows, width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    @property
+    def weights(self) -> Tensor:
+        """The rows."""
+        return _FASTER * self.weight
+
+    def forward(self, ragged: Any) -> Tensor:
+        """Add up the rows of what was counted, given as numbers of rows and weights."""
+        numbers, weights = ragged.rows.unbind(1)
+        weights = weights.to(self.weight.dtype) * (_FASTER / _UNIT)
+        return _sum_of_rows(self.weight, ragged._replace(rows=numbers), weights) + self.bias
+
+
+def counts_of(schema: DocumentSchema, width: int) -> Block:
+    """Return a linear block, which maps what is counted in a document to a vector."""
+    rows: dict[tuple[str, str], tuple[int, float]] = {}
+    for path, node in schema.nodes.items():
+        for name, weight in node.features(schema.documents):
+            rows[path, name] = len(rows) + 1, weight
+    counts = InputTransform(partial(_counts, schema, rows), name="counts")
+    return counts >> Map(Vector(2, "int64")) >> Segment(LinearCounts(len(rows), width))
+
+
+def _counts(schema: DocumentSchema, rows: Mapping[Any, Any], document: Any) -> list[list[int]]:
+    """Count what is at every path, sublinearly and rare words more; each path has length one."""
+    counted, listed = defaultdict[str, Counter[str]](Counter), []
+    numbers = defaultdict[str, list[float]](list)
+    for part in schema.walk(document):
+        if part.problem:
+            continue
+        node = schema.nodes[part.schema_path]
+        counted[part.schema_path].update(node.counted(part.value))
+        if scale := node.scale_of(part.value):
+            numbers[part.schema_path] += _standardized(scale[0], scale[1], part.value)
+    for path, counts in counted.items():
+        pairs = [(rows[path, name], n) for name, n in counts.items() if (path, name) in rows]
+        weights = [(row, weight * (1 + math.log(n))) for (row, weight), n in pairs]
+        length = math.hypot(*[weight for _, weight in weights])
+        listed += [(row, weight / length) for row, weight in weights]
+    listed += [(rows[path, "mean"][0], mean(values)) for path, values in numbers.items()]
+    return [[row, round(weight * _UNIT)] for row, weight in listed]
 
 
 def _case_of(known: frozenset[str], value: Any) -> str:
@@ -197,12 +277,10 @@ def _row_of(rows: Mapping[str, int], value: Any) -> int:
     return rows.get(category_of(value), 0)
 
 
-def _pieces_of(buckets: int, text: str) -> list[int]:
-    """Hash a text, its words and their trigrams; Python's own hash differs between processes."""
-    words = text.lower().split()
-    trigrams = [f"<{word}>"[n : n + 3] for word in words for n in range(len(word))]
-    pieces = [piece.encode("utf-8", "surrogatepass") for piece in (text, *words, *trigrams)]
-    return [zlib.crc32(piece) % buckets for piece in pieces]
+def _known_pieces(rows: Mapping[str, int], text: str) -> list[list[int]]:
+    known = [rows[piece] for piece in pieces_of(text) if piece in rows]
+    known += [0] * (-len(known) % _CHUNK)
+    return [known[start : start + _CHUNK] for start in range(0, len(known), _CHUNK)]
 
 
 def _first_row_zero(table: Tensor) -> Tensor:

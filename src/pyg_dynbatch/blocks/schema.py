@@ -6,7 +6,7 @@ the key ``charge`` of every element of the list at the key ``atoms``.
 
 import json
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ _CHOICES = {
     **{"mean": ("array",), "max": ("array",), "sum": ("array",), "like": _KINDS, "ignore": _KINDS},
 }
 LARGEST = 1e150
-# Rows that the words and trigrams of a text are hashed into.
-_BUCKETS = 4096
+# Pieces of the texts at a path that have vectors; the rarest of more are left out.
+_MAX_PIECES = 2**14
 # With more different values, they are not categories.
 _MAX_CATEGORIES = 100
 _MAX_LEVELS = 64
@@ -44,6 +44,13 @@ def kind_of(value: Any, where: object = "") -> str:
 def category_of(value: Any) -> str:
     """Return the name of a category, which distinguishes 1, "1" and true, but not 1 and 1.0."""
     return json.dumps(value).removesuffix(".0")
+
+
+def pieces_of(text: str) -> list[str]:
+    """Return the names of a text, of its words and of their trigrams, as often as they occur."""
+    words = text.lower().split()
+    trigrams = [f"*{f'<{word}>'[n : n + 3]}" for word in words for n in range(len(word))]
+    return [f"={text.lower()}", *(f"~{word}" for word in words), *trigrams]
 
 
 def step_to(key: Any) -> str:
@@ -77,6 +84,35 @@ class Node:
             yield f"{kind:<8} {'; '.join(notes + [missing] * (self.missing > 0))}".strip()
         yield from (f"{name} is like {path}" for name, path in self.children() if name != path)
 
+    def features(self, documents: int) -> Iterator[tuple[str, float]]:
+        """Iterate over the names of all that is counted at this path, and their weights."""
+        for kind, how in self.kinds.items():
+            for name, number in how.get("pieces", {}).items():
+                yield name, 1 + math.log((1 + documents) / (1 + number))
+            names = [kind, *how.get("categories", ())]
+            names += ["mean", *(f"near {n / 2}" for n in range(-6, 7))] * ("deviation" in how)
+            names += [f"length {n}" for n in range(_MAX_LEVELS)] * (kind == "array")
+            yield from ((name, 1.0) for name in names)
+
+    def counted(self, value: Any) -> list[str]:
+        """Return the names of what is counted in a value: itself, words, size or length."""
+        kind = kind_of(value)
+        how = self.kinds[kind]
+        if "pieces" in how:
+            return pieces_of(value)
+        if kind == "array":
+            return [f"length {len(value).bit_length()}"]
+        names = [category_of(value)] if "categories" in how else []
+        if scale := self.scale_of(value):  # in halves of the deviation
+            distance = min(max((value - scale[0]) / scale[1], -3.0), 3.0)
+            names.append(f"near {round(2 * distance) / 2}")
+        return names or [kind]
+
+    def scale_of(self, value: Any) -> tuple[float, float] | None:
+        """Return mean and deviation of the numbers here, if the value is one of them."""
+        how = self.kinds.get("number", {}) if kind_of(value) == "number" else {}
+        return (how["mean"], how["deviation"]) if "deviation" in how else None
+
 
 def _names(known: list[str]) -> str:
     return f"categories ({len(known)}): {', '.join(known[:4])}{', …' * (len(known) > 4)}"
@@ -86,7 +122,7 @@ _NOTES = {
     "mean": "mean {:.4g}".format,
     "deviation": "deviation {:.4g}".format,
     "categories": _names,
-    "buckets": "words and trigrams, hashed into {} rows".format,
+    "pieces": lambda pieces: f"texts, words and trigrams: {len(pieces):,}",
     "readout": "{} of its elements".format,
     "fields": lambda fields: f"keys: {len(fields)}",
 }
@@ -113,6 +149,7 @@ class DocumentSchema:
 
     nodes: dict[str, Any]  # Node by path
     documents: int
+    version: int = 2  # of the encoding
 
     @classmethod
     def infer(
@@ -161,6 +198,10 @@ class DocumentSchema:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "DocumentSchema":
         """Build a schema from the result of :meth:`as_dict`."""
+        if (version := plain.get("version", 1)) != cls.version:
+            what = "the schema of documents was saved by another version of pyg_dynbatch"
+            hint = "train again; its weights belong to another network"
+            raise mismatch(ValueError, what, f"version {cls.version}", version, hint=hint)
         nodes = {path: Node(**node) for path, node in plain["nodes"].items()}
         return cls(nodes, plain["documents"])
 
@@ -179,6 +220,7 @@ class _Found:
         self.level: int = 0 if owner is None else owner.level + 1
         self.kinds: Counter[str] = Counter()
         self.categories: dict[str, Counter[str]] = {"number": Counter(), "string": Counter()}
+        self.pieces: Counter[str] = Counter()  # by documents
         self.is_whole = True
         self.mean = self.squares = 0.0
         self.fields: dict[str, _Found] = {}
@@ -200,7 +242,7 @@ class _Found:
         """Decide how the values of a kind are encoded."""
         if kind == "array" and self.element is not None:
             is_readout = self.choice.partition("+")[0] in ("mean", "max", "sum")
-            readout = self.choice if is_readout else "mean+max"
+            readout = self.choice if is_readout else "mean+max+sum"
             return {"readout": readout, "element": self.element.path}
         if kind == "object":
             return {"fields": {key: field.path for key, field in self.fields.items()}}
@@ -212,7 +254,8 @@ class _Found:
         if self.choice == "categories" or (kind == "string" and few and self.choice != "text"):
             return {"categories": names}
         if kind == "string":
-            return {"buckets": _BUCKETS}
+            common = self.pieces.most_common(_MAX_PIECES)  # a text of one document is its name
+            return {"pieces": {name: n for name, n in sorted(common) if n > 1 or name[0] != "="}}
         scale = {"mean": self.mean, "deviation": math.sqrt(self.squares / self.kinds[kind]) or 1.0}
         both = few and self.is_whole and self.choice != "number"
         return {**scale, "categories": names} if both else scale
@@ -245,7 +288,7 @@ class _Inference:
 
     def add(self, document: Any) -> None:
         """Add the values of a document; without recursion, since it can be nested deeply."""
-        left = [(self.root, document)]
+        left, texts = [(self.root, document)], defaultdict[Any, set[str]](set)
         while left:
             found, value = left.pop()
             kind = kind_of(value, found.path)
@@ -264,6 +307,10 @@ class _Inference:
                 left += [(found.fields[key], part) for key, part in value.items()]
             else:
                 found.add(kind, value)
+                if kind == "string" and found.choice != "categories":
+                    texts[found].update(pieces_of(value))
+        for found, pieces in texts.items():
+            found.pieces.update(pieces)
 
     def nodes(self) -> dict[str, Any]:
         """Decide on the encodings."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch import prediction
-from pyg_dynbatch.blocks import Compiler
-from pyg_dynbatch.blocks.documents import Unknown, block_of
+from pyg_dynbatch.blocks import AllOf, Compiler
+from pyg_dynbatch.blocks.documents import LinearCounts, Unknown, block_of, counts_of
 from pyg_dynbatch.blocks.schema import LARGEST, DocumentSchema, category_of
 from pyg_dynbatch.console import check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
@@ -135,36 +135,63 @@ def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch
 
 
 class DocumentNetwork(nn.Module):
-    """Encode documents with the block of their schema, and read out logits."""
+    """Encode documents with the block of their schema; predict from that, and linearly from counts.
+
+    Both are trained to predict alone, and their weighted mean is the prediction: trained on their
+    sum, the one that learns faster leaves the other nothing to learn.
+    """
 
     def __init__(
-        self, schema: DocumentSchema, outputs: int, width: int, dropout: float, unknown: Unknown
+        self,
+        schema: DocumentSchema,
+        outputs: int,
+        width: int,
+        dropout: float,
+        unknown: Unknown,
+        linear: float,
     ) -> None:
         super().__init__()
-        self.encoder = Compiler.create(block_of(schema, width, unknown))
-        hidden = nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout)
-        self.head = nn.Sequential(nn.Dropout(dropout), *hidden, nn.Linear(width, outputs))
+        if not 0 <= linear <= 1:
+            what = "DocumentPrediction: linear is out of range"
+            raise mismatch(ValueError, what, "0 to 1", linear)
+        block, self.documents = block_of(schema, width, dropout, unknown), schema.documents
+        self.encoder = Compiler.create(AllOf(block, counts_of(schema, outputs)))
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, outputs))
+        self.linear = linear
 
-    def forward(self, batch: Batch) -> Float[Tensor, "document output"]:
-        """Compute a batch whose ``plan`` the encoder's collater has made."""
-        return self.head(self.encoder(batch.plan).output)
+    def forward(self, batch: Batch) -> Float[Tensor, "*way document output"]:
+        """Compute a batch whose ``plan`` the encoder's collater has made; in training both ways."""
+        nested, counted = self.encoder(batch.plan).output
+        nested = self.head(nested)
+        return (
+            torch.stack([nested, counted]) if self.training else nested.lerp(counted, self.linear)
+        )
+
+    def penalty(self) -> Float[Tensor, ""]:
+        """Return half the sum of squares of the linear weights, per training document."""
+        (table,) = (module for module in self.modules() if isinstance(module, LinearCounts))
+        return table.weights.square().sum() / (2 * self.documents)
 
 
 class DocumentPredictionModel(prediction.Model):
     """Predict a class or a number for every document, by its schema."""
 
+    network: DocumentNetwork
     task = "DocumentPrediction"
+    task_options = ("penalty", "smoothing")
 
     def __init__(
         self,
         schema: dict[str, Any],
         width: int = 64,
-        dropout: float = 0.2,
+        dropout: float = 0.3,
         unknown: Unknown = "ignore",
+        linear: float = 0.5,
     ) -> None:
         documents = DocumentSchema.from_dict(schema["documents"])
         classes: list[Any] = schema.get("classes", [None])
-        super().__init__(DocumentNetwork(documents, len(classes), width, dropout, unknown))
+        options = width, dropout, unknown, linear
+        super().__init__(DocumentNetwork(documents, len(classes), *options))
         self.schema, self.documents = schema, documents
         self.scale: dict[str, float] | None = schema.get("scale")
         self.classes = [name_of_class(label) for label in classes]

@@ -1,19 +1,21 @@
 """Split files of JSON documents, and train a model of them."""
 
 import json
+import random
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, step_to
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.documents.predict import (
     DocumentPredictionModel,
     collate,
@@ -24,16 +26,11 @@ from pyg_dynbatch.documents.predict import (
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
-from pyg_dynbatch.training.task import (
-    Agreement,
-    RatioMetric,
-    Summed,
-    Task,
-    rmse,
-    summed_cross_entropy,
-)
+from pyg_dynbatch.training.task import Agreement, RatioMetric, Summed, Task, rmse
 
 _LABELS = ("string", "number", "boolean")
+# Share of the keys and elements that a copy of a document lacks.
+_DROPPED = 0.05
 
 
 def is_number(label: str, overrides: Mapping[str, str]) -> bool:
@@ -57,6 +54,8 @@ class DocumentFileData(SplitDataModule):
         test_share: Share of ``file`` for the test.
         split_seed: Seed of the draw.
         overrides: Choices by path, see :func:`~pyg_dynbatch.blocks.from_examples`.
+        copies: Number of copies of every training document, from which 5 % of the keys and
+            elements are dropped, that are trained on besides it. An epoch is longer by them.
         **loading: Options of :class:`~pyg_dynbatch.lightning.SplitDataModule`.
 
     Example:
@@ -79,6 +78,7 @@ class DocumentFileData(SplitDataModule):
         test_share: float = 0.1,
         split_seed: int = 0,
         overrides: dict[str, str] | None = None,
+        copies: int = 0,
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
@@ -88,7 +88,9 @@ class DocumentFileData(SplitDataModule):
             raise mismatch(ValueError, what, "at least 0, in sum below 1", shares)
         self.file, self.label, self.overrides = file, label, overrides or {}
         self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
-        self.split_seed = split_seed
+        self.split_seed, self.copies = split_seed, copies
+        if copies:
+            checked_count("DocumentFileData: copies", copies)
         self._traced: dict[str, tuple[Any, list[tuple[Any, float | int]]]] = {}
 
     @cached_property
@@ -188,7 +190,13 @@ class DocumentFileData(SplitDataModule):
             classes = self.schema.get("classes", ())
             known = {category_of(label): n for n, label in enumerate(classes)}
             pairs = self.documents[split]
+            draw = random.Random(self.split_seed)  # noqa: S311 - not for secrets
             examples = [(traced(tracer, *pair), self._target(known, *pair)) for pair in pairs]
+            for _ in range(self.copies if split == "train" else 0):
+                thinned = [(place, _thinned(document, draw)) for place, document in pairs]
+                targets = [target for _, target in examples[: len(pairs)]]
+                parts = [traced(tracer, *pair) for pair in thinned]
+                examples += zip(parts, targets, strict=True)
             self._traced[split] = tracer, examples
         return self._traced[split][1]
 
@@ -227,6 +235,22 @@ class DocumentFileData(SplitDataModule):
         return {"document": np.array([documents[number][0] for number in example])}
 
 
+def _thinned(document: Any, draw: random.Random) -> Any:
+    """Copy a document without a share of its keys and elements."""
+    top = [document]
+    left: list[Any] = [top]
+    while left:
+        owner = left.pop()
+        for key, part in list(owner.items() if isinstance(owner, dict) else enumerate(owner)):
+            if isinstance(part, dict):
+                owner[key] = {k: v for k, v in part.items() if draw.random() >= _DROPPED}
+            elif isinstance(part, list):
+                owner[key] = [value for value in part if draw.random() >= _DROPPED]
+            if owner[key] is not part:
+                left.append(owner[key])
+    return top[0]
+
+
 class DocumentPrediction(Task):
     """Train a model of JSON documents to predict a class or a number.
 
@@ -238,10 +262,13 @@ class DocumentPrediction(Task):
             in the checkpoint.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
+        penalty: Strength of the L2 penalty on the weights of the linear part, 1/C of scikit-learn.
+        smoothing: Share of the target that is spread over all classes in training.
         **network: ``width``, the length of the vectors of all parts of a document; ``dropout``, the
-            share of the vector of a document, and of the hidden layer after it, that is dropped in
-            training; ``unknown``, whether parts of a document that the schema does not know are an
-            error (``"refuse"``), or missing (``"ignore"``, with a warning per path).
+            share of the inputs of all layers that is dropped in training; ``unknown``, whether
+            parts of a document that the schema does not know are an error (``"refuse"``), or
+            missing (``"ignore"``, with a warning per path); ``linear``, the weight of the linear
+            part in the prediction, 0 to 1.
 
     Example:
         >>> from pyg_dynbatch.blocks import from_examples
@@ -256,14 +283,17 @@ class DocumentPrediction(Task):
     def __init__(
         self,
         schema: dict[str, Any],
-        optimizer: OptimizerOptions = OptimizerOptions("adamw", 1e-3),  # noqa: B008 - frozen
-        rate: RateOptions = RateOptions(),  # noqa: B008 - frozen
+        optimizer: OptimizerOptions = OptimizerOptions("adamw", 3e-3, 0.01),  # noqa: B008 - frozen
+        rate: RateOptions = RateOptions("cosine"),  # noqa: B008 - frozen
+        penalty: float = 0.1,
+        smoothing: float = 0.1,
         **network: Any,
     ) -> None:
         classes, values = ("accuracy", partial(RatioMetric, 0)), ("rmse", partial(Agreement, rmse))
         name, kind = values if "scale" in schema else classes
         model = DocumentPredictionModel(schema, **network)
         super().__init__(model, optimizer, rate, scores=lambda: {name: kind()})
+        self.penalty, self.smoothing = penalty, smoothing
         self.main_metric = name
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
@@ -278,14 +308,22 @@ class DocumentPrediction(Task):
 
     def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
         """Sum the cross entropies, or the squared errors in deviations of the training targets."""
-        if (scale := self.model.scale) is None:
-            return summed_cross_entropy(output, batch.y)
-        target = (batch.y - scale["mean"]) / scale["deviation"]
-        loss = (output[:, 0] - target.to(output.dtype)).float().square().sum()
-        return loss, torch.full((), len(target), device=target.device)
+        in_training, scale = output.dim() == 3, self.model.scale  # with both ways to predict
+        ways = output.to(torch.promote_types(output.dtype, torch.float32)).flatten(0, -2)
+        y = batch.y.repeat(len(ways) // len(batch.y))
+        if scale is None:
+            smoothing = self.smoothing * in_training
+            loss = F.cross_entropy(ways, y, reduction="sum", label_smoothing=smoothing)
+        else:
+            target = (y - scale["mean"]) / scale["deviation"]
+            loss = (ways[:, 0] - target.to(ways.dtype)).square().sum()
+        if in_training:
+            loss = loss + self.penalty * len(batch.y) * self.model.network.penalty()
+        return loss, torch.full((), len(y), device=y.device)
 
     def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
         """Count hits, or compare numbers."""
+        output = output.mean(0) if output.dim() == 3 else output
         scores: Any = self.scores[f"{stage}_scores"]
         if self.model.scale is None:
             count = torch.full((), len(batch.y), device=output.device)
