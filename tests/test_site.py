@@ -68,6 +68,7 @@ def test_links_point_to_the_site(site_pages, link, origin, expected):
     assert site_pages.adapt(text, ROOT / origin, DOCS / "page.md") == adapted
 
 
+@pytest.mark.long
 def test_an_example_is_shown_with_its_picture_and_output(site_pages, tmp_path, monkeypatch):
     monkeypatch.setattr(site_pages, "GENERATED", tmp_path)
     page = site_pages.example_page(ROOT / "examples" / "autobatch_tree_lstm.py", runs=True)

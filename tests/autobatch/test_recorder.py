@@ -88,12 +88,13 @@ def digest(seeds: range) -> str:
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.skipif(recorder.native is None, reason="the C extension was not built")
-def test_c_records_what_the_definition_records() -> None:
-    code = "from tests.autobatch.test_recorder import digest; print(digest(range(8)))"
+@pytest.mark.parametrize("seeds", [3, pytest.param(24, marks=pytest.mark.long)])
+def test_c_records_what_the_definition_records(seeds: int) -> None:
+    code = f"from tests.autobatch.test_recorder import digest; print(digest(range({seeds})))"
     environment = {**os.environ, NATIVE_SWITCH: "0"}
     given: Any = {"cwd": Path(__file__).parents[2], "env": environment, "check": True}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **given)
-    assert found.stdout.strip() == digest(range(8))
+    assert found.stdout.strip() == digest(range(seeds))
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
