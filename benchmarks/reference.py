@@ -15,9 +15,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def _molecules(name: str, data: str, split: str, metric: str, unit: str, publish
     )
 
 
-def _sst(metric: str, unit: str, published: str, of: str = "", fit: str = "") -> Row:
+def _sst(metric: str, unit: str, published: str, of: str = "") -> Row:
     return Row(
         page="cases/sst_contextual.md",
         data="Stanford Sentiment Treebank, contextual vectors",
@@ -114,7 +113,6 @@ def _sst(metric: str, unit: str, published: str, of: str = "", fit: str = "") ->
         variants=("Tree-LSTM, ensemble",),
         percent=True,
         of=of,
-        fit=fit,
     )
 
 
@@ -137,11 +135,15 @@ def _dags(command: str, metric: str, **more: Any) -> Row:
     return Row(page="cases/dags.md", metric=metric, command=command, smaller_is_better=True, **more)
 
 
-_SST = "--config configs/sst_contextual.yaml --data.init_args.raw_dir DATA/sst"
 _JSON = "--config configs/json.yaml --data.init_args.file DATA/json"
-_RECIPES = f"{_JSON}/recipes.jsonl.gz --data.init_args.label cuisine --trainer.max_epochs 15"
-_MOLECULES = f"{_JSON}/mutagenesis.json.gz --data.init_args.label mutagenic"
-_MUTAGENESIS = "Mutagenesis, JSON of 188 molecules"
+_RECIPES = (
+    f"{_JSON}/recipes.jsonl.gz --data.init_args.label cuisine --trainer.max_epochs 15 "
+    "--data.init_args.overrides '{\"$.id\": ignore}' --model.init_args.linear 0.7"
+)
+_MUTAGENESIS = (
+    f"{_JSON}/mutagenesis.json.gz --data.init_args.label mutagenic --model.init_args.penalty 1"
+)
+_188 = "Mutagenesis, JSON of 188 molecules"
 _RANDOM, _WEAVE = "random 80/10/10, drawn by each seed", "Weave, Wu et al. 2018"
 ROWS = {
     "listops": Row(
@@ -157,7 +159,7 @@ ROWS = {
         fit="--config configs/listops.yaml",
         baseline=("linear model of one to four tokens", listops_baseline),
     ),
-    "sst": _sst("five classes", "accuracy, five classes, %", "52.3", fit=_SST),
+    "sst": _sst("five classes", "accuracy, five classes, %", "52.3"),
     "sst_binary": _sst("binary", "accuracy, two classes, %", "89.4", of="sst"),
     "esol": _molecules("esol", "ESOL", _RANDOM, "rmse", "RMSE, log mol/l", f"0.610 ({_WEAVE})"),
     "freesolv": _molecules(
@@ -200,15 +202,15 @@ ROWS = {
     ),
     "recipes": _documents(
         *("recipes", "recipes, 20 cuisines", "five folds", "0.66 (JsonGrinder.jl, one run)"),
-        fit=f"{_RECIPES} --model.init_args.linear 0.7",
+        fit=_RECIPES,
     ),
     "mutagenesis": _documents(
-        *("mutagenesis", _MUTAGENESIS, "published, 100/88", "0.864 (JsonGrinder.jl, one run)"),
+        *("mutagenesis", _188, "published, 100/88", "0.864 (JsonGrinder.jl, one run)"),
         metric="published",
-        fit=f"{_MOLECULES} --model.init_args.penalty 1",
+        fit=_MUTAGENESIS,
     ),
     "mutagenesis_splits": _documents(
-        "mutagenesis", _MUTAGENESIS, "five random, 100/88", "–", of="mutagenesis"
+        "mutagenesis", _188, "five random, 100/88", "–", of="mutagenesis"
     ),
     "policies": _documents(
         *("policies", "access policies in the schema of AWS IAM, generated"),
@@ -240,8 +242,9 @@ def run(name: str, options: argparse.Namespace) -> Figures:
             found = {"rows": _of_table(table, row.metric)}
             if row.baseline is not None:
                 found["rows"][row.baseline[0]] = {row.metric: [row.baseline[1]()]}
-            minutes = (time.perf_counter() - begin) / 60
-            _write(file, json.dumps({**found, "minutes": minutes}))
+            _write(file, json.dumps({**found, "minutes": (time.perf_counter() - begin) / 60}))
+        found = json.loads(file.read_text(encoding="utf-8"))
+        _write(file, json.dumps({**bench.machine(torch.device("cpu")), **found}))
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -290,7 +293,7 @@ def best_baseline(row: Row, scores: Scores) -> str:
 def _shown(values: Sequence[float], percent: bool) -> str:
     """Write mean and deviation with three digits."""
     values = [value * (100 if percent else 1) for value in values]
-    digits = 1 if abs(statistics.mean(values)) >= 10 else 3
+    digits = 1 if percent else 3 if abs(statistics.mean(values)) < 1000 else 2
     spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{spread}"
 
@@ -315,19 +318,25 @@ def table(figures: Figures) -> str:
     """Write the table of the page."""
     header = ("data", "split", "metric", "ours (runs)", "published", "best plain baseline")
     lines = [[*header, "minutes", "row"], ["---"] * 8]
-    lines += [_cells(name, figures[name]) for name in ROWS if name in figures]
+    for name, row in ROWS.items():
+        missing = [f"[{row.data}]({row.page})", row.split, row.unit, "not run", row.published]
+        lines.append(
+            _cells(name, figures[name]) if name in figures else [*missing, "–", "–", f"`{name}`"]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def commands(names: Iterable[str]) -> str:
-    """List the command of each row."""
-    return "\n".join(f"{ROWS[name].command}  # {name}" for name in names)
+def commands() -> str:
+    """List the different commands, each with the rows that it measures."""
+    rows: dict[str, list[str]] = {}
+    for name, row in ROWS.items():
+        rows.setdefault(row.command, []).append(name)
+    return "\n".join(f"{command}  # {', '.join(names)}" for command, names in rows.items())
 
 
 def page(text: str, figures: Figures) -> str:
     """Return the page with the parts between marks written from the figures."""
-    names = [name for name in ROWS if name in figures]
-    parts = {"table": table(figures), "commands": f"```\n{commands(names)}\n```"}
+    parts = {"table": table(figures), "commands": f"```\n{commands()}\n```"}
     for mark, part in parts.items():
         begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
         found = re.fullmatch(f"(.*{begin}).*?({end}.*)", text, re.DOTALL)
@@ -381,8 +390,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     figures = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.is_file() else {}
     for name in options.rows:
-        now = {**bench.machine(torch.device("cpu")), **run(name, options)}
-        figures[name] = {**now, "date": datetime.now(UTC).date().isoformat()}
+        figures[name] = run(name, options)
         print(*_cells(name, figures[name]), sep=" | ", flush=True)
     text = json.dumps({name: figures[name] for name in ROWS if name in figures}, indent=1)
     _write(FIGURES, f"{text}\n")

@@ -60,10 +60,8 @@ class Convolutions(nn.Module):
 
     def __init__(self, kind: type[nn.Module], has_level: bool = False) -> None:
         super().__init__()
-        self.layers, self.has_level = (
-            kind(TYPES + SIZE * has_level, WIDTH, 5, jk="cat"),
-            has_level,
-        )
+        self.layers = kind(TYPES + SIZE * has_level, WIDTH, 5, jk="cat")
+        self.has_level = has_level
         self.both_ways = kind in (GCN, GIN)
         self.head = nn.Linear(self.layers.out_channels, 1)
 
@@ -72,9 +70,8 @@ class Convolutions(nn.Module):
         edges = batch.edge_index
         if self.both_ways:
             edges = torch.cat([edges, edges.flip(0)], 1)
-        return self.head(
-            global_add_pool(self.layers(rows(batch, self.has_level), edges), batch.batch)
-        )[:, 0]
+        h = self.layers(rows(batch, self.has_level), edges)
+        return self.head(global_add_pool(h, batch.batch))[:, 0]
 
 
 class InOrder(nn.Module):

@@ -90,7 +90,10 @@ def tune(train: Data, valid: Data, epochs: int) -> None:
 
 def show(name: str, rows: dict[str, list[float]]) -> None:
     """Print a row of the table."""
-    cells = (f"{key} {np.mean(values):.4f} ± {np.std(values):.4f}" for key, values in rows.items())
+    cells = (
+        f"{key} {np.mean(values):.4f} ± {np.std(values, ddof=len(values) > 1):.4f}"
+        for key, values in rows.items()
+    )
     print(f"{name:30}", *cells, sep="  ", flush=True)
 
 

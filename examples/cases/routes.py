@@ -32,7 +32,6 @@ from pyg_dynbatch.nn import ChildSumTreeLSTM
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 
 # Dropout of the molecules' rows, before and after the first layer: none, and what validation chose.
-DROPOUTS = {"Tree-LSTM": 0.0, "Tree-LSTM, dropout": 0.5}
 
 
 def errors(found: Tensor, target: Tensor) -> tuple[float, float]:
@@ -88,7 +87,9 @@ def compare(parts: list[Part], seeds: int, epochs: int) -> tuple[dict, dict, Emb
         model = train_network(parts, seed, epochs)
         add("Tree-LSTM", lambda part, model=model: predict(model, part[0], part[1][0]))
     for name, row in rows.items():
-        cells = (f"{key} {np.mean(v):.3f} ± {np.std(v):.3f}" for key, v in row.items())
+        cells = (
+            f"{key} {np.mean(v):.3f} ± {np.std(v, ddof=len(v) > 1):.3f}" for key, v in row.items()
+        )
         print(f"{name:20}", *cells, sep="  ")
     return found, rows, model
 

@@ -137,10 +137,8 @@ def main() -> None:
         worst = float(abs(found - published).max())
         rows[title] = {"same decisions": same, "largest difference": worst}
         print(f"{title}: {same} of {len(states)} decisions the same; scores differ by {worst:.1e}")
-    tpch, rng = (
-        json.loads((options.folder / "tpch_dags.json").read_text()),
-        np.random.default_rng(0),
-    )
+    tpch = json.loads((options.folder / "tpch_dags.json").read_text())
+    rng = np.random.default_rng(0)
     part = states[:: options.every]
     times = {"episode, one state": [[state] for state in part], "episode, batch": [part]}
     for jobs in (1, 10, 50):

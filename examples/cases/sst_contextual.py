@@ -21,13 +21,14 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import yaml
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from sst_baselines import MeanOfWords, linear
 from torch import nn
 
 from pyg_dynbatch.lightning import SSTData, TreeClassification, VectorOptions, ensemble_of
 
 CONFIG = Path(__file__).parents[2] / "configs" / "sst_contextual.yaml"
+DECAY = 0.998  # of the averaged weights, as in the configuration
 METRICS = {"five classes": "accuracy", "binary": "binary_accuracy"}
 
 
@@ -50,7 +51,8 @@ def train(
         ModelCheckpoint(folder, f"{seed}-{key}", monitor=f"val/{key}", mode="max")
         for key in METRICS.values()
     ]
-    trainer(max_epochs=epochs, callbacks=best, val_check_interval=0.5).fit(task, data)
+    average = EMAWeightAveraging(decay=DECAY)
+    trainer(max_epochs=epochs, callbacks=[average, *best], val_check_interval=0.5).fit(task, data)
     scores = [float(each.best_model_score or 0) for each in best]
     return task, [each.best_model_path for each in best], scores
 

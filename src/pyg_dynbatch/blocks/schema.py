@@ -29,6 +29,7 @@ _MAX_PIECES = 2**14
 # With more different values, they are not categories.
 _MAX_CATEGORIES = 100
 _MAX_LEVELS = 64
+_MAX_BITS = 64  # of the length of a list
 
 
 def kind_of(value: Any, where: object = "") -> str:
@@ -91,7 +92,7 @@ class Node:
                 yield name, 1 + math.log((1 + documents) / (1 + number))
             names = [kind, *how.get("categories", ())]
             names += ["mean", *(f"near {n / 2}" for n in range(-6, 7))] * ("deviation" in how)
-            names += [f"length {n}" for n in range(_MAX_LEVELS)] * (kind == "array")
+            names += [f"length {n}" for n in range(_MAX_BITS)] * (kind == "array")
             yield from ((name, 1.0) for name in names)
 
     def counted(self, value: Any) -> list[str]:
