@@ -28,7 +28,7 @@ from torch import nn
 from pyg_dynbatch.lightning import SSTData, TreeClassification, VectorOptions, ensemble_of
 
 CONFIG = Path(__file__).parents[2] / "configs" / "sst_contextual.yaml"
-DECAY = 0.998  # of the averaged weights, as in the configuration
+DECAY = 0.999  # of the averaged weights, as in the configuration
 METRICS = {"five classes": "accuracy", "binary": "binary_accuracy"}
 
 

