@@ -42,7 +42,7 @@ MAX_LINES = {
     "installed": 42_465,
     "benchmarks": 7_180,
 }
-MAX_CODE = 27_400
+MAX_CODE = 27_420
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
