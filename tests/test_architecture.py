@@ -37,9 +37,9 @@ MAX_LINES = {
     "kernels": 1_583,
     "nn": 3_184,
     "training": 2_595,
-    "trees": 4_240,
+    "trees": 4_255,
     "other files": 2_995,
-    "installed": 42_465,
+    "installed": 42_475,
     "benchmarks": 7_180,
 }
 MAX_CODE = 27_420
