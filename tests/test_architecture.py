@@ -29,7 +29,7 @@ MAX_FILES = 140
 MAX_LINES = {
     "autobatch": 5_950,
     "blocks": 6_090,
-    "compat": 308,
+    "compat": 309,
     "core": 6_220,
     "documents": 735,
     "molecules": 8_610,
@@ -37,12 +37,12 @@ MAX_LINES = {
     "kernels": 1_583,
     "nn": 3_184,
     "training": 2_595,
-    "trees": 4_255,
+    "trees": 4_262,
     "other files": 2_995,
-    "installed": 42_475,
+    "installed": 42_490,
     "benchmarks": 7_180,
 }
-MAX_CODE = 27_420
+MAX_CODE = 27_430
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -449,6 +449,8 @@ def test_a_weight_may_be_replaced_and_a_layer_that_is_not_called_may_not() -> No
     assert not torch.allclose(called(layer, tree)[0], plain)
     layer.U_f.register_forward_hook(lambda *_: None)
     refused(ValueError, lambda: called(layer, tree), "U_f is not called", "without hooks")
+    layer.U_f = nn.Linear(2, 2)
+    refused(ValueError, lambda: called(layer, tree), "U_f is not called", "without bias")
     layer.U_f = nn.Sequential(nn.Linear(2, 2))
     refused(ValueError, lambda: called(layer, tree), "U_f is not called", "Sequential")
 

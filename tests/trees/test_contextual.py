@@ -286,6 +286,10 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
         for split in ("train", "dev")
     }
     content = files["train"].read_bytes()
+    table = np.load(files["train"])
+    np.save(files["train"], table[:-1])
+    with pytest.raises(ValueError, match=r"do not belong to these trees[\s\S]*delete the file"):
+        sst(samples, tmp_path, "train", encoder=encode(model))
     for damaged in (content[:-2], content[:100], b"half", b""):
         files["train"].write_bytes(damaged)
         with pytest.raises(ValueError, match=r"the file is damaged[\s\S]*delete it"):
@@ -357,6 +361,7 @@ def test_features_are_standardized_on_train(model: str, tmp_path: Path) -> None:
     found = test.x[test.token >= 0].numpy()
     np.testing.assert_allclose(found, wanted, rtol=0.02, atol=0.02)
     assert test.x[test.token < 0].eq(0).all() and data.num_tokens == 0
+    assert data.dataset("train").num_tokens == 0
 
 
 def test_constant_features_stay_constant() -> None:
@@ -378,6 +383,9 @@ def test_options_that_would_be_ignored_are_refused(model: str, tmp_path: Path) -
             options(model, **{name: value})
     with pytest.raises(ValueError, match="'sentence' does not use layers"):
         VectorOptions("sentence", layers=(1,))
+    for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"layers": ()}):
+        with pytest.raises(ValueError, match="is out of range"):
+            options(model, **wrong)
     data = tree_files(tmp_path, vectors=options(model))
     classifier = task(tree_files(tmp_path), embedding_channels=8)
     with pytest.raises(ValueError, match=r"the model has an embedding[\s\S]*num_tokens 0"):

@@ -144,6 +144,8 @@ class VectorOptions:
     def __post_init__(self) -> None:
         """Refuse options that would be ignored."""
         contextual = self.source == "contextual"
+        _check_range(self, "scale", 0 < self.scale < math.inf, "a finite number above 0")
+        _check_range(self, "layers", len(self.layers) > 0, "at least one layer")
         for name in ("cache", "missing", "lower_case") if contextual else ("layers",):
             if getattr(self, name) != getattr(type(self), name):
                 what = f"VectorOptions: the source {self.source!r} does not use {name}"

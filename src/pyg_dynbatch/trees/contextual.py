@@ -202,13 +202,13 @@ class ContextualVectors:
 
 def _fill(origin: str, encoder: SentenceEncoder, sentences: Sentences, path: Path) -> None:
     """Write the rows of sentences, a part at once."""
-    start, size, rows = 0, sum(map(len, sentences)), np.zeros(0)
-    for part in encoder.encode(sentences):
-        if not start:
-            kind = np.dtype([(origin, "<f2", (part.size(1),))])
-            rows = np.lib.format.open_memmap(path, "w+", kind, (size,))[origin]
-        rows[start : start + len(part)] = part.numpy()
-        start += len(part)
+    facts = {"fortran_order": False, "shape": (sum(map(len, sentences)),)}
+    with path.open("wb") as file:  # not mapped, as a full disk would end the process
+        for part in encoder.encode(sentences):
+            if not file.tell():
+                descr = [(origin, "<f2", (part.size(1),))]
+                np.lib.format.write_array_header_2_0(file, {**facts, "descr": descr})
+            file.write(part.numpy().astype("<f2").tobytes())
 
 
 def word_rows(token: Int[Tensor, " node"]) -> Int[Tensor, " node"]:

@@ -126,6 +126,11 @@ class TreeDataset(InMemoryDataset, ABC):
             read = partial(self._sentences, build, split)
             self.vectors = ContextualVectors.of(encoder, read, trees)
             self._data.word = word_rows(self._data.token)
+            count, found = int((self._data.word >= 0).sum()), len(self.vectors.rows)
+            if count != found:
+                what = f"{type(self).__name__}: the vectors do not belong to these trees"
+                where, hint = self.vectors.path, "delete the file"
+                raise mismatch(ValueError, what, f"{count} rows", found, where=where, hint=hint)
             if self.slices is not None:
                 self.slices["word"] = self.slices["token"]
 
@@ -192,8 +197,8 @@ class TreeDataset(InMemoryDataset, ABC):
 
     @property
     def num_tokens(self) -> int:
-        """Number of rows of the vocabulary, row 0 for unknown words included."""
-        return len(self.vocabulary)
+        """Number of rows of the vocabulary, row 0 for unknown words included; 0 with an encoder."""
+        return 0 if self.vectors is not None else len(self.vocabulary)
 
     @property
     def num_classes(self) -> int:
@@ -213,7 +218,7 @@ class TreeDataset(InMemoryDataset, ABC):
         nodes = Segments(sizes)
         columns = TreeColumns(nodes, {"token": token}, {"token": nodes})
         token = columns[list(self.indices())].fields["token"]
-        return torch.bincount(token[token >= 0], minlength=self.num_tokens)
+        return torch.bincount(token[token >= 0], minlength=len(self.vocabulary))
 
     def __getitems__(self, chosen: Sequence[int]) -> Sequence[Any]:
         """Take the trees of a batch at once, as columns if possible; loaders call this."""

@@ -86,9 +86,12 @@ class TreeLSTM(nn.Module):
         """Return the weights of inputs and of h, and the bias, in the order u, i, o, f."""
         for name in ("W_iou", "U_iou", "W_f", "U_f"):
             layer = getattr(self, name)
-            if not is_unchanged(layer, forward=nn.Linear.forward):
-                what, wanted = f"TreeLSTM: {name} is not called", "an nn.Linear without hooks"
-                got, hint = type(layer).__name__, "torch.nn.utils.parametrize changes a weight"
+            has_bias = name[0] == "W"
+            unchanged = is_unchanged(layer, forward=nn.Linear.forward)
+            if not unchanged or (layer.bias is not None) != has_bias:
+                what = f"TreeLSTM: {name} is not called, and cannot be replaced"
+                wanted = f"an nn.Linear with{'' if has_bias else 'out'} bias, without hooks"
+                got, hint = repr(layer), "torch.nn.utils.parametrize changes a weight"
                 raise mismatch(ValueError, what, wanted, got, hint=hint)
         iou, f, weights = self.W_iou, self.W_f, (self.U_iou.weight, self.U_f.weight)
         found: Any = _Joined.apply(iou.weight, f.weight, *weights, iou.bias, f.bias)
