@@ -21,8 +21,8 @@ from pyg_dynbatch.nn import RecursiveCell, RecursiveLayer
 
 def jukes_cantor(lengths: Tensor) -> Tensor:
     """Return P(t) of the model of Jukes and Cantor (1969), ``[..., 4, 4]``."""
-    kept = torch.exp(lengths * (-4 / 3))[..., None, None]
-    return kept * torch.eye(4).to(lengths) + (1 - kept) / 4
+    lost = -torch.expm1(lengths * (-4 / 3))[..., None, None]  # exact for short branches, too
+    return (1 - lost) * torch.eye(4).to(lengths) + lost / 4
 
 
 class TreeLikelihood(nn.Module):
@@ -43,12 +43,19 @@ class TreeLikelihood(nn.Module):
 
     def forward(self, trees: Trees, lengths: Tensor) -> Tensor:
         """Return the log-likelihoods ``[tree]`` for lengths ``[tree, branch]``."""
-        matrix = self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
+        matrix = self._matrices(trees, lengths)
         return Pruning.apply(self.layer.cell.tips, self.count, matrix, trees)
+
+    def _matrices(self, trees: Trees, lengths: Tensor) -> Tensor:
+        """Return P(t) of the branch above each node."""
+        wanted = (len(trees.ends), 2 * len(self.layer.cell.tips) - 3)
+        if lengths.shape != wanted:
+            raise ValueError(f"lengths: expected {list(wanted)}, got {list(lengths.shape)}")
+        return self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
 
     def of_patterns(self, trees: Trees, lengths: Tensor) -> Tensor:
         """Return the log-likelihoods of all patterns, ``[tree, pattern]``."""
-        matrix = self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
+        matrix = self._matrices(trees, lengths)
         x = torch.cat([matrix.flatten(1), trees.taxon[:, None].to(matrix)], 1)
         ends = self.layer(x, None, trees.schedule, nodes=trees.ends.flatten(), return_state=True)
         message, scale = (part.unflatten(0, (-1, 2)) for part in ends)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from phylogeny_trees import Trees
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 
 BLOCK = 2**24  # bytes of messages on a CPU
 
@@ -60,9 +60,10 @@ class Pruning(Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, None]:
         """Scale the gradients of the matrices, which are known."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("second derivatives of likelihoods are not available")
         per_node = gradient.repeat_interleave(len(ctx.of_matrix) // len(gradient))
         return None, None, per_node[:, None, None] * ctx.of_matrix, None
 

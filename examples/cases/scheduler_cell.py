@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 from torch.nn import functional
 
 from pyg_dynbatch import Levels, RaggedRows
@@ -91,8 +91,9 @@ class _Levels(Function):
         return h
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("second derivatives of the scheduler are not available")
         weights, to_h = ctx.saved_tensors, gradient.clone()
         of_sent, of_found = list[list[Tensor]](), list[list[Tensor]]()
         levels = zip(to_h.split(ctx.sizes), *ctx.edges, ctx.kept, strict=True)

@@ -228,3 +228,13 @@ def test_a_weight_of_the_linear_part_out_of_range_is_refused() -> None:
     documents = from_examples([{"x": 1.5}]).schema.as_dict()
     schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
     assert "0 to 1" in message(ValueError, DocumentPrediction, schema, linear=1.5)
+
+
+def test_models_of_different_weights_of_the_linear_part_are_not_averaged() -> None:
+    documents = from_examples([{"x": 1.5}]).schema.as_dict()
+    schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
+    model = DocumentPrediction(schema, linear=0.25).model
+    model.check_origin({"schema": schema, "linear": 0.25})
+    for other in ({"linear": 1.0}, {}):  # without the option, the default
+        text = message(ValueError, model.check_origin, {"schema": schema, **other})
+        assert "linear" in text

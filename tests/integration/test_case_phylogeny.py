@@ -15,7 +15,7 @@ import phylogeny
 import pytest
 import torch
 from phylogeny_data import Alignment
-from phylogeny_model import TreeLikelihood
+from phylogeny_model import TreeLikelihood, jukes_cantor
 from phylogeny_speed import main as speed
 from phylogeny_speed import random_tree
 from phylogeny_trees import Tree, Trees, read_mrbayes
@@ -103,6 +103,23 @@ def test_gradients_of_a_small_tree() -> None:
     _, alignment, trees, lengths = batch_of(2, 5, 6)
     model, batch = TreeLikelihood(alignment), Trees.of(trees, alignment.taxa)
     assert torch.autograd.gradcheck(lambda t: model(batch, t), lengths.requires_grad_())
+
+
+def test_what_would_be_wrong_is_refused() -> None:
+    _, alignment, trees, lengths = batch_of(2, 5, 6)
+    model, batch = TreeLikelihood(alignment), Trees.of(trees, alignment.taxa)
+    likelihood = model(batch, lengths.requires_grad_())
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(likelihood.sum(), lengths, create_graph=True)
+    for wrong in (lengths[:1], lengths[:, :-1], torch.cat([lengths, lengths[:, :1]], 1)):
+        with pytest.raises(ValueError, match=r"lengths: expected \[2, 7\], got"):
+            model(batch, wrong)
+
+
+def test_short_branches_are_exact() -> None:
+    tiny = torch.tensor([1e-15, 1e-9], dtype=torch.float64)
+    change = jukes_cantor(tiny)[:, 0, 1]
+    torch.testing.assert_close(change, tiny / 3, rtol=1e-8, atol=0)
 
 
 def test_a_batch_equals_each_tree_alone() -> None:

@@ -115,6 +115,10 @@ def test_gradients_of_all_levels_at_once_equal_those_level_by_level(edges: bool)
         weight = torch.linspace(-1, 1, h.numel(), dtype=torch.float64).view_as(h)
         found.append([h, *torch.autograd.grad((h * weight).sum(), [x, *layer.parameters()])])
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+    if edges:
+        x = batch.x.clone().requires_grad_()
+        with pytest.raises(RuntimeError, match="second derivatives"):
+            torch.autograd.grad(fused(x, None, batch.schedule).sum(), x, create_graph=True)
 
 
 def test_the_loop_over_masks_embeds_the_same() -> None:

@@ -50,7 +50,8 @@ def category_of(value: Any) -> str:
 def pieces_of(text: str) -> list[str]:
     """Return the names of a text, of its words and of their trigrams, as often as they occur."""
     words = text.lower().split()
-    trigrams = [f"*{f'<{word}>'[n : n + 3]}" for word in words for n in range(len(word))]
+    marked = [(f"<{word}>", len(word)) for word in words]
+    trigrams = [f"*{word[n : n + 3]}" for word, length in marked for n in range(length)]
     return [f"={text.lower()}", *(f"~{word}" for word in words), *trigrams]
 
 

@@ -134,6 +134,10 @@ def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch
 # Models -------------------------------------------------------------------------------------------
 
 
+LINEAR = 0.5
+"""Default weight of the linear part."""
+
+
 class DocumentNetwork(nn.Module):
     """Encode documents with the block of their schema; predict from that, and linearly from counts.
 
@@ -186,7 +190,7 @@ class DocumentPredictionModel(prediction.Model):
         width: int = 64,
         dropout: float = 0.3,
         unknown: Unknown = "ignore",
-        linear: float = 0.5,
+        linear: float = LINEAR,
     ) -> None:
         documents = DocumentSchema.from_dict(schema["documents"])
         classes: list[Any] = schema.get("classes", [None])
@@ -234,8 +238,9 @@ class DocumentPredictionModel(prediction.Model):
 
     def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
         """Raise an error if the checkpoint was trained on documents with a different schema."""
-        theirs = hyper_parameters.get("schema", self.schema)
-        found = next(prediction.differences(self.schema, theirs), None)
+        own = {"schema": self.schema, "linear": self.network.linear}
+        theirs = {"schema": self.schema, "linear": LINEAR, **hyper_parameters}
+        found = next(prediction.differences(own, theirs, common=True), None)
         if found is not None:
             what = "DocumentPrediction: the checkpoint was trained on other documents"
             name, own, other = found
