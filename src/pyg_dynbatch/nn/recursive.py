@@ -16,6 +16,7 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
+from pyg_dynbatch.kernels.tree_lstm import in_gate_order
 from pyg_dynbatch.nn.cell import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
@@ -397,7 +398,7 @@ class ChildSumTreeLSTM(RecursiveLayer):
         given = [state_dict[key] for key in shapes]
         with torch.no_grad():
             for weight, f, iou in zip(mine, given[:3], given[3:], strict=True):
-                weight.copy_(torch.cat([iou[2 * width :], iou[: 2 * width], f]))  # u, i, o, f
+                weight.copy_(in_gate_order(iou, f))
         return layer
 
 

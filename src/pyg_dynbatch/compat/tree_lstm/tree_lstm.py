@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of
 from pyg_dynbatch.core.errors import checked_count, describe_value, mismatch
@@ -13,7 +12,7 @@ from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import is_unchanged
 from pyg_dynbatch.core.row_buffer import check_no_transforms, check_precision, outside_graphs
 from pyg_dynbatch.core.structure import array_of
-from pyg_dynbatch.kernels.tree_lstm import tree_lstm
+from pyg_dynbatch.kernels.tree_lstm import in_gate_order, tree_lstm
 
 
 class TreeLSTM(nn.Module):
@@ -93,23 +92,12 @@ class TreeLSTM(nn.Module):
                 wanted = f"an nn.Linear with{'' if has_bias else 'out'} bias, without hooks"
                 got, hint = repr(layer), "torch.nn.utils.parametrize changes a weight"
                 raise mismatch(ValueError, what, wanted, got, hint=hint)
-        iou, f, weights = self.W_iou, self.W_f, (self.U_iou.weight, self.U_f.weight)
-        found: Any = _Joined.apply(iou.weight, f.weight, *weights, iou.bias, f.bias)
-        return found
-
-
-class _Joined(Function):
-    """Join rows i, o, u and rows f of each pair to u, i, o, f; one copy, and one of gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
-        width, pairs = weights[1].size(0), zip(weights[::2], weights[1::2], strict=True)
-        return tuple(torch.cat([iou[2 * width :], iou[: 2 * width], f]) for iou, f in pairs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        parts = [grad.tensor_split(4) for grad in grads]
-        return tuple(each for u, i, o, f in parts for each in (torch.cat([i, o, u]), f))
+        iou, f = self.W_iou, self.W_f
+        return (
+            in_gate_order(iou.weight, f.weight),
+            in_gate_order(self.U_iou.weight, self.U_f.weight),
+            in_gate_order(iou.bias, f.bias),
+        )
 
 
 def _numbers(order: Any) -> np.ndarray:

@@ -1,0 +1,119 @@
+"""Law: a derivative written by hand has a right second derivative, or refuses to be recorded."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from phylogeny_data import Alignment
+from phylogeny_model import TreeLikelihood
+from phylogeny_trees import Tree, Trees
+from scheduler_cell import StageCell
+from torch import Tensor, distributed, nn
+from torch.autograd import Function, grad, gradcheck
+
+import pyg_dynbatch
+from pyg_dynbatch import schedule_structure
+from pyg_dynbatch.autobatch import programs
+from pyg_dynbatch.compat.tree_lstm import TreeLSTM
+from pyg_dynbatch.core.row_buffer import GradientBuffer, RowBuffer, new_token
+from pyg_dynbatch.kernels import linear
+from pyg_dynbatch.nn import DAGNNCell, NaryTreeLSTM, RecursiveLayer, weave
+from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
+from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
+from tests.example_files import FOLDER
+
+Call = Callable[..., Tensor]
+Case = tuple[Call, list[Tensor]]
+
+EDGES = torch.tensor([[1, 2, 3], [0, 0, 1]])
+STEPS = schedule_structure(EDGES, 4, arity=2)
+PAIRS = Pairs.all_pairs([3, 1])
+
+
+def rows(*shapes: tuple[int, ...]) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def of_layer(layer: nn.Module, *given: Any, width: int = 3) -> Case:
+    """A layer as a function of its input rows and its parameters."""
+    torch.manual_seed(0)
+    layer = layer.double().requires_grad_()
+    names = list(dict(layer.named_parameters()))
+
+    def call(x: Tensor, *weights: Tensor) -> Tensor:
+        found = torch.func.functional_call(layer, dict(zip(names, weights)), (x, *given))
+        return found[0] if isinstance(found, tuple) else found
+
+    return call, [*rows((4, width)), *layer.parameters()]
+
+
+def through_a_buffer() -> Case:
+    def call(x: Tensor) -> Tensor:
+        buffer = RowBuffer(3)
+        buffer.allocate((x[:1],), (x.dtype,))
+        token = buffer.write(new_token(x), 0, (x,))
+        return buffer.read(token, torch.tensor([2, 0]))[0]
+
+    return call, rows((3, 2))
+
+
+def shared_weight() -> Case:
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        gradients = GradientBuffer()
+        gradients.forms = ((weight.shape, weight.dtype, weight.device),)
+        return linear._Linear.apply(x, linear._Shared.apply(weight, gradients), None, gradients)
+
+    return call, rows((4, 3), (2, 3))
+
+
+def own_weight() -> Case:
+    def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return linear._Linear.apply(x, weight, bias, None)
+
+    return call, rows((4, 3), (2, 3), (2,))
+
+
+def likelihood() -> Case:
+    alignment = Alignment.of({"a": "AC", "b": "AG", "c": "CC", "d": "TC"})
+    trees = Trees.of([Tree.parse("((a,b),c,d);")], alignment.taxa)
+    lengths = torch.full((1, 5), 0.1, dtype=torch.float64, requires_grad=True)
+    return lambda t: TreeLikelihood(alignment)(trees, t), [lengths]
+
+
+def split_and_merged() -> Case:
+    def call(*tensors: Tensor) -> Tensor:
+        parts = [torch.tensor([2, 0]), torch.tensor([1])]
+        pieces = programs.split(parts, [[0, 1], [0, 1]], tensors)
+        return torch.stack(list(programs.merge(parts, pieces)))
+
+    return call, rows((3, 2), (3, 2))
+
+
+def moments_of_ranks() -> Case:
+    def call(mean: Tensor, var: Tensor) -> Tensor:
+        return torch.stack(weave._OverRanks.apply(mean, var.square(), 3)[:2])
+
+    return call, rows((2,), (2,))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "autobatch.programs._Merge": split_and_merged,
+    "autobatch.programs._Split": split_and_merged,
+    "compat.tree_lstm.tree_lstm._Joined": lambda: (TreeLSTM(3, 2)._joined, []),
+    "core.row_buffer._Exchange": through_a_buffer,
+    "kernels.linear._Linear": own_weight,
+    "kernels.linear._Shared": shared_weight,
+    "kernels.tree_lstm._TreeLSTM": lambda: of_layer(NaryTreeLSTM(3, 2), EDGES),
+    "nn.dagnn._Levels": lambda: of_layer(RecursiveLayer(DAGNNCell(3, 2)), EDGES),
+    "nn.pairs._Linear": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
+    "nn.pairs._OrderReLU": lambda: (lambda x: order_relu(x, PAIRS), rows((4, 4))),
+    "nn.readout._Histogram": lambda: of_layer(GaussianHistogramAggregation()),
+    "nn.weave._Normalize": lambda: of_layer(weave.CountedBatchNorm(3)),
+    "nn.weave._OverRanks": moments_of_ranks,
+    "phylogeny_pruning.Pruning": likelihood,
+    "scheduler_cell._Levels": lambda: of_layer(RecursiveLayer(StageCell()), EDGES, width=5),
+}
