@@ -1,7 +1,6 @@
 """Law: a derivative written by hand has a right second derivative, or refuses to be recorded."""
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,12 +11,10 @@ from phylogeny_model import TreeLikelihood
 from phylogeny_trees import Tree, Trees
 from scheduler_cell import StageCell
 from torch import Tensor, distributed, nn
-from torch.autograd import Function, grad, gradcheck
+from torch.autograd import Function, grad, gradcheck, gradgradcheck
 
-import pyg_dynbatch
 from pyg_dynbatch import schedule_structure
 from pyg_dynbatch.autobatch import programs
-from pyg_dynbatch.compat.tree_lstm import TreeLSTM
 from pyg_dynbatch.core.row_buffer import GradientBuffer, RowBuffer, new_token
 from pyg_dynbatch.kernels import linear
 from pyg_dynbatch.nn import DAGNNCell, NaryTreeLSTM, RecursiveLayer, weave
@@ -25,6 +22,7 @@ from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from tests.example_files import FOLDER
 
+ROOT = FOLDER.parent
 Call = Callable[..., Tensor]
 Case = tuple[Call, list[Tensor]]
 
@@ -45,7 +43,9 @@ def of_layer(layer: nn.Module, *given: Any, width: int = 3) -> Case:
     names = list(dict(layer.named_parameters()))
 
     def call(x: Tensor, *weights: Tensor) -> Tensor:
-        found = torch.func.functional_call(layer, dict(zip(names, weights)), (x, *given))
+        found = torch.func.functional_call(
+            layer, dict(zip(names, weights, strict=True)), (x, *given)
+        )
         return found[0] if isinstance(found, tuple) else found
 
     return call, [*rows((4, width)), *layer.parameters()]
@@ -103,7 +103,6 @@ def moments_of_ranks() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "autobatch.programs._Merge": split_and_merged,
     "autobatch.programs._Split": split_and_merged,
-    "compat.tree_lstm.tree_lstm._Joined": lambda: (TreeLSTM(3, 2)._joined, []),
     "core.row_buffer._Exchange": through_a_buffer,
     "kernels.linear._Linear": own_weight,
     "kernels.linear._Shared": shared_weight,
@@ -117,3 +116,72 @@ CASES: dict[str, Callable[[], Case]] = {
     "phylogeny_pruning.Pruning": likelihood,
     "scheduler_cell._Levels": lambda: of_layer(RecursiveLayer(StageCell()), EDGES, width=5),
 }
+
+REFUSED = {
+    "core.row_buffer._Exchange": "Engine",
+    "kernels.linear._Linear": "Linear",
+    "kernels.linear._Shared": "Linear",
+    "kernels.tree_lstm._TreeLSTM": "Engine",
+    "nn.dagnn._Levels": "Engine",
+    "nn.weave._Normalize": "CountedBatchNorm in training",
+    "nn.weave._OverRanks": "CountedBatchNorm in training",
+    "phylogeny_pruning.Pruning": "TreeLikelihood",
+    "scheduler_cell._Levels": "StageCell",
+}
+
+
+def below(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from below(each)
+
+
+def test_every_derivative_written_by_hand_has_a_case() -> None:
+    modules = set[str]()
+    folders = {ROOT / "src": "src/pyg_dynbatch/**/*.py", FOLDER / "cases": "examples/cases/*.py"}
+    for folder, pattern in folders.items():
+        for path in ROOT.glob(pattern):
+            if "autograd" in (text := path.read_text("utf-8")) and "Function" in text:
+                modules.add(".".join(path.relative_to(folder).with_suffix("").parts))
+    for name in modules:
+        importlib.import_module(name)
+    found = {
+        f"{each.__module__}.{each.__qualname__}"
+        for each in below(Function)
+        if each.__module__ in modules
+    }
+    assert {name.removeprefix("pyg_dynbatch.") for name in found} == set(CASES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_rank() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives_are_right_or_refused(name: str) -> None:
+    call, given = CASES[name]()
+
+    def loss(*tensors: Tensor) -> Tensor:
+        # The gradient of a result is constant: then autograd alone would not see what is missing.
+        found = call(*tensors)
+        return (found * torch.linspace(1, 2, found.numel()).double().view_as(found)).sum()
+
+    def first(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return grad(loss(*tensors), tensors, create_graph=True)
+
+    ways: list[Callable[[], Any]] = [
+        lambda: loss(*given).backward(create_graph=True),
+        *(lambda part=part: grad(loss(*given), part, create_graph=True) for part in given),
+    ]
+    if name not in REFUSED:
+        assert gradgradcheck(call, given) and gradcheck(first, given)
+        return
+    wanted = rf"{REFUSED[name]}: second derivatives are not available\.\n  expected: backward"
+    for way in ways:
+        with pytest.raises(RuntimeError, match=wanted):
+            way()
+    loss(*given).backward(retain_graph=True)  # alone, first derivatives are there

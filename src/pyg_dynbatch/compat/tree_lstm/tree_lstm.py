@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of
