@@ -118,11 +118,11 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 REFUSED = {
-    "core.row_buffer._Exchange": "Engine",
+    "core.row_buffer._Exchange": "Engine, through a schedule",
     "kernels.linear._Linear": "Linear",
     "kernels.linear._Shared": "Linear",
-    "kernels.tree_lstm._TreeLSTM": "Engine",
-    "nn.dagnn._Levels": "Engine",
+    "kernels.tree_lstm._TreeLSTM": "Engine, through a schedule",
+    "nn.dagnn._Levels": "Engine, through a schedule",
     "nn.weave._Normalize": "CountedBatchNorm in training",
     "nn.weave._OverRanks": "CountedBatchNorm in training",
     "phylogeny_pruning.Pruning": "TreeLikelihood",

@@ -58,6 +58,8 @@ def check_first_derivative(owner: str, hint: object = "") -> None:
 def describe_value(value: object) -> str:
     """Describe a value found instead of a tensor: its dtype and shape, or its class."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return "nested tensor"
         kind = "" if value.layout == torch.strided else f", {value.layout}"
         where = " on meta" if value.device.type == "meta" else ""
         dtype = str(value.dtype).removeprefix("torch.")

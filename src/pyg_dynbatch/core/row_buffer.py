@@ -319,7 +319,7 @@ def check_backward(gradients: Sequence[Tensor | None]) -> None:
         hint = "is_grads_batched=False or vectorize=False, which makes one backward pass per row"
         raise unsupported("Engine", way, hint)
     hint = "plain torch: model(examples, batch=False) of autobatch; run_one_by_one of recordings"
-    check_first_derivative("Engine", hint)
+    check_first_derivative("Engine, through a schedule", hint)
 
 
 def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:

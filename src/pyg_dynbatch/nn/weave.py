@@ -27,8 +27,6 @@ from pyg_dynbatch.nn.pairs import (
 Moments = tuple[Tensor, Tensor, int]
 """Mean and variance of every column, and the number of rows."""
 
-_ONCE = "CountedBatchNorm in training", "model.eval(), or norm='layer'"
-
 HIDDEN = ("aa", "pa", "ap", "pp")
 
 
@@ -183,7 +181,7 @@ class _OverRanks(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Any) -> Any:
-        check_first_derivative(*_ONCE)
+        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
         both = torch.stack([grad_mean, grad_var])
         distributed.all_reduce(both)
         centered, share = ctx.saved_tensors
@@ -221,7 +219,7 @@ class _Normalize(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
-        check_first_derivative(*_ONCE)
+        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
         normalized, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)
         grad_weight = (gradient * normalized).sum(0)

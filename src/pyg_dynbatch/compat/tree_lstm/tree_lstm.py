@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of
+from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of, tensor_of
 from pyg_dynbatch.core.errors import checked_count, describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import is_unchanged
@@ -58,7 +58,7 @@ class TreeLSTM(nn.Module):
 
     @outside_graphs
     def forward(
-        self, features: Tensor, node_order: Any, adjacency_list: Any, edge_order: Any
+        self, features: Any, node_order: Any, adjacency_list: Any, edge_order: Any
     ) -> tuple[Tensor, Tensor]:
         """Compute the states of all nodes.
 
@@ -69,18 +69,21 @@ class TreeLSTM(nn.Module):
             edge_order: Step of each edge, ``[edge]``: that of its parent.
         """
         check_no_transforms("TreeLSTM")
+        features = tensor_of("TreeLSTM", "features", features)
         if features.dim() != 2 or features.size(1) != self.in_features or not features.size(0):
             wanted, got = f"[1 or more nodes, {self.in_features}]", describe_value(features)
             raise mismatch(TypeError, "TreeLSTM: invalid features", wanted, got)
         check_precision("TreeLSTM", features, self.W_iou)
         edges = array_of(edges_of("TreeLSTM", adjacency_list))
         schedule = levels_of("TreeLSTM", edges, features.size(0))
-        _check_orders(schedule, edges, _numbers(node_order), _numbers(edge_order))
+        orders = {"node_order": node_order, "edge_order": edge_order}
+        given = (array_of(tensor_of("TreeLSTM", *each)) for each in orders.items())
+        _check_orders(schedule, edges, *given)
         schedule = schedule.to(features.device)
         inputs = features.index_select(0, schedule.input_node)
         return tree_lstm(schedule, inputs, self._weights())
 
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _weights(self) -> list[Tensor]:
         """Return the weights of inputs and of h, and the bias, in the order u, i, o, f."""
         for name in ("W_iou", "U_iou", "W_f", "U_f"):
             layer = getattr(self, name)
@@ -92,15 +95,8 @@ class TreeLSTM(nn.Module):
                 got, hint = repr(layer), "torch.nn.utils.parametrize changes a weight"
                 raise mismatch(ValueError, what, wanted, got, hint=hint)
         iou, f = self.W_iou, self.W_f
-        return (
-            in_gate_order(iou.weight, f.weight),
-            in_gate_order(self.U_iou.weight, self.U_f.weight),
-            in_gate_order(iou.bias, f.bias),
-        )
-
-
-def _numbers(order: Any) -> np.ndarray:
-    return array_of(order) if isinstance(order, Tensor) else np.asarray(order)
+        pairs = (iou.weight, f.weight), (self.U_iou.weight, self.U_f.weight), (iou.bias, f.bias)
+        return [in_gate_order(*pair) for pair in pairs]
 
 
 def _check_orders(
