@@ -369,7 +369,6 @@ NO_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
     "csr": lambda values: values.reshape(len(values), -1).to_sparse_csr(),
     "meta": lambda values: values.to("meta"),
     "nested": lambda values: torch.nested.nested_tensor([values]),
-    "complex": lambda values: values.to(torch.complex128),
     "nothing": lambda values: None,
     "text": lambda values: "abc",
     "objects": lambda values: [None] * len(values),

@@ -60,7 +60,7 @@ def tree_lstm(
 
 def in_gate_order(iou: Tensor, f: Tensor) -> Tensor:
     """Join the rows of i, o and u, and those of f, in the order of the kernels: u, i, o, f."""
-    io, u = iou.split(2 * f.size(0))
+    io, u = iou.split_with_sizes((2 * f.size(0), f.size(0)))
     return torch.cat([u, io, f])
 
 

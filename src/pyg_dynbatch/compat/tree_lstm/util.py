@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -76,7 +75,7 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = "features", "node_order", "edge_order"
     found = {name: [tensor_of(owner, name, tree[name]) for tree in trees] for name in names}
     edges = [edges_of(owner, tree["adjacency_list"]) for tree in trees]
-    nodes, per_tree = [x.shape[:1].numel() for x in found["features"]], [*map(len, edges)]
+    nodes, per_tree = ([each.size(0) for each in parts] for parts in (found["features"], edges))
     rest = found["features"][0].shape[1:]
     parts = ("features", nodes, rest), ("node_order", nodes, ()), ("edge_order", per_tree, ())
     for name, counts, shape in parts:
@@ -85,15 +84,15 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 what, got = f"{owner}: wrong shape of {name}", describe_value(each)
                 raise mismatch(ValueError, what, [count, *shape], got, where=f"tree {number}")
     merged = torch.cat(edges)
-    own, starts = array_of(merged), list(accumulate(nodes, initial=0))
+    own, sizes = array_of(merged), np.array(nodes)
+    of = np.arange(len(trees)).repeat(per_tree)  # the tree of each edge
     # As unsigned numbers, negative ones are huge. Others could be nodes of the next tree.
-    outside = own.view(np.uint64) >= np.repeat(nodes, per_tree)[:, None]
+    outside = own.view(np.uint64) >= sizes.view(np.uint64)[of, None]
     if outside.any():
         edge = int(outside.any(1).argmax())
-        number = int(np.repeat(range(len(trees)), per_tree)[edge])
-        what, wanted = f"{owner}: an edge refers to a missing node", f"below {nodes[number]}"
-        raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {number}")
-    adjacency = own + np.repeat(starts[:-1], per_tree)[:, None]
+        what, wanted = f"{owner}: an edge refers to a missing node", f"below {sizes[of[edge]]}"
+        raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {of[edge]}")
+    adjacency = own + (sizes.cumsum() - sizes)[of, None]
     together: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
     together["adjacency_list"] = torch.from_numpy(adjacency).to(merged.device)
     return {**together, "tree_sizes": nodes}
@@ -118,13 +117,14 @@ def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tens
 
 def tensor_of(owner: str, name: str, value: Any) -> Tensor:
     """Return an entry of a tree, given as a tensor, an array or a list, as a dense tensor."""
-    what, wanted = f"{owner}: invalid {name}", "numbers, as a dense tensor, an array or a list"
+    wanted = "numbers, as a dense tensor, an array or a list"
     try:
         found = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
     except (TypeError, ValueError) as error:  # no numbers, or lists of different lengths
-        raise mismatch(TypeError, what, wanted, describe_value(value)) from error
-    if found.layout != torch.strided or found.is_meta or found.is_nested or found.is_complex():
-        raise mismatch(TypeError, what, wanted, describe_value(found))
+        got = describe_value(value)
+        raise mismatch(TypeError, f"{owner}: invalid {name}", wanted, got) from error
+    if found.layout != torch.strided or found.is_meta or found.is_nested:
+        raise mismatch(TypeError, f"{owner}: invalid {name}", wanted, describe_value(found))
     return found
 
 
