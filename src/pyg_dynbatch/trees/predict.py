@@ -13,7 +13,7 @@ from pyg_dynbatch import prediction
 from pyg_dynbatch.console import Progress, check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn import RecursiveLayer
-from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder, word_rows
+from pyg_dynbatch.trees.contextual import SentenceEncoder
 from pyg_dynbatch.trees.data import Collater, DataLoader, DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
@@ -174,8 +174,8 @@ class TreePredictor:
         else:
             data = from_nested(tree, token=lambda part: self._row(part, words))
         if self.model.encoder is not None:
-            vectors = ContextualVectors.of(self.model.encoder, lambda: [words])
-            data.x = vectors(word_rows(data.token))
+            rows = torch.cat(list(self.model.encoder.encode([words])))
+            data.x = self.model.encoder.features(data.token, rows.numpy())
         return data
 
     def _row(self, part: Any, words: list[str]) -> int | None:

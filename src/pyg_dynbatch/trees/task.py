@@ -106,7 +106,7 @@ class TreeDataModule(SplitDataModule):
     @cached_property
     def _all_vectors(self) -> WordVectors | None:
         options, file = self.vectors, self.vectors.file
-        if options.source == "none" or self.encoder is not None:
+        if options.source not in ("glove", "sentence"):
             return None
         # Before the data are read, which takes long.
         if options.source == "glove" and (file is None or not Path(file).is_file()):
@@ -196,17 +196,21 @@ class TreeDataModule(SplitDataModule):
 
     def _known(self) -> dict[str, Any]:
         if self.encoder is not None:
-            return {"vocabulary": str(self.encoder), "encoder": asdict(self.encoder)}
+            return {"encoder": asdict(self.encoder)}
         return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise an error if the embedding of the checkpoint was trained for other words."""
-        own = self._known()["vocabulary"]
-        if (found := state_dict.get("vocabulary", own)) != own:
-            what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
+        """Raise an error if the checkpoint was trained on other words or contextual vectors."""
+        own, found = self._known(), state_dict
+        if "encoder" in own and "encoder" in found:
+            own, found = own["encoder"], dict(found["encoder"])
+            found["weights"] = found["weights"] if own["weights"] else ""  # known once loaded
+        names = ("vocabulary", "model", "layers", "weights")
+        if other := [name for name in names if own.get(name) != found.get(name)]:
+            what = f"{type(self).__name__}: the checkpoint was made with a different {other[0]}"
+            sides = [_described(each, other[0]) for each in (own, found)]
             hint = "use the data files and options the checkpoint was made with"
-            own += "" if self.encoder else f" ({self.num_tokens} words)"
-            raise mismatch(ValueError, what, own, found, hint=hint)
+            raise mismatch(ValueError, what, *sides, hint=hint)
         if "encoder" in state_dict:
             self._encode_by(SentenceEncoder(**state_dict["encoder"]))
         super().load_state_dict(state_dict)
@@ -396,6 +400,11 @@ class TreeFileData(TreeDataModule):
         return TreeFile(self.files[split], self.root, self.num_classes, self.labels, **options)
 
 
+def _described(note: Mapping[str, Any], name: str) -> str:
+    words = f" of {len(note['words'])} words" if "words" in note else ""
+    return f"{name} {note.get(name)}{words}"
+
+
 # Tasks --------------------------------------------------------------------------------------------
 
 
@@ -444,9 +453,19 @@ class TreeTask(Task):
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
         embedding = getattr(self.model.network, "embedding", None)
         data = getattr(self.trainer, "datamodule", None)
-        if getattr(data, "encoder", None) is not None and embedding is not None:
-            what = "contextual vectors: the model has an embedding, and would not read them"
-            raise mismatch(ValueError, what, "num_tokens 0, that of the data module", embedding)
+        network = getattr(self.model.network, "encoder", None)
+        if getattr(data, "encoder", None) is not None and network is not None:
+            rows = 0 if embedding is None else embedding.num_embeddings
+            found, wanted = (
+                (rows, network.layer.in_channels),
+                (0, data.dataset("train").vectors.width),
+            )
+            if found != wanted:
+                what = "contextual vectors: the model does not read them"
+                sizes = [
+                    "num_tokens {}, embedding_channels {}".format(*each) for each in (wanted, found)
+                ]
+                raise mismatch(ValueError, what, *sizes)
         vectors = getattr(data, "word_vectors", None)
         if vectors is None or embedding is None:
             return
