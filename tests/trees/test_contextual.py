@@ -328,8 +328,9 @@ def test_vectors_of_other_weights_are_not_mixed(model, samples, tmp_path, monkey
         next(train.encoder.encode([["a"]]))
     # Of a name alone, the weights are not known: neither its vectors nor its model are taken.
     monkeypatch.setattr(contextual, "weights_digest", lambda model: "unknown")
-    with pytest.raises(ValueError, match=r"which file is of"):
-        sst(samples, tmp_path, "train", encoder=encode(model))
+    third = sst(samples, tmp_path, "train", encoder=encode(model)).vectors.path
+    assert third not in (train.path, other.path)
+    third.unlink()
     other.path.unlink()
     only = sst(samples, tmp_path, "train", encoder=encode(model)).vectors
     assert only.path == train.path
@@ -506,9 +507,7 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
     # The mean of training is part of the checkpoint.
     assert again.encoder.mean == again.dataset("test").vectors.encoder.mean == (0.5,) * 2 * WIDTH
     wrong = tree_files(tmp_path, vectors=options(model, layers=(0, 1)))
-    with pytest.raises(
-        ValueError, match=r"different layers[\s\S]*layers \(0, 1\)[\s\S]*layers \(0, 2\)"
-    ):
+    with pytest.raises(ValueError, match=r"different layers[\s\S]*\(0, 1\)[\s\S]*\(0, 2\)"):
         trainer(tmp_path).test(classifier, wrong, ckpt_path=paths[0], verbose=False)
 
 

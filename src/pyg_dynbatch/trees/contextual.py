@@ -191,14 +191,11 @@ class ContextualVectors:
             return cls(made, first, torch.cat(list(made.encode(read()))).numpy())
         origin = hashlib.sha256(json.dumps([encoder.model, encoder.layers]).encode()).hexdigest()
         name = f"{trees.stem}.{origin[:8]}"
-        # Without the model, the vectors can still be read.
-        any_weights = not encoder.weights and made.weights == "unknown"
-        found = sorted(trees.parent.glob(f"{name}.*.npy")) if any_weights else []
-        path, *others = found or [trees.with_name(f"{name}.{made.weights}.npy")]
-        if others:
-            what = f"ContextualVectors: which file is of {encoder.model!r}, which is not here?"
-            hint = "delete the others"
-            raise mismatch(ValueError, what, "one file", found, where=path.parent, hint=hint)
+        path = trees.with_name(f"{name}.{made.weights}.npy")
+        if (encoder.weights, made.weights) == ("", "unknown"):
+            # Without the model, the vectors can still be read, if those of one are here.
+            known = list(trees.parent.glob(f"{name}.*.npy"))
+            path = known[0] if len(known) == 1 else path
         if not path.is_file():
             # Ranks come here together; the folder may be read-only once the file exists.
             with locked_folder(path.parent, wait=True, name=f"{path.name}.lock"):

@@ -36,7 +36,7 @@ from pyg_dynbatch.trees.contextual import SentenceEncoder
 from pyg_dynbatch.trees.data import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
-from pyg_dynbatch.trees.models import mean_score
+from pyg_dynbatch.trees.models import TreeEncoder, mean_score
 from pyg_dynbatch.trees.predict import TreeClassificationModel, TreeRelatednessModel, arity_of
 from pyg_dynbatch.trees.words import (
     DEFAULT_MODEL,
@@ -133,6 +133,13 @@ class TreeDataModule(SplitDataModule):
         return vectors.only_found() if vectors and self._words_share else vectors
 
     @property
+    def vector_sizes(self) -> tuple[int, int] | None:
+        """The ``num_tokens`` and ``embedding_channels`` that a model needs to read the vectors."""
+        if self.encoder is not None:
+            return 0, self.dataset("train").vectors.width
+        return None if self.word_vectors is None else tuple(self.word_vectors.matrix.shape)
+
+    @property
     def _words_share(self) -> bool:
         return self.vectors.missing == "shared_uniform"
 
@@ -201,16 +208,16 @@ class TreeDataModule(SplitDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raise an error if the checkpoint was trained on other words or contextual vectors."""
-        own, found = self._known(), state_dict
-        if "encoder" in own and "encoder" in found:
-            own, found = own["encoder"], dict(found["encoder"])
-            found["weights"] = found["weights"] if own["weights"] else ""  # known once loaded
+        own, found = ({**each, **each.get("encoder", {})} for each in (self._known(), state_dict))
+        own["weights"] = own.get("weights") or found.get("weights")  # known once vectors are loaded
         names = ("vocabulary", "model", "layers", "weights")
-        if other := [name for name in names if own.get(name) != found.get(name)]:
-            what = f"{type(self).__name__}: the checkpoint was made with a different {other[0]}"
-            sides = [_described(each, other[0]) for each in (own, found)]
+        if other := next((name for name in names if own.get(name) != found.get(name)), None):
+            what = f"{type(self).__name__}: the checkpoint was made with a different {other}"
             hint = "use the data files and options the checkpoint was made with"
-            raise mismatch(ValueError, what, *sides, hint=hint)
+            words = "" if self.encoder else f" ({self.num_tokens} words)"
+            raise mismatch(
+                ValueError, what, f"{own.get(other)}{words}", found.get(other), hint=hint
+            )
         if "encoder" in state_dict:
             self._encode_by(SentenceEncoder(**state_dict["encoder"]))
         super().load_state_dict(state_dict)
@@ -400,11 +407,6 @@ class TreeFileData(TreeDataModule):
         return TreeFile(self.files[split], self.root, self.num_classes, self.labels, **options)
 
 
-def _described(note: Mapping[str, Any], name: str) -> str:
-    words = f" of {len(note['words'])} words" if "words" in note else ""
-    return f"{name} {note.get(name)}{words}"
-
-
 # Tasks --------------------------------------------------------------------------------------------
 
 
@@ -451,34 +453,21 @@ class TreeTask(Task):
             what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
-        embedding = getattr(self.model.network, "embedding", None)
         data = getattr(self.trainer, "datamodule", None)
-        network = getattr(self.model.network, "encoder", None)
-        if getattr(data, "encoder", None) is not None and network is not None:
-            rows = 0 if embedding is None else embedding.num_embeddings
-            found, wanted = (
-                (rows, network.layer.in_channels),
-                (0, data.dataset("train").vectors.width),
-            )
-            if found != wanted:
-                what = "contextual vectors: the model does not read them"
-                sizes = [
-                    "num_tokens {}, embedding_channels {}".format(*each) for each in (wanted, found)
-                ]
-                raise mismatch(ValueError, what, *sizes)
-        vectors = getattr(data, "word_vectors", None)
-        if vectors is None or embedding is None:
+        encoder = getattr(self.model.network, "encoder", None)
+        sizes = getattr(data, "vector_sizes", None)
+        if sizes is None or not isinstance(encoder, TreeEncoder):
             return
-        weight = embedding.weight
-        if weight.shape != vectors.matrix.shape:
-            what = "word vectors: they do not fit the model's embedding"
-            shapes = [
-                f"{len(rows)} words, {rows.size(1)} wide" for rows in (weight, vectors.matrix)
-            ]
-            hint = f"--model.init_args.embedding_channels {vectors.width}"
-            raise mismatch(ValueError, what, *shapes, hint=hint)
-        with torch.no_grad():
-            weight.copy_(vectors.matrix)
+        embedding, channels = encoder.embedding, encoder.layer.in_channels
+        found = (0 if embedding is None else embedding.num_embeddings, channels)
+        if found != sizes:
+            what = "word vectors: they do not fit the model"
+            both = ["num_tokens {}, embedding_channels {}".format(*each) for each in (sizes, found)]
+            hint = f"--model.init_args.embedding_channels {sizes[1]}"
+            raise mismatch(ValueError, what, *both, hint=hint)
+        if embedding is not None:
+            with torch.no_grad():
+                embedding.weight.copy_(data.word_vectors.matrix)
 
 
 class TreeClassification(TreeTask):
