@@ -155,12 +155,11 @@ class VectorOptions:
         """Refuse options that would be ignored."""
         _check_range(self, "scale", 0 < self.scale < math.inf, "a finite number above 0")
         _check_range(self, "layers", len(self.layers) > 0, "at least one layer")
-        read = {"source", *_READ[self.source]}
-        for option in fields(self):
-            given = getattr(self, option.name)
-            if option.name not in read and given != option.default:
-                what = f"VectorOptions: the source {self.source!r} does not use {option.name}"
-                raise mismatch(ValueError, what, f"no {option.name}", given)
+        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        if unread := sorted(given - {"source", *_READ[self.source]}):
+            what = f"VectorOptions: the source {self.source!r} does not use {', '.join(unread)}"
+            expected = ", ".join(_READ[self.source]) or "no other option"
+            raise mismatch(ValueError, what, expected, getattr(self, unread[0]))
 
 
 def rate_factor(

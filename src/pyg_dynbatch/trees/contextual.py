@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from pyg_dynbatch.console import Progress, optional
@@ -71,17 +71,16 @@ class SentenceEncoder:
             raise mismatch(ValueError, what, self.weights, now, hint=hint)
         with Progress(f"encoding with {self.model}", "sentences", len(sentences)) as progress:
             for start in range(0, len(sentences), _CHUNK):
-                chunk = sentences[start : start + _CHUNK]
+                chunk = [list(map(unescape, each)) for each in sentences[start : start + _CHUNK]]
                 order = sorted(range(len(chunk)), key=lambda number: len(chunk[number]))
                 found: dict[int, Tensor] = {}
                 for first in range(0, len(order), _BATCH):
                     batch = order[first : first + _BATCH]
-                    rows = self._encode([list(map(unescape, chunk[i])) for i in batch])
-                    found |= zip(batch, rows.split([len(chunk[i]) for i in batch]), strict=True)
+                    found |= zip(batch, self._encode([chunk[i] for i in batch]), strict=True)
                     progress.update(len(batch))
                 yield torch.cat([found[number] for number in range(len(chunk))])
 
-    def _encode(self, sentences: list[list[str]]) -> Float[Tensor, "word feature"]:
+    def _encode(self, sentences: list[list[str]]) -> Sequence[Float[Tensor, "word feature"]]:
         tokenizer, network = _transformer(self.model)
         split: Any = {"is_split_into_words": True, "padding": True, "return_tensors": "pt"}
         pieces = tokenizer(sentences, **split)
@@ -104,11 +103,9 @@ class SentenceEncoder:
             word = word[word >= 0]
             total = rows.new_zeros(int(first[-1]), rows.size(1)).index_add_(0, word, rows)
             mean = total / word.bincount(minlength=len(total)).clamp(min=1).unsqueeze(1)
-        return mean.half()
+        return mean.half().split(list(map(len, sentences)))
 
-    def features(
-        self, token: Int[Tensor, " node"], rows: np.ndarray
-    ) -> Float[Tensor, "node feature"]:
+    def features(self, token: Tensor, rows: np.ndarray) -> Float[Tensor, "node feature"]:
         """Give the nodes with a word one standardized row each, in order, and the others zeros."""
         reads, words = has_token(token), torch.from_numpy(rows).float()
         x = words.new_zeros(token.numel(), words.size(1))
@@ -138,13 +135,12 @@ def _transformer(model: str) -> tuple[Any, Any]:
 @cache
 def weights_digest(model: str) -> str:
     """Digest the configuration and the weights of a model, if it is on this machine."""
-    marker, digest = Path(find_model(model, "config.json"), "config.json"), hashlib.sha256()
-    weights = (path for end in _WEIGHTS for path in sorted(marker.parent.glob(end)))
+    marker = Path(find_model(model, "config.json"), "config.json")
     if not marker.is_file():
         return "unknown"
-    for path in (marker, *weights):
-        digest.update(sha256_of(path).encode())
-    return digest.hexdigest()[:16]
+    weights = (path for end in _WEIGHTS for path in sorted(marker.parent.glob(end)))
+    digests = "".join(map(sha256_of, (marker, *weights)))
+    return hashlib.sha256(digests.encode()).hexdigest()[:16]
 
 
 class ContextualVectors:
@@ -159,20 +155,17 @@ class ContextualVectors:
     def __init__(
         self, encoder: SentenceEncoder, first: Sequence[int], rows: np.ndarray | Path
     ) -> None:
-        self.encoder, self.first, self.path = encoder, first, None
-        if isinstance(rows, Path):
-            self.path, what = rows, "ContextualVectors: the file is damaged"
-            try:
-                rows = np.load(self.path, "r")
-            except (ValueError, EOFError) as error:
-                hint = "delete it"
-                raise mismatch(ValueError, what, got=error, where=self.path, hint=hint) from error
-        if len(rows) != first[-1]:
-            what = "ContextualVectors: the rows do not belong to these trees"
+        self.encoder, self.first = encoder, first
+        self.path = rows if isinstance(rows, Path) else None
+        try:
+            self.rows: np.ndarray = np.load(rows, "r") if isinstance(rows, Path) else rows
+        except (ValueError, EOFError) as error:
+            what, hint = "ContextualVectors: the file is damaged", "delete it"
+            raise mismatch(ValueError, what, got=error, where=self.path, hint=hint) from error
+        if len(self.rows) != first[-1]:
+            what, got = "ContextualVectors: the rows do not belong to these trees", len(self.rows)
             where, hint = self.path, "delete the file"
-            raise mismatch(ValueError, what, f"{first[-1]} rows", len(rows), where=where, hint=hint)
-        self.rows: np.ndarray = rows
-        self.width: int = rows.shape[1]
+            raise mismatch(ValueError, what, f"{first[-1]} rows", got, where=where, hint=hint)
 
     @classmethod
     def of(
@@ -213,9 +206,7 @@ class ContextualVectors:
         both = [tuple(each.astype(np.float32).tolist()) for each in (mean, factor)]
         return replace(self.encoder, mean=both[0], factor=both[1])
 
-    def __call__(
-        self, token: Int[Tensor, " node"], chosen: Iterable[int]
-    ) -> Float[Tensor, "node feature"]:
+    def __call__(self, token: Tensor, chosen: Iterable[int]) -> Float[Tensor, "node feature"]:
         """Return the features of the nodes of chosen examples, one after another."""
         parts = [self.rows[self.first[number] : self.first[number + 1]] for number in chosen]
         return self.encoder.features(token, np.concatenate(parts))
@@ -227,10 +218,10 @@ class ContextualVectors:
 
 def _fill(encoder: SentenceEncoder, sentences: Sentences, path: Path) -> None:
     """Write the rows of sentences, a part at once."""
-    facts: dict[str, Any] = {"descr": "<f2", "fortran_order": False}
+    facts = {"descr": "<f2", "fortran_order": False}
     with path.open("wb") as file:  # not mapped, as a full disk would end the process
         for part in encoder.encode(sentences):
             if not file.tell():
-                facts["shape"] = sum(map(len, sentences)), part.size(1)
-                np.lib.format.write_array_header_2_0(file, facts)
+                shape = sum(map(len, sentences)), part.size(1)
+                np.lib.format.write_array_header_2_0(file, {**facts, "shape": shape})
             file.write(part.numpy().astype("<f2").tobytes())

@@ -125,10 +125,10 @@ class TreeDataset(InMemoryDataset, ABC):
         if encoder is not None:
             trees = Path(self.processed_dir, f"{split}.{ending}") if ending else None
             read = partial(self._sentences, build, split)
-            token = self._data.token
-            before = torch.cat([token.new_zeros(1), has_token(token).cumsum(0)])
-            ends = torch.tensor([0, -1]) if self.slices is None else self.slices["token"]
-            self.vectors = ContextualVectors.of(encoder, before[ends].tolist(), read, trees)
+            before = [0, *has_token(self._data.token).cumsum(0).tolist()]
+            ends = [0, -1] if self.slices is None else self.slices["token"].tolist()
+            first = [before[node] for node in ends]
+            self.vectors = ContextualVectors.of(encoder, first, read, trees)
 
     def _sentences(self, build: Callable[[], Content], split: str) -> list[list[str]]:
         trees = [tree for item in build().splits[split] for tree in getattr(item, "trees", [item])]
@@ -239,9 +239,8 @@ class TreeDataset(InMemoryDataset, ABC):
             self._segments = source, _segments_of(*source)
         segments = self._segments[1]
         fields = {key: store[key] for key in segments if key in store and key != "num_nodes"}
-        if "edge_index" not in fields or not fields.keys() <= TreeColumns.named:
-            return None
-        if not all(map(is_plain, fields.values())):
+        named = {"edge_index"} <= fields.keys() <= TreeColumns.named
+        if not named or not all(map(is_plain, fields.values())):
             return None
         return TreeColumns(segments["num_nodes"], fields, {key: segments[key] for key in fields})
 

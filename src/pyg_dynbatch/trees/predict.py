@@ -37,6 +37,7 @@ class TreeModel(prediction.Model):
                 model.vocabulary = Vocabulary(words[1:], words[0])
             if "encoder" in note:
                 model.encoder = SentenceEncoder(**note["encoder"])
+                model.vocabulary = Vocabulary([])  # tokens only tell which nodes have a word
         return model
 
 
@@ -210,8 +211,6 @@ class TreePredictor:
 
 
 def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
-    if model.encoder is not None:
-        return Vocabulary([])  # tokens then only tell which nodes have a word
     if model.vocabulary is None:
         what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
         expected = "a checkpoint written with a data module of trees, by this version"

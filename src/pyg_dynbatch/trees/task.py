@@ -88,10 +88,9 @@ class TreeDataModule(SplitDataModule):
         super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
         self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
         self._loaded: dict[str, TreeDataset] = {}
-        self.encoder: SentenceEncoder | None = None
+        encoder = SentenceEncoder(vectors.file or DEFAULT_MODEL, vectors.layers)
+        self.encoder = encoder if vectors.source == "contextual" else None
         """The encoder of whole sentences, if their words have contextual vectors."""
-        if vectors.source == "contextual":
-            self.encoder = SentenceEncoder(vectors.file or DEFAULT_MODEL, vectors.layers)
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split.
@@ -133,10 +132,10 @@ class TreeDataModule(SplitDataModule):
         return vectors.only_found() if vectors and self._words_share else vectors
 
     @property
-    def vector_sizes(self) -> tuple[int, int] | None:
+    def vector_sizes(self) -> tuple[int, ...] | None:
         """The ``num_tokens`` and ``embedding_channels`` that a model needs to read the vectors."""
-        if self.encoder is not None:
-            return 0, self.dataset("train").vectors.width
+        if self.encoder is not None and (vectors := self.dataset("train").vectors) is not None:
+            return 0, vectors.rows.shape[1]
         return None if self.word_vectors is None else tuple(self.word_vectors.matrix.shape)
 
     @property
@@ -214,10 +213,8 @@ class TreeDataModule(SplitDataModule):
         if other := next((name for name in names if own.get(name) != found.get(name)), None):
             what = f"{type(self).__name__}: the checkpoint was made with a different {other}"
             hint = "use the data files and options the checkpoint was made with"
-            words = "" if self.encoder else f" ({self.num_tokens} words)"
-            raise mismatch(
-                ValueError, what, f"{own.get(other)}{words}", found.get(other), hint=hint
-            )
+            wanted = f"{own.get(other)}" + ("" if self.encoder else f" ({self.num_tokens} words)")
+            raise mismatch(ValueError, what, wanted, found.get(other), hint=hint)
         if "encoder" in state_dict:
             self._encode_by(SentenceEncoder(**state_dict["encoder"]))
         super().load_state_dict(state_dict)
@@ -453,7 +450,7 @@ class TreeTask(Task):
             what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         encoder = getattr(self.model.network, "encoder", None)
         sizes = getattr(data, "vector_sizes", None)
         if sizes is None or not isinstance(encoder, TreeEncoder):
@@ -524,9 +521,7 @@ class TreeClassification(TreeTask):
             what = "TreeClassification: polarity needs a neutral middle class"
             expected = "an odd number of classes"
             raise mismatch(ValueError, what, expected, num_classes, hint="polarity: false")
-        self.num_classes = num_classes
-        self.loss_on = loss_on
-        self.polarity = polarity
+        self.num_classes, self.loss_on, self.polarity = num_classes, loss_on, polarity
 
     def summed_loss(self, output: Float[Tensor, "node class"], batch: Batch) -> Summed:
         """Sum the cross entropy of the nodes that have a loss."""
