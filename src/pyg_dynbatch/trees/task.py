@@ -110,7 +110,7 @@ class TreeDataModule(SplitDataModule):
         # Before the data are read, which takes long.
         if options.source == "glove" and (file is None or not Path(file).is_file()):
             what, got = "VectorOptions: source 'glove' needs a file of word vectors", file or "none"
-            hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none"
+            hint = "--data.init_args.vectors.file glove.840B.300d.txt"
             kind = ValueError if file is None else FileNotFoundError
             raise mismatch(kind, what, "a text file of vectors, also .gz", got, hint=hint)
         words = self.load("train", None).vocabulary
