@@ -289,14 +289,14 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
     content = files["train"].read_bytes()
     table = np.load(files["train"])
     np.save(files["train"], table[:-1])
-    with pytest.raises(ValueError, match=r"do not belong to these trees[\s\S]*delete the file"):
+    with pytest.raises(ValueError, match=r"belongs to other trees[\s\S]*delete it"):
         sst(samples, tmp_path, "train", encoder=encode(model))
     for damaged in (content[:-2], content[:100], b"half", b""):
         files["train"].write_bytes(damaged)
         with pytest.raises(ValueError, match=r"the file is damaged[\s\S]*delete it"):
             sst(samples, tmp_path, "train", encoder=encode(model))
     files["train"].write_bytes(files["dev"].read_bytes())
-    with pytest.raises(ValueError, match="do not belong to these trees"):
+    with pytest.raises(ValueError, match="belongs to other trees"):
         sst(samples, tmp_path, "train", encoder=encode(model))
     files["train"].write_bytes(content)
     changed = tmp_path / "changed"

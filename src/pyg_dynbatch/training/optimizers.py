@@ -106,12 +106,8 @@ class RateOptions:
 
 
 # The options that each source of word vectors reads.
-_READ = {
-    "none": (),
-    "glove": ("file", "scale", "missing", "lower_case"),
-    "sentence": ("file", "scale", "cache"),
-    "contextual": ("file", "scale", "layers"),
-}
+_READ = {"none": "", "glove": "file scale missing lower_case", "sentence": "file scale cache"}
+_READ["contextual"] = "file scale layers"
 
 
 @dataclass(frozen=True)
@@ -129,11 +125,10 @@ class VectorOptions:
         scale: Factor on every vector; for ``contextual`` the standard deviation of every feature
             on the training split, where its mean is 0.
         layers: For ``contextual``: hidden layers that are put side by side, 0 the embedding.
-        missing: For ``glove``: initial vector of a word that has none: ``shared_uniform`` (one for
-            all such words, U(-0.05, 0.05)), ``uniform`` (one for each, U(-0.05, 0.05)), ``normal``
-            (one for each, with the deviation of the vectors found) or ``zeros``.
-        lower_case: For ``glove``: whether a word without a vector may take that of its lower-case
-            form.
+        missing: For ``glove``, words without a vector: ``shared_uniform`` (one for all, from
+            U(-0.05, 0.05)), ``uniform`` (one for each, U(-0.05, 0.05)), ``normal`` (one for each,
+            with the deviation of the vectors found) or ``zeros``.
+        lower_case: For ``glove``: whether a word may have the vector of its lower-case form.
 
     Raises:
         ValueError: If an option is given that the source does not use.
@@ -156,10 +151,9 @@ class VectorOptions:
         _check_range(self, "scale", 0 < self.scale < math.inf, "a finite number above 0")
         _check_range(self, "layers", len(self.layers) > 0, "at least one layer")
         given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
-        if unread := sorted(given - {"source", *_READ[self.source]}):
+        if unread := sorted(given - {"source", *_READ[self.source].split()}):
             what = f"VectorOptions: the source {self.source!r} does not use {', '.join(unread)}"
-            expected = ", ".join(_READ[self.source]) or "no other option"
-            raise mismatch(ValueError, what, expected, getattr(self, unread[0]))
+            raise mismatch(ValueError, what, _READ[self.source], getattr(self, unread[0]))
 
 
 def rate_factor(

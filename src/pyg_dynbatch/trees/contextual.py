@@ -159,13 +159,12 @@ class ContextualVectors:
         self.path = rows if isinstance(rows, Path) else None
         try:
             self.rows: np.ndarray = np.load(rows, "r") if isinstance(rows, Path) else rows
+            if len(self.rows) != first[-1]:
+                raise ValueError(f"{len(self.rows)} rows")
         except (ValueError, EOFError) as error:
-            what, hint = "ContextualVectors: the file is damaged", "delete it"
-            raise mismatch(ValueError, what, got=error, where=self.path, hint=hint) from error
-        if len(self.rows) != first[-1]:
-            what, got = "ContextualVectors: the rows do not belong to these trees", len(self.rows)
-            where, hint = self.path, "delete the file"
-            raise mismatch(ValueError, what, f"{first[-1]} rows", got, where=where, hint=hint)
+            what = "ContextualVectors: the file is damaged, or belongs to other trees"
+            facts, where = (f"{first[-1]} rows", error), self.path
+            raise mismatch(ValueError, what, *facts, where=where, hint="delete it") from error
 
     @classmethod
     def of(
