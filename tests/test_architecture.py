@@ -29,20 +29,20 @@ MAX_FILES = 140
 MAX_LINES = {
     "autobatch": 5_950,
     "blocks": 6_090,
-    "compat": 303,
+    "compat": 302,
     "core": 6_215,
     "documents": 735,
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_591,
     "nn": 3_180,
-    "training": 2_595,
-    "trees": 4_262,
+    "training": 2_599,
+    "trees": 4_251,
     "other files": 2_995,
-    "installed": 42_490,
+    "installed": 42_488,
     "benchmarks": 7_180,
 }
-MAX_CODE = 27_430
+MAX_CODE = 27_423
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

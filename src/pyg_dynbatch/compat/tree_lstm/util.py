@@ -117,14 +117,13 @@ def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tens
 
 def tensor_of(owner: str, name: str, value: Any) -> Tensor:
     """Return an entry of a tree, given as a tensor, an array or a list, as a dense tensor."""
-    wanted = "numbers, as a dense tensor, an array or a list"
+    what, wanted = f"{owner}: invalid {name}", "numbers, as a dense tensor, an array or a list"
     try:
         found = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
     except (TypeError, ValueError) as error:  # no numbers, or lists of different lengths
-        got = describe_value(value)
-        raise mismatch(TypeError, f"{owner}: invalid {name}", wanted, got) from error
+        raise mismatch(TypeError, what, wanted, describe_value(value)) from error
     if found.layout != torch.strided or found.is_meta or found.is_nested:
-        raise mismatch(TypeError, f"{owner}: invalid {name}", wanted, describe_value(found))
+        raise mismatch(TypeError, what, wanted, describe_value(found))
     return found
 
 
