@@ -76,16 +76,17 @@ def test_architectures_run(architectures, tmp_path, capsys):
     assert [len(train), len(valid), len(test)] == [128, 16, 16]
     figure = tmp_path / "figure.svg"
     files = ["--figure", figure, "--json", tmp_path / "rows.json"]
-    run("architectures", architectures, "--seeds", 1, "--epochs", 1, *files)
+    options = ["--seeds", 1, "--epochs", 1, "--rates", 1e-9, 0.01]
+    run("architectures", architectures, *options, *files)
     printed = capsys.readouterr().out
     assert figure.is_file()
     # A sum of operations is linear in their counts.
     assert numbers(printed, "counts, ridge")[0] < 0.1
     names = re.findall(r"^(.*?) +RMSE", printed, flags=re.MULTILINE)
-    assert len(names) == 10 and {len(numbers(printed, name)) for name in names} == {4}
+    assert len(names) == 11 and {len(numbers(printed, name)) for name in names} == {4}
     rows = json.loads((tmp_path / "rows.json").read_text("utf-8"))["rows"]
     assert list(rows) == names
-    assert [len(rows[name]["RMSE"]) for name in names] == [1] * 10
+    assert [len(rows[name]["RMSE"]) for name in names] == [1] * 11
 
 
 def test_only_directed_convolutions_see_the_direction() -> None:
@@ -97,7 +98,7 @@ def test_only_directed_convolutions_see_the_direction() -> None:
     turned = batch.clone()
     turned.edge_index = batch.edge_index.flip(0)
     for name in ("GCN", "GIN", "directed GCN", "directed GIN"):
-        model = networks[name][0]().eval()
+        model = networks[name]().eval()
         same = torch.allclose(model(batch), model(turned), atol=1e-6)
         assert same == (not name.startswith("directed"))
 
@@ -119,7 +120,7 @@ def test_dagnn_predicts_accuracies_better_than_counts(shared_data, capsys):
     path = shared_data("dags/final_structures6.txt.gz")
     parts = case("architectures")["read"](path, None)
     assert [len(part) for part in parts] == [16_118, 1000, 1902]
-    run("architectures", path, "--seeds", 1, "--epochs", 4)
+    run("architectures", path, "--seeds", 1, "--epochs", 4, "--rates", 0.012)
     printed = capsys.readouterr().out
     assert numbers(printed, "DAGNN")[0] < 0.6 * numbers(printed, "counts, ridge")[0]
 
