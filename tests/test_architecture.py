@@ -36,13 +36,13 @@ MAX_LINES = {
     "native": 0,
     "kernels": 1_583,
     "nn": 3_184,
-    "training": 2_595,
-    "trees": 4_262,
+    "training": 2_599,
+    "trees": 4_251,
     "other files": 2_995,
-    "installed": 42_490,
+    "installed": 42_488,
     "benchmarks": 7_180,
 }
-MAX_CODE = 27_430
+MAX_CODE = 27_423
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
