@@ -10,17 +10,17 @@ of the same four (``--tries``: for so many epochs, with one seed). Errors are in
 """
 
 import argparse
-import copy
 import gzip
-import json
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from architecture_models import NETWORKS, TYPES, Create, boosted, ridge, targets_of
+from common import fit, predict, write_rows
 from torch import Tensor, nn
 
 from pyg_dynbatch.data import DynTreeData
@@ -58,29 +58,25 @@ def graph(layers: list[list[int]], target: float) -> DynTreeData:
     return DynTreeData(edge_index, x=x, level=level, target=torch.tensor([target]))
 
 
-def predict(model: nn.Module, data: Data) -> Tensor:
-    """Predict without gradients, in order."""
-    with torch.no_grad():
-        return torch.cat([model(batch) for batch in DataLoader(data, 512, direction="both")])
-
-
-def fit(create: Create, rate: float, parts: Any, seed: int, epochs: int) -> tuple[nn.Module, float]:
+def trained(
+    create: Create, rate: float, parts: Any, seed: int, epochs: int
+) -> tuple[nn.Module, float]:
     """Train a network; keep the epoch with the lowest error on validation, and return both."""
     torch.manual_seed(seed)
-    (train, valid), model, best = parts, create(), (float("inf"), {})
+    (train, valid), model = parts, create()
     loader = DataLoader(train, 128, shuffle=True, direction="both")
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * len(loader))
-    for _ in range(epochs):
+
+    def losses() -> Iterator[Tensor]:
         for batch in loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(batch), batch.target).backward()
-            optimizer.step()
+            yield nn.functional.mse_loss(model(batch), batch.target)
             schedule.step()
-        found = errors(predict(model, valid), valid)[0], copy.deepcopy(model.state_dict())
-        best = min(best, found, key=lambda pair: pair[0])
-    model.load_state_dict(best[1])
-    return model, best[0]
+
+    def error() -> float:
+        return errors(predict(model, valid), valid)[0]
+
+    return model, fit(model, optimizer, losses, error, epochs)
 
 
 def errors(found: Tensor, data: Data) -> tuple[float, float]:
@@ -91,10 +87,11 @@ def errors(found: Tensor, data: Data) -> tuple[float, float]:
 
 def train(create: Create, parts: Any, options: argparse.Namespace) -> tuple[list[nn.Module], str]:
     """Choose the rate on validation with one seed, train all seeds with it, and say the cost."""
-    tried = {rate: fit(create, rate, parts, 0, options.tries)[1] for rate in options.rates}
+    tried = {rate: trained(create, rate, parts, 0, options.tries)[1] for rate in options.rates}
     rate, start = min(tried, key=lambda rate: tried[rate]), time.process_time()
     print("  on validation:", *(f"{rate}: {error:.3f}" for rate, error in tried.items()))
-    models = [fit(create, rate, parts, seed, options.epochs)[0] for seed in range(options.seeds)]
+    seeds = range(options.seeds)
+    models = [trained(create, rate, parts, seed, options.epochs)[0] for seed in seeds]
     seconds = (time.process_time() - start) / options.seeds
     weights = sum(weight.numel() for weight in models[0].parameters())
     return models, f"{weights:7,} weights, {seconds:.0f} s"
@@ -111,7 +108,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the errors per seed")
     options = parser.parse_args()
     *parts, test = read(options.file, options.most)
-    begin, rows = time.perf_counter(), {}
+    rows = {}
     found = {name: [ridge(parts[0], test, name == PLACES)] for name in (COUNTS, PLACES)}
     found[BOOSTED] = [boosted(*parts, test)]
     for name in (*found, *NETWORKS):
@@ -123,9 +120,7 @@ def main() -> None:
         rows[name] = dict(zip(("RMSE", "r"), values.T.tolist(), strict=True))
         (rmse, r), (more, most) = values.mean(0), values.std(0, ddof=len(values) > 1)
         print(f"{name:39} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f} {cost}", flush=True)
-    if options.json:
-        minutes = (time.perf_counter() - begin) / 60
-        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
+    write_rows(options.json, rows)
     if options.figure:
         target = targets_of(test).numpy()
         figure, axes = new_figure(1, 3, 3.4, 3.9)

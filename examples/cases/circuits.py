@@ -12,7 +12,6 @@ on ``square`` and ``voter``; test on the seven other circuits, whole. Results:
 """
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ import torch
 from circuit_baselines import Guess, fit_blend, formula, patterns
 from circuit_data import Circuit, draw_cones, read_circuit, simulated
 from circuit_model import GateCell, batch_of, estimate, train
+from common import write_rows
 
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.visualize import new_figure, save_figure
@@ -80,7 +80,6 @@ def main() -> None:
     options = parser.parse_args()
     if not options.folder.is_dir():
         parser.error(f"no folder {options.folder}: the header of this file says what it holds")
-    begin = time.perf_counter()
     read = {name: read_circuit(options.folder / f"{name}.aig") for name in [*TRAIN, *options.test]}
     cones = draw_cones([read[name] for name in TRAIN], options.cones)
     labels = [simulated(cone, rounds=4) for cone in cones]
@@ -107,13 +106,11 @@ def main() -> None:
     if any(tested := [name not in VALID for name in options.test]):
         columns |= {"mean": errors[tested].mean(0), "seconds": seconds[tested].sum(0)}
         show("mean and sum of the test", ways, columns["mean"], columns["seconds"])
-    if options.json:
-        rows = {
-            way: {name: [float(values[place])] for name, values in columns.items()}
-            for place, way in enumerate(ways)
-        }
-        minutes = (time.perf_counter() - begin) / 60
-        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
+    rows = {
+        way: {name: [float(values[place])] for name, values in columns.items()}
+        for place, way in enumerate(ways)
+    }
+    write_rows(options.json, rows)
     if options.figure:
         draw(options.figure, ways, options.test, errors)
 

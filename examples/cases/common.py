@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,13 @@ def predict(model: nn.Module, data: Sequence[Any], size: int = 256) -> Tensor:
 
 
 def write_rows(
-    path: Path | None, rows: Mapping[str, Mapping[str, float | Sequence[float]]], minutes: float
+    path: Path | None, rows: Mapping[str, Mapping[str, float | Sequence[float]]]
 ) -> None:
-    """Write results to a JSON file, if one is asked for.
+    """Write results, and the processor time of this process, to a JSON file if one is asked for.
 
     Args:
         path: The file.
         rows: For each model, the value of each metric, or a list of values, one per seed.
-        minutes: How long it took.
     """
     if path is None:
         return
@@ -78,4 +78,6 @@ def write_rows(
     every = {
         name: {metric: listed(value) for metric, value in of.items()} for name, of in rows.items()
     }
-    path.write_text(json.dumps({"rows": every, "minutes": minutes}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"rows": every, "minutes": time.process_time() / 60}), encoding="utf-8"
+    )

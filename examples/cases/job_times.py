@@ -8,19 +8,20 @@ of every network on validation, which has jobs of 2 to 8 levels. Results: ``docs
 """
 
 import argparse
-import copy
-import json
 import random
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import fit, predict, write_rows
 from job_data import draw, graph, read_tpch
 from job_models import CHOSEN, GRID, MOST_LEVELS, Create, JobTime
 from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from pyg_dynbatch.data import DynTreeData
 from pyg_dynbatch.loader import DataLoader
@@ -54,29 +55,23 @@ def boosted(train: Data, test: Data) -> Tensor:
     return joined(test, "bound") * torch.from_numpy(found).float()
 
 
-def predict(model: nn.Module, data: Data) -> Tensor:
-    """Predict without gradients, in order."""
-    with torch.no_grad():
-        return torch.cat([model(batch) for batch in DataLoader(data, 200, direction="both")])
-
-
-def fit(create: Create, rate: float, train: Data, valid: Data, seed: int, epochs: int) -> nn.Module:
+def trained(
+    create: Create, rate: float, train: Data, valid: Data, seed: int, epochs: int
+) -> nn.Module:
     """Minimise the relative error, and keep the epoch with the lowest one on validation."""
     torch.manual_seed(seed)
-    model, best = JobTime(create), (float("inf"), {})
+    model = JobTime(create)
     loader = DataLoader(train, 64, shuffle=True, direction="both")
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * len(loader))
-    for _ in range(epochs):
+    optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(model.parameters(), 1.0))
+
+    def losses() -> Iterator[Tensor]:
         for batch in loader:
-            optimizer.zero_grad()
-            ((model(batch) - batch.target).abs() / batch.target).mean().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            yield ((model(batch) - batch.target).abs() / batch.target).mean()
             schedule.step()
-        found = error(predict(model, valid), valid), copy.deepcopy(model.state_dict())
-        best = min(best, found, key=lambda pair: pair[0])
-    model.load_state_dict(best[1])
+
+    fit(model, optimizer, losses, lambda: error(predict(model, valid), valid), epochs)
     return model
 
 
@@ -84,7 +79,7 @@ def tune(train: Data, valid: Data, epochs: int) -> None:
     """Print the error on validation of every setting, one seed each."""
     for name, settings in GRID.items():
         for number, (rate, create) in enumerate(settings):
-            found = error(predict(fit(create, rate, train, valid, 0, epochs), valid), valid)
+            found = error(predict(trained(create, rate, train, valid, 0, epochs), valid), valid)
             print(f"{name:30} {number}: rate {rate}  on validation {found:.4f}", flush=True)
 
 
@@ -107,7 +102,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help=".svg or .png")
     parser.add_argument("--json", type=Path, help="write the errors per seed")
     options = parser.parse_args()
-    start, rng = time.perf_counter(), random.Random(0)
+    rng = random.Random(0)
     train, valid = (jobs_of(n, 2, MOST_LEVELS, rng) for n in (options.train, options.train // 6))
     if options.tune:
         tune(train, valid, options.epochs)
@@ -127,14 +122,12 @@ def main() -> None:
         rows[name] = {key: [] for key in (*tests, "training, s")}
         for seed in range(options.seeds):
             begin = time.process_time()
-            model = fit(create, rate, train, valid, seed, options.epochs)
+            model = trained(create, rate, train, valid, seed, options.epochs)
             rows[name]["training, s"].append(time.process_time() - begin)
             for key, test in tests.items():
                 rows[name][key].append(error(predict(model, test), test))
         show(name, rows[name])
-    if options.json:
-        minutes = (time.perf_counter() - start) / 60
-        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
+    write_rows(options.json, rows)
     if options.figure:
         levels = [MOST_LEVELS, 16, 32, 64]
         curves = {

@@ -22,7 +22,6 @@ import json
 import os
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,7 +117,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="models that are trained")
     parser.add_argument("--json", type=Path, help="file for the q-errors of all models")
     parser.add_argument("--figure", type=Path)
-    options, begin = parser.parse_args(), time.perf_counter()
+    options = parser.parse_args()
     if options.source and not options.queries:
         rows = read_rows(options.source)
     else:
@@ -135,7 +134,7 @@ def main() -> None:
         print(f"{name:28}", *(f"{factor:7.2f}" for factor in factors.mean(0)))
         named = zip(PERCENT, factors.T.tolist(), strict=True)
         results[name] = {f"q-error, {percent}%": values for percent, values in named}
-    write_rows(options.json, results, (time.perf_counter() - begin) / 60)
+    write_rows(options.json, results)
     if options.figure:
         figure, axes = new_figure(1, 2, 3.5, 3.5)
         for each, name in zip(axes, (list(guesses)[1], MODULES), strict=True):

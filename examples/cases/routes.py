@@ -13,7 +13,6 @@ network of route-distances.
 
 import argparse
 import csv
-import json
 import random
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import write_rows
 from rdkit import RDLogger
 from route_data import BITS, Part, draw, edits, features, of_planner, pairs_of
 from route_model import Embedding, fit, predict
@@ -114,16 +114,13 @@ def main() -> None:
     if options.state and not options.routes:
         parser.error("--state is compared on the routes of --routes")
     RDLogger.DisableLog("rdApp.*")
-    begin = time.perf_counter()
     with options.file.open(encoding="utf-8") as file:
         smiles = [row["smiles"] for row in csv.DictReader(file)]
     parts = draw_parts(smiles, options.targets)
     test, (index, target) = parts[2]
     print(f"{parts[0][1][1].numel()} pairs to train on, {target.numel()} to test")
     found, rows, networks = compare(parts, options.seeds, options.epochs)
-    if options.json:
-        minutes = (time.perf_counter() - begin) / 60
-        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
+    write_rows(options.json, rows)
     edits.cache_clear()
     begin = time.perf_counter()
     pairs_of(test)

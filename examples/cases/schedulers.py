@@ -124,7 +124,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    start = time.perf_counter()
     states, published = read_episode(options.folder / "episode.npz")
     model = Scheduler.of_spark_sched_sim(np.load(options.folder / "decima_model.npz"))
     with torch.no_grad():
@@ -145,7 +144,7 @@ def main() -> None:
         times[f"{jobs} jobs of TPC-H, one state"] = [[state] for state in drawn[:4]]
         times[f"{jobs} jobs of TPC-H, batch of 32"] = [drawn]
     rows |= {name: latency(model, name, each, options.rounds) for name, each in times.items()}
-    write_rows(options.json, rows, (time.perf_counter() - start) / 60)
+    write_rows(options.json, rows)
 
 
 if __name__ == "__main__":

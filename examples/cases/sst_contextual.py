@@ -10,9 +10,7 @@ the metric that it is tested with.
 """
 
 import argparse
-import json
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import yaml
+from common import write_rows
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from sst_baselines import MeanOfWords, linear
 from torch import nn
@@ -74,7 +73,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder for the best of each seed")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--any-trees", action="store_true", help="not only the published files")
-    options, start = parser.parse_args(), time.monotonic()
+    options = parser.parse_args()
     config = yaml.safe_load(CONFIG.read_text("utf-8"))
     given = {"root": options.root, "raw_dir": str(options.folder), "verify": not options.any_trees}
     chosen = config["data"]["init_args"].pop("vectors")
@@ -109,10 +108,7 @@ def main() -> None:
             add(name, test, "dev {:.1f}, {:.1f}".format(*(100 * np.mean(dev, 0))))
             both = zip(METRICS.values(), zip(*paths, strict=True), strict=True)
             add(f"{name}, ensemble", [[measure(task, data, metric, each) for metric, each in both]])
-    minutes = (time.monotonic() - start) / 60
-    print(f"{minutes:.0f} minutes")
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}, indent=1), "utf-8")
+    write_rows(options.json, rows)
 
 
 if __name__ == "__main__":

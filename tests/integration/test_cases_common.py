@@ -40,7 +40,7 @@ def test_training_that_fails_is_said() -> None:
 
 def test_rows_are_written_as_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYG_DYNBATCH_DATA", str(tmp_path))
-    write_rows(None, {}, 0.0)
-    write_rows(data_folder("x.json"), {"ours": {"a": 1.5, "b": [1.0, 2.0]}}, 3.0)
+    write_rows(None, {})
+    write_rows(data_folder("x.json"), {"ours": {"a": 1.5, "b": [1.0, 2.0]}})
     found = json.loads((tmp_path / "x.json").read_text("utf-8"))
-    assert found == {"rows": {"ours": {"a": [1.5], "b": [1.0, 2.0]}}, "minutes": 3.0}
+    assert found["rows"] == {"ours": {"a": [1.5], "b": [1.0, 2.0]}} and found["minutes"] > 0
