@@ -204,30 +204,34 @@ def test_repeated_runs_draw_splits_of_their_own(here, tmp_path, monkeypatch):
 def test_both_ways_to_predict_are_trained() -> None:
     documents = from_examples([{"x": 1.5}, {"x": 2.5}]).schema.as_dict()
     schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
-    task = DocumentPrediction(schema, width=4, penalty=0.2, smoothing=0.1, dropout=0.0, linear=0.25)
+    task = DocumentPrediction(schema, width=4, penalty=0.2, dropout=0.0, linear=0.25)
     network: Any = task.model.network
     for parameter in task.parameters():
         torch.nn.init.normal_(parameter)
     batch = collate(network.encoder.collate, [({"x": x}, x > 2) for x in (1.0, 2.0, 3.0)])
     batch.y = batch.y.long()
-    nested, counted = network(batch)
-    loss, terms = task.summed_loss(network(batch), batch)
+    nested, counted = ways = task(batch)
+    loss, terms = task.summed_loss(ways, batch)
     one = torch.nn.functional.one_hot(batch.y, 2) * 0.9 + 0.05
     expected = sum(-(one * ways.log_softmax(1)).sum() for ways in (nested, counted))
     table = next(each for each in network.modules() if isinstance(each, LinearCounts))
     squares = (10 * table.weight).square().sum()
-    torch.testing.assert_close(loss, expected + 3 * 0.2 * squares / (2 * 2))
+    # Two paths, two documents in the schema, and three in the batch.
+    torch.testing.assert_close(loss, expected + 3 * 0.2 * 2 * squares / (2 * 2))
     assert terms == 6
-    output = network.eval()(batch)
+    output = task.eval().model(batch)
     torch.testing.assert_close(output, 0.75 * nested + 0.25 * counted)
     plain = torch.nn.functional.cross_entropy(output, batch.y, reduction="sum")
-    torch.testing.assert_close(task.summed_loss(output, batch)[0], plain)
+    torch.testing.assert_close(task.summed_loss(ways, batch)[0], plain)
 
 
-def test_a_weight_of_the_linear_part_out_of_range_is_refused() -> None:
+@pytest.mark.parametrize("value", [-0.5, 1e9, math.nan])
+@pytest.mark.parametrize("option", ["linear", "penalty", "dropout"])
+def test_options_out_of_range_are_refused(option: str, value: float) -> None:
     documents = from_examples([{"x": 1.5}]).schema.as_dict()
     schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
-    assert "0 to 1" in message(ValueError, DocumentPrediction, schema, linear=1.5)
+    text = message(ValueError, DocumentPrediction, schema, **{option: value})
+    assert option in text and "expected: 0 to" in text
 
 
 def test_models_of_different_weights_of_the_linear_part_are_not_averaged() -> None:

@@ -118,8 +118,8 @@ def test_members_that_cannot_be_averaged(tmp_path: Path) -> None:
     (path,) = checkpoints(tmp_path, data, 1)
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
         ensemble_of(task(data, hidden_channels=11), [path])
-    differing = "  differs:  hidden_channels 11, in the file 8"
-    assert caught.value.__notes__ == [differing, f"  file:     {path}"]
+    assert "expected: 11\n  got:      8\n  where:    hidden_channels" in str(caught.value)
+    assert caught.value.__notes__ == [f"  file:     {path}"]
 
 
 def test_curves_and_trees_are_drawn_and_named(tmp_path, monkeypatch):

@@ -19,9 +19,11 @@ _KIND_OF_CLASS: dict[type, str] = {
 }
 _KINDS = tuple(dict.fromkeys(_KIND_OF_CLASS.values()))
 # The kinds of values that each choice is about.
+_READOUTS = ("mean", "max", "sum")
 _CHOICES = {
     **{"number": ("number",), "categories": ("number", "string"), "text": ("string",)},
-    **{"mean": ("array",), "max": ("array",), "sum": ("array",), "like": _KINDS, "ignore": _KINDS},
+    **dict.fromkeys(_READOUTS, ("array",)),
+    **{"like": _KINDS, "ignore": _KINDS},
 }
 LARGEST = 1e150
 # Pieces of the texts at a path that have vectors; the rarest of more are left out.
@@ -243,7 +245,7 @@ class _Found:
     def encoding(self, kind: str) -> dict[str, Any]:
         """Decide how the values of a kind are encoded."""
         if kind == "array" and self.element is not None:
-            is_readout = self.choice.partition("+")[0] in ("mean", "max", "sum")
+            is_readout = self.choice.partition("+")[0] in _READOUTS
             readout = self.choice if is_readout else "mean+max+sum"
             return {"readout": readout, "element": self.element.path}
         if kind == "object":
@@ -319,9 +321,11 @@ class _Inference:
         for path, choice in self.choices.items():
             kinds = self.found[path].kinds if path in self.found else {}
             parts = ["like"] if choice.startswith("like ") else choice.split("+")
-            if not all(any(kind in kinds for kind in _CHOICES.get(part, ())) for part in parts):
+            joined = len(parts) == 1 or set(parts) <= {*_READOUTS} and len({*parts}) == len(parts)
+            known = [any(kind in kinds for kind in _CHOICES.get(part, ())) for part in parts]
+            if not (joined and all(known)):
                 what = f"from_examples: the override {choice!r} fits no value"
-                expected = f"a path of print(schema), with {', '.join(_CHOICES)}"
+                expected = f"a path of print(schema), with {', '.join(_CHOICES)}, or mean+max+sum"
                 got = f"{' and '.join(kinds) or 'nothing'} at {path}"
                 raise mismatch(ValueError, what, expected, got)
         nodes: dict[str, Node] = {}
