@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch import Trainer
 
 from pyg_dynbatch.documents.predict import read_documents
-from pyg_dynbatch.lightning import DocumentFileData
+from pyg_dynbatch.lightning import DocumentFileData, DocumentPrediction
+from pyg_dynbatch.models import DocumentPredictor
 from tests.core.helpers import message
 
 DOCUMENTS = [{"y": "ab"[n % 2], "x": n + 0.5, "in": {"y": n}} for n in range(20)]
@@ -166,3 +168,18 @@ def test_numbers_that_hardly_differ_are_refused(tmp_path: Path, numbers: tuple[s
     path.write_text('{{"y": {}}}\n{{"y": {}}}\n'.format(*numbers) * 9, encoding="utf-8")
     with pytest.raises(ValueError, match=r"nothing to learn[\s\S]*{} to {},".format(*numbers)):
         assert DocumentFileData(str(path), "y", overrides={"$.y": "number"}).schema
+
+
+@pytest.mark.long
+def test_documents_of_four_thousand_levels_are_trained(tmp_path: Path) -> None:
+    lines = [f'{{"y": {n % 2}, "in": {"[" * 3999}{n}.5{"]" * 3999}}}' for n in range(4)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    files = {"val_file": str(path), "test_file": str(path)}
+    found = data(path, **files, overrides={"$.in[]": "like $.in"})
+    task = DocumentPrediction(found.schema, width=4)
+    trainer = Trainer(accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, logger=False)
+    trainer.fit(task, found)
+    (saved,) = tmp_path.glob("**/*.ckpt")
+    documents = [document for _, document in found.documents["train"]]
+    assert len(DocumentPredictor([saved]).predict(documents)["prediction"]) == 4

@@ -103,6 +103,24 @@ def test_attributions_are_differences_of_log_odds(here: Path) -> None:
     assert first[0] == "$.weight" and len(few) == 2
 
 
+def test_a_predictor_in_training_mode_predicts_as_in_evaluation(here: Path) -> None:
+    predictor, given = DocumentPredictor([CKPT]), documents(here)[:3]
+    before = predictor.predict(given)["probability_large"], predictor.explain(given[0])
+    predictor.model.train()
+    assert (predictor.predict(given)["probability_large"] == before[0]).all()
+    assert predictor.explain(given[0]) == before[1]
+    assert all(part.training for part in predictor.model.modules())
+
+
+def test_one_object_at_two_places_is_explained_as_two(here: Path) -> None:
+    part: dict[str, Any] = {"size": 3.0, "color": "red"}
+    document = {"weight": 5.0, "parts": [part, part]}
+    predictor = DocumentPredictor([CKPT])
+    expected = predictor.explain(json.loads(json.dumps(document)))
+    assert predictor.explain(document) == expected and len(expected) == 8
+    assert document["parts"] == [part, part] and len(part) == 2
+
+
 PARTS_OF_FIRST = ["$.parts[0].size", "$.parts[0].color"]
 
 
@@ -232,13 +250,3 @@ def test_options_out_of_range_are_refused(option: str, value: float) -> None:
     schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
     text = message(ValueError, DocumentPrediction, schema, **{option: value})
     assert option in text and "expected: 0 to" in text
-
-
-def test_models_of_different_weights_of_the_linear_part_are_not_averaged() -> None:
-    documents = from_examples([{"x": 1.5}]).schema.as_dict()
-    schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
-    model = DocumentPrediction(schema, linear=0.25).model
-    model.check_origin({"schema": schema, "linear": 0.25})
-    for other in ({"linear": 1.0}, {}):  # without the option, the default
-        text = message(ValueError, model.check_origin, {"schema": schema, **other})
-        assert "linear" in text

@@ -1,13 +1,18 @@
 """Ensembles, tables of predictions, and reports with pictures of a run."""
 
+import inspect
 import re
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 
+from pyg_dynbatch import lightning
 from pyg_dynbatch.lightning import PredictionTable, RunReport, ensemble_of
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.prediction import write_table
@@ -172,3 +177,27 @@ def test_nothing_is_drawn_without_a_folder_or_trees(tmp_path: Path) -> None:
     run = trainer(tmp_path, callbacks=[report])
     run.test(module, datamodule=data, verbose=False)
     assert not report.places(run)["predicted trees"].exists()
+
+
+TASKS = [
+    each
+    for each in map(partial(getattr, lightning), lightning.__all__)
+    if inspect.isclass(each) and issubclass(each, lightning.Task) and not inspect.isabstract(each)
+]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_options_that_change_predictions_are_compared(kind: Any) -> None:
+    """Even where all weights fit: no model predicts or is averaged with options of another."""
+    task = kind.dry_run_instance({}, {})
+    parts = (type(task.model.network), type(task.model))
+    named = [each for part in parts for each in inspect.signature(part).parameters.values()]
+    known = {each.name for each in named if each.default is not each.empty}
+    assert set(task.model.training_options) <= known
+    contents = {"state_dict": task.state_dict(), "hyper_parameters": dict(task.hparams)}
+    task.model.check(contents, kind.__name__, task.hparams)
+    for name in known:
+        changed = {**contents, "hyper_parameters": {**task.hparams, name: "another"}}
+        refused = name not in task.model.training_options
+        with pytest.raises(ValueError, match=name) if refused else nullcontext():
+            task.model.check(changed, kind.__name__, task.hparams)
