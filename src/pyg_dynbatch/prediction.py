@@ -44,7 +44,7 @@ class Model(nn.Module, ABC):
     """Hyper-parameters of a checkpoint that concern training only."""
 
     training_options: ClassVar[tuple[str, ...]] = ()
-    """Options of the model and its network that do not change what is predicted."""
+    """Options that do not change what the model predicts, or are compared by check_origin."""
 
     first_class: ClassVar[int] = 0
     """First class, for the names of columns in the table of predictions."""
@@ -97,12 +97,7 @@ class Model(nn.Module, ABC):
         self.check(checkpoint)
         self.load_state_dict(_weights(checkpoint))
 
-    def check(
-        self,
-        checkpoint: Mapping[str, Any],
-        name: str = "",
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def check(self, checkpoint: Mapping[str, Any], name: str = "", options: Any = None) -> None:
         """Compare the task, origin and weights of a checkpoint with those of this model.
 
         So are the options, if those that this model was made with are given.
@@ -116,7 +111,8 @@ class Model(nn.Module, ABC):
         if options is not None and "hyper_parameters" in checkpoint:
             own, saved = map(self._predicting, (options, checkpoint["hyper_parameters"]))
             for key, expected, got in differences(own, saved):
-                raise mismatch(ValueError, what, expected, got, where=key, hint=SAME_CONFIGURATION)
+                texts = str(expected)[:80], str(got)[:80]
+                raise mismatch(ValueError, what, *texts, where=key, hint=SAME_CONFIGURATION)
         own, saved = _shapes(self.state_dict()), _shapes(_weights(checkpoint))
         for key in sorted({*saved, *own}):
             expected, got = own.get(key, "no such weight"), saved.get(key, "no such weight")
@@ -124,13 +120,11 @@ class Model(nn.Module, ABC):
                 raise mismatch(ValueError, what, expected, got, where=key, hint=SAME_CONFIGURATION)
 
     def _predicting(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all options that change predictions, besides the schema, or their defaults."""
-        found: dict[str, Any] = {}
-        for part in (type(self.network), type(self)):
-            for name, parameter in inspect.signature(part).parameters.items():
-                value = options.get(name, parameter.default)
-                found[name] = list(value) if isinstance(value, tuple) else value
-        return {n: v for n, v in found.items() if n not in ("schema", *self.training_options)}
+        """Return all options that change predictions, or their defaults."""
+        parts = (inspect.signature(type(each)).parameters for each in (self.network, self))
+        known = {name: given.default for part in parts for name, given in part.items()}
+        found = {n: options.get(n, known[n]) for n in known if n not in self.training_options}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
 
 def _weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -201,16 +195,15 @@ def average(
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[nn.Module]:
     """Compute without gradients and dropout; the modes of all parts are restored."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
+    in_training = [part for part in module.modules() if part.training]
     try:
         with torch.inference_mode():
-            yield
+            yield module.eval()
     finally:
-        for part, mode in modes.items():
-            part.training = mode
+        for part in in_training:
+            part.training = True
 
 
 class ExactBuffers(nn.Module):

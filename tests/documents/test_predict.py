@@ -155,7 +155,7 @@ def test_a_checkpoint_is_not_used_with_other_documents(here: Path, capsys: Any) 
     changed = [{**one, "weight": 1.0} for one in documents(here)]
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, changed)))
     options = ["--run", "runs/small/version_0", "--data.init_args.file", "changed.jsonl"]
-    assert "other documents" in complaint(capsys, "test", *options)
+    assert "schema.documents" in complaint(capsys, "test", *options)
 
 
 @pytest.mark.long

@@ -193,6 +193,7 @@ def test_options_that_change_predictions_are_compared(kind: Any) -> None:
     parts = (type(task.model.network), type(task.model))
     named = [each for part in parts for each in inspect.signature(part).parameters.values()]
     known = {each.name for each in named if each.default is not each.empty}
+    known |= {each.name for each in named if each.name in task.hparams}
     assert set(task.model.training_options) <= known
     contents = {"state_dict": task.state_dict(), "hyper_parameters": dict(task.hparams)}
     task.model.check(contents, kind.__name__, task.hparams)

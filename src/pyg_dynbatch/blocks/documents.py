@@ -215,8 +215,7 @@ class _Texts(nn.Embedding):
     def forward(self, ragged: Any) -> Tensor:
         kept = None
         if self.training and self.dropout:
-            ones = self.weight.new_ones(ragged.rows.numel())
-            kept = nn.functional.dropout(ones, self.dropout)
+            kept = nn.functional.dropout(self.weight.new_ones(ragged.rows.numel()), self.dropout)
         return _sum_of_rows(self.weight, ragged, kept)
 
 
@@ -228,10 +227,9 @@ class LinearCounts(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1 + rows, width))
         self.bias = nn.Parameter(torch.zeros(width))
 
-    @property
-    def weights(self) -> Tensor:
-        """The rows."""
-        return _FASTER * self.weight
+    def penalty(self) -> Tensor:
+        """Return half the sum of squares of the rows."""
+        return (_FASTER * self.weight).square().sum() / 2
 
     def forward(self, ragged: Any) -> Tensor:
         """Add up the rows of what was counted, given as numbers of rows and weights."""

@@ -67,12 +67,8 @@ def _parsed(text: str, path: str, line: int) -> Any:
         what = f"{Path(path).name}: a string holds half of a character, which no file can hold"
         where = f"{path}:{line + text.count(chr(10), 0, lone.start())}"
         raise mismatch(ValueError, what, "surrogates in pairs", lone[0], where=where)
+    numbers: Any = dict.fromkeys(("parse_constant", "parse_float", "parse_int"), _number)
     try:
-        numbers: dict[str, Any] = {
-            "parse_constant": _number,
-            "parse_float": _number,
-            "parse_int": _number,
-        }
         with deep_recursion():
             return json.loads(text, object_pairs_hook=unique, **numbers)
     except (ValueError, RecursionError) as error:
@@ -172,8 +168,7 @@ class DocumentNetwork(nn.Module):
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, outputs))
         # The longer the vectors that the linear part reads, of length one per path, the smaller
         # are its weights.
-        paths = sum(not node.ignored for node in schema.nodes.values())
-        self.share = paths / schema.documents
+        self.share = sum(not node.ignored for node in schema.nodes.values()) / schema.documents
 
     def ways(self, batch: Batch) -> Ways:
         """Compute a batch whose ``plan`` the encoder's collater has made, in both ways."""
@@ -191,7 +186,7 @@ class DocumentNetwork(nn.Module):
     def penalty(self) -> Float[Tensor, ""]:
         """Return half the sum of squares of the linear weights per path, and training document."""
         (table,) = (module for module in self.modules() if isinstance(module, LinearCounts))
-        return self.share * table.weights.square().sum() / 2
+        return self.share * table.penalty()
 
 
 class DocumentPredictionModel(prediction.Model):
@@ -212,8 +207,8 @@ class DocumentPredictionModel(prediction.Model):
     ) -> None:
         documents = DocumentSchema.from_dict(schema["documents"])
         classes: list[Any] = schema.get("classes", [None])
-        options = width, dropout, unknown, linear
-        super().__init__(DocumentNetwork(documents, len(classes), *options))
+        options = len(classes), width, dropout, unknown, linear
+        super().__init__(DocumentNetwork(documents, *options))
         self.schema, self.documents = schema, documents
         self.scale: dict[str, float] | None = schema.get("scale")
         self.classes = [name_of_class(label) for label in classes]
@@ -253,14 +248,6 @@ class DocumentPredictionModel(prediction.Model):
         """Average the probabilities of classes, or the values."""
         values = self.scale is not None
         return prediction.AveragedNetwork([member.network for member in members], values=values)
-
-    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Raise an error if the checkpoint was trained on documents with a different schema."""
-        found = prediction.differences({"schema": self.schema}, hyper_parameters, common=True)
-        for name, own, other in found:
-            what = "DocumentPrediction: the checkpoint was trained on other documents"
-            hint = f"{prediction.SAME_CONFIGURATION}, or predict --checkpoint"
-            raise mismatch(ValueError, what, str(own)[:80], str(other)[:80], where=name, hint=hint)
 
 
 class DocumentPredictor:
@@ -348,8 +335,11 @@ class DocumentPredictor:
         document = _copy_of(document)
         parts = (part for part in self.model.documents.walk(document) if not part.problem)
         for part in [part for part in islice(parts, most + 1) if part.owner is not None]:
-            with _without(part.owner, part.key):
-                variants.append(self.encoder.tracer(document))
+            before = part.owner.copy()
+            del part.owner[part.key]
+            variants.append(self.encoder.tracer(document))
+            part.owner.clear()
+            part.owner.update(before) if isinstance(before, dict) else part.owner.extend(before)
             paths.append(part.path)
         with prediction.evaluating(self.model):
             chunks = [variants[n : n + 256] for n in range(0, len(variants), 256)]
@@ -377,18 +367,6 @@ def _copy_of(document: Any) -> Any:
                 owner[key] = part.copy()
                 left.append(owner[key])
     return top[0]
-
-
-@contextmanager
-def _without(owner: Any, key: Any) -> Iterator[None]:
-    """Leave a part out of an object or a list, and restore it, the order of keys included."""
-    before = owner.copy()
-    del owner[key]
-    try:
-        yield
-    finally:
-        owner.clear()
-        owner.update(before) if isinstance(owner, dict) else owner.extend(before)
 
 
 def run_documents(command: str, argv: list[str]) -> int:

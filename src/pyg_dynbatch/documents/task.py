@@ -16,7 +16,6 @@ from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, ste
 from pyg_dynbatch.core.errors import checked_range, mismatch
 from pyg_dynbatch.documents.predict import (
     DocumentPredictionModel,
-    Ways,
     collate,
     deep_recursion,
     name_of_class,
@@ -85,7 +84,7 @@ class DocumentFileData(SplitDataModule):
             raise mismatch(ValueError, what, "at least 0, in sum below 1", shares)
         self.file, self.label, self.overrides = file, label, overrides or {}
         self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
-        self.split_seed = split_seed
+        self.split_seed, self.is_number = split_seed, is_number(label, self.overrides)
         self._traced: dict[str, tuple[Any, list[tuple[Any, float | int]]]] = {}
 
     @cached_property
@@ -147,11 +146,6 @@ class DocumentFileData(SplitDataModule):
                 hint=f"the override {{{path}: number}} to predict numbers",
             )
         return {**common, "classes": classes}
-
-    @property
-    def is_number(self) -> bool:
-        """Whether the label is a value, and not a class."""
-        return is_number(self.label, self.overrides)
 
     @classmethod
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,8 +215,7 @@ class DocumentFileData(SplitDataModule):
 
     def describe_examples(self, example: np.ndarray) -> dict[str, np.ndarray]:
         """Return the places of documents, for the table of predictions."""
-        documents = self.documents[self.predict_split]
-        return {"document": np.array([documents[number][0] for number in example])}
+        return {"document": np.array([self.documents[self.predict_split][n][0] for n in example])}
 
 
 class DocumentPrediction(Task):
@@ -283,13 +276,13 @@ class DocumentPrediction(Task):
         """Run the network, and return both of its predictions."""
         return self.model.network.ways(batch)
 
-    def summed_loss(self, output: Ways, batch: Batch) -> Summed:
+    def summed_loss(self, output: Any, batch: Batch) -> Summed:
         """Sum the cross entropies, or the squared errors in deviations of the training targets.
 
         In training both ways predict alone, and the weights of the linear one have a penalty.
         """
         network, scale, y = self.model.network, self.model.scale, batch.y
-        loss = self.penalty * len(y) * network.penalty() if self.training else 0.0
+        loss: Any = self.penalty * len(y) * network.penalty() if self.training else 0.0
         ways = output if self.training else [network.mean(output)]
         for way in ways:
             exact = way.to(torch.promote_types(way.dtype, torch.float32))
@@ -301,9 +294,9 @@ class DocumentPrediction(Task):
                 loss = loss + (exact[:, 0] - target.to(exact.dtype)).square().sum()
         return loss, torch.full((), len(ways) * len(y), device=y.device)
 
-    def update_scores(self, stage: str, ways: Ways, batch: Batch) -> None:
+    def update_scores(self, stage: str, output: Any, batch: Batch) -> None:
         """Count hits, or compare numbers."""
-        output = self.model.network.mean(ways)
+        output = self.model.network.mean(output)
         scores: Any = self.scores[f"{stage}_scores"]
         if self.model.scale is None:
             count = torch.full((), len(batch.y), device=output.device)
