@@ -28,18 +28,18 @@ MAX_FILES = 140
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
-    "blocks": 6_090,
+    "blocks": 6_087,
     "compat": 311,
-    "core": 6_220,
-    "documents": 735,
+    "core": 6_217,
+    "documents": 710,
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_583,
     "nn": 3_184,
-    "training": 2_595,
-    "trees": 4_262,
-    "other files": 2_995,
-    "installed": 42_490,
+    "training": 2_596,
+    "trees": 4_259,
+    "other files": 3_011,
+    "installed": 42_509,
     "benchmarks": 7_180,
 }
 MAX_CODE = 27_430

@@ -98,10 +98,7 @@ class Model(nn.Module, ABC):
         self.load_state_dict(_weights(checkpoint))
 
     def check(self, checkpoint: Mapping[str, Any], name: str = "", options: Any = None) -> None:
-        """Compare the task, origin and weights of a checkpoint with those of this model.
-
-        So are the options, if those that this model was made with are given.
-        """
+        """Compare a checkpoint with the task, weights and, if they are given, options of this."""
         name = name or self.task
         what = f"{name}: the checkpoint belongs to a different model"
         if (other := checkpoint.get("pyg_dynbatch_task", name)) != name:

@@ -246,8 +246,8 @@ class DocumentPredictionModel(prediction.Model):
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Average the probabilities of classes, or the values."""
-        values = self.scale is not None
-        return prediction.AveragedNetwork([member.network for member in members], values=values)
+        networks = [member.network for member in members]
+        return prediction.AveragedNetwork(networks, values=self.scale is not None)
 
 
 class DocumentPredictor:
@@ -358,8 +358,7 @@ class DocumentPredictor:
 
 def _copy_of(document: Any) -> Any:
     """Copy a document, in which one object may occur at two places; it can be nested deeply."""
-    top = [document]
-    left: list[Any] = [top]
+    left: list[Any] = [top := [document]]
     while left:
         owner = left.pop()
         for key, part in list(owner.items() if isinstance(owner, dict) else enumerate(owner)):
