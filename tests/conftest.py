@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw more examples per law if the long tests are selected."""
     settings.register_profile(
         "tests",
-        max_examples=60 if config.option.markexpr == "long" else 12,
+        max_examples=50 if config.option.markexpr == "long" else 8,
         derandomize="CI" in os.environ,
         print_blob=True,
         # Batches are small and first calls slow: a deadline would only measure the machine.

@@ -87,6 +87,7 @@ def test_the_card_of_a_use_shows_its_first_sentence_and_picture(site_pages, tmp_
     )
 
 
+@pytest.mark.long
 def test_the_first_frame_of_the_animation_shows_everything(site_pages: ModuleType) -> None:
     first, *others = site_pages.batching_svg().split('<g class="frame"')[1:]
     shown = [re.findall("fill: (#[0-9a-f]{6})", frame) for frame in (first, *others)]

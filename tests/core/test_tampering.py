@@ -297,7 +297,14 @@ def in_a_process(call: str) -> None:
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("cases", [200, pytest.param(20_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", ["recordings", "levels", "traces"])
-def test_wrong_fields_never_end_the_process(kind: str, cases: int) -> None:
-    in_a_process(f"tamper_with_{kind}(range({cases})) > {cases // 2}")
+KINDS = ["recordings", "levels", "traces"]
+
+
+def test_wrong_fields_never_end_the_process() -> None:
+    in_a_process(" and ".join(f"tamper_with_{kind}(range(200)) > 100" for kind in KINDS))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_wrong_fields_never_end_the_process(kind: str) -> None:
+    in_a_process(f"tamper_with_{kind}(range(20_000)) > 10_000")

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from pyg_dynbatch.autobatch import autobatch
 from tests.laws.decisions import PLAIN, Random, collated, examples
+from tests.strategies import few
 
 SEEDS = st.integers(0, 2**30)
 
@@ -46,6 +47,7 @@ def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@few(12)
 @given(SEEDS, st.integers(1, 7), st.integers(1, 2))
 def test_random_programs_equal_plain_python(seed: int, count: int, programs: int) -> None:
     decisions, plain = models()
@@ -65,6 +67,7 @@ def test_random_programs_equal_plain_python(seed: int, count: int, programs: int
         close(batched(given), expected)
 
 
+@few(12)
 @given(SEEDS)
 def test_traces_and_schedules_give_the_same(seed: int) -> None:
     decisions, plain = models()
