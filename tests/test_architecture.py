@@ -57,7 +57,6 @@ MORE_PARAMETERS = {
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",
     "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
-    "documents/task.py:DocumentFileData.__init__": "keys of the configs",
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
     "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",
