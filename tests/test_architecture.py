@@ -36,13 +36,13 @@ MAX_LINES = {
     "native": 0,
     "kernels": 1_583,
     "nn": 3_184,
-    "training": 2_596,
-    "trees": 4_259,
-    "other files": 3_011,
-    "installed": 42_509,
+    "training": 2_600,
+    "trees": 4_251,
+    "other files": 3_012,
+    "installed": 42_506,
     "benchmarks": 7_180,
 }
-MAX_CODE = 27_430
+MAX_CODE = 27_423
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -28,7 +28,6 @@ from torch import nn
 from pyg_dynbatch.lightning import SSTData, TreeClassification, VectorOptions, ensemble_of
 
 CONFIG = Path(__file__).parents[2] / "configs" / "sst_contextual.yaml"
-DECAY = 0.999  # of the averaged weights, as in the configuration
 METRICS = {"five classes": "accuracy", "binary": "binary_accuracy"}
 
 
@@ -43,16 +42,18 @@ def train(
 ) -> tuple[TreeClassification, list[str], list[float]]:
     """Train with one seed; return the task, and for each metric the best checkpoint on dev."""
     pl.seed_everything(seed, verbose=False)
-    options = yaml.safe_load(CONFIG.read_text("utf-8"))["model"]["init_args"]
-    task = TreeClassification.from_plain({**options, "num_tokens": 0, "num_classes": 5})
+    config = yaml.safe_load(CONFIG.read_text("utf-8"))
+    options = {**config["model"]["init_args"], "num_tokens": 0, "num_classes": 5}
+    task = TreeClassification.from_plain(options)
     if network is not None:
         task.model.network = network()
     best = [
         ModelCheckpoint(folder, f"{seed}-{key}", monitor=f"val/{key}", mode="max")
         for key in METRICS.values()
     ]
-    average = EMAWeightAveraging(decay=DECAY)
-    trainer(max_epochs=epochs, callbacks=[average, *best], val_check_interval=0.5).fit(task, data)
+    (average,), every = (config["trainer"][key] for key in ("callbacks", "val_check_interval"))
+    callbacks = [EMAWeightAveraging(**average["init_args"]), *best]
+    trainer(max_epochs=epochs, callbacks=callbacks, val_check_interval=every).fit(task, data)
     scores = [float(each.best_model_score or 0) for each in best]
     return task, [each.best_model_path for each in best], scores
 

@@ -44,7 +44,7 @@ class Model(nn.Module, ABC):
     """Hyper-parameters of a checkpoint that concern training only."""
 
     training_options: ClassVar[tuple[str, ...]] = ()
-    """Options that do not change what the model predicts, or are compared by check_origin."""
+    """Options, besides dropout, that change no prediction, or are compared by check_origin."""
 
     first_class: ClassVar[int] = 0
     """First class, for the names of columns in the table of predictions."""
@@ -120,7 +120,8 @@ class Model(nn.Module, ABC):
         """Return all options that change predictions, or their defaults."""
         parts = (inspect.signature(type(each)).parameters for each in (self.network, self))
         known = {name: given.default for part in parts for name, given in part.items()}
-        found = {n: options.get(n, known[n]) for n in known if n not in self.training_options}
+        names = [name for name in known if not name.endswith("dropout")]
+        found = {n: options.get(n, known[n]) for n in names if n not in self.training_options}
         return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
 

@@ -10,8 +10,9 @@ import types
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from pyg_dynbatch.lightning import SICKData, TreeRelatedness, VectorOptions, ens
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.models import TreePredictor, load
 from pyg_dynbatch.trees import contextual
-from pyg_dynbatch.trees.contextual import ContextualVectors, word_rows
-from pyg_dynbatch.trees.words import DEFAULT_MODEL, find_model, unescape
+from pyg_dynbatch.trees.contextual import ContextualVectors
+from pyg_dynbatch.trees.words import DEFAULT_MODEL, Vocabulary, WordVectors, find_model, unescape
 from tests.console import run
 from tests.training.helpers import listops, task, trainer, tree_files
 from tests.trees.helpers import assert_same
@@ -114,7 +115,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setitem(sys.modules, "transformers", module)
     monkeypatch.setattr(Network, "calls", 0)
     contextual._transformer.cache_clear()
-    contextual._weights_digest.cache_clear()
+    contextual.weights_digest.cache_clear()
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -288,18 +289,14 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
     content = files["train"].read_bytes()
     table = np.load(files["train"])
     np.save(files["train"], table[:-1])
-    with pytest.raises(ValueError, match=r"do not belong to these trees[\s\S]*delete the file"):
+    with pytest.raises(ValueError, match=r"belongs to other trees[\s\S]*delete it"):
         sst(samples, tmp_path, "train", encoder=encode(model))
     for damaged in (content[:-2], content[:100], b"half", b""):
         files["train"].write_bytes(damaged)
         with pytest.raises(ValueError, match=r"the file is damaged[\s\S]*delete it"):
             sst(samples, tmp_path, "train", encoder=encode(model))
-    np.save(files["train"], np.zeros((9, 8), np.float16))
-    with pytest.raises(ValueError, match=r"holds other vectors[\s\S]*rows of something else"):
-        sst(samples, tmp_path, "train", encoder=encode(model))
     files["train"].write_bytes(files["dev"].read_bytes())
-    match = r"holds other vectors\.[\s\S]*\"train\.[\s\S]*rows of .*\"dev\."
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="belongs to other trees"):
         sst(samples, tmp_path, "train", encoder=encode(model))
     files["train"].write_bytes(content)
     changed = tmp_path / "changed"
@@ -311,18 +308,39 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
     check_x(sst(samples, tmp_path, "train", encoder=encode(model)))
 
 
-def test_vectors_of_other_weights_are_refused(model, samples, tmp_path):
-    weights = Path(model, "model.safetensors")
-    weights.write_text("first")
-    wanted = sst(samples, tmp_path, "train", encoder=encode(model))[0].x
-    for content, fits in (("second", False), ("first", True)):
-        weights.write_text(content)
-        contextual._weights_digest.cache_clear()
-        if fits:
-            assert torch.equal(sst(samples, tmp_path, "train", encoder=encode(model))[0].x, wanted)
-            continue
-        with pytest.raises(ValueError, match=r"holds other vectors[\s\S]*rows of weights"):
-            sst(samples, tmp_path, "train", encoder=encode(model))
+def change_weights(model: str, content: str) -> None:
+    Path(model, "model.safetensors").write_text(content)
+    contextual.weights_digest.cache_clear()
+
+
+def test_vectors_of_other_weights_are_not_mixed(model, samples, tmp_path, monkeypatch):
+    change_weights(model, "first")
+    train = sst(samples, tmp_path, "train", encoder=encode(model)).vectors
+    change_weights(model, "second")
+    other = sst(samples, tmp_path, "train", encoder=encode(model)).vectors
+    assert train.path != other.path and train.encoder != other.encoder
+    again = sst(samples, tmp_path, "train", encoder=train.encoder).vectors
+    assert again.path == train.path
+    for root in (tmp_path, None):  # the weights that made the vectors of train are gone
+        with pytest.raises(ValueError, match=r"has other weights[\s\S]*made the vectors of train"):
+            sst(samples, root, "dev", encoder=train.encoder)
+    with pytest.raises(ValueError, match="has other weights"):
+        next(train.encoder.encode([["a"]]))
+    # Of a name alone, the weights are not known: neither its vectors nor its model are taken.
+    monkeypatch.setattr(contextual, "weights_digest", lambda model: "unknown")
+    third = sst(samples, tmp_path, "train", encoder=encode(model)).vectors.path
+    assert third not in (train.path, other.path)
+    third.unlink()
+    other.path.unlink()
+    only = sst(samples, tmp_path, "train", encoder=encode(model)).vectors
+    assert only.path == train.path
+    with pytest.raises(ValueError, match="has other weights"):
+        sst(samples, tmp_path, "dev", encoder=only.encoder)
+    unknown = sst(samples, tmp_path, "dev", encoder=encode(model)).vectors
+    monkeypatch.undo()
+    for root in (tmp_path, None):
+        with pytest.raises(ValueError, match="has other weights"):
+            sst(samples, root, "train", encoder=unknown.encoder)
 
 
 def test_a_failure_leaves_no_file(model, samples, tmp_path, monkeypatch):
@@ -367,29 +385,59 @@ def test_features_are_standardized_on_train(model: str, tmp_path: Path) -> None:
 def test_constant_features_stay_constant() -> None:
     rows = np.array([[1.0, 0.1, 3], [3.0, 0.1, 3], [5.0, 0.1, 3]], np.float16)
     rows[0, 1] = np.nextafter(rows[0, 1], np.float16(1))
-    vectors = ContextualVectors(SentenceEncoder(), rows)
+    vectors = ContextualVectors(SentenceEncoder(), [0, 2, 3], rows)
     vectors.encoder = vectors.standardized(0.3)
     spread = 0.3 * 1.5**0.5
-    wanted = torch.tensor([[-spread, 0, 0], [0, 0, 0], [spread, 0, 0], [0, 0, 0]])
-    found = vectors(torch.tensor([0, 1, 2, -1]))
+    wanted = torch.tensor([[spread, 0, 0], [-spread, 0, 0], [0, 0, 0], [0, 0, 0]])
+    found = vectors(torch.tensor([7, 7, -1, 0])[[0, 1, 3, 2]], [1, 0])
     torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
-    vectors = ContextualVectors(SentenceEncoder(), np.ones((3, 2), np.float16))
+    vectors = ContextualVectors(SentenceEncoder(), [0, 3], np.ones((3, 2), np.float16))
     assert vectors.standardized(0.3).factor == (pytest.approx(0.3),) * 2
 
 
-def test_options_that_would_be_ignored_are_refused(model: str, tmp_path: Path) -> None:
-    for name, value in {"cache": "a", "missing": "zeros", "lower_case": False}.items():
-        with pytest.raises(ValueError, match=f"'contextual' does not use {name}"):
-            options(model, **{name: value})
-    with pytest.raises(ValueError, match="'sentence' does not use layers"):
-        VectorOptions("sentence", layers=(1,))
+class Recorded(VectorOptions):
+    """Options that note which of them are read."""
+
+    reads: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        Recorded.reads.add(name)
+        return super().__getattribute__(name)
+
+
+def test_every_option_is_read_or_refused(model, samples, tmp_path, monkeypatch):
+    files = {"glove": str(samples / "glove.txt"), "sentence": "some-model", "contextual": model}
+    given = {"cache": "a", "scale": 2.0, "layers": (0, 1), "missing": "zeros", "lower_case": False}
+    assert {*given, "source", "file"} == {option.name for option in fields(VectorOptions)}
+
+    def ones(words: Vocabulary, model: str, **options: Any) -> WordVectors:
+        return WordVectors(words, torch.ones(len(words), 2), torch.ones(len(words)).bool())
+
+    monkeypatch.setattr("pyg_dynbatch.trees.task.sentence_vectors", ones)
+    for source in ("none", *files):
+        for name, value in {**given, "file": files.get(source, "a")}.items():
+            known = {"layers": (0, 2)} if source == "contextual" else {}
+            chosen = {"file": files.get(source), **known, name: value}
+            try:
+                options = Recorded(source, **chosen)
+            except ValueError as error:
+                assert f"VectorOptions: the source {source!r} does not use {name}" in str(error)
+                continue
+            Recorded.reads.clear()
+            data = tree_files(tmp_path, vectors=options)
+            assert (data.word_vectors or data.dataset("train")) and name in Recorded.reads
     for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"layers": ()}):
         with pytest.raises(ValueError, match="is out of range"):
-            options(model, **wrong)
+            VectorOptions("contextual", **wrong)
+
+
+def test_models_that_do_not_fit_are_refused(model: str, tmp_path: Path) -> None:
     data = tree_files(tmp_path, vectors=options(model))
-    classifier = task(tree_files(tmp_path), embedding_channels=8)
-    with pytest.raises(ValueError, match=r"the model has an embedding[\s\S]*num_tokens 0"):
-        trainer(tmp_path, max_epochs=1).fit(classifier, data)
+    words, narrow = task(tree_files(tmp_path), embedding_channels=8), task(data)
+    for wrong, got in ((words, "num_tokens 6, embedding_channels 8"), (narrow, "num_tokens 0")):
+        match = rf"num_tokens 0, embedding_channels 8\n[\s\S]*got: *{got}"
+        with pytest.raises(ValueError, match=match):
+            trainer(tmp_path, max_epochs=1).fit(wrong, data)
 
 
 def test_pairs_are_trained(model: str, samples: Path, tmp_path: Path) -> None:
@@ -424,7 +472,7 @@ def test_a_checkpoint_predicts_new_trees(model, tmp_path, monkeypatch, no_packag
     np.testing.assert_allclose(found, scaled, rtol=0.02, atol=0.02)
     with torch.no_grad():
         wanted = kept(next(iter(DataLoader(trees, 2)))).softmax(-1)
-    assert kept.vocabulary is None and kept.encoder.mean
+    assert len(kept.vocabulary) == 1 and kept.encoder.mean
     predictor = TreePredictor([path])
     read = [predictor.read("((film) (good))"), predictor.read(["unseen", ["film", "dull"]])]
     np.testing.assert_allclose(predictor.predict(read)["probability"], wanted, rtol=1e-4, atol=1e-4)
@@ -459,9 +507,7 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
     # The mean of training is part of the checkpoint.
     assert again.encoder.mean == again.dataset("test").vectors.encoder.mean == (0.5,) * 2 * WIDTH
     wrong = tree_files(tmp_path, vectors=options(model, layers=(0, 1)))
-    with pytest.raises(
-        ValueError, match=r"different vocabulary[\s\S]*layers=\(0, 1\)[\s\S]*\(0, 2\)"
-    ):
+    with pytest.raises(ValueError, match=r"different layers[\s\S]*\(0, 1\)[\s\S]*\(0, 2\)"):
         trainer(tmp_path).test(classifier, wrong, ckpt_path=paths[0], verbose=False)
 
 
@@ -474,10 +520,6 @@ def test_workers_open_the_file(model, samples, tmp_path, method):
     workers = {"num_workers": 2, "multiprocessing_context": method}
     found = [batch.x.clone() for batch in DataLoader(dataset, 2, **workers)]
     assert all(map(torch.equal, wanted, found)) and len(wanted) == len(found)
-
-
-def test_numbers_of_words() -> None:
-    assert word_rows(torch.tensor([-1, 7, 7, -1, 0])).tolist() == [-1, 0, 1, -1, 2]
 
 
 def test_a_bert_of_transformers(tmp_path: Path) -> None:
@@ -508,6 +550,27 @@ def test_a_bert_of_transformers(tmp_path: Path) -> None:
             wanted = torch.cat([states[k][0, mine].mean(0) for k in (0, 3, 3)])
             torch.testing.assert_close(found[start].float(), wanted, rtol=2e-3, atol=2e-3)
             start += 1
+    contextual._transformer.cache_clear()
+
+
+@pytest.mark.parametrize("most", [8, 12])
+def test_a_roberta_of_transformers(tmp_path: Path, most: int) -> None:
+    """Two of its places are not for pieces."""
+    transformers = pytest.importorskip("transformers")
+    contextual._transformer.cache_clear()
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "a", "\u0120a"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    transformers.RobertaTokenizerFast(vocab=vocabulary, merges=[]).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"vocab_size": 7, "num_hidden_layers": 1, "max_position_embeddings": most + 2}
+    network = transformers.RobertaModel(transformers.RobertaConfig(**sizes, pad_token_id=1))
+    network.save_pretrained(tmp_path)
+    encoder = SentenceEncoder(str(tmp_path), (0, -1))
+    longest = ["a"] * (most - 2)
+    assert next(encoder.encode([longest])).shape == (most - 2, 16)
+    for more in (1, 2):
+        with pytest.raises(ValueError, match=rf"a sentence is too long[\s\S]*{most} word pieces"):
+            next(encoder.encode([longest + ["a"] * more]))
     contextual._transformer.cache_clear()
 
 

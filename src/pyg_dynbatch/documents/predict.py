@@ -195,7 +195,7 @@ class DocumentPredictionModel(prediction.Model):
     network: DocumentNetwork
     task = "DocumentPrediction"
     task_options = ("penalty",)
-    training_options = ("dropout", "unknown")
+    training_options = ("unknown",)
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -105,6 +105,11 @@ class RateOptions:
         _check_range(self, "rise", 0 <= self.rise < 1, "at least 0 and below 1")
 
 
+# The options that each source of word vectors reads.
+_READ = {"none": "", "glove": "file scale missing lower_case", "sentence": "file scale cache"}
+_READ["contextual"] = "file scale layers"
+
+
 @dataclass(frozen=True)
 class VectorOptions:
     """Choose the initial word vectors.
@@ -120,10 +125,10 @@ class VectorOptions:
         scale: Factor on every vector; for ``contextual`` the standard deviation of every feature
             on the training split, where its mean is 0.
         layers: For ``contextual``: hidden layers that are put side by side, 0 the embedding.
-        missing: Initial vector of a word that has none: ``shared_uniform`` (one for all such words,
+        missing: For ``glove``, words without a vector: ``shared_uniform`` (one for all, from
             U(-0.05, 0.05)), ``uniform`` (one for each, U(-0.05, 0.05)), ``normal`` (one for each,
             with the deviation of the vectors found) or ``zeros``.
-        lower_case: Whether a word without a vector may take that of its lower-case form.
+        lower_case: For ``glove``: whether a word may have the vector of its lower-case form.
 
     Raises:
         ValueError: If an option is given that the source does not use.
@@ -143,13 +148,12 @@ class VectorOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that would be ignored."""
-        contextual = self.source == "contextual"
         _check_range(self, "scale", 0 < self.scale < math.inf, "a finite number above 0")
         _check_range(self, "layers", len(self.layers) > 0, "at least one layer")
-        for name in ("cache", "missing", "lower_case") if contextual else ("layers",):
-            if getattr(self, name) != getattr(type(self), name):
-                what = f"VectorOptions: the source {self.source!r} does not use {name}"
-                raise mismatch(ValueError, what, f"no {name}", getattr(self, name))
+        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        if unread := sorted(given - {"source", *_READ[self.source].split()}):
+            what = f"VectorOptions: the source {self.source!r} does not use {', '.join(unread)}"
+            raise mismatch(ValueError, what, _READ[self.source], getattr(self, unread[0]))
 
 
 def rate_factor(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from pyg_dynbatch.console import Progress, optional
@@ -36,8 +36,9 @@ class SentenceEncoder:
         model: A folder with a model, an installed package with one, or a name that transformers
             can fetch.
         layers: Hidden layers; 0 is the embedding, -1 the last layer.
-        mean: What data sets subtract from each feature; left out, the features stay as they are.
-        factor: What they multiply the difference with.
+        weights: Digest of the only weights to use, as data sets note it; left out, any.
+        mean: What `features` subtracts from each feature; left out, these stay as they are.
+        factor: What `features` multiplies the difference with.
 
     Reference:
         Reimers and Gurevych (2019), arXiv 1908.10084, for the default model.
@@ -51,6 +52,7 @@ class SentenceEncoder:
 
     model: str = DEFAULT_MODEL
     layers: tuple[int, ...] = (0, 3, -1)
+    weights: str = ""
     mean: tuple[float, ...] = field(default=(), repr=False)
     factor: tuple[float, ...] = field(default=(), repr=False)
 
@@ -60,26 +62,32 @@ class SentenceEncoder:
         Raises:
             ImportError: If the package transformers is missing.
             ConnectionError: If the model can neither be found nor downloaded.
-            ValueError: If the model lacks a layer, or a sentence is too long for it.
+            ValueError: If the model has other weights or lacks a layer, or a sentence is too long.
         """
+        _transformer(self.model)
+        if self.weights not in ("", now := weights_digest(self.model)):
+            what = f"SentenceEncoder: the model {self.model!r} has other weights"
+            hint = "the model that made the vectors of training"
+            raise mismatch(ValueError, what, self.weights, now, hint=hint)
         with Progress(f"encoding with {self.model}", "sentences", len(sentences)) as progress:
             for start in range(0, len(sentences), _CHUNK):
-                chunk = sentences[start : start + _CHUNK]
+                chunk = [list(map(unescape, each)) for each in sentences[start : start + _CHUNK]]
                 order = sorted(range(len(chunk)), key=lambda number: len(chunk[number]))
                 found: dict[int, Tensor] = {}
                 for first in range(0, len(order), _BATCH):
                     batch = order[first : first + _BATCH]
-                    rows = self._encode([list(map(unescape, chunk[i])) for i in batch])
-                    found |= zip(batch, rows.split([len(chunk[i]) for i in batch]), strict=True)
+                    found |= zip(batch, self._encode([chunk[i] for i in batch]), strict=True)
                     progress.update(len(batch))
                 yield torch.cat([found[number] for number in range(len(chunk))])
 
-    def _encode(self, sentences: list[list[str]]) -> Float[Tensor, "word feature"]:
+    def _encode(self, sentences: list[list[str]]) -> Sequence[Float[Tensor, "word feature"]]:
         tokenizer, network = _transformer(self.model)
         split: Any = {"is_split_into_words": True, "padding": True, "return_tensors": "pt"}
         pieces = tokenizer(sentences, **split)
-        most, length = network.config.max_position_embeddings, pieces["input_ids"].size(1)
-        if length > most:
+        places = getattr(getattr(network, "embeddings", None), "position_embeddings", None)
+        unused = getattr(places, "padding_idx", None)  # RoBERTa's first place follows this one
+        most = network.config.max_position_embeddings - (0 if unused is None else unused + 1)
+        if (length := pieces["input_ids"].size(1)) > most:
             what = "SentenceEncoder: a sentence is too long"
             where = " ".join(max(sentences, key=lambda words: sum(map(len, words))))
             raise mismatch(ValueError, what, f"{most} word pieces", length, where=where[:60])
@@ -95,7 +103,16 @@ class SentenceEncoder:
             word = word[word >= 0]
             total = rows.new_zeros(int(first[-1]), rows.size(1)).index_add_(0, word, rows)
             mean = total / word.bincount(minlength=len(total)).clamp(min=1).unsqueeze(1)
-        return mean.half()
+        return mean.half().split(list(map(len, sentences)))
+
+    def features(self, token: Tensor, rows: np.ndarray) -> Float[Tensor, "node feature"]:
+        """Give the nodes with a word one standardized row each, in order, and the others zeros."""
+        reads, words = has_token(token), torch.from_numpy(rows).float()
+        x = words.new_zeros(token.numel(), words.size(1))
+        if self.mean:
+            words = (words - torch.tensor(self.mean)) * torch.tensor(self.factor)
+        x[reads] = words
+        return x
 
 
 @cache
@@ -116,66 +133,67 @@ def _transformer(model: str) -> tuple[Any, Any]:
 
 
 @cache
-def _weights_digest(model: str) -> str:
-    """Digest the configuration and the weights of a model that is on this machine."""
-    marker, digest = Path(find_model(model, "config.json"), "config.json"), hashlib.sha256()
-    weights = (path for end in _WEIGHTS for path in sorted(marker.parent.glob(end)))
+def weights_digest(model: str) -> str:
+    """Digest the configuration and the weights of a model, if it is on this machine."""
+    marker = Path(find_model(model, "config.json"), "config.json")
     if not marker.is_file():
-        return ""
-    for path in (marker, *weights):
-        digest.update(sha256_of(path).encode())
-    return digest.hexdigest()[:16]
+        return "unknown"
+    weights = (path for end in _WEIGHTS for path in sorted(marker.parent.glob(end)))
+    digests = "".join(map(sha256_of, (marker, *weights)))
+    return hashlib.sha256(digests.encode()).hexdigest()[:16]
 
 
 class ContextualVectors:
     """Rows of the words of a data set, in memory or in a file that is mapped into memory.
 
     Args:
-        encoder: What made them, and what data sets do with them.
-        rows: One row per word, in float16.
-        path: The file of the rows, which another process opens again.
+        encoder: What made them, and standardizes them.
+        first: The first row of every example, and the end.
+        rows: One row per word, in float16, or the file that holds them.
     """
 
     def __init__(
-        self, encoder: SentenceEncoder, rows: np.ndarray | None, path: Path | None = None
+        self, encoder: SentenceEncoder, first: Sequence[int], rows: np.ndarray | Path
     ) -> None:
-        self.encoder, self.path, self.origin = encoder, path, ""
-        if rows is None:
-            table = np.load(str(path), "r")
-            (self.origin,) = table.dtype.names or ["something else"]
-            rows = table[self.origin] if table.dtype.names else table
-        self.rows: np.ndarray = rows
+        self.encoder, self.first = encoder, first
+        self.path = rows if isinstance(rows, Path) else None
+        try:
+            self.rows: np.ndarray = np.load(rows, "r") if isinstance(rows, Path) else rows
+            if len(self.rows) != first[-1]:
+                raise ValueError(f"{len(self.rows)} rows")
+        except (ValueError, EOFError) as error:
+            what = "ContextualVectors: the file is damaged, or belongs to other trees"
+            facts, where = (f"{first[-1]} rows", error), self.path
+            raise mismatch(ValueError, what, *facts, where=where, hint="delete it") from error
 
     @classmethod
     def of(
-        cls, encoder: SentenceEncoder, read: Callable[[], Sentences], trees: Path | None = None
+        cls,
+        encoder: SentenceEncoder,
+        first: Sequence[int],
+        read: Callable[[], Sentences],
+        trees: Path | None,
     ) -> "ContextualVectors":
-        """Encode sentences; if they are those of some trees, in a file beside these, or read it.
+        """Encode sentences; if they are those of a file of trees, in a file beside it, or read it.
 
-        It is an array of numpy, the name of whose only field says what the rows are.
+        It is an array of numpy; its name says to which trees, model, layers and weights it belongs.
         """
+        made = replace(encoder, weights=encoder.weights or weights_digest(encoder.model))
         if trees is None:
-            return cls(encoder, torch.cat(list(encoder.encode(read()))).numpy())
-        origin = json.dumps({"model": encoder.model, "layers": encoder.layers, "trees": trees.stem})
-        path = trees.with_suffix(f".{hashlib.sha256(origin.encode()).hexdigest()[:8]}.npy")
+            return cls(made, first, torch.cat(list(made.encode(read()))).numpy())
+        origin = hashlib.sha256(json.dumps([encoder.model, encoder.layers]).encode()).hexdigest()
+        name = f"{trees.stem}.{origin[:8]}"
+        path = trees.with_name(f"{name}.{made.weights}.npy")
+        if (encoder.weights, made.weights) == ("", "unknown"):
+            # Without the model, the vectors can still be read, if those of one are here.
+            known = list(trees.parent.glob(f"{name}.*.npy"))
+            path = known[0] if len(known) == 1 else path
         if not path.is_file():
             # Ranks come here together; the folder may be read-only once the file exists.
             with locked_folder(path.parent, wait=True, name=f"{path.name}.lock"):
                 if not path.is_file():
-                    named = f"{_weights_digest(encoder.model)} {origin}"
-                    write_atomically(path, partial(_fill, named, encoder, read()))
-        now = _weights_digest(encoder.model)
-        try:
-            found = cls(encoder, None, path)
-            made_by, _, what = found.origin.partition(" ")
-            if what != origin:
-                raise ValueError(f"rows of {found.origin}")
-            if now not in ("", made_by):  # without the model, the vectors can still be read
-                raise ValueError(f"rows of weights {made_by}; the model has {now}")
-        except (ValueError, EOFError) as error:
-            what = "ContextualVectors: the file is damaged, or holds other vectors"
-            raise mismatch(ValueError, what, origin, error, where=path, hint="delete it") from error
-        return found
+                    write_atomically(path, partial(_fill, made, read()))
+        return cls(replace(encoder, weights=path.stem.rpartition(".")[2]), first, path)
 
     def standardized(self, scale: float) -> SentenceEncoder:
         """Return an encoder that gives features of these rows mean 0 and deviation ``scale``."""
@@ -187,31 +205,22 @@ class ContextualVectors:
         both = [tuple(each.astype(np.float32).tolist()) for each in (mean, factor)]
         return replace(self.encoder, mean=both[0], factor=both[1])
 
-    def __call__(self, word: Int[Tensor, " node"]) -> Float[Tensor, "node feature"]:
-        """Return the rows of nodes in float32, zeros where the word is -1."""
-        reads, mean, factor = has_token(word), self.encoder.mean, self.encoder.factor
-        rows = torch.from_numpy(self.rows[word[reads].numpy()]).float()
-        x = rows.new_zeros(word.numel(), rows.size(1))
-        x[reads] = (rows - torch.tensor(mean)) * torch.tensor(factor) if mean else rows
-        return x
+    def __call__(self, token: Tensor, chosen: Iterable[int]) -> Float[Tensor, "node feature"]:
+        """Return the features of the nodes of chosen examples, one after another."""
+        parts = [self.rows[self.first[number] : self.first[number + 1]] for number in chosen]
+        return self.encoder.features(token, np.concatenate(parts))
 
     def __reduce__(self) -> Any:
         """Leave out rows that are in a file."""
-        return type(self), (self.encoder, None if self.path else self.rows, self.path)
+        return type(self), (self.encoder, self.first, self.path or self.rows)
 
 
-def _fill(origin: str, encoder: SentenceEncoder, sentences: Sentences, path: Path) -> None:
+def _fill(encoder: SentenceEncoder, sentences: Sentences, path: Path) -> None:
     """Write the rows of sentences, a part at once."""
-    facts = {"fortran_order": False, "shape": (sum(map(len, sentences)),)}
+    facts = {"descr": "<f2", "fortran_order": False}
     with path.open("wb") as file:  # not mapped, as a full disk would end the process
         for part in encoder.encode(sentences):
             if not file.tell():
-                descr = [(origin, "<f2", (part.size(1),))]
-                np.lib.format.write_array_header_2_0(file, {**facts, "descr": descr})
+                shape = sum(map(len, sentences)), part.size(1)
+                np.lib.format.write_array_header_2_0(file, {**facts, "shape": shape})
             file.write(part.numpy().astype("<f2").tobytes())
-
-
-def word_rows(token: Int[Tensor, " node"]) -> Int[Tensor, " node"]:
-    """Number the nodes that have a word, in their order; -1 for the others."""
-    reads = has_token(token)
-    return torch.where(reads, reads.cumsum(0) - 1, -1)

@@ -25,10 +25,11 @@ from torch_geometric.data import InMemoryDataset
 from pyg_dynbatch import files
 from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.structure import has_token
 from pyg_dynbatch.files import read_lines, sha256_of
 from pyg_dynbatch.loading import Segments, is_plain
 from pyg_dynbatch.samplers import node_counts
-from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder, word_rows
+from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder
 from pyg_dynbatch.trees.data import DynTreeData, TreeColumns
 from pyg_dynbatch.trees.text import ParsedTree, forest_to_data, parse_bracketed, parse_parents
 from pyg_dynbatch.trees.words import Vocabulary
@@ -124,15 +125,10 @@ class TreeDataset(InMemoryDataset, ABC):
         if encoder is not None:
             trees = Path(self.processed_dir, f"{split}.{ending}") if ending else None
             read = partial(self._sentences, build, split)
-            self.vectors = ContextualVectors.of(encoder, read, trees)
-            self._data.word = word_rows(self._data.token)
-            count, found = int((self._data.word >= 0).sum()), len(self.vectors.rows)
-            if count != found:
-                what = f"{type(self).__name__}: the vectors do not belong to these trees"
-                where, hint = self.vectors.path, "delete the file"
-                raise mismatch(ValueError, what, f"{count} rows", found, where=where, hint=hint)
-            if self.slices is not None:
-                self.slices["word"] = self.slices["token"]
+            before = [0, *has_token(self._data.token).cumsum(0).tolist()]
+            ends = [0, -1] if self.slices is None else self.slices["token"].tolist()
+            first = [before[node] for node in ends]
+            self.vectors = ContextualVectors.of(encoder, first, read, trees)
 
     def _sentences(self, build: Callable[[], Content], split: str) -> list[list[str]]:
         trees = [tree for item in build().splits[split] for tree in getattr(item, "trees", [item])]
@@ -144,9 +140,8 @@ class TreeDataset(InMemoryDataset, ABC):
     def get(self, idx: int) -> Any:
         """Take one example, with the vectors of its words."""
         example = super().get(idx)
-        if self.vectors is not None and "word" in example:
-            example.x = self.vectors(example.word)
-            del example.word
+        if self.vectors is not None and "x" not in example:
+            example.x = self.vectors(example.token, [idx])
         return example
 
     def _cached(self, name: str) -> dict[str, Any] | None:
@@ -226,10 +221,11 @@ class TreeDataset(InMemoryDataset, ABC):
         if columns is None:
             return [self[i] for i in chosen]
         where = self.indices()
-        taken = columns[[where[i] for i in chosen]]
-        if self.vectors is not None and "word" in taken.fields:
-            taken.fields["x"] = self.vectors(taken.fields.pop("word"))
-            taken.segments["x"] = taken.segments.pop("word")
+        rows = [where[i] for i in chosen]
+        taken = columns[rows]
+        if self.vectors is not None and "x" not in taken.fields:
+            taken.fields["x"] = self.vectors(taken.fields["token"], rows)
+            taken.segments["x"] = taken.segments["token"]
         return taken
 
     def _columns(self) -> TreeColumns | None:
@@ -243,9 +239,8 @@ class TreeDataset(InMemoryDataset, ABC):
             self._segments = source, _segments_of(*source)
         segments = self._segments[1]
         fields = {key: store[key] for key in segments if key in store and key != "num_nodes"}
-        if "edge_index" not in fields or not fields.keys() <= {*TreeColumns.named, "word"}:
-            return None
-        if not all(map(is_plain, fields.values())):
+        named = {"edge_index"} <= fields.keys() <= TreeColumns.named
+        if not named or not all(map(is_plain, fields.values())):
             return None
         return TreeColumns(segments["num_nodes"], fields, {key: segments[key] for key in fields})
 

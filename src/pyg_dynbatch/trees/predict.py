@@ -13,7 +13,7 @@ from pyg_dynbatch import prediction
 from pyg_dynbatch.console import Progress, check_outputs, prediction_arguments
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.nn import RecursiveLayer
-from pyg_dynbatch.trees.contextual import ContextualVectors, SentenceEncoder, word_rows
+from pyg_dynbatch.trees.contextual import SentenceEncoder
 from pyg_dynbatch.trees.data import Collater, DataLoader, DynTreeData
 from pyg_dynbatch.trees.datasets import TreeFile
 from pyg_dynbatch.trees.models import TreeClassifier, TreeSimilarity, mean_score
@@ -37,6 +37,7 @@ class TreeModel(prediction.Model):
                 model.vocabulary = Vocabulary(words[1:], words[0])
             if "encoder" in note:
                 model.encoder = SentenceEncoder(**note["encoder"])
+                model.vocabulary = Vocabulary([])  # tokens only tell which nodes have a word
         return model
 
 
@@ -45,10 +46,7 @@ class TreeClassificationModel(TreeModel):
 
     task = "TreeClassification"
     task_options = ("loss_on", "reduction", "polarity")
-    training_options = (
-        *("embedding_dropout", "recurrent_dropout", "output_dropout"),
-        *("forget_bias", "sparse_embedding"),
-    )
+    training_options = ("forget_bias", "sparse_embedding")
 
     def __init__(self, num_tokens: int, num_classes: int, **network: Any) -> None:
         super().__init__(TreeClassifier(num_tokens, num_classes, **network))
@@ -179,8 +177,8 @@ class TreePredictor:
         else:
             data = from_nested(tree, token=lambda part: self._row(part, words))
         if self.model.encoder is not None:
-            vectors = ContextualVectors.of(self.model.encoder, lambda: [words])
-            data.x = vectors(word_rows(data.token))
+            rows = torch.cat(list(self.model.encoder.encode([words])))
+            data.x = self.model.encoder.features(data.token, rows.numpy())
         return data
 
     def _row(self, part: Any, words: list[str]) -> int | None:
@@ -215,8 +213,6 @@ class TreePredictor:
 
 
 def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
-    if model.encoder is not None:
-        return Vocabulary([])  # tokens then only tell which nodes have a word
     if model.vocabulary is None:
         what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
         expected = "a checkpoint written with a data module of trees, by this version"

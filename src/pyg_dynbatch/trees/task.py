@@ -37,7 +37,7 @@ from pyg_dynbatch.trees.contextual import SentenceEncoder
 from pyg_dynbatch.trees.data import Collater, DataLoader
 from pyg_dynbatch.trees.datasets import SICK, SST, TreeDataset, TreeFile
 from pyg_dynbatch.trees.listops import ListOps, ListOpsRecipe
-from pyg_dynbatch.trees.models import mean_score
+from pyg_dynbatch.trees.models import TreeEncoder, mean_score
 from pyg_dynbatch.trees.predict import TreeClassificationModel, TreeRelatednessModel, arity_of
 from pyg_dynbatch.trees.words import (
     DEFAULT_MODEL,
@@ -89,10 +89,9 @@ class TreeDataModule(SplitDataModule):
         super().__init__(batch_size, max_nodes, num_workers, predict_split, virtual_ranks)
         self.max_nodes, self.arity, self.vectors = max_nodes, arity, vectors
         self._loaded: dict[str, TreeDataset] = {}
-        self.encoder: SentenceEncoder | None = None
+        encoder = SentenceEncoder(vectors.file or DEFAULT_MODEL, vectors.layers)
+        self.encoder = encoder if vectors.source == "contextual" else None
         """The encoder of whole sentences, if their words have contextual vectors."""
-        if vectors.source == "contextual":
-            self.encoder = SentenceEncoder(vectors.file or DEFAULT_MODEL, vectors.layers)
 
     def load(self, split: SplitName, vocabulary: Vocabulary | None) -> TreeDataset:
         """Load one split.
@@ -107,12 +106,12 @@ class TreeDataModule(SplitDataModule):
     @cached_property
     def _all_vectors(self) -> WordVectors | None:
         options, file = self.vectors, self.vectors.file
-        if options.source == "none" or self.encoder is not None:
+        if options.source not in ("glove", "sentence"):
             return None
         # Before the data are read, which takes long.
         if options.source == "glove" and (file is None or not Path(file).is_file()):
             what, got = "VectorOptions: source 'glove' needs a file of word vectors", file or "none"
-            hint = "--data.init_args.vectors.file glove.840B.300d.txt, or .source none"
+            hint = "--data.init_args.vectors.file glove.840B.300d.txt"
             kind = ValueError if file is None else FileNotFoundError
             raise mismatch(kind, what, "a text file of vectors, also .gz", got, hint=hint)
         words = self.load("train", None).vocabulary
@@ -132,6 +131,13 @@ class TreeDataModule(SplitDataModule):
         """
         vectors = self._all_vectors
         return vectors.only_found() if vectors and self._words_share else vectors
+
+    @property
+    def vector_sizes(self) -> tuple[int, ...] | None:
+        """The ``num_tokens`` and ``embedding_channels`` that a model needs to read the vectors."""
+        if self.encoder is not None and (vectors := self.dataset("train").vectors) is not None:
+            return 0, vectors.rows.shape[1]
+        return None if self.word_vectors is None else tuple(self.word_vectors.matrix.shape)
 
     @property
     def _words_share(self) -> bool:
@@ -197,17 +203,19 @@ class TreeDataModule(SplitDataModule):
 
     def _known(self) -> dict[str, Any]:
         if self.encoder is not None:
-            return {"vocabulary": str(self.encoder), "encoder": asdict(self.encoder)}
+            return {"encoder": asdict(self.encoder)}
         return {"vocabulary": self.vocabulary.digest(), "words": list(self.vocabulary.words)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise an error if the embedding of the checkpoint was trained for other words."""
-        own = self._known()["vocabulary"]
-        if (found := state_dict.get("vocabulary", own)) != own:
-            what = f"{type(self).__name__}: the checkpoint was made with a different vocabulary"
+        """Raise an error if the checkpoint was trained on other words or contextual vectors."""
+        own, found = ({**each, **each.get("encoder", {})} for each in (self._known(), state_dict))
+        own["weights"] = own.get("weights") or found.get("weights")  # known once vectors are loaded
+        names = ("vocabulary", "model", "layers", "weights")
+        if other := next((name for name in names if own.get(name) != found.get(name)), None):
+            what = f"{type(self).__name__}: the checkpoint was made with a different {other}"
             hint = "use the data files and options the checkpoint was made with"
-            own += "" if self.encoder else f" ({self.num_tokens} words)"
-            raise mismatch(ValueError, what, own, found, hint=hint)
+            wanted = f"{own.get(other)}" + ("" if self.encoder else f" ({self.num_tokens} words)")
+            raise mismatch(ValueError, what, wanted, found.get(other), hint=hint)
         if "encoder" in state_dict:
             self._encode_by(SentenceEncoder(**state_dict["encoder"]))
         super().load_state_dict(state_dict)
@@ -443,24 +451,21 @@ class TreeTask(Task):
             what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
-        embedding = getattr(self.model.network, "embedding", None)
-        data = getattr(self.trainer, "datamodule", None)
-        if getattr(data, "encoder", None) is not None and embedding is not None:
-            what = "contextual vectors: the model has an embedding, and would not read them"
-            raise mismatch(ValueError, what, "num_tokens 0, that of the data module", embedding)
-        vectors = getattr(data, "word_vectors", None)
-        if vectors is None or embedding is None:
+        data: Any = getattr(self.trainer, "datamodule", None)
+        encoder = getattr(self.model.network, "encoder", None)
+        sizes = getattr(data, "vector_sizes", None)
+        if sizes is None or not isinstance(encoder, TreeEncoder):
             return
-        weight = embedding.weight
-        if weight.shape != vectors.matrix.shape:
-            what = "word vectors: they do not fit the model's embedding"
-            shapes = [
-                f"{len(rows)} words, {rows.size(1)} wide" for rows in (weight, vectors.matrix)
-            ]
-            hint = f"--model.init_args.embedding_channels {vectors.width}"
-            raise mismatch(ValueError, what, *shapes, hint=hint)
-        with torch.no_grad():
-            weight.copy_(vectors.matrix)
+        embedding, channels = encoder.embedding, encoder.layer.in_channels
+        found = (0 if embedding is None else embedding.num_embeddings, channels)
+        if found != sizes:
+            what = "word vectors: they do not fit the model"
+            both = ["num_tokens {}, embedding_channels {}".format(*each) for each in (sizes, found)]
+            hint = f"--model.init_args.embedding_channels {sizes[1]}"
+            raise mismatch(ValueError, what, *both, hint=hint)
+        if embedding is not None:
+            with torch.no_grad():
+                embedding.weight.copy_(data.word_vectors.matrix)
 
 
 class TreeClassification(TreeTask):
@@ -517,9 +522,7 @@ class TreeClassification(TreeTask):
             what = "TreeClassification: polarity needs a neutral middle class"
             expected = "an odd number of classes"
             raise mismatch(ValueError, what, expected, num_classes, hint="polarity: false")
-        self.num_classes = num_classes
-        self.loss_on = loss_on
-        self.polarity = polarity
+        self.num_classes, self.loss_on, self.polarity = num_classes, loss_on, polarity
 
     def summed_loss(self, output: Float[Tensor, "node class"], batch: Batch) -> Summed:
         """Sum the cross entropy of the nodes that have a loss."""

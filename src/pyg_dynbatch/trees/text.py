@@ -85,15 +85,9 @@ def to_nested(data: DynTreeData, make: Callable[[int, tuple[Any, ...]], Any] | N
     if root.numel() != 1:
         what = "to_nested: the example is not a single tree or DAG"
         raise mismatch(ValueError, what, "one root", f"{root.numel()} roots")
-    if make is None:
-        tokens = getattr(data, "token", None)
-        leaves = [-1] * data.num_nodes if tokens is None else tokens.tolist()
-
-        def make(node: int, parts: tuple[Any, ...]) -> Any:
-            if parts:
-                return parts
-            return leaves[node] if leaves[node] >= 0 else node
-
+    tokens = data.token.tolist() if "token" in data else [-1] * data.num_nodes
+    leaves = [node if token < 0 else token for node, token in enumerate(tokens)]
+    make = make or (lambda node, parts: parts or leaves[node])
     children = children_of(data)
     made: list[Any] = [None] * data.num_nodes
     for node in depth_of(data.edge_index, data.num_nodes).argsort(stable=True).tolist():
@@ -551,10 +545,7 @@ def to_bracketed(data: DynTreeData, vocabulary: Vocabulary) -> str:
         True
     """
     if "token" not in data:
-        what, expected = (
-            "to_bracketed: the data has no field token",
-            "one row per node, -1 for none",
-        )
+        what, expected = "to_bracketed: there is no field token", "one row per node, -1 for none"
         raise mismatch(ValueError, what, expected, ", ".join(sorted(data.keys())))
     if "y" in data and data.y.dtype.is_floating_point:
         what, expected = "to_bracketed: the labels are not integers", "classes; -1 for none"

@@ -316,9 +316,7 @@ def read_word_vectors(
         if vector is not None:
             matrix[row], found[row] = vector, True
     matrix[~found] = _initial(matrix[found], int((~found).sum()), missing, seed)
-    absent = [
-        repr(word) for word, has in zip(vocabulary.words, found.tolist(), strict=True) if not has
-    ]
+    absent = [repr(vocabulary[row]) for row in (~found).nonzero().flatten().tolist()]
     if strict and absent[1:]:
         what = f"read_word_vectors: the vector of token {absent[1]} is missing"
         expected = f"a vector for each of {len(vocabulary) - 1} words"
