@@ -11,15 +11,16 @@ model on the set of tokens.
 
 import argparse
 import ast
-import copy
 import random
 import re
 import sysconfig
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import fit, predict
 from torch import Tensor, nn
 
 from pyg_dynbatch.data import DynTreeData
@@ -28,6 +29,7 @@ from pyg_dynbatch.nn import DAGNN
 
 WIDTH, CLASSES, VOCABULARY = 64, 20, 4000
 Function = tuple[str, list[str], list[tuple[int, int]]]  # first word, token of every node, edges
+Data = list[DynTreeData]
 
 
 def read(folder: Path, rng: random.Random) -> list[list[Function]]:
@@ -65,7 +67,7 @@ def graph(function: ast.FunctionDef) -> Function:
     return words[0].lower() if words else "", tokens, edges
 
 
-def data_of(functions: list[Function], tokens: list[str], words: list[str]) -> list[DynTreeData]:
+def data_of(functions: list[Function], tokens: list[str], words: list[str]) -> Data:
     """Number tokens and words; functions with other first words are left out."""
     token, word = ({each: n for n, each in enumerate(names)} for names in (tokens, words))
     return [
@@ -100,26 +102,23 @@ class Network(nn.Module):
         return self.head(self.layers(rows, batch.edge_index, batch.batch, **schedules))
 
 
-def hits(model: nn.Module, data: list[DynTreeData]) -> Tensor:
+def hits(model: nn.Module, data: Data) -> Tensor:
     """Return which functions get their word."""
-    batches = DataLoader(data, 256, direction="both")
-    with torch.no_grad():
-        return torch.cat([model(b).argmax(1) == b.target for b in batches]).float()
+    target = torch.cat([each.target for each in data])
+    return (predict(model, data).argmax(1) == target).float()
 
 
-def fit(in_order: bool, train: list[DynTreeData], valid: list[DynTreeData], epochs: int) -> Any:
+def trained(in_order: bool, train: Data, valid: Data, epochs: int) -> nn.Module:
     """Train a network, and keep the epoch with the most hits on validation."""
     torch.manual_seed(0)
-    model, best = Network(in_order), (-1.0, {})
+    model = Network(in_order)
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3 if in_order else 1e-2)
-    for _ in range(epochs):
+
+    def losses() -> Iterator[Tensor]:
         for batch in DataLoader(train, 64, shuffle=True, direction="both"):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch), batch.target).backward()
-            optimizer.step()
-        found = hits(model, valid).mean().item(), copy.deepcopy(model.state_dict())
-        best = max(best, found, key=lambda pair: pair[0])
-    model.load_state_dict(best[1])
+            yield nn.functional.cross_entropy(model(batch), batch.target)
+
+    fit(model, optimizer, losses, lambda: 1 - float(hits(model, valid).mean()), epochs)
     return model
 
 
@@ -138,7 +137,7 @@ def main() -> None:
     target = torch.cat([each.target for each in test])
     print(f"always {words[0]!r}: accuracy {(target == 0).float().mean():.3f}")
     for name, in_order in (("set of tokens, linear", False), ("DAGNN", True)):
-        found = hits(fit(in_order, train, valid, options.epochs), test)
+        found = hits(trained(in_order, train, valid, options.epochs), test)
         print(f"{name}: accuracy {found.mean():.3f}")
 
 

@@ -13,13 +13,12 @@ length. Results: ``docs/cases/phylogeny.md``.
 """
 
 import argparse
-import json
 import math
-import os
 import time
 from pathlib import Path
 
 import torch
+from common import data_folder, write_rows
 from phylogeny_data import Alignment
 from phylogeny_model import TreeLikelihood
 from phylogeny_trees import Tree, Trees, read_mrbayes
@@ -99,8 +98,7 @@ class Posterior:
 def main() -> None:
     """Estimate the marginal likelihood of DS1 several times."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "data")) / "phylogeny"
-    parser.add_argument("--folder", type=Path, default=default)
+    parser.add_argument("--folder", type=Path, default=data_folder("phylogeny"))
     parser.add_argument("--draws", type=int, default=1000, help="K of one estimate")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path)
@@ -131,9 +129,8 @@ def main() -> None:
     print("published: MrBayes, stepping stone: -7108.42 (0.18); VBPI-GNN: -7108.41 (0.14)")
     minutes = (time.perf_counter() - start) / 60
     print(f"{minutes:.1f} minutes")
-    if options.json:
-        rows = {"importance sampling": {"log p(Y), DS1": found.tolist()}}
-        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), encoding="utf-8")
+    rows = {"importance sampling": {"log p(Y), DS1": found.tolist()}}
+    write_rows(options.json, rows, minutes)
 
 
 if __name__ == "__main__":

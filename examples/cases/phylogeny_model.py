@@ -6,7 +6,7 @@ logarithm is the second part of the state. :class:`PruningCell` is the definitio
 other; ``phylogeny_pruning.py`` does the same without autograd in between.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,14 +30,22 @@ class TreeLikelihood(nn.Module):
 
     Args:
         alignment: The observed sequences.
-        transition: From branch lengths to P(t), of a reversible model with equal frequencies.
+        transition: From branch lengths to P(t), ``[..., 4, 4]``, of a reversible model: entry
+            [a, b] is the probability that a becomes b along the branch.
+        frequencies: Of the bases A, C, G, T in that model; equal by default.
     """
 
+    frequencies: Tensor
+
     def __init__(
-        self, alignment: Alignment, transition: Callable[[Tensor], Tensor] = jukes_cantor
+        self,
+        alignment: Alignment,
+        transition: Callable[[Tensor], Tensor] = jukes_cantor,
+        frequencies: Sequence[float] = (0.25, 0.25, 0.25, 0.25),
     ) -> None:
         super().__init__()
         self.transition = transition
+        self.register_buffer("frequencies", torch.tensor(frequencies, dtype=torch.float64))
         self.layer = RecursiveLayer(PruningCell(alignment.tips))
         self.register_buffer("count", alignment.count)
 
@@ -51,7 +59,16 @@ class TreeLikelihood(nn.Module):
         wanted = (len(trees.ends), 2 * len(self.layer.cell.tips) - 3)
         if lengths.shape != wanted:
             raise ValueError(f"lengths: expected {list(wanted)}, got {list(lengths.shape)}")
-        return self.transition(pad(lengths, (0, 1)).flatten()[trees.branch])
+        padded, share = pad(lengths, (0, 1)), self.frequencies.to(lengths)
+        matrix = self.transition(padded.flatten()).unflatten(0, padded.shape)
+        flow, atol = share[:, None] * matrix.detach(), 1e-9 if share.dtype == torch.double else 1e-5
+        if not torch.allclose(flow, flow.mT, rtol=0, atol=atol):
+            text = "frequencies[a] P[a, b] has to equal frequencies[b] P[b, a], as roots are moved"
+            raise ValueError(f"not a reversible model with frequencies {share.tolist()}: {text}")
+        # The last branch is that of length 0 at the root, where all bases count 1/4 below.
+        weight = torch.ones_like(matrix[0, :, :, :1])
+        weight[-1] = 4 * share[:, None]
+        return (matrix * weight).flatten(0, 1)[trees.branch]
 
     def of_patterns(self, trees: Trees, lengths: Tensor) -> Tensor:
         """Return the log-likelihoods of all patterns, ``[tree, pattern]``."""

@@ -11,6 +11,8 @@ from phylogeny_trees import Trees
 from torch import Tensor
 from torch.autograd.function import Function
 
+from pyg_dynbatch.core.errors import check_first_derivative
+
 BLOCK = 2**24  # bytes of messages on a CPU
 
 
@@ -62,8 +64,7 @@ class Pruning(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor, None]:
         """Scale the gradients of the matrices, which are known."""
-        if torch.is_grad_enabled():
-            raise RuntimeError("second derivatives of likelihoods are not available")
+        check_first_derivative("TreeLikelihood", "differences of gradients")
         per_node = gradient.repeat_interleave(len(ctx.of_matrix) // len(gradient))
         return None, None, per_node[:, None, None] * ctx.of_matrix, None
 

@@ -9,8 +9,6 @@ the same products in ordinary PyTorch, and differentiates them by autograd.
 """
 
 import argparse
-import json
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +18,7 @@ from statistics import median
 
 import torch
 from circuit_speed import measure
+from common import data_folder, write_rows
 from phylogeny_data import Alignment
 from phylogeny_model import TreeLikelihood, jukes_cantor
 from phylogeny_trees import Tree, Trees, read_mrbayes
@@ -135,8 +134,7 @@ def all_sampled(alignment: Alignment, trees: list[Tree], batch: int = 50) -> dic
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "data")) / "phylogeny"
-    parser.add_argument("--folder", type=Path, default=default)
+    parser.add_argument("--folder", type=Path, default=data_folder("phylogeny"))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
@@ -152,10 +150,7 @@ def main() -> None:
         drawn = [random_tree(few.taxa, rng) for _ in range(size)]
         rows[f"DS1, {size}"] = table(alignment, sampled[:size], options.rounds)
         rows[f"DS5, {size}"] = table(few, drawn, options.rounds)
-    if options.json:
-        listed = {row: {name: [value] for name, value in of.items()} for row, of in rows.items()}
-        found = {"rows": listed, "minutes": (time.perf_counter() - start) / 60}
-        options.json.write_text(json.dumps(found), encoding="utf-8")
+    write_rows(options.json, rows, (time.perf_counter() - start) / 60)
 
 
 if __name__ == "__main__":

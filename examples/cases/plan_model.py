@@ -2,10 +2,12 @@
 
 import random
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from common import fit
 from torch import Tensor, nn
 
 from pyg_dynbatch import blocks as td
@@ -86,27 +88,27 @@ def totals(result: td.BlockResult, num_plans: int) -> tuple[Tensor, Tensor]:
 
 def train(model: Any, plans: list[Plan], log: Tensor, valid: list[Plan], valid_log: Tensor) -> None:
     """Minimise the error of plans and operators; keep the epoch that is best on validation."""
-    epochs, best = 20, (np.inf, {})
+    epochs, every = 20, range(len(plans))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, weight_decay=0.01)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     traced = [model.tracer(plan) for plan in plans]
-    for epoch in range(epochs):
-        model.train()
-        order = random.Random(epoch).sample(range(len(plans)), len(plans))
+    orders = (random.Random(epoch).sample(every, len(plans)) for epoch in range(epochs))
+
+    def losses() -> Iterator[Tensor]:
+        order = next(orders)
         for numbers in (order[first : first + 100] for first in range(0, len(order), 100)):
             result = model([traced[number] for number in numbers])
             found, of_operators = totals(result, len(numbers))
             label = torch.tensor(result.metric_labels["log"], dtype=torch.float32)
-            loss = (found - log[numbers]).abs().mean() + 0.5 * (of_operators - label).abs().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            yield (found - log[numbers]).abs().mean() + 0.5 * (of_operators - label).abs().mean()
         rate.step()
-        error = float((predict(model, valid) - valid_log).abs().mean())
-        print(f"epoch {epoch}: typical factor on validation {np.exp(error):.2f}", flush=True)
-        if error < best[0]:
-            best = error, {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(best[1])
+
+    def error() -> float:
+        found = float((predict(model, valid) - valid_log).abs().mean())
+        print(f"typical factor on validation {np.exp(found):.2f}", flush=True)
+        return found
+
+    fit(model, optimizer, losses, error, epochs)
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import write_rows
 from plan_baselines import cardinality, flat, per_operator, ridge
 from plan_model import SHORTEST, predict, prepared, run_time, train
 from plan_reader import operators_of, read_rows, seconds_of
@@ -134,9 +135,7 @@ def main() -> None:
         print(f"{name:28}", *(f"{factor:7.2f}" for factor in factors.mean(0)))
         named = zip(PERCENT, factors.T.tolist(), strict=True)
         results[name] = {f"q-error, {percent}%": values for percent, values in named}
-    if options.json:
-        minutes = (time.perf_counter() - begin) / 60
-        options.json.write_text(json.dumps({"rows": results, "minutes": minutes}))
+    write_rows(options.json, results, (time.perf_counter() - begin) / 60)
     if options.figure:
         figure, axes = new_figure(1, 2, 3.5, 3.5)
         for each, name in zip(axes, (list(guesses)[1], MODULES), strict=True):

@@ -14,6 +14,7 @@ from torch.autograd.function import Function
 from torch.nn import functional
 
 from pyg_dynbatch import Levels, RaggedRows
+from pyg_dynbatch.core.errors import check_first_derivative
 from pyg_dynbatch.nn import RecursiveCell
 
 SLOPE = 0.2
@@ -92,8 +93,7 @@ class _Levels(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("second derivatives of the scheduler are not available")
+        check_first_derivative("StageCell")
         weights, to_h = ctx.saved_tensors, gradient.clone()
         of_sent, of_found = list[list[Tensor]](), list[list[Tensor]]()
         levels = zip(to_h.split(ctx.sizes), *ctx.edges, ctx.kept, strict=True)

@@ -1,11 +1,10 @@
 """States of a cluster as a scheduler sees them, read or drawn."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-EXECUTORS = 50
 
 
 class State(NamedTuple):
@@ -15,15 +14,13 @@ class State(NamedTuple):
         x: Features of the stages, ``[stage, 5]``.
         edges: Which stage must finish before which, ``[edge, 2]``.
         ptr: First stage of each job, and the number of stages.
-        ready: Which stages may start.
-        caps: How many executors each job may still be given.
+        ready: Which stages may start, ``[stage]``.
     """
 
     x: np.ndarray
     edges: np.ndarray
     ptr: np.ndarray
     ready: np.ndarray
-    caps: np.ndarray
 
 
 def read_episode(path: Path) -> tuple[list[State], np.ndarray]:
@@ -37,9 +34,8 @@ def read_episode(path: Path) -> tuple[list[State], np.ndarray]:
         last = {name: places[name] + n for name, n in zip(places, counts, strict=True)}
         stages, edges, jobs = (slice(places[name], last[name]) for name in places)
         places, ptr = last, np.cumsum([0, *sizes[jobs]])
-        caps = data["exec_caps"][jobs].astype(np.int64)
         x, ready = data["x"][stages], data["stage_mask"][stages]
-        states.append(State(x, data["edges"][edges].astype(np.int64), ptr, ready, caps))
+        states.append(State(x, data["edges"][edges].astype(np.int64), ptr, ready))
     return states, data["stage_scores"]
 
 
@@ -56,5 +52,26 @@ def draw(jobs: list[Any], queries: list[Any], count: int, rng: np.random.Generat
         ready.append(~np.isin(np.arange(len(tasks)), dags[job["query"]][:, 1]))
         ptr.append(ptr[-1] + len(tasks))
     rows = np.concatenate(x).astype(np.float32)
-    caps = np.full(count, EXECUTORS)
-    return State(rows, np.concatenate(edges), np.array(ptr), np.concatenate(ready), caps)
+    return State(rows, np.concatenate(edges), np.array(ptr), np.concatenate(ready))
+
+
+def joined_edges(states: Sequence[State]) -> np.ndarray:
+    """Return the edges of states side by side, ``[edge, 2]``; refuse what does not fit."""
+    for number, state in enumerate(states):
+        stages, jobs = len(state.x), np.diff(state.ptr)
+        if state.ptr[0] != 0 or state.ptr[-1] != stages or (jobs < 0).any():
+            raise SystemExit(f"state {number}: ptr {state.ptr.tolist()} for {stages} stages")
+        if state.ready.dtype != bool or state.ready.shape != (stages,):
+            raise SystemExit(f"state {number}: ready is no mask of its {stages} stages")
+    own = np.concatenate([state.edges.reshape(-1, 2) for state in states])
+    of = np.repeat(np.arange(len(states)), [len(state.edges) for state in states])
+    sizes = np.array([len(state.x) for state in states])
+    edges = own + (sizes.cumsum() - sizes)[of, None]
+    missing = ((own < 0) | (own >= sizes[of, None])).any(1)
+    twice = np.ones(len(edges), dtype=bool)
+    twice[np.unique(edges @ [sizes.sum(), 1], return_index=True)[1]] = False
+    for what, wrong in {"refers to a missing stage": missing, "is listed twice": twice}.items():
+        if wrong.any():
+            edge = int(wrong.argmax())
+            raise SystemExit(f"state {of[edge]}: edge {own[edge].tolist()} {what}")
+    return edges

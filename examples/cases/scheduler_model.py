@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scheduler_cell import StageCell, encoder, mlp
-from scheduler_data import EXECUTORS, State
+from scheduler_data import State, joined_edges
 from torch import Tensor, nn
 
 from pyg_dynbatch import Levels, schedule_structure
@@ -26,10 +26,8 @@ class Batch:
     Args:
         x: Features of the stages.
         job: Job of each stage.
-        first: First stage of each job.
         state: State of each job.
         ready: Stages that may start.
-        caps: How many executors each job may still be given.
         unconnected: Stages of states without any edge.
         edges: From the stage that waits to the one that it waits for, ``[2, edge]``.
         sizes: Number of stages of each state.
@@ -37,10 +35,8 @@ class Batch:
 
     x: Tensor
     job: Tensor
-    first: Tensor
     state: Tensor
     ready: Tensor
-    caps: Tensor
     unconnected: Tensor
     edges: Tensor
     sizes: list[int]
@@ -49,19 +45,15 @@ class Batch:
     def of(cls, states: Sequence[State], dtype: torch.dtype = torch.float32) -> "Batch":
         """Put states side by side."""
         sizes = [len(state.x) for state in states]
-        start = np.cumsum([0, *sizes])
-        edges = [state.edges + first for state, first in zip(states, start, strict=False)]
         # From the child, the stage that waits, to its parent.
-        edge_index = np.ascontiguousarray(np.concatenate(edges)[:, ::-1].T)
+        edge_index = np.ascontiguousarray(joined_edges(states)[:, ::-1].T)
         lengths = np.concatenate([np.diff(state.ptr) for state in states])
-        jobs = [len(state.caps) for state in states]
+        jobs = [len(state.ptr) - 1 for state in states]
         empty = np.repeat([not len(state.edges) for state in states], sizes)
         arrays = [
             np.repeat(np.arange(len(lengths)), lengths),
-            np.cumsum(lengths) - lengths,
             np.repeat(np.arange(len(states)), jobs),
             np.flatnonzero(np.concatenate([state.ready for state in states])),
-            np.concatenate([state.caps for state in states]),
             np.flatnonzero(empty),
         ]
         x = torch.from_numpy(np.concatenate([state.x for state in states])).to(dtype)
@@ -83,27 +75,30 @@ class Found(NamedTuple):
 
 
 class Scheduler(nn.Module):
-    """Score stages, and numbers of executors; see the head of this file."""
+    """Score stages; see the head of this file."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = RecursiveLayer(StageCell())
         self.dag, self.glob = encoder(5 + 16), encoder(16)
         self.stage = mlp(5 + 3 * 16, [64, 64], 1, nn.Tanh())
-        self.exec = mlp(3 + 2 * 16 + 1, [64, 64], 1, nn.Tanh())
 
     @classmethod
     def of_spark_sched_sim(cls, arrays: Mapping[str, Any]) -> "Scheduler":
-        """Create the network with the weights of ``DecimaScheduler`` of that simulator."""
+        """Create the network with the weights of ``DecimaScheduler`` of that simulator.
+
+        Those of its last part, which chooses how many executors a job is given, are left out.
+        """
         names = {
             "encoder.node_encoder.": "layer.cell.",
             "encoder.dag_encoder.mlp": "dag",
             "encoder.global_encoder.mlp": "glob",
             "stage_policy_network.mlp_score": "stage",
-            "exec_policy_network.mlp_score": "exec",
         }
         found = dict[str, Tensor]()
         for name, array in arrays.items():
+            if name.startswith("exec_policy_network."):
+                continue
             prefix = next((each for each in names if name.startswith(each)), "")
             found[names.get(prefix, "") + name[len(prefix) :]] = torch.as_tensor(array)
         model = cls()
@@ -121,20 +116,10 @@ class Scheduler(nn.Module):
             # A state without edges is not passed through the update, whatever else is in the batch.
             alone = self.layer.cell.mlp_prep(x[batch.unconnected])
             h = h.index_copy(0, batch.unconnected, alone)
-        dags = h.new_zeros(len(batch.first), 16).index_add(0, job, self.dag(torch.cat([x, h], 1)))
+        dags = h.new_zeros(len(batch.state), 16).index_add(0, job, self.dag(torch.cat([x, h], 1)))
         states = h.new_zeros(len(batch.sizes), 16).index_add(0, batch.state, self.glob(dags))
         ready = batch.ready
         of_job = job.index_select(0, ready)
         of_state = batch.state.index_select(0, of_job)
         rows = [x[ready], h[ready], dags[of_job], states[of_state]]
         return Found(h, dags, states, self.stage(torch.cat(rows, 1))[:, 0])
-
-    def executors(self, batch: Batch, found: Found, jobs: Tensor) -> Tensor:
-        """Score how many executors jobs are given: ``caps`` scores per job, one after another."""
-        caps = batch.caps.index_select(0, jobs)
-        row = jobs.repeat_interleave(caps)
-        number = torch.arange(len(row)) - (caps.cumsum(0) - caps).repeat_interleave(caps)
-        x = batch.x[batch.first[row], :3]
-        share = (number / EXECUTORS).to(x)[:, None]
-        rows = [x, found.h_dag[row], found.h_glob[batch.state[row]], share]
-        return self.exec(torch.cat(rows, 1))[:, 0]

@@ -12,7 +12,6 @@ Times are processor times, schedules and masks included. Results: ``docs/cases/s
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import data_folder, write_rows
 from scheduler_data import State, draw, read_episode
 from scheduler_model import Batch, Scheduler
 from torch import Tensor
@@ -118,8 +118,7 @@ def latency(
 def main() -> None:
     """Compare decisions and scores with the published ones, and print times."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "data")) / "schedulers"
-    parser.add_argument("--folder", type=Path, default=default)
+    parser.add_argument("--folder", type=Path, default=data_folder("schedulers"))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--every", type=int, default=10, help="of the episode's states, for times")
     parser.add_argument("--json", type=Path)
@@ -146,10 +145,7 @@ def main() -> None:
         times[f"{jobs} jobs of TPC-H, one state"] = [[state] for state in drawn[:4]]
         times[f"{jobs} jobs of TPC-H, batch of 32"] = [drawn]
     rows |= {name: latency(model, name, each, options.rounds) for name, each in times.items()}
-    if options.json:
-        listed = {row: {name: [value] for name, value in of.items()} for row, of in rows.items()}
-        found = {"rows": listed, "minutes": (time.perf_counter() - start) / 60}
-        options.json.write_text(json.dumps(found), encoding="utf-8")
+    write_rows(options.json, rows, (time.perf_counter() - start) / 60)
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ class Every(nn.Module):
         return [function(*(known[rank] for rank in ranks)) for *ranks, function in calls]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_calls_are_run_by_their_forms(dtype: torch.dtype) -> None:
     rows = [torch.randn(5, *(WIDTH,) * rank).to(dtype) for rank in range(4)]
     model, examples = autobatch(Every()), list(zip(*rows, strict=True))

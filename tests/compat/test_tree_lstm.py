@@ -356,11 +356,47 @@ def test_impossible_batches_are_refused() -> None:
         (ValueError, [{**tree, "edge_order": [1]}], ("edge_order", "[2]", "tree 0")),
         (TypeError, [{**tree, "adjacency_list": edges[0]}], ("[edge, 2]", "int64 tensor [2]")),
         (KeyError, [{"features": tree["features"]}], ("node_order",)),
+        (ValueError, [tree, {**tree, "features": torch.ones(3, 1)}], ("[3, 2]", "tree 1")),
     ]
     for error, trees, parts in cases:
         refused(error, lambda trees=trees: batch_tree_input(trees), *parts)
     with pytest.raises(RuntimeError, match="split"):
         unbatch_tree_tensor(torch.ones(3, 2), [1, 1])
+
+
+NO_NUMBERS: dict[str, Callable[[Tensor], Any]] = {
+    "sparse": Tensor.to_sparse,
+    "csr": lambda values: values.reshape(len(values), -1).to_sparse_csr(),
+    "meta": lambda values: values.to("meta"),
+    "nested": lambda values: torch.nested.nested_tensor([values]),
+    "nothing": lambda values: None,
+    "text": lambda values: "abc",
+    "objects": lambda values: [None] * len(values),
+    "different lengths": lambda values: [[0], [1, 2]],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype stage", "ignore:Sparse CSR")
+@pytest.mark.parametrize("entry", ("features", "node_order", "edge_order", "adjacency_list"))
+@pytest.mark.parametrize("kind", NO_NUMBERS)
+def test_entries_that_are_no_dense_numbers_are_refused(kind: str, entry: str) -> None:
+    tree = as_tree(star(3), torch.ones(3, 2))
+    wrong = {**tree, entry: NO_NUMBERS[kind](tree[entry])}
+    said = f"invalid {entry}", "expected:", "dense", "got:"
+    refused(TypeError, lambda: called(TreeLSTM(2, 2), wrong), *said)
+    refused(TypeError, lambda: batch_tree_input([tree, wrong]), *said)
+    if entry == "adjacency_list":
+        refused(TypeError, lambda: calculate_evaluation_orders(wrong[entry], 3), *said)
+
+
+def test_arrays_and_lists_are_read_as_tensors() -> None:
+    tree = as_tree(star(3), torch.ones(3, 2))
+    arrays = {name: each.numpy() for name, each in tree.items()}
+    lists = {name: each.tolist() for name, each in tree.items()} | {"features": arrays["features"]}
+    layer = TreeLSTM(2, 2)
+    for each in (arrays, lists):
+        assert torch.equal(called(layer, each)[0], called(layer, tree)[0])
+        assert torch.equal(batch_tree_input([each])["features"], tree["features"])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from phylogeny_model import TreeLikelihood, jukes_cantor
 from phylogeny_speed import main as speed
 from phylogeny_speed import random_tree
 from phylogeny_trees import Tree, Trees, read_mrbayes
+from scipy.linalg import expm
+from torch import Tensor
 
 SETS = {"A": "A", "C": "C", "G": "G", "T": "T", "R": "AG", "N": "ACGT", "-": "ACGT", "Y": "CT"}
 
@@ -61,7 +63,13 @@ def brute_force(sequences: dict[str, str], tree: Tree, lengths: list[float]) -> 
     return total
 
 
-def recursion(sequences: dict[str, str], tree: Tree, lengths: list[float]) -> float:
+def recursion(
+    sequences: dict[str, str],
+    tree: Tree,
+    lengths: list[float],
+    transition: Any = probabilities,
+    frequencies: Any = (0.25,) * 4,
+) -> float:
     """Prune from the root that is written, without scaling."""
     children: dict[int, list[int]] = {}
     for node, above in enumerate(tree.parent):
@@ -70,9 +78,9 @@ def recursion(sequences: dict[str, str], tree: Tree, lengths: list[float]) -> fl
     def partial(node: int) -> np.ndarray:
         if name := tree.names[node]:
             return np.array([[base in SETS[c] for c in sequences[name]] for base in "ACGT"], float)
-        return math.prod(probabilities(lengths[child]) @ partial(child) for child in children[node])
+        return math.prod(transition(lengths[child]) @ partial(child) for child in children[node])
 
-    return float(np.log(partial(len(tree.parent)).mean(0)).sum())
+    return float(np.log(np.asarray(frequencies) @ partial(len(tree.parent))).sum())
 
 
 def test_brute_force_on_five_taxa() -> None:
@@ -97,6 +105,35 @@ def test_many_topologies_equal_a_recursion(block: int, monkeypatch: pytest.Monke
     weight = torch.linspace(-1, 1, 6, dtype=torch.float64)
     both = [torch.autograd.grad(each @ weight, lengths)[0] for each in (found, by_cell)]
     torch.testing.assert_close(*both, rtol=1e-9, atol=1e-9)
+
+
+def test_any_reversible_model_equals_a_recursion_and_others_are_refused() -> None:
+    """Six rates of exchange and four frequencies; P(t) is not symmetric."""
+    share = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    rates = torch.tensor([[0, 1, 4, 2], [1, 0, 3, 6], [4, 3, 0, 1], [2, 6, 1, 0]]).double() * share
+    rates -= rates.sum(1).diag()
+
+    def transition(t: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(rates * t[..., None, None])
+
+    sequences, alignment, trees, lengths = batch_of(5, 8, 30)
+    model = TreeLikelihood(alignment, transition, share.tolist())
+    batch = Trees.of(trees, alignment.taxa)
+
+    def plain(t: float) -> np.ndarray:
+        return expm(rates.numpy() * t)
+
+    each = zip(trees, lengths.tolist(), strict=True)
+    wanted = [recursion(sequences, *pair, plain, share.numpy()) for pair in each]
+    found = model(batch, lengths.requires_grad_())
+    np.testing.assert_allclose(found.detach(), wanted, rtol=0, atol=1e-10)
+    by_cell = model.of_patterns(batch, lengths) @ alignment.count
+    torch.testing.assert_close(by_cell, found, rtol=0, atol=1e-10)
+    both = [torch.autograd.grad(part.sum(), lengths)[0] for part in (found, by_cell)]
+    torch.testing.assert_close(*both, rtol=1e-9, atol=1e-9)
+    for wrong in ((0.25,) * 4, (0.1, 0.2, 0.3, 0.4)):
+        with pytest.raises(ValueError, match="not a reversible model with frequencies"):
+            TreeLikelihood(alignment, transition, wrong)(batch, lengths)
 
 
 def test_gradients_of_a_small_tree() -> None:

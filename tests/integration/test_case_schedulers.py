@@ -38,12 +38,12 @@ def drawn(num_jobs: int, seed: int, edges: bool = True) -> State:
     chosen = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     ready = ~np.isin(np.arange(ptr[-1]), chosen[:, 1])
     x = rng.normal(size=(ptr[-1], 5)).astype(np.float32)
-    return State(x, chosen, ptr, ready, rng.integers(1, 9, num_jobs))
+    return State(x, chosen, ptr, ready)
 
 
 def by_recursion(model: Scheduler, state: State) -> tuple[Tensor, ...]:
     """Compute embeddings and scores of one state, stage by stage."""
-    x, cell, jobs = torch.from_numpy(state.x).double(), model.layer.cell, range(len(state.caps))
+    x, cell, jobs = torch.from_numpy(state.x).double(), model.layer.cell, range(len(state.ptr) - 1)
     waiting: dict[int, list[int]] = {}
     for a, b in state.edges.tolist():
         waiting.setdefault(a, []).append(b)
@@ -66,12 +66,7 @@ def by_recursion(model: Scheduler, state: State) -> tuple[Tensor, ...]:
         for v in of_job[j]
         if state.ready[v]
     ]
-    numbers = [
-        model.exec(torch.cat([x[of_job[j][0], :3], dags[j], whole, torch.tensor([k / 50]).to(x)]))
-        for j in jobs
-        for k in range(state.caps[j])
-    ]
-    return nodes, torch.stack(dags), whole[None], torch.cat(scores), torch.cat(numbers)
+    return nodes, torch.stack(dags), whole[None], torch.cat(scores)
 
 
 def test_batches_equal_a_recursion_also_without_edges() -> None:
@@ -82,9 +77,8 @@ def test_batches_equal_a_recursion_also_without_edges() -> None:
     assert len(batch.unconnected) == len(states[2].x)
     with torch.no_grad():
         found = model(batch)
-        numbers = model.executors(batch, found, torch.arange(len(batch.first)))
         wanted = [by_recursion(model, state) for state in states]
-    for part, each in zip([*found, numbers], zip(*wanted, strict=True), strict=True):
+    for part, each in zip(found, zip(*wanted, strict=True), strict=True):
         torch.testing.assert_close(part, torch.cat(each), rtol=1e-10, atol=1e-10)
 
 
@@ -143,7 +137,7 @@ def published(shared_data: Any) -> Scheduler:
 def test_the_reference(published: Any, dtype: Any, atol: float, shared_data: Any) -> None:
     """20 states, one by one and in one batch; one of them has no edge."""
     data = np.load(shared_data("schedulers/reference.npz"))
-    names = ("x", "edges", "ptr", "stage_mask", "exec_caps")
+    names = ("x", "edges", "ptr", "stage_mask")
     states = [State(*(data[f"s{k:02}_{name}"] for name in names)) for k in range(20)]
     model = published.to(dtype)
     for parts in ([states], [[state] for state in states]):
@@ -151,10 +145,8 @@ def test_the_reference(published: Any, dtype: Any, atol: float, shared_data: Any
         for part in parts:
             batch = Batch.of(part, dtype)
             with torch.no_grad():
-                of_part = model(batch)
-                jobs = torch.arange(len(batch.first))
-                found.append((*of_part, model.executors(batch, of_part, jobs)))
-        for name, each in zip((*PARTS, "exec_scores"), zip(*found, strict=True), strict=True):
+                found.append(model(batch))
+        for name, each in zip(PARTS, zip(*found, strict=True), strict=True):
             wanted = [data[f"s{k:02}_{name}"] for k in range(20)]
             rows = np.stack(wanted) if name == "h_glob" else np.concatenate(wanted)
             np.testing.assert_allclose(torch.cat(each), rows, rtol=0, atol=atol)
@@ -199,6 +191,28 @@ def test_a_drawn_state_has_its_jobs() -> None:
     assert state.edges.tolist() == [[0, 1], [0, 2], [3, 4], [3, 5]]
     assert state.ready.tolist() == [True, False, False] * 2
     assert state.x[2].tolist() == pytest.approx([1, -1, 0, 1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"edges": [[0, 1], [1, 3]]}, r"state 1: edge \[1, 3\] refers to a missing stage"),
+        ({"edges": [[0, 1], [-1, 1]]}, r"state 1: edge \[-1, 1\] refers to a missing stage"),
+        ({"edges": [[0, 1], [0, 2], [0, 1]]}, r"state 1: edge \[0, 1\] is listed twice"),
+        ({"ptr": [0, 2, 4]}, r"state 1: ptr \[0, 2, 4\] for 3 stages"),
+        ({"ptr": [0, 4, 3]}, r"state 1: ptr \[0, 4, 3\] for 3 stages"),
+        ({"ready": [0]}, "state 1: ready is no mask of its 3 stages"),
+        ({"ready": [True, False]}, "state 1: ready is no mask of its 3 stages"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(changed: Any, said: str) -> None:
+    right = State(
+        np.ones((3, 5), np.float32), np.array([[0, 1]]), np.array([0, 1, 3]), np.ones(3, bool)
+    )
+    assert Batch.of([right, right]).edges.tolist() == [[1, 4], [0, 3]]
+    wrong = right._replace(**{name: np.array(value) for name, value in changed.items()})
+    with pytest.raises(SystemExit, match=said):
+        Batch.of([right, wrong, right])
 
 
 def test_missing_data(tmp_path: Path) -> None:

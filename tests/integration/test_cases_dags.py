@@ -42,7 +42,7 @@ def numbers(printed: str, before: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "name",
-    ["architectures", "architecture_models", "job_data", "job_models", "job_times"]
+    ["architectures", "architecture_models", "common", "job_data", "job_models", "job_times"]
     + ["method_names", "routes", "route_data", "route_model"],
 )
 def test_case_is_short(name: str) -> None:

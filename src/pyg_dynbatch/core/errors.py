@@ -47,9 +47,19 @@ def mismatch(
     return kind(mismatch_text(what, expected, got, where=where, hint=hint))
 
 
+def check_first_derivative(owner: str, hint: object = "") -> None:
+    """Refuse to be recorded; for a backward pass written by hand, which has no derivative."""
+    if torch.is_grad_enabled():
+        what = f"{owner}: second derivatives are not available"
+        wanted = "backward() or autograd.grad() without create_graph"
+        raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
+
+
 def describe_value(value: object) -> str:
     """Describe a value found instead of a tensor: its dtype and shape, or its class."""
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return "nested tensor"
         kind = "" if value.layout == torch.strided else f", {value.layout}"
         where = " on meta" if value.device.type == "meta" else ""
         dtype = str(value.dtype).removeprefix("torch.")

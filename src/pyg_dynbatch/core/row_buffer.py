@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function, Variable, forward_ad
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import check_first_derivative, mismatch
 from pyg_dynbatch.core.types import dtype_of_sums, has_gradient
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -318,13 +318,8 @@ def check_backward(gradients: Sequence[Tensor | None]) -> None:
         way = "a batch of gradients (is_grads_batched=True, jacobian(..., vectorize=True))"
         hint = "is_grads_batched=False or vectorize=False, which makes one backward pass per row"
         raise unsupported("Engine", way, hint)
-    if torch.is_grad_enabled():
-        what = "Engine: second derivatives through a schedule are not available"
-        wanted = "backward() or autograd.grad() without create_graph"
-        hint = (
-            "plain torch: model(examples, batch=False) of autobatch; run_one_by_one of recordings"
-        )
-        raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
+    hint = "plain torch: model(examples, batch=False) of autobatch; run_one_by_one of recordings"
+    check_first_derivative("Engine, through a schedule", hint)
 
 
 def check_precision(owner: str, rows: Tensor, module: nn.Module) -> None:

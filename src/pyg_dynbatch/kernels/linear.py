@@ -8,6 +8,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from pyg_dynbatch.core.engine import current_run
+from pyg_dynbatch.core.errors import check_first_derivative
 from pyg_dynbatch.core.row_buffer import GradientBuffer
 from pyg_dynbatch.kernels.blocks import BLOCK
 from pyg_dynbatch.kernels.products import RowProduct, packs
@@ -123,6 +124,7 @@ class _Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        check_first_derivative("Linear", "torch.nn.Linear")
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias, _ = ctx.needs_input_grad
         of_weight = None

@@ -58,6 +58,12 @@ def tree_lstm(
     return _forward(plan, kernel, inputs, weights)[0]
 
 
+def in_gate_order(iou: Tensor, f: Tensor) -> Tensor:
+    """Join the rows of i, o and u, and those of f, in the order of the kernels: u, i, o, f."""
+    io, u = iou.split_with_sizes((2 * f.size(0), f.size(0)))
+    return torch.cat([u, io, f])
+
+
 def _check_weights(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> None:
     """Check what kernels read by address: ``functional_call`` can replace any weight."""
     width, slots = weights[2].size(0) // 4, 1 if plan.ragged else plan.arity

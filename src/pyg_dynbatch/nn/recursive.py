@@ -16,6 +16,7 @@ from pyg_dynbatch.core.row_buffer import (
     outside_graphs,
     unsupported,
 )
+from pyg_dynbatch.kernels.tree_lstm import in_gate_order
 from pyg_dynbatch.nn.cell import (
     ChildSumTreeLSTMCell,
     NaryTreeLSTMCell,
@@ -393,11 +394,10 @@ class ChildSumTreeLSTM(RecursiveLayer):
                 wanted = f"floating-point tensor {shape if width else '[out, in]'}"
                 raise mismatch(ValueError, f"{name}: invalid {key}", wanted, describe_value(value))
         layer = cls(width_in, width).to(first)
-        mine = layer.cell.weight_input, layer.cell.weight_hidden, layer.cell.bias
         given = [state_dict[key] for key in shapes]
-        with torch.no_grad():
-            for weight, f, iou in zip(mine, given[:3], given[3:], strict=True):
-                weight.copy_(torch.cat([iou[2 * width :], iou[: 2 * width], f]))  # u, i, o, f
+        mine = map(in_gate_order, given[3:], given[:3])
+        names = "weight_input", "weight_hidden", "bias"
+        layer.cell.load_state_dict(dict(zip(names, mine, strict=True)))
         return layer
 
 

@@ -7,12 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import check_first_derivative, checked_count, mismatch
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.nn.pairs import (
@@ -181,8 +180,8 @@ class _OverRanks(Function):
         return tuple(moments)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_mean: Tensor, grad_var: Tensor, _: Any) -> Any:
+        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
         both = torch.stack([grad_mean, grad_var])
         distributed.all_reduce(both)
         centered, share = ctx.saved_tensors
@@ -220,10 +219,7 @@ class _Normalize(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
-        if torch.is_grad_enabled():
-            what = "CountedBatchNorm: second derivatives are not available while training"
-            wanted, hint = "backward() without create_graph", "model.eval(), or norm='layer'"
-            raise mismatch(RuntimeError, what, wanted, "create_graph=True", hint=hint)
+        check_first_derivative("CountedBatchNorm in training", "model.eval(), or norm='layer'")
         normalized, share, scale = ctx.saved_tensors
         grad_bias = gradient.sum(0)
         grad_weight = (gradient * normalized).sum(0)

@@ -3,17 +3,15 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 
-from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of
+from pyg_dynbatch.compat.tree_lstm.util import edges_of, heights, levels_of, tensor_of
 from pyg_dynbatch.core.errors import checked_count, describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import is_unchanged
 from pyg_dynbatch.core.row_buffer import check_no_transforms, check_precision, outside_graphs
 from pyg_dynbatch.core.structure import array_of
-from pyg_dynbatch.kernels.tree_lstm import tree_lstm
+from pyg_dynbatch.kernels.tree_lstm import in_gate_order, tree_lstm
 
 
 class TreeLSTM(nn.Module):
@@ -60,7 +58,7 @@ class TreeLSTM(nn.Module):
 
     @outside_graphs
     def forward(
-        self, features: Tensor, node_order: Any, adjacency_list: Any, edge_order: Any
+        self, features: Any, node_order: Any, adjacency_list: Any, edge_order: Any
     ) -> tuple[Tensor, Tensor]:
         """Compute the states of all nodes.
 
@@ -71,18 +69,21 @@ class TreeLSTM(nn.Module):
             edge_order: Step of each edge, ``[edge]``: that of its parent.
         """
         check_no_transforms("TreeLSTM")
+        features = tensor_of("TreeLSTM", "features", features)
         if features.dim() != 2 or features.size(1) != self.in_features or not features.size(0):
             wanted, got = f"[1 or more nodes, {self.in_features}]", describe_value(features)
             raise mismatch(TypeError, "TreeLSTM: invalid features", wanted, got)
         check_precision("TreeLSTM", features, self.W_iou)
         edges = array_of(edges_of("TreeLSTM", adjacency_list))
         schedule = levels_of("TreeLSTM", edges, features.size(0))
-        _check_orders(schedule, edges, _numbers(node_order), _numbers(edge_order))
+        orders = {"node_order": node_order, "edge_order": edge_order}
+        given = (array_of(tensor_of("TreeLSTM", *each)) for each in orders.items())
+        _check_orders(schedule, edges, *given)
         schedule = schedule.to(features.device)
         inputs = features.index_select(0, schedule.input_node)
         return tree_lstm(schedule, inputs, self._weights())
 
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _weights(self) -> list[Tensor]:
         """Return the weights of inputs and of h, and the bias, in the order u, i, o, f."""
         for name in ("W_iou", "U_iou", "W_f", "U_f"):
             layer = getattr(self, name)
@@ -93,27 +94,9 @@ class TreeLSTM(nn.Module):
                 wanted = f"an nn.Linear with{'' if has_bias else 'out'} bias, without hooks"
                 got, hint = repr(layer), "torch.nn.utils.parametrize changes a weight"
                 raise mismatch(ValueError, what, wanted, got, hint=hint)
-        iou, f, weights = self.W_iou, self.W_f, (self.U_iou.weight, self.U_f.weight)
-        found: Any = _Joined.apply(iou.weight, f.weight, *weights, iou.bias, f.bias)
-        return found
-
-
-class _Joined(Function):
-    """Join rows i, o, u and rows f of each pair to u, i, o, f; one copy, and one of gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
-        width, pairs = weights[1].size(0), zip(weights[::2], weights[1::2], strict=True)
-        return tuple(torch.cat([iou[2 * width :], iou[: 2 * width], f]) for iou, f in pairs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        parts = [grad.tensor_split(4) for grad in grads]
-        return tuple(each for u, i, o, f in parts for each in (torch.cat([i, o, u]), f))
-
-
-def _numbers(order: Any) -> np.ndarray:
-    return array_of(order) if isinstance(order, Tensor) else np.asarray(order)
+        iou, f = self.W_iou, self.W_f
+        pairs = (iou.weight, f.weight), (self.U_iou.weight, self.U_f.weight), (iou.bias, f.bias)
+        return [in_gate_order(*pair) for pair in pairs]
 
 
 def _check_orders(

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -60,9 +59,9 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         entries of the dictionaries are left out.
 
     Raises:
-        ValueError: If there is no tree, a tree has an edge of a node that does not exist, or its
-            orders are more or fewer than its nodes and edges.
-        TypeError: If the edges of a tree are not pairs of integers.
+        ValueError: If there is no tree, features differ in their width, an edge refers to a
+            missing node, or the orders do not match the numbers of nodes and edges.
+        TypeError: If an entry is no dense numbers, or the edges are not pairs of integers.
 
     Example:
         >>> tree = {"features": torch.ones(2, 3), "adjacency_list": np.array([[0, 1]])}
@@ -73,25 +72,27 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     owner, trees = "batch_tree_input", list(batch)
     if not trees:
         raise mismatch(ValueError, f"{owner}: the list is empty", "at least one tree")
-    names = ("features", "node_order", "edge_order")
-    found = {name: [_tensor(tree[name]) for tree in trees] for name in names}
+    names = "features", "node_order", "edge_order"
+    found = {name: [tensor_of(owner, name, tree[name]) for tree in trees] for name in names}
     edges = [edges_of(owner, tree["adjacency_list"]) for tree in trees]
     nodes, per_tree = ([each.size(0) for each in parts] for parts in (found["features"], edges))
-    for name, counts in (("node_order", nodes), ("edge_order", per_tree)):
-        for number, (order, count) in enumerate(zip(found[name], counts, strict=True)):
-            if order.shape != (count,):
-                what, got = f"{owner}: {name} does not fit", describe_value(order)
-                raise mismatch(ValueError, what, f"[{count}]", got, where=f"tree {number}")
+    rest = found["features"][0].shape[1:]
+    parts = ("features", nodes, rest), ("node_order", nodes, ()), ("edge_order", per_tree, ())
+    for name, counts, shape in parts:
+        for number, (each, count) in enumerate(zip(found[name], counts, strict=True)):
+            if each.shape != (count, *shape):
+                what, got = f"{owner}: wrong shape of {name}", describe_value(each)
+                raise mismatch(ValueError, what, [count, *shape], got, where=f"tree {number}")
     merged = torch.cat(edges)
-    own, starts = array_of(merged), list(accumulate(nodes, initial=0))
+    own, sizes = array_of(merged), np.array(nodes)
+    of = np.arange(len(trees)).repeat(per_tree)  # the tree of each edge
     # As unsigned numbers, negative ones are huge. Others could be nodes of the next tree.
-    outside = own.view(np.uint64) >= np.repeat(nodes, per_tree)[:, None]
+    outside = own.view(np.uint64) >= sizes.view(np.uint64)[of, None]
     if outside.any():
         edge = int(outside.any(1).argmax())
-        number = int(np.repeat(range(len(trees)), per_tree)[edge])
-        what, wanted = f"{owner}: an edge has a node that does not exist", f"below {nodes[number]}"
-        raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {number}")
-    adjacency = own + np.repeat(starts[:-1], per_tree)[:, None]
+        what, wanted = f"{owner}: an edge refers to a missing node", f"below {sizes[of[edge]]}"
+        raise mismatch(ValueError, what, wanted, own[edge].tolist(), where=f"tree {of[edge]}")
+    adjacency = own + (sizes.cumsum() - sizes)[of, None]
     together: dict[str, Any] = {name: torch.cat(parts) for name, parts in found.items()}
     together["adjacency_list"] = torch.from_numpy(adjacency).to(merged.device)
     return {**together, "tree_sizes": nodes}
@@ -114,13 +115,21 @@ def unbatch_tree_tensor(tensor: Tensor, tree_sizes: Sequence[int]) -> tuple[Tens
     return tensor.split(list(tree_sizes))
 
 
-def _tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+def tensor_of(owner: str, name: str, value: Any) -> Tensor:
+    """Return an entry of a tree, given as a tensor, an array or a list, as a dense tensor."""
+    what, wanted = f"{owner}: invalid {name}", "numbers, as a dense tensor, an array or a list"
+    try:
+        found = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:  # no numbers, or lists of different lengths
+        raise mismatch(TypeError, what, wanted, describe_value(value)) from error
+    if found.layout != torch.strided or found.is_meta or found.is_nested:
+        raise mismatch(TypeError, what, wanted, describe_value(found))
+    return found
 
 
 def edges_of(owner: str, adjacency_list: Any) -> Tensor:
     """Return pairs (parent, child), int64 ``[edge, 2]``; no edge may have any shape and dtype."""
-    edges = _tensor(adjacency_list)
+    edges = tensor_of(owner, "adjacency_list", adjacency_list)
     if not edges.numel():
         return edges.new_empty(0, 2, dtype=torch.int64)
     if edges.dim() != 2 or edges.size(1) != 2 or edges.dtype not in _INTEGERS:
@@ -149,5 +158,4 @@ def levels_of(owner: str, edges: np.ndarray, num_nodes: int) -> Levels:
 
 def heights(levels: Levels) -> np.ndarray:
     """Return the level of each node, in node order."""
-    in_order = np.arange(levels.num_levels).repeat(levels.level_sizes)
-    return in_order[array_of(levels.row) - 1]
+    return np.arange(levels.num_levels).repeat(levels.level_sizes)[array_of(levels.row) - 1]

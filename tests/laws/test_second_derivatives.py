@@ -1,0 +1,187 @@
+"""Law: a derivative written by hand has a right second derivative, or refuses to be recorded."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from phylogeny_data import Alignment
+from phylogeny_model import TreeLikelihood
+from phylogeny_trees import Tree, Trees
+from scheduler_cell import StageCell
+from torch import Tensor, distributed, nn
+from torch.autograd import Function, grad, gradcheck, gradgradcheck
+
+from pyg_dynbatch import schedule_structure
+from pyg_dynbatch.autobatch import programs
+from pyg_dynbatch.core.row_buffer import GradientBuffer, RowBuffer, new_token
+from pyg_dynbatch.kernels import linear
+from pyg_dynbatch.nn import DAGNNCell, NaryTreeLSTM, RecursiveLayer, weave
+from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
+from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
+from tests.example_files import FOLDER
+
+ROOT = FOLDER.parent
+Call = Callable[..., Tensor]
+Case = tuple[Call, list[Tensor]]
+
+EDGES = torch.tensor([[1, 2, 3], [0, 0, 1]])
+STEPS = schedule_structure(EDGES, 4, arity=2)
+PAIRS = Pairs.all_pairs([3, 1])
+
+
+def rows(*shapes: tuple[int, ...]) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def of_layer(layer: nn.Module, *given: Any, width: int = 3) -> Case:
+    """A layer as a function of its input rows and its parameters."""
+    torch.manual_seed(0)
+    layer = layer.double().requires_grad_()
+    names = list(dict(layer.named_parameters()))
+
+    def call(x: Tensor, *weights: Tensor) -> Tensor:
+        found = torch.func.functional_call(
+            layer, dict(zip(names, weights, strict=True)), (x, *given)
+        )
+        return found[0] if isinstance(found, tuple) else found
+
+    return call, [*rows((4, width)), *layer.parameters()]
+
+
+def through_a_buffer() -> Case:
+    def call(x: Tensor) -> Tensor:
+        buffer = RowBuffer(3)
+        buffer.allocate((x[:1],), (x.dtype,))
+        token = buffer.write(new_token(x), 0, (x,))
+        return buffer.read(token, torch.tensor([2, 0]))[0]
+
+    return call, rows((3, 2))
+
+
+def shared_weight() -> Case:
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        gradients = GradientBuffer()
+        gradients.forms = ((weight.shape, weight.dtype, weight.device),)
+        return linear._Linear.apply(x, linear._Shared.apply(weight, gradients), None, gradients)
+
+    return call, rows((4, 3), (2, 3))
+
+
+def own_weight() -> Case:
+    def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return linear._Linear.apply(x, weight, bias, None)
+
+    return call, rows((4, 3), (2, 3), (2,))
+
+
+def likelihood() -> Case:
+    alignment = Alignment.of({"a": "AC", "b": "AG", "c": "CC", "d": "TC"})
+    trees = Trees.of([Tree.parse("((a,b),c,d);")], alignment.taxa)
+    lengths = torch.full((1, 5), 0.1, dtype=torch.float64, requires_grad=True)
+    return lambda t: TreeLikelihood(alignment)(trees, t), [lengths]
+
+
+def split_and_merged() -> Case:
+    def call(*tensors: Tensor) -> Tensor:
+        parts = [torch.tensor([2, 0]), torch.tensor([1])]
+        pieces = programs.split(parts, [[0, 1], [0, 1]], tensors)
+        return torch.stack(list(programs.merge(parts, pieces)))
+
+    return call, rows((3, 2), (3, 2))
+
+
+def moments_of_ranks() -> Case:
+    def call(mean: Tensor, var: Tensor) -> Tensor:
+        return torch.stack(weave._OverRanks.apply(mean, var.square(), 3)[:2])
+
+    return call, rows((2,), (2,))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "autobatch.programs._Merge": split_and_merged,
+    "autobatch.programs._Split": split_and_merged,
+    "core.row_buffer._Exchange": through_a_buffer,
+    "kernels.linear._Linear": own_weight,
+    "kernels.linear._Shared": shared_weight,
+    "kernels.tree_lstm._TreeLSTM": lambda: of_layer(NaryTreeLSTM(3, 2), EDGES),
+    "nn.dagnn._Levels": lambda: of_layer(RecursiveLayer(DAGNNCell(3, 2)), EDGES),
+    "nn.pairs._Linear": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
+    "nn.pairs._OrderReLU": lambda: (lambda x: order_relu(x, PAIRS), rows((4, 2))),
+    "nn.readout._Histogram": lambda: of_layer(GaussianHistogramAggregation()),
+    "nn.weave._Normalize": lambda: of_layer(weave.CountedBatchNorm(3)),
+    "nn.weave._OverRanks": moments_of_ranks,
+    "phylogeny_pruning.Pruning": likelihood,
+    "scheduler_cell._Levels": lambda: of_layer(RecursiveLayer(StageCell()), EDGES, width=5),
+}
+
+REFUSED = {
+    "core.row_buffer._Exchange": "Engine, through a schedule",
+    "kernels.linear._Linear": "Linear",
+    "kernels.linear._Shared": "Linear",
+    "kernels.tree_lstm._TreeLSTM": "Engine, through a schedule",
+    "nn.dagnn._Levels": "Engine, through a schedule",
+    "nn.weave._Normalize": "CountedBatchNorm in training",
+    "nn.weave._OverRanks": "CountedBatchNorm in training",
+    "phylogeny_pruning.Pruning": "TreeLikelihood",
+    "scheduler_cell._Levels": "StageCell",
+}
+
+
+def below(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from below(each)
+
+
+def test_every_derivative_written_by_hand_has_a_case() -> None:
+    modules = set[str]()
+    folders = {ROOT / "src": "src/pyg_dynbatch/**/*.py", FOLDER / "cases": "examples/cases/*.py"}
+    for folder, pattern in folders.items():
+        for path in ROOT.glob(pattern):
+            if "autograd" in (text := path.read_text("utf-8")) and "Function" in text:
+                modules.add(".".join(path.relative_to(folder).with_suffix("").parts))
+    for name in modules:
+        importlib.import_module(name)
+    found = {
+        f"{each.__module__}.{each.__qualname__}"
+        for each in below(Function)
+        if each.__module__ in modules
+    }
+    assert {name.removeprefix("pyg_dynbatch.") for name in found} == set(CASES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_rank() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("name", CASES)
+def test_second_derivatives_are_right_or_refused(name: str) -> None:
+    call, given = CASES[name]()
+
+    def loss(*tensors: Tensor) -> Tensor:
+        # The gradient of a result is constant: then autograd alone would not see what is missing.
+        found = call(*tensors)
+        return (found * torch.linspace(1, 2, found.numel()).double().view_as(found)).sum()
+
+    def first(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return grad(loss(*tensors), tensors, create_graph=True)
+
+    ways: list[Callable[[], Any]] = [
+        lambda: loss(*given).backward(create_graph=True),
+        *(lambda part=part: grad(loss(*given), part, create_graph=True) for part in given),
+    ]
+    if name not in REFUSED:
+        assert gradgradcheck(call, given) and gradcheck(first, given)
+        return
+    wanted = rf"{REFUSED[name]}: second derivatives are not available\.\n  expected: backward"
+    for way in ways:
+        with pytest.raises(RuntimeError, match=wanted):
+            way()
+    loss(*given).backward(retain_graph=True)  # alone, first derivatives are there
