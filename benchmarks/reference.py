@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, FIGURES = ROOT / "docs" / "reference.md", ROOT / "benchmarks" / "reference.json"
 MOST_BYTES = 5_000_000
 """Size of a checkpoint above which it is refused."""
+_NONE = "no published figure for these data"
 
 Figures = dict[str, Any]
 Scores = dict[str, list[float]]
@@ -130,9 +131,11 @@ def _documents(name: str, data: str, split: str, published: str, **more: Any) ->
     )
 
 
-def _dags(command: str, metric: str, **more: Any) -> Row:
+def _errors(page: str, command: str, metric: str, *more: Any, published: str = _NONE) -> Row:
+    data, split, unit, ours, *variants = more
     command = f"python examples/cases/{command} --json RESULT"
-    return Row(page="cases/dags.md", metric=metric, command=command, smaller_is_better=True, **more)
+    given = (page, data, split, metric, unit, ours, command, published)
+    return Row(*given, variants=tuple(variants), smaller_is_better=True)
 
 
 _JSON = "--config configs/json.yaml --data.init_args.file DATA/json"
@@ -166,37 +169,31 @@ ROWS = {
     "bbbp": _molecules(
         "bbbp", "BBBP", "scaffold 80/10/10", "roc_auc", "ROC-AUC", f"0.671 ({_WEAVE})"
     ),
-    "query_plans": Row(
-        page="cases/query_plans.md",
-        data="4,000 plans of DuckDB over generated tables",
-        split="by template, 70/10/20",
-        metric="q-error, 90%",
-        unit="q-error, 90th percentile",
-        ours="one module per operator",
-        command="python examples/cases/query_plans.py --seeds 5 --json RESULT",
-        published="no published figure for these data",
-        variants=("a run of the same query",),
-        smaller_is_better=True,
+    "query_plans": _errors(
+        *("cases/query_plans.md", "query_plans.py --seeds 5", "q-error, 90%"),
+        *("4,000 plans of DuckDB over generated tables", "by template, 70/10/20"),
+        *("q-error, 90th percentile", "one module per operator", "a run of the same query"),
     ),
-    "architectures": _dags(
-        "architectures.py DATA/dags/final_structures6.txt.gz",
-        "RMSE",
-        data="19,020 neural architectures as DAGs",
-        split="D-VAE's, 90/10",
-        unit="RMSE in deviations",
-        ours="DAGNN, level",
+    "architectures": _errors(
+        *("cases/dags.md", "architectures.py DATA/dags/final_structures6.txt.gz", "RMSE"),
+        *("19,020 neural architectures as DAGs", "D-VAE's, 90/10"),
+        *("RMSE in deviations", "DAGNN, level", "DAGNN"),
         published="for a different task (values of an autoencoder, Thost and Chen 2021)",
-        variants=("DAGNN",),
     ),
-    "jobs": _dags(
-        "job_times.py --jobs DATA/schedulers/tpch_dags.json",
-        "64 levels",
-        data="time of cluster jobs, generated; trained on at most 8 levels",
-        split="test on 64 levels",
-        unit="mean relative error",
-        ours="max layer, in order",
-        published="no published figure for these data",
-        variants=("max layer, repeated", "DAGNN"),
+    "jobs": _errors(
+        *("cases/dags.md", "job_times.py --jobs DATA/schedulers/tpch_dags.json", "64 levels"),
+        *("time of cluster jobs, generated; trained on at most 8 levels", "test on 64 levels"),
+        *("mean relative error", "max layer, in order", "max layer, repeated", "DAGNN"),
+    ),
+    "routes": _errors(
+        *("cases/routes.md", "routes.py DATA/molecules/lipophilicity.csv", "MAE, test"),
+        *("edit distances of synthesis routes, drawn", "by target, 80/10/10"),
+        *("mean absolute error", "Tree-LSTM", "Tree-LSTM, all weights trained"),
+    ),
+    "circuits": _errors(
+        *("cases/circuits.md", "circuits.py --folder DATA/circuits", "mean"),
+        *("signal probabilities of seven EPFL circuits", "trained on cones of other circuits"),
+        *("mean absolute error", "model"),
     ),
     "recipes": _documents(
         *("recipes", "recipes, 20 cuisines", "five folds", "0.66 (JsonGrinder.jl, one run)"),
@@ -212,7 +209,7 @@ ROWS = {
     ),
     "policies": _documents(
         *("policies", "access policies in the schema of AWS IAM, generated"),
-        *("2,000/1,000, five draws", "no published figure for these data"),
+        *("2,000/1,000, five draws", _NONE),
     ),
     "phylogeny": Row(
         page="cases/phylogeny.md",

@@ -5,8 +5,8 @@
 Data: 20,020 architectures of six operations, with their accuracy on CIFAR-10 with shared weights:
 ``final_structures6.txt`` of D-VAE (Zhang et al. 2019), from the repository of DAGNN (MIT licence).
 Protocol of D-VAE: without the first 1,000 lines, shuffled with seed 0, 90 % for training, the rest
-for the test. Here 1,000 of the training part choose the epoch, and with ``--tune`` the rate of
-every network, out of the same four. Errors are in deviations.
+for the test. Here 1,000 of the training part choose the epoch, and the rate of every network out
+of the same four (``--tries``: for so many epochs, with one seed). Errors are in deviations.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from architecture_models import NETWORKS, TYPES, Create, ridge
+from architecture_models import NETWORKS, TYPES, Create, boosted, ridge, targets_of
 from torch import Tensor, nn
 
 from pyg_dynbatch.data import DynTreeData
@@ -28,6 +28,7 @@ from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 
 COUNTS, PLACES = "counts, ridge", "operations and edges by place, ridge"
+BOOSTED = "operations and edges by place, boosting"
 MLP = "operations and edges by place, MLP"
 RATES = 0.003, 0.006, 0.012, 0.024
 Data = list[DynTreeData]
@@ -84,50 +85,49 @@ def fit(create: Create, rate: float, parts: Any, seed: int, epochs: int) -> tupl
 
 def errors(found: Tensor, data: Data) -> tuple[float, float]:
     """Return the root of the mean squared error, and Pearson's correlation."""
-    both = torch.stack([found, torch.cat([each.target for each in data])])
+    both = torch.stack([found, targets_of(data)])
     return float((both[0] - both[1]).square().mean().sqrt()), float(torch.corrcoef(both)[0, 1])
 
 
-def tune(parts: Any, epochs: int) -> None:
-    """Print the error on validation of every network and rate, one seed each."""
-    for name, (create, _) in NETWORKS.items():
-        found = (f"{rate}: {fit(create, rate, parts, 0, epochs)[1]:.3f}" for rate in RATES)
-        print(f"{name:37}", *found, flush=True)
+def train(create: Create, parts: Any, options: argparse.Namespace) -> tuple[list[nn.Module], str]:
+    """Choose the rate on validation with one seed, train all seeds with it, and say the cost."""
+    tried = {rate: fit(create, rate, parts, 0, options.tries)[1] for rate in options.rates}
+    rate, start = min(tried, key=lambda rate: tried[rate]), time.process_time()
+    print("  on validation:", *(f"{rate}: {error:.3f}" for rate, error in tried.items()))
+    models = [fit(create, rate, parts, seed, options.epochs)[0] for seed in range(options.seeds)]
+    seconds = (time.process_time() - start) / options.seeds
+    weights = sum(weight.numel() for weight in models[0].parameters())
+    return models, f"{weights:7,} weights, {seconds:.0f} s"
 
 
 def main() -> None:
     """Print a table, and draw the predictions of the first seed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path, help="final_structures6.txt or .txt.gz")
-    for name, default in {"--seeds": 5, "--epochs": 10, "--most": None}.items():
+    for name, default in {"--seeds": 5, "--epochs": 10, "--tries": 6, "--most": None}.items():
         parser.add_argument(name, type=int, default=default)
-    parser.add_argument("--tune", action="store_true", help="only try the rates, on validation")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="to choose from")
     parser.add_argument("--figure", type=Path, help=".svg or .png")
     parser.add_argument("--json", type=Path, help="write the errors per seed")
     options = parser.parse_args()
     *parts, test = read(options.file, options.most)
-    if options.tune:
-        tune(parts, options.epochs)
-        return
     begin, rows = time.perf_counter(), {}
     found = {name: [ridge(parts[0], test, name == PLACES)] for name in (COUNTS, PLACES)}
+    found[BOOSTED] = [boosted(*parts, test)]
     for name in (*found, *NETWORKS):
-        start, cost = time.process_time(), ""
+        cost = ""
         if name in NETWORKS:
-            create, rate = NETWORKS[name]
-            models = [fit(create, rate, parts, s, options.epochs)[0] for s in range(options.seeds)]
-            seconds = (time.process_time() - start) / options.seeds
-            cost = f"{sum(w.numel() for w in models[0].parameters()):7,} weights, {seconds:.0f} s"
+            models, cost = train(NETWORKS[name], parts, options)
             found[name] = [predict(model, test) for model in models]
         values = np.array([errors(each, test) for each in found[name]])
         rows[name] = dict(zip(("RMSE", "r"), values.T.tolist(), strict=True))
         (rmse, r), (more, most) = values.mean(0), values.std(0, ddof=len(values) > 1)
-        print(f"{name:37} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f} {cost}", flush=True)
+        print(f"{name:39} RMSE {rmse:.3f} ± {more:.3f}  r {r:.3f} ± {most:.3f} {cost}", flush=True)
     if options.json:
         minutes = (time.perf_counter() - begin) / 60
         options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
     if options.figure:
-        target = torch.cat([each.target for each in test]).numpy()
+        target = targets_of(test).numpy()
         figure, axes = new_figure(1, 3, 3.4, 3.9)
         for number, name in enumerate((MLP, "directed GIN, level", "DAGNN")):
             draw_parity(axes[number], target, found[name][0].numpy(), name)

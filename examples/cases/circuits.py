@@ -15,8 +15,10 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,28 +40,29 @@ def model(layer: RecursiveLayer, circuit: Circuit) -> np.ndarray:
         return estimate(layer, batch_of([circuit], [np.zeros(circuit.num_nodes)])).numpy()
 
 
-def compare(circuit: Circuit, ways: dict[str, Guess]) -> dict[str, float]:
-    """Print the mean absolute error and the processor time of every way to estimate."""
-    label = simulated(circuit, seed=1)[circuit.first_gate :]
-    errors, shown = {}, []
-    for name, guess in ways.items():
+def compare(circuit: Circuit, ways: dict[str, Guess]) -> tuple[list[float], list[float]]:
+    """Return the mean absolute error and the processor seconds of every way to estimate."""
+    label, errors, seconds = simulated(circuit, seed=1)[circuit.first_gate :], [], []
+    for guess in ways.values():
         start = time.process_time()
         found = guess(circuit)
-        seconds = time.process_time() - start
-        errors[name] = float(np.abs(found - label).mean())
-        shown.append(f"{name} {errors[name]:.4f} ({seconds:.2f} s)")
-    gates = len(circuit.sources)
-    print(f"{circuit.name:10} {gates:7,} gates", *shown, sep="  ", flush=True)
-    return errors
+        seconds.append(time.process_time() - start)
+        errors.append(float(np.abs(found - label).mean()))
+    return errors, seconds
 
 
-def draw(path: Path, table: dict[str, dict[str, float]]) -> None:
+def show(title: str, ways: Iterable[str], errors: Any, seconds: Any) -> None:
+    """Print a row of the table."""
+    cells = (f"{n} {e:.4f} ({s:.2f} s)" for n, e, s in zip(ways, errors, seconds, strict=True))
+    print(f"{title:24}", *cells, sep="  ", flush=True)
+
+
+def draw(path: Path, ways: Iterable[str], names: list[str], errors: np.ndarray) -> None:
     """Draw the errors of all circuits, one group of bars per circuit."""
     figure, (axes,) = new_figure(1, 1, 9, 3)
-    for place, name in enumerate(next(iter(table.values()))):
-        heights = [row[name] for row in table.values()]
-        axes.bar(np.arange(len(table)) + 0.14 * (place - 2.5), heights, 0.13, label=name)
-    axes.set(ylabel="mean absolute error", xticks=range(len(table)), xticklabels=table)
+    for place, (name, heights) in enumerate(zip(ways, errors.T, strict=True)):
+        axes.bar(np.arange(len(names)) + 0.14 * (place - 2.5), heights, 0.13, label=name)
+    axes.set(ylabel="mean absolute error", xticks=range(len(names)), xticklabels=names)
     axes.legend(frameon=False, ncols=2)
     save_figure(figure, path)
 
@@ -71,7 +74,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=default)
     parser.add_argument("--cones", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--test", nargs="*", default=[*VALID, *TEST])
+    parser.add_argument("--test", nargs="+", default=[*VALID, *TEST])
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--json", type=Path, help="write the errors")
     options = parser.parse_args()
@@ -84,8 +87,9 @@ def main() -> None:
     starts = range(0, len(cones), 100)
     batches = [batch_of(cones[i : i + 100], labels[i : i + 100]) for i in starts]
     torch.manual_seed(0)
-    layer = RecursiveLayer(GateCell())
+    start, layer = time.process_time(), RecursiveLayer(GateCell())
     train(layer, batches, options.epochs)
+    print(f"training: {time.process_time() - start:.0f} s", flush=True)
     ways: dict[str, Guess] = {
         "formula": formula,
         "64 patterns": patterns,
@@ -94,13 +98,24 @@ def main() -> None:
         "256 patterns": partial(patterns, words=4),
         "model": partial(model, layer),
     }
-    table = {name: compare(read[name], ways) for name in options.test}
+    table = []
+    for name in options.test:
+        table.append(compare(read[name], ways))
+        show(f"{name}, {len(read[name].sources):,} gates", ways, *table[-1])
+    errors, seconds = np.array(table).swapaxes(0, 1)  # [circuit, way] each
+    columns = dict(zip(options.test, errors, strict=True))
+    if any(tested := [name not in VALID for name in options.test]):
+        columns |= {"mean": errors[tested].mean(0), "seconds": seconds[tested].sum(0)}
+        show("mean and sum of the test", ways, columns["mean"], columns["seconds"])
     if options.json:
-        rows = {way: {name: [row[way]] for name, row in table.items()} for way in ways}
+        rows = {
+            way: {name: [float(values[place])] for name, values in columns.items()}
+            for place, way in enumerate(ways)
+        }
         minutes = (time.perf_counter() - begin) / 60
         options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
     if options.figure:
-        draw(options.figure, table)
+        draw(options.figure, ways, options.test, errors)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,30 @@ from typing import Any
 import torch
 from route_data import Part, Route, tree
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.nn import ChildSumTreeLSTM
 
 
 class Embedding(nn.Module):
-    """Two linear layers per molecule, then a Tree-LSTM; the target's row is the route's."""
+    """Two linear layers per molecule, then a Tree-LSTM; the target's row is the route's.
 
-    def __init__(self, bits: int, lstm: ChildSumTreeLSTM) -> None:
+    Args:
+        bits: Bits of a fingerprint.
+        lstm: The Tree-LSTM.
+        fixed: Whether the first layer is not trained but a random projection, with entries that
+            give its rows a deviation near one; then there is dropout behind it.
+    """
+
+    def __init__(self, bits: int, lstm: ChildSumTreeLSTM, fixed: bool = False) -> None:
         super().__init__()
         width, self.lstm, self.bits = lstm.in_channels, lstm, bits
         first, second = nn.Linear(bits, width), nn.Linear(width, width)
-        self.compress = nn.Sequential(first, nn.ReLU(), nn.Dropout(0), second, nn.ReLU())
+        self.compress = nn.Sequential(first, nn.ReLU(), nn.Dropout(0.1 * fixed), second, nn.ReLU())
+        if fixed:
+            first.requires_grad_(False).weight.mul_(8)
+            first.bias.zero_()
 
     @classmethod
     def of_route_distances(cls, path: Path) -> "Embedding":
@@ -39,14 +50,16 @@ class Embedding(nn.Module):
         return self.lstm(self.compress(batch.x), schedule=batch.schedule, nodes=batch.ptr[:-1])
 
 
-def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> None:
-    """Train on batches of pairs, and keep the epoch with the lowest error on validation."""
+def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> Embedding:
+    """Train on batches of pairs; return averaged weights, of the epoch best on validation."""
     (routes, pairs), batches, best = train, [], (float("inf"), {})
     for index, target in zip(pairs[0].split(128, 1), pairs[1].split(128), strict=True):
         used, place = index.unique(return_inverse=True)
         trees = [tree(routes[number], model.bits) for number in used.tolist()]
         batches.append((next(iter(DataLoader(trees, len(trees)))), place, target))
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=1e-2)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, epochs * len(batches))
     for _ in range(epochs):
         for number in torch.randperm(len(batches)).tolist():
             batch, place, target = batches[number]
@@ -55,14 +68,19 @@ def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        error = float((predict(model, valid[0], valid[1][0]) - valid[1][1]).abs().mean())
-        best = min(best, (error, copy.deepcopy(model.state_dict())), key=lambda pair: pair[0])
+            schedule.step()
+            averaged.update_parameters(model)
+        found = predict(averaged.module, valid[0], valid[1][0])
+        error = float((found - valid[1][1]).abs().mean())
+        best = min(best, (error, copy.deepcopy(averaged.module.state_dict())), key=lambda p: p[0])
     model.load_state_dict(best[1])
+    return model
 
 
 def predict(model: Embedding, routes: list[Route], pairs: Tensor) -> Tensor:
     """Predict the distances of pairs of routes; every route is embedded once."""
     trees = [tree(route, model.bits) for route in routes]
+    model.eval()
     with torch.no_grad():
         rows = torch.cat([model(batch) for batch in DataLoader(trees, 256)])[pairs]
     return (rows[0] - rows[1]).norm(dim=1)

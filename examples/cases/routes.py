@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ from torch import Tensor
 from pyg_dynbatch.nn import ChildSumTreeLSTM
 from pyg_dynbatch.visualize import draw_parity, new_figure, save_figure
 
-# Dropout of the molecules' rows, before and after the first layer: none, and what validation chose.
+# Whether the first layer of the molecules is a fixed random projection.
+NETWORKS = {"Tree-LSTM, all weights trained": False, "Tree-LSTM": True}
 
 
 def errors(found: Tensor, target: Tensor) -> tuple[float, float]:
@@ -60,17 +62,9 @@ def draw_parts(smiles: list[str], count: int) -> list[Part]:
     return parts
 
 
-def train_network(parts: list[Part], seed: int, epochs: int) -> Embedding:
-    """Train a network; its seed sets the weights and the order of the batches."""
-    torch.manual_seed(seed)
-    model = Embedding(BITS, ChildSumTreeLSTM(128, 128, forget_bias=2.0))
-    fit(model, parts[0], parts[1], epochs)
-    return model
-
-
-def compare(parts: list[Part], seeds: int, epochs: int) -> tuple[dict, dict, Embedding]:
-    """Return the test predictions and the errors of all models, and the last network."""
-    (train, valid, test), found, rows = parts, {}, {}
+def compare(parts: list[Part], seeds: int, epochs: int) -> tuple[dict, dict, dict]:
+    """Return the test predictions and the errors of all models, and the last networks."""
+    (train, valid, test), found, rows, networks = parts, {}, {}, {}
 
     def add(name: str, of_part: Callable[[Part], Tensor]) -> None:
         found.setdefault(name, of_part(test))
@@ -83,15 +77,18 @@ def compare(parts: list[Part], seeds: int, epochs: int) -> tuple[dict, dict, Emb
     add("mean", lambda part: mean.expand_as(part[1][1]))
     add("linear", partial(plain, train, boosted=False))
     add("gradient boosting", partial(plain, train, boosted=True))
-    for seed in range(seeds):
-        model = train_network(parts, seed, epochs)
-        add("Tree-LSTM", lambda part, model=model: predict(model, part[0], part[1][0]))
+    for name, seed in product(NETWORKS, range(seeds)):
+        torch.manual_seed(seed)
+        lstm = ChildSumTreeLSTM(128, 128, forget_bias=2.0)
+        model = fit(Embedding(BITS, lstm, NETWORKS[name]), train, valid, epochs)
+        networks[name] = model
+        add(name, lambda part, model=model: predict(model, part[0], part[1][0]))
     for name, row in rows.items():
         cells = (
             f"{key} {np.mean(v):.3f} ± {np.std(v, ddof=len(v) > 1):.3f}" for key, v in row.items()
         )
-        print(f"{name:20}", *cells, sep="  ")
-    return found, rows, model
+        print(f"{name:30}", *cells, sep="  ")
+    return found, rows, networks
 
 
 def of_planner_file(path: Path, networks: dict[str, Embedding]) -> None:
@@ -109,7 +106,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a CSV with a column smiles")
     parser.add_argument("--routes", type=Path, help="JSON of AiZynthFinder")
     parser.add_argument("--state", type=Path, help="state of a network of route-distances")
-    for name, default in {"--targets": 1500, "--epochs": 20, "--seeds": 1}.items():
+    for name, default in {"--targets": 1500, "--epochs": 20, "--seeds": 3}.items():
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--figure", type=Path, help=".svg or .png")
     parser.add_argument("--json", type=Path, help="write the errors per seed")
@@ -123,7 +120,7 @@ def main() -> None:
     parts = draw_parts(smiles, options.targets)
     test, (index, target) = parts[2]
     print(f"{parts[0][1][1].numel()} pairs to train on, {target.numel()} to test")
-    found, rows, model = compare(parts, options.seeds, options.epochs)
+    found, rows, networks = compare(parts, options.seeds, options.epochs)
     if options.json:
         minutes = (time.perf_counter() - begin) / 60
         options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}), "utf-8")
@@ -131,17 +128,16 @@ def main() -> None:
     begin = time.perf_counter()
     pairs_of(test)
     middle = time.perf_counter()
-    predict(model, test, index)
+    predict(networks["Tree-LSTM"], test, index)
     speeds = index.size(1) / (middle - begin), index.size(1) / (time.perf_counter() - middle)
     print("pairs per second: {:,.0f} by edits, {:,.0f} by the Tree-LSTM".format(*speeds))
     if options.routes:
-        given = {"Tree-LSTM": model}
         if options.state:
-            given[options.state.name] = Embedding.of_route_distances(options.state)
-        of_planner_file(options.routes, given)
+            networks[options.state.name] = Embedding.of_route_distances(options.state)
+        of_planner_file(options.routes, networks)
     if options.figure:
         figure, axes = new_figure(1, 2, 3.4, 3.4)
-        for each, name in zip(axes, ("linear", "Tree-LSTM"), strict=True):
+        for each, name in zip(axes, ("gradient boosting", "Tree-LSTM"), strict=True):
             draw_parity(each, target.numpy(), found[name].numpy(), name)
         print("figure:", save_figure(figure, options.figure))
 

@@ -145,10 +145,12 @@ def test_the_command_beats_the_formula(shared_data, tmp_path, capsys):
     words += ["--json", str(file)]
     with mock.patch.object(sys, "argv", ["circuits.py", "--folder", os.fspath(folder), *words]):
         main()
-    line = capsys.readouterr().out.splitlines()[-1].split()
+    *_, line, last = map(str.split, capsys.readouterr().out.splitlines())
+    assert line[line.index("formula") :] == last[last.index("formula") :]  # a single circuit
     errors = {name: float(line[line.index(name) + 1]) for name in ("formula", "model")}
     assert errors["model"] < 0.8 * errors["formula"]
     rows = json.loads(file.read_text("utf-8"))["rows"]
     assert rows["model"]["multiplier"][0] == pytest.approx(errors["model"], abs=1e-4)
     assert rows["256 patterns"]["multiplier"][0] < rows["64 patterns"]["multiplier"][0]
+    assert all(row["mean"] == row["multiplier"] and row["seconds"][0] > 0 for row in rows.values())
     assert figure.stat().st_size > 1000

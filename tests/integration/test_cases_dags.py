@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyg_dynbatch.loader import DataLoader
+from pyg_dynbatch.nn import ChildSumTreeLSTM
 from tests.example_files import FOLDER, defined_in
 from tests.nn.test_pytorch_tree_lstm import recursion
 from tests.strategies import Dag
@@ -71,21 +72,23 @@ def architectures(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_architectures_run(architectures, tmp_path, capsys):
     train, valid, test = case("architectures")["read"](architectures, None)
     assert [len(train), len(valid), len(test)] == [128, 16, 16]
     figure = tmp_path / "figure.svg"
     files = ["--figure", figure, "--json", tmp_path / "rows.json"]
-    run("architectures", architectures, "--seeds", 1, "--epochs", 1, *files)
+    options = ["--seeds", 1, "--epochs", 1, "--tries", 1, "--rates", 0.01]
+    run("architectures", architectures, *options, *files)
     printed = capsys.readouterr().out
     assert figure.is_file()
     # A sum of operations is linear in their counts.
     assert numbers(printed, "counts, ridge")[0] < 0.1
     names = re.findall(r"^(.*?) +RMSE", printed, flags=re.MULTILINE)
-    assert len(names) == 10 and {len(numbers(printed, name)) for name in names} == {4}
+    assert len(names) == 11 and {len(numbers(printed, name)) for name in names} == {4}
     rows = json.loads((tmp_path / "rows.json").read_text("utf-8"))["rows"]
     assert list(rows) == names
-    assert [len(rows[name]["RMSE"]) for name in names] == [1] * 10
+    assert [len(rows[name]["RMSE"]) for name in names] == [1] * 11
 
 
 def test_only_directed_convolutions_see_the_direction() -> None:
@@ -97,7 +100,7 @@ def test_only_directed_convolutions_see_the_direction() -> None:
     turned = batch.clone()
     turned.edge_index = batch.edge_index.flip(0)
     for name in ("GCN", "GIN", "directed GCN", "directed GIN"):
-        model = networks[name][0]().eval()
+        model = networks[name]().eval()
         same = torch.allclose(model(batch), model(turned), atol=1e-6)
         assert same == (not name.startswith("directed"))
 
@@ -119,7 +122,7 @@ def test_dagnn_predicts_accuracies_better_than_counts(shared_data, capsys):
     path = shared_data("dags/final_structures6.txt.gz")
     parts = case("architectures")["read"](path, None)
     assert [len(part) for part in parts] == [16_118, 1000, 1902]
-    run("architectures", path, "--seeds", 1, "--epochs", 4)
+    run("architectures", path, "--seeds", 1, "--epochs", 4, "--tries", 1, "--rates", 0.012)
     printed = capsys.readouterr().out
     assert numbers(printed, "DAGNN")[0] < 0.6 * numbers(printed, "counts, ridge")[0]
 
@@ -267,6 +270,21 @@ def test_the_network_of_route_distances(shared_data: Callable[[str], Path]) -> N
     trees = [data["tree"](route, 32) for route in routes]
     found = model(next(iter(DataLoader(trees, len(trees)))))
     torch.testing.assert_close(found, torch.stack(list(map(by_hand, routes))), rtol=1e-5, atol=1e-6)
+
+
+def test_a_fixed_projection_of_molecules_is_not_trained() -> None:
+    data, route_model = case("route_data"), case("route_model")
+    rng = random.Random(0)
+    routes = sorted({data["draw"]("CCOC(=O)c1ccc(NC(=O)Cc2ccccc2)cc1", rng) for _ in range(6)})
+    part = routes, data["pairs_of"](routes)
+    torch.manual_seed(0)
+    model = route_model["Embedding"](data["BITS"], ChildSumTreeLSTM(8, 8), fixed=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    route_model["fit"](model, part, part, 3)
+    changed = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
+    assert changed == {name for name in before if not name.startswith("compress.0.")}
+    found = [route_model["predict"](model, routes, part[1][0]) for _ in range(2)]
+    assert torch.equal(*found)  # without dropout
 
 
 @pytest.mark.long
