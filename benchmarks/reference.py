@@ -140,11 +140,9 @@ def _errors(page: str, command: str, metric: str, *more: Any, published: str = _
 _JSON = "--config configs/json.yaml --data.init_args.file DATA/json"
 _RECIPES = (
     f"{_JSON}/recipes.jsonl.gz --data.init_args.label cuisine --trainer.max_epochs 15 "
-    "--data.init_args.overrides '{\"$.id\": ignore}' --model.init_args.linear 0.7"
+    "--data.init_args.overrides '{\"$.id\": ignore}'"
 )
-_MUTAGENESIS = (
-    f"{_JSON}/mutagenesis.json.gz --data.init_args.label mutagenic --model.init_args.penalty 1"
-)
+_MUTAGENESIS = f"{_JSON}/mutagenesis.json.gz --data.init_args.label mutagenic"
 _188 = "Mutagenesis, JSON of 188 molecules"
 _RANDOM, _WEAVE = "random 80/10/10, drawn by each seed", "Weave, Wu et al. 2018"
 ROWS = {

@@ -28,18 +28,18 @@ MAX_FILES = 140
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
-    "blocks": 6_090,
+    "blocks": 6_087,
     "compat": 302,
-    "core": 6_215,
-    "documents": 735,
+    "core": 6_222,
+    "documents": 710,
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_591,
     "nn": 3_180,
-    "training": 2_599,
+    "training": 2_600,
     "trees": 4_251,
-    "other files": 2_995,
-    "installed": 42_488,
+    "other files": 3_012,
+    "installed": 42_506,
     "benchmarks": 7_180,
 }
 MAX_CODE = 27_423
@@ -57,7 +57,6 @@ MORE_PARAMETERS = {
     "core/definitions.py:order": "the fields of the struct in C",
     "core/definitions.py:place": "the fields of the struct in C",
     "blocks/layers.py:FractalNet.__init__": "the arguments of Fold's layer",
-    "documents/task.py:DocumentFileData.__init__": "keys of the configs",
     "molecules/datamodules.py:MoleculeDataModule.__init__": "keys of the configs",
     "molecules/features/featurizer.py:MoleculeFeaturizer.__init__": "keys of the configs",
     "molecules/nets/models.py:WeaveNet.__init__": "every argument is a key of the configs",

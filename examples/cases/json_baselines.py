@@ -1,11 +1,20 @@
-"""Plain baselines of json_documents.py on bags of paths: linear, boosting and extra trees."""
+"""Plain baselines of json_documents.py on bags of paths: linear, boosting and extra trees.
+
+With crosses they also know which values occur in the same object of a list.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-from sklearn.ensemble import ExtraTreesClassifier, GradientBoostingClassifier
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+)
 from sklearn.feature_extraction import DictVectorizer
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -42,6 +51,30 @@ def names_in(document: dict[str, Any]) -> list[str]:
     return found
 
 
+def keys_in(documents: Documents) -> dict[str, set[str]]:
+    """Collect the keys of the objects in the lists at every path."""
+    found = defaultdict[str, set[str]](set)
+    for path, value in (part for document in documents for part in parts_of(document)):
+        for element in value if isinstance(value, list) else ():
+            found[path] |= set(element if isinstance(element, dict) else ())
+    return found
+
+
+def crosses_in(keys: dict[str, set[str]], document: dict[str, Any]) -> list[str]:
+    """Name the pairs of values inside each object of a list; of missing keys too."""
+    found = []
+    for path, value in parts_of(document):
+        for element in value if isinstance(value, list) else ():
+            if not isinstance(element, dict):
+                continue
+            names = {f"no {key}" for key in keys[path] - set(element)}
+            for key, part in parts_of(element):
+                text = f"{part:.1g}" if isinstance(part, float) else part
+                names.add(key if isinstance(part, dict | list) else f"{key}={text}")
+            found += [f"{path}[]: {a} & {b}" for a, b in combinations(sorted(names), 2)]
+    return found + names_in(document)
+
+
 def numbers_in(documents: Documents) -> list[dict[str, float]]:
     """Summarize the numbers at every path, and the lengths of lists and number of objects."""
     found = []
@@ -58,6 +91,7 @@ def numbers_in(documents: Documents) -> list[dict[str, float]]:
     return found
 
 
+CROSSES = " with crosses"
 # Model, whether its features are scaled, and what is chosen on validation.
 MODELS: dict[str, Any] = {
     "linear": (LogisticRegression(max_iter=5000, tol=1e-3), True, {"C": [0.3, 1, 3, 10, 30]}),
@@ -74,23 +108,35 @@ MODELS: dict[str, Any] = {
         {"max_depth": [3, 6]},
     ),
 }
+MODELS["linear" + CROSSES] = MODELS["linear"]
+# Of thousands of features; with dense rows.
+MODELS["gradient boosting" + CROSSES] = (
+    HistGradientBoostingClassifier(max_bins=15, early_stopping=False, random_state=0),
+    False,
+    {"max_iter": [100, 400]},
+)
 
 
 def baseline(name: str, parts: dict[str, Documents], label: str) -> float:
     """Tune a model on a fifth of the training documents; return its test accuracy."""
     model, is_scaled, choices = MODELS[name]
-    scaled = [StandardScaler(with_mean=False)] * is_scaled
-    numbers = make_pipeline(FunctionTransformer(numbers_in), DictVectorizer(), *scaled)
-    words: Any = TfidfVectorizer(analyzer=names_in, sublinear_tf=True)
-    if not is_scaled:
-        words = CountVectorizer(analyzer=names_in, min_df=3)
     y = {split: [document[label] for document in parts[split]] for split in parts}
     x = {
         split: [{k: v for k, v in document.items() if k != label} for document in parts[split]]
         for split in parts
     }
+    scaled = [StandardScaler(with_mean=False)] * is_scaled
+    numbers = make_pipeline(FunctionTransformer(numbers_in), DictVectorizer(), *scaled)
+    analyzer: Callable[[dict[str, Any]], list[str]] = names_in
+    if name.endswith(CROSSES):
+        analyzer = partial(crosses_in, keys_in(x["train"]))
+    words: Any = TfidfVectorizer(analyzer=analyzer, sublinear_tf=True)
+    if not is_scaled:
+        words = CountVectorizer(analyzer=analyzer, min_df=3)
     features = make_union(words, numbers)
     train, test = features.fit_transform(x["train"]), features.transform(x["test"])
+    if isinstance(model, HistGradientBoostingClassifier):
+        train, test = train.toarray(), test.toarray()
     few = len(y["train"]) < 500
     folds = ShuffleSplit(5 if few else 1, test_size=0.2, random_state=0)
     search = GridSearchCV(model, choices, cv=folds).fit(train, y["train"])

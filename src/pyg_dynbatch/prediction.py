@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import inspect
 import math
 import pickle
 import sys
@@ -41,6 +42,9 @@ class Model(nn.Module, ABC):
 
     task_options: ClassVar[tuple[str, ...]] = ()
     """Hyper-parameters of a checkpoint that concern training only."""
+
+    training_options: ClassVar[tuple[str, ...]] = ()
+    """Options, besides dropout, that change no prediction, or are compared by check_origin."""
 
     first_class: ClassVar[int] = 0
     """First class, for the names of columns in the table of predictions."""
@@ -93,19 +97,32 @@ class Model(nn.Module, ABC):
         self.check(checkpoint)
         self.load_state_dict(_weights(checkpoint))
 
-    def check(self, checkpoint: Mapping[str, Any], name: str = "") -> None:
-        """Compare the task, origin and weights of a checkpoint with those of this model."""
+    def check(self, checkpoint: Mapping[str, Any], name: str = "", options: Any = None) -> None:
+        """Compare a checkpoint with the task, weights and, if they are given, options of this."""
         name = name or self.task
         what = f"{name}: the checkpoint belongs to a different model"
         if (other := checkpoint.get("pyg_dynbatch_task", name)) != name:
             expected, got = f"a checkpoint of {name}", f"a checkpoint of {other}"
             raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
         self.check_origin(checkpoint.get("hyper_parameters", {}))
+        if options is not None and "hyper_parameters" in checkpoint:
+            own, saved = map(self._predicting, (options, checkpoint["hyper_parameters"]))
+            for key, expected, got in differences(own, saved):
+                texts = str(expected)[:80], str(got)[:80]
+                raise mismatch(ValueError, what, *texts, where=key, hint=SAME_CONFIGURATION)
         own, saved = _shapes(self.state_dict()), _shapes(_weights(checkpoint))
         for key in sorted({*saved, *own}):
             expected, got = own.get(key, "no such weight"), saved.get(key, "no such weight")
             if expected != got:
                 raise mismatch(ValueError, what, expected, got, where=key, hint=SAME_CONFIGURATION)
+
+    def _predicting(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all options that change predictions, or their defaults."""
+        parts = (inspect.signature(type(each)).parameters for each in (self.network, self))
+        known = {name: given.default for part in parts for name, given in part.items()}
+        names = [name for name in known if not name.endswith("dropout")]
+        found = {n: options.get(n, known[n]) for n in names if n not in self.training_options}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
 
 
 def _weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -166,23 +183,25 @@ def average(
     for path in map(Path, checkpoints):
         checkpoint = read_checkpoint(path)
         with naming_file(path):
-            try:
-                model.check(checkpoint, name)
-            except ValueError as error:
-                theirs = checkpoint.get("hyper_parameters", {})
-                if other := [
-                    f"{key} {value!r}, in the file {theirs.get(key)!r}"
-                    for key, value in options.items()
-                    if isinstance(value, (int, float, str, list)) and theirs.get(key) != value
-                ]:
-                    error.add_note(f"  differs:  {'; '.join(other)}")
-                raise
+            model.check(checkpoint, name, options)
         members.append(copy.deepcopy(model))
         members[-1].load_state_dict(_weights(checkpoint))
     # The average keeps the scale of the targets, with which errors are measured.
     averaged = copy.deepcopy((members or [model])[0])
     averaged.network = averaged.averaged(members)
     return averaged
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[nn.Module]:
+    """Compute without gradients and dropout; the modes of all parts are restored."""
+    in_training = [part for part in module.modules() if part.training]
+    try:
+        with torch.inference_mode():
+            yield module.eval()
+    finally:
+        for part in in_training:
+            part.training = True
 
 
 class ExactBuffers(nn.Module):

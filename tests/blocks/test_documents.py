@@ -1,5 +1,6 @@
 """Blocks inferred from example documents: encodings, batches, and what is refused."""
 
+import itertools
 import json
 import math
 import re
@@ -157,6 +158,19 @@ def test_choices_can_be_overridden() -> None:
 def test_an_override_that_fits_nothing_is_refused(overrides: Any, words: list[str]) -> None:
     text = message(ValueError, inferred, [{"a": 1.5}], overrides)
     assert all(word in text for word in words)
+
+
+def test_only_different_readouts_can_be_joined() -> None:
+    names = ["mean", "max", "sum", "number", "categories", "text", "ignore", "like $", ""]
+    for pair in itertools.product(names, repeat=2):
+        choice = "+".join(pair)
+        if set(pair) < {"mean", "max", "sum"} and pair[0] != pair[1]:
+            assert f"{choice} of its elements" in str(
+                inferred([{"a": [1.5]}], {"$.a": choice}).schema
+            )
+        else:
+            text = message(ValueError, inferred, [{"a": [1.5]}], {"$.a": choice})
+            assert "$.a" in text and choice in text
 
 
 @pytest.mark.parametrize(

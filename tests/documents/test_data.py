@@ -2,16 +2,15 @@
 
 import gzip
 import json
-import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.pytorch import Trainer
 
-from pyg_dynbatch.documents import task
 from pyg_dynbatch.documents.predict import read_documents
 from pyg_dynbatch.lightning import DocumentFileData, DocumentPrediction
+from pyg_dynbatch.models import DocumentPredictor
 from tests.core.helpers import message
 
 DOCUMENTS = [{"y": "ab"[n % 2], "x": n + 0.5, "in": {"y": n}} for n in range(20)]
@@ -171,25 +170,16 @@ def test_numbers_that_hardly_differ_are_refused(tmp_path: Path, numbers: tuple[s
         assert DocumentFileData(str(path), "y", overrides={"$.y": "number"}).schema
 
 
-def test_copies_lack_a_few_parts_and_only_train(tmp_path: Path) -> None:
-    found = data(Path(written(tmp_path / "a.jsonl", DOCUMENTS)), copies=2)
-    assert {split: len(pairs) for split, pairs in found.documents.items()}["train"] == 16
-    found.trainer = SimpleNamespace(lightning_module=DocumentPrediction(found.schema, width=4))
-    assert [len(found.dataset(split)) for split in ("train", "val", "test")] == [48, 2, 2]
-    targets = [target for _, target in found.dataset("train")]
-    assert targets[:16] == targets[16:32] == targets[32:]
-    document = {"a": [{"b": n, "c": [n] * 9} for n in range(300)]}
-    before = json.dumps(document)
-    thinned = task._thinned(document, random.Random(0))
-    assert json.dumps(document) == before
-    kept = thinned["a"]
-    assert 260 < len(kept) < 300
-    share = sum("b" in each for each in kept) / len(kept)
-    assert 0.9 < share < 0.99
-    lengths = [len(each["c"]) for each in kept if "c" in each]
-    assert 8.2 < sum(lengths) / len(lengths) < 8.9
-
-
-def test_copies_are_counted(tmp_path: Path) -> None:
-    path = Path(written(tmp_path / "a.jsonl", DOCUMENTS))
-    assert "copies" in message(ValueError, data, path, copies=-1)
+@pytest.mark.long
+def test_documents_of_four_thousand_levels_are_trained(tmp_path: Path) -> None:
+    lines = [f'{{"y": {n % 2}, "in": {"[" * 3999}{n}.5{"]" * 3999}}}' for n in range(4)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines))
+    files = {"val_file": str(path), "test_file": str(path)}
+    found = data(path, **files, overrides={"$.in[]": "like $.in"})
+    task = DocumentPrediction(found.schema, width=4)
+    trainer = Trainer(accelerator="cpu", max_epochs=1, default_root_dir=tmp_path, logger=False)
+    trainer.fit(task, found)
+    (saved,) = tmp_path.glob("**/*.ckpt")
+    documents = [document for _, document in found.documents["train"]]
+    assert len(DocumentPredictor([saved]).predict(documents)["prediction"]) == 4

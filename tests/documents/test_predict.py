@@ -103,6 +103,24 @@ def test_attributions_are_differences_of_log_odds(here: Path) -> None:
     assert first[0] == "$.weight" and len(few) == 2
 
 
+def test_a_predictor_in_training_mode_predicts_as_in_evaluation(here: Path) -> None:
+    predictor, given = DocumentPredictor([CKPT]), documents(here)[:3]
+    before = predictor.predict(given)["probability_large"], predictor.explain(given[0])
+    predictor.model.train()
+    assert (predictor.predict(given)["probability_large"] == before[0]).all()
+    assert predictor.explain(given[0]) == before[1]
+    assert all(part.training for part in predictor.model.modules())
+
+
+def test_one_object_at_two_places_is_explained_as_two(here: Path) -> None:
+    part: dict[str, Any] = {"size": 3.0, "color": "red"}
+    document = {"weight": 5.0, "parts": [part, part]}
+    predictor = DocumentPredictor([CKPT])
+    expected = predictor.explain(json.loads(json.dumps(document)))
+    assert predictor.explain(document) == expected and len(expected) == 8
+    assert document["parts"] == [part, part] and len(part) == 2
+
+
 PARTS_OF_FIRST = ["$.parts[0].size", "$.parts[0].color"]
 
 
@@ -137,7 +155,7 @@ def test_a_checkpoint_is_not_used_with_other_documents(here: Path, capsys: Any) 
     changed = [{**one, "weight": 1.0} for one in documents(here)]
     Path("changed.jsonl").write_text("\n".join(map(json.dumps, changed)))
     options = ["--run", "runs/small/version_0", "--data.init_args.file", "changed.jsonl"]
-    assert "other documents" in complaint(capsys, "test", *options)
+    assert "schema.documents" in complaint(capsys, "test", *options)
 
 
 @pytest.mark.long
@@ -204,37 +222,31 @@ def test_repeated_runs_draw_splits_of_their_own(here, tmp_path, monkeypatch):
 def test_both_ways_to_predict_are_trained() -> None:
     documents = from_examples([{"x": 1.5}, {"x": 2.5}]).schema.as_dict()
     schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
-    task = DocumentPrediction(schema, width=4, penalty=0.2, smoothing=0.1, dropout=0.0, linear=0.25)
+    task = DocumentPrediction(schema, width=4, penalty=0.2, dropout=0.0, linear=0.25)
     network: Any = task.model.network
     for parameter in task.parameters():
         torch.nn.init.normal_(parameter)
     batch = collate(network.encoder.collate, [({"x": x}, x > 2) for x in (1.0, 2.0, 3.0)])
     batch.y = batch.y.long()
-    nested, counted = network(batch)
-    loss, terms = task.summed_loss(network(batch), batch)
+    nested, counted = ways = task(batch)
+    loss, terms = task.summed_loss(ways, batch)
     one = torch.nn.functional.one_hot(batch.y, 2) * 0.9 + 0.05
     expected = sum(-(one * ways.log_softmax(1)).sum() for ways in (nested, counted))
     table = next(each for each in network.modules() if isinstance(each, LinearCounts))
     squares = (10 * table.weight).square().sum()
-    torch.testing.assert_close(loss, expected + 3 * 0.2 * squares / (2 * 2))
+    # Two paths, two documents in the schema, and three in the batch.
+    torch.testing.assert_close(loss, expected + 3 * 0.2 * 2 * squares / (2 * 2))
     assert terms == 6
-    output = network.eval()(batch)
+    output = task.eval().model(batch)
     torch.testing.assert_close(output, 0.75 * nested + 0.25 * counted)
     plain = torch.nn.functional.cross_entropy(output, batch.y, reduction="sum")
-    torch.testing.assert_close(task.summed_loss(output, batch)[0], plain)
+    torch.testing.assert_close(task.summed_loss(ways, batch)[0], plain)
 
 
-def test_a_weight_of_the_linear_part_out_of_range_is_refused() -> None:
+@pytest.mark.parametrize("value", [-0.5, 1e9, math.nan])
+@pytest.mark.parametrize("option", ["linear", "penalty", "dropout"])
+def test_options_out_of_range_are_refused(option: str, value: float) -> None:
     documents = from_examples([{"x": 1.5}]).schema.as_dict()
     schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
-    assert "0 to 1" in message(ValueError, DocumentPrediction, schema, linear=1.5)
-
-
-def test_models_of_different_weights_of_the_linear_part_are_not_averaged() -> None:
-    documents = from_examples([{"x": 1.5}]).schema.as_dict()
-    schema = {"documents": documents, "label": "y", "classes": ["a", "b"]}
-    model = DocumentPrediction(schema, linear=0.25).model
-    model.check_origin({"schema": schema, "linear": 0.25})
-    for other in ({"linear": 1.0}, {}):  # without the option, the default
-        text = message(ValueError, model.check_origin, {"schema": schema, **other})
-        assert "linear" in text
+    text = message(ValueError, DocumentPrediction, schema, **{option: value})
+    assert option in text and "expected: 0 to" in text

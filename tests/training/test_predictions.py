@@ -1,13 +1,18 @@
 """Ensembles, tables of predictions, and reports with pictures of a run."""
 
+import inspect
 import re
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
 
+from pyg_dynbatch import lightning
 from pyg_dynbatch.lightning import PredictionTable, RunReport, ensemble_of
 from pyg_dynbatch.loader import DataLoader
 from pyg_dynbatch.prediction import write_table
@@ -118,8 +123,8 @@ def test_members_that_cannot_be_averaged(tmp_path: Path) -> None:
     (path,) = checkpoints(tmp_path, data, 1)
     with pytest.raises(ValueError, match="belongs to a different model") as caught:
         ensemble_of(task(data, hidden_channels=11), [path])
-    differing = "  differs:  hidden_channels 11, in the file 8"
-    assert caught.value.__notes__ == [differing, f"  file:     {path}"]
+    assert "expected: 11\n  got:      8\n  where:    hidden_channels" in str(caught.value)
+    assert caught.value.__notes__ == [f"  file:     {path}"]
 
 
 def test_curves_and_trees_are_drawn_and_named(tmp_path, monkeypatch):
@@ -172,3 +177,28 @@ def test_nothing_is_drawn_without_a_folder_or_trees(tmp_path: Path) -> None:
     run = trainer(tmp_path, callbacks=[report])
     run.test(module, datamodule=data, verbose=False)
     assert not report.places(run)["predicted trees"].exists()
+
+
+TASKS = [
+    each
+    for each in map(partial(getattr, lightning), lightning.__all__)
+    if inspect.isclass(each) and issubclass(each, lightning.Task) and not inspect.isabstract(each)
+]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_options_that_change_predictions_are_compared(kind: Any) -> None:
+    """Even where all weights fit: no model predicts or is averaged with options of another."""
+    task = kind.dry_run_instance({}, {})
+    parts = (type(task.model.network), type(task.model))
+    named = [each for part in parts for each in inspect.signature(part).parameters.values()]
+    known = {each.name for each in named if each.default is not each.empty}
+    known |= {each.name for each in named if each.name in task.hparams}
+    assert set(task.model.training_options) <= known
+    contents = {"state_dict": task.state_dict(), "hyper_parameters": dict(task.hparams)}
+    task.model.check(contents, kind.__name__, task.hparams)
+    for name in known - {"schema"}:  # of which some differences are none
+        changed = {**contents, "hyper_parameters": {**task.hparams, name: "another"}}
+        refused = name not in task.model.training_options and not name.endswith("dropout")
+        with pytest.raises(ValueError, match=name) if refused else nullcontext():
+            task.model.check(changed, kind.__name__, task.hparams)

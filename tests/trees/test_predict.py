@@ -43,7 +43,10 @@ def test_what_is_not_a_tree_of_words_is_refused(predictor, tree, said):
 
 def test_predictions_are_those_of_the_task_on_the_merged_trees(predictor: TreePredictor) -> None:
     trees = [predictor.read(text) for text in ("((not) (good))", "(good)", "((very) (good))")]
-    found = predictor.predict(trees)
+    predictor.model.train()
+    found = predictor.predict(trees)  # in evaluation
+    assert all(part.training for part in predictor.model.modules())
+    predictor.model.eval()
     with torch.no_grad():
         expected = predictor.model.predict(Collater(arity=2)(trees))
     assert found.keys() == expected.keys()

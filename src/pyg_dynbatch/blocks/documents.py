@@ -19,7 +19,7 @@ from pyg_dynbatch.blocks.schema import DocumentSchema, Node, category_of, kind_o
 from pyg_dynbatch.blocks.sequences import Length, Map, Max, Mean, Sum
 from pyg_dynbatch.blocks.tensors import Concat, FromTensor, InputTransform, Scalar, Vector
 from pyg_dynbatch.blocks.types import PyObjectType, TensorType
-from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, checked_range, mismatch
 
 Unknown = Literal["ignore", "refuse"]
 
@@ -61,7 +61,8 @@ def from_examples(
             ``"text"``; for lists ``"mean"``, ``"max"``, ``"sum"``, or several joined by ``+``;
             ``"ignore"``; in recursive documents ``"like PATH"``, for values that have the form of
             those at the path, which contain them.
-        dropout: Share of the inputs of every layer that is dropped in training.
+        dropout: Share of the inputs of every layer that is dropped in training; of the pieces of
+            texts, twice as many.
         unknown: What happens when a document has a key, or a kind of value at a path, that no
             example has: ``"ignore"`` warns once per path and treats the value as missing,
             ``"refuse"`` raises an error.
@@ -91,6 +92,7 @@ def block_of(
     """Return the block that maps a document of a schema to a vector."""
     checked_count("from_examples: width", width)
     checked_choice("from_examples: unknown option", unknown, ("ignore", "refuse"))
+    checked_range("from_examples: dropout", dropout, 0.99)
     builder = _Builder(schema, width, dropout)
     block: Any = InputTransform(_Check(schema, unknown), name="check") >> builder.at("$")
     outer = {path: builder.node(schema.nodes[path]) for path in builder.declared}
@@ -128,7 +130,7 @@ class _Builder:
     """Make blocks from values to vectors."""
 
     def __init__(self, schema: DocumentSchema, width: int, dropout: float) -> None:
-        self.nodes, self.width, self.keep = schema.nodes, width, 1.0 - dropout
+        self.nodes, self.width, self.dropout = schema.nodes, width, dropout
         kinds = PyObjectType(), TensorType((width,))
         # A function for every path with others inside: the depth of documents is not limited.
         outer = [path for path, node in self.nodes.items() if any(node.children())]
@@ -172,7 +174,7 @@ class _Builder:
             return self._category(categories)
         rows = {name: number for number, name in enumerate(pieces or (), start=1)}
         known = InputTransform(partial(_known_pieces, rows)) >> Map(Vector(_CHUNK, "int32"))
-        return known >> Segment(_Texts(1 + len(rows), self.width))
+        return known >> Segment(_Texts(1 + len(rows), self.width, min(2 * self.dropout, 0.9)))
 
     def _array(self, element: str, readout: str) -> Block:
         totals = [_TOTALS[name]() for name in readout.split("+")]
@@ -181,7 +183,7 @@ class _Builder:
 
     def _layer(self) -> FC:
         norm = nn.LayerNorm(self.width)
-        return FC(self.width, input_keep_prob=self.keep, normalization_fn=norm)
+        return FC(self.width, input_keep_prob=1.0 - self.dropout, normalization_fn=norm)
 
     def _object(self, fields: Mapping[str, str]) -> Block:
         kept = {key: path for key, path in fields.items() if not self.nodes[path].ignored}
@@ -203,11 +205,18 @@ def _sum_of_rows(table: Tensor, ragged: Any, weights: Tensor | None = None) -> T
 
 
 class _Texts(nn.Embedding):
+    def __init__(self, rows: int, width: int, dropout: float) -> None:
+        super().__init__(rows, width)
+        self.dropout = dropout
+
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=_SPREAD_OF_PIECES)
 
     def forward(self, ragged: Any) -> Tensor:
-        return _sum_of_rows(self.weight, ragged)
+        kept = None
+        if self.training and self.dropout:
+            kept = nn.functional.dropout(self.weight.new_ones(ragged.rows.numel()), self.dropout)
+        return _sum_of_rows(self.weight, ragged, kept)
 
 
 class LinearCounts(nn.Module):
@@ -218,10 +227,9 @@ class LinearCounts(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1 + rows, width))
         self.bias = nn.Parameter(torch.zeros(width))
 
-    @property
-    def weights(self) -> Tensor:
-        """The rows."""
-        return _FASTER * self.weight
+    def penalty(self) -> Tensor:
+        """Return half the sum of squares of the rows."""
+        return (_FASTER * self.weight).square().sum() / 2
 
     def forward(self, ragged: Any) -> Tensor:
         """Add up the rows of what was counted, given as numbers of rows and weights."""

@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from typing import Any, NamedTuple
 
 from pyg_dynbatch.core.errors import mismatch
@@ -18,10 +19,12 @@ _KIND_OF_CLASS: dict[type, str] = {
     **{str: "string", list: "array", dict: "object"},
 }
 _KINDS = tuple(dict.fromkeys(_KIND_OF_CLASS.values()))
+_READOUTS = ["+".join(each) for n in (1, 2, 3) for each in permutations(("mean", "max", "sum"), n)]
 # The kinds of values that each choice is about.
 _CHOICES = {
     **{"number": ("number",), "categories": ("number", "string"), "text": ("string",)},
-    **{"mean": ("array",), "max": ("array",), "sum": ("array",), "like": _KINDS, "ignore": _KINDS},
+    **dict.fromkeys(_READOUTS, ("array",)),
+    **{"like": _KINDS, "ignore": _KINDS},
 }
 LARGEST = 1e150
 # Pieces of the texts at a path that have vectors; the rarest of more are left out.
@@ -243,8 +246,7 @@ class _Found:
     def encoding(self, kind: str) -> dict[str, Any]:
         """Decide how the values of a kind are encoded."""
         if kind == "array" and self.element is not None:
-            is_readout = self.choice.partition("+")[0] in ("mean", "max", "sum")
-            readout = self.choice if is_readout else "mean+max+sum"
+            readout = self.choice if self.choice in _READOUTS else "mean+max+sum"
             return {"readout": readout, "element": self.element.path}
         if kind == "object":
             return {"fields": {key: field.path for key, field in self.fields.items()}}
@@ -318,10 +320,11 @@ class _Inference:
         """Decide on the encodings."""
         for path, choice in self.choices.items():
             kinds = self.found[path].kinds if path in self.found else {}
-            parts = ["like"] if choice.startswith("like ") else choice.split("+")
-            if not all(any(kind in kinds for kind in _CHOICES.get(part, ())) for part in parts):
+            name = "like" if choice.startswith("like ") else choice
+            if not any(kind in kinds for kind in _CHOICES.get(name, ())):
                 what = f"from_examples: the override {choice!r} fits no value"
-                expected = f"a path of print(schema), with {', '.join(_CHOICES)}"
+                expected = "a path of print(schema), with number, categories, text, mean, max, sum"
+                expected += " or several joined by +, like PATH, or ignore"
                 got = f"{' and '.join(kinds) or 'nothing'} at {path}"
                 raise mismatch(ValueError, what, expected, got)
         nodes: dict[str, Node] = {}

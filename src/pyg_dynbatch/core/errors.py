@@ -76,6 +76,13 @@ def checked_count(name: str, value: object) -> int:
     return number
 
 
+def checked_range(name: str, value: float | int, most: float | int) -> float | int:
+    """Return a number from 0 to a limit, or raise an error."""
+    if not 0 <= value <= most:
+        raise mismatch(ValueError, f"{name} is out of range", f"0 to {most:g}", value)
+    return value
+
+
 def checked_choice(what: str, value: T, choices: Iterable[T], hint: object = "") -> T:
     """Return a value that is one of some choices, or raise a ValueError.
 

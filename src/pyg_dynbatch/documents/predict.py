@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from pyg_dynbatch.blocks import AllOf, Compiler
 from pyg_dynbatch.blocks.documents import LinearCounts, Unknown, block_of, counts_of
 from pyg_dynbatch.blocks.schema import LARGEST, DocumentSchema, category_of
 from pyg_dynbatch.console import check_outputs, prediction_arguments
-from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, checked_range, mismatch
 from pyg_dynbatch.files import open_lines
 from pyg_dynbatch.loading import empty_batch
 
@@ -67,15 +67,10 @@ def _parsed(text: str, path: str, line: int) -> Any:
         what = f"{Path(path).name}: a string holds half of a character, which no file can hold"
         where = f"{path}:{line + text.count(chr(10), 0, lone.start())}"
         raise mismatch(ValueError, what, "surrogates in pairs", lone[0], where=where)
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit + _MAX_LEVELS)
+    numbers: Any = dict.fromkeys(("parse_constant", "parse_float", "parse_int"), _number)
     try:
-        numbers: dict[str, Any] = {
-            "parse_constant": _number,
-            "parse_float": _number,
-            "parse_int": _number,
-        }
-        return json.loads(text, object_pairs_hook=unique, **numbers)
+        with deep_recursion():
+            return json.loads(text, object_pairs_hook=unique, **numbers)
     except (ValueError, RecursionError) as error:
         got, where = str(error), f"{path}:{line}"
         expected = "a JSON document per line, or an array of documents in a file named .json"
@@ -91,6 +86,15 @@ def _parsed(text: str, path: str, line: int) -> Any:
             where = f"{path}:{line + text.count(chr(10), 0, end)}"
         what = f"{Path(path).name}: the document cannot be parsed"
         raise mismatch(ValueError, what, expected, got, where=where) from error
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Let the module ``json`` read and write as many levels as a file may have."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + _MAX_LEVELS)
+    try:
+        yield
     finally:
         sys.setrecursionlimit(limit)
 
@@ -134,8 +138,11 @@ def collate(collater: Any, examples: Sequence[tuple[Any, float | int]]) -> Batch
 # Models -------------------------------------------------------------------------------------------
 
 
-LINEAR = 0.5
-"""Default weight of the linear part."""
+class Ways(NamedTuple):
+    """What both parts of a :class:`DocumentNetwork` predict, ``[document, output]``."""
+
+    nested: Tensor
+    counted: Tensor
 
 
 class DocumentNetwork(nn.Module):
@@ -155,26 +162,31 @@ class DocumentNetwork(nn.Module):
         linear: float,
     ) -> None:
         super().__init__()
-        if not 0 <= linear <= 1:
-            what = "DocumentPrediction: linear is out of range"
-            raise mismatch(ValueError, what, "0 to 1", linear)
-        block, self.documents = block_of(schema, width, dropout, unknown), schema.documents
-        self.encoder = Compiler.create(AllOf(block, counts_of(schema, outputs)))
+        self.linear = checked_range("DocumentPrediction: linear", linear, 1)
+        block, counts = block_of(schema, width, dropout, unknown), counts_of(schema, outputs)
+        self.encoder = Compiler.create(AllOf(block, counts))
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, outputs))
-        self.linear = linear
+        # The longer the vectors that the linear part reads, of length one per path, the smaller
+        # are its weights.
+        self.share = sum(not node.ignored for node in schema.nodes.values()) / schema.documents
 
-    def forward(self, batch: Batch) -> Float[Tensor, "*way document output"]:
-        """Compute a batch whose ``plan`` the encoder's collater has made; in training both ways."""
+    def ways(self, batch: Batch) -> Ways:
+        """Compute a batch whose ``plan`` the encoder's collater has made, in both ways."""
         nested, counted = self.encoder(batch.plan).output
-        nested = self.head(nested)
-        return (
-            torch.stack([nested, counted]) if self.training else nested.lerp(counted, self.linear)
-        )
+        return Ways(self.head(nested), counted)
+
+    def forward(self, batch: Batch) -> Float[Tensor, "document output"]:
+        """Return the weighted mean of both ways."""
+        return self.mean(self.ways(batch))
+
+    def mean(self, ways: Ways) -> Float[Tensor, "document output"]:
+        """Return the weighted mean."""
+        return ways.nested.lerp(ways.counted, self.linear)
 
     def penalty(self) -> Float[Tensor, ""]:
-        """Return half the sum of squares of the linear weights, per training document."""
+        """Return half the sum of squares of the linear weights per path, and training document."""
         (table,) = (module for module in self.modules() if isinstance(module, LinearCounts))
-        return table.weights.square().sum() / (2 * self.documents)
+        return self.share * table.penalty()
 
 
 class DocumentPredictionModel(prediction.Model):
@@ -182,20 +194,21 @@ class DocumentPredictionModel(prediction.Model):
 
     network: DocumentNetwork
     task = "DocumentPrediction"
-    task_options = ("penalty", "smoothing")
+    task_options = ("penalty",)
+    training_options = ("unknown",)
 
     def __init__(
         self,
         schema: dict[str, Any],
         width: int = 64,
-        dropout: float = 0.3,
+        dropout: float = 0.25,
         unknown: Unknown = "ignore",
-        linear: float = LINEAR,
+        linear: float = 0.7,
     ) -> None:
         documents = DocumentSchema.from_dict(schema["documents"])
         classes: list[Any] = schema.get("classes", [None])
-        options = width, dropout, unknown, linear
-        super().__init__(DocumentNetwork(documents, len(classes), *options))
+        options = len(classes), width, dropout, unknown, linear
+        super().__init__(DocumentNetwork(documents, *options))
         self.schema, self.documents = schema, documents
         self.scale: dict[str, float] | None = schema.get("scale")
         self.classes = [name_of_class(label) for label in classes]
@@ -233,19 +246,8 @@ class DocumentPredictionModel(prediction.Model):
 
     def averaged(self, members: Sequence[Any]) -> nn.Module:
         """Average the probabilities of classes, or the values."""
-        values = self.scale is not None
-        return prediction.AveragedNetwork([member.network for member in members], values=values)
-
-    def check_origin(self, hyper_parameters: Mapping[str, Any]) -> None:
-        """Raise an error if the checkpoint was trained on documents with a different schema."""
-        own = {"schema": self.schema, "linear": self.network.linear}
-        theirs = {"schema": self.schema, "linear": LINEAR, **hyper_parameters}
-        found = next(prediction.differences(own, theirs, common=True), None)
-        if found is not None:
-            what = "DocumentPrediction: the checkpoint was trained on other documents"
-            name, own, other = found
-            hint = f"{prediction.SAME_CONFIGURATION}, or predict --checkpoint"
-            raise mismatch(ValueError, what, str(own)[:80], str(other)[:80], where=name, hint=hint)
+        networks = [member.network for member in members]
+        return prediction.AveragedNetwork(networks, values=self.scale is not None)
 
 
 class DocumentPredictor:
@@ -302,7 +304,7 @@ class DocumentPredictor:
         Returns:
             The columns ``prediction`` and, for classes, ``probability_NAME``.
         """
-        with torch.inference_mode():
+        with prediction.evaluating(self.model):
             columns = self.model.predict(self._batch(documents))
         found = {name: value.cpu().numpy() for name, value in columns.items()}
         named = self.model.named_columns(found)
@@ -329,13 +331,17 @@ class DocumentPredictor:
             raise mismatch(ValueError, what, expected, label)
         if label is not None:
             checked_choice("explain: unknown class", label, self.model.classes)
-        variants, paths = [self.encoder.tracer(document)], []
+        variants, paths = [self.encoder.tracer(document)], list[str]()
+        document = _copy_of(document)
         parts = (part for part in self.model.documents.walk(document) if not part.problem)
         for part in [part for part in islice(parts, most + 1) if part.owner is not None]:
-            with _without(part.owner, part.key):
-                variants.append(self.encoder.tracer(document))
+            before = part.owner.copy()
+            del part.owner[part.key]
+            variants.append(self.encoder.tracer(document))
+            part.owner.clear()
+            part.owner.update(before) if isinstance(before, dict) else part.owner.extend(before)
             paths.append(part.path)
-        with torch.inference_mode():
+        with prediction.evaluating(self.model):
             chunks = [variants[n : n + 256] for n in range(0, len(variants), 256)]
             output = torch.cat([self.model(self._batch(chunk)) for chunk in chunks]).float()
         if self.model.scale is not None:
@@ -350,16 +356,16 @@ class DocumentPredictor:
         return collate(self.encoder.collate, [(one, 0) for one in documents]).to(self.device)
 
 
-@contextmanager
-def _without(owner: Any, key: Any) -> Iterator[None]:
-    """Leave a part out of an object or a list, and restore it, the order of keys included."""
-    before = owner.copy()
-    del owner[key]
-    try:
-        yield
-    finally:
-        owner.clear()
-        owner.update(before) if isinstance(owner, dict) else owner.extend(before)
+def _copy_of(document: Any) -> Any:
+    """Copy a document, in which one object may occur at two places; it can be nested deeply."""
+    left: list[Any] = [top := [document]]
+    while left:
+        owner = left.pop()
+        for key, part in list(owner.items() if isinstance(owner, dict) else enumerate(owner)):
+            if isinstance(part, dict | list):
+                owner[key] = part.copy()
+                left.append(owner[key])
+    return top[0]
 
 
 def run_documents(command: str, argv: list[str]) -> int:

@@ -1,7 +1,6 @@
 """Split files of JSON documents, and train a model of them."""
 
 import json
-import random
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -10,15 +9,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 from torch_geometric.data import Batch
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, step_to
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_range, mismatch
 from pyg_dynbatch.documents.predict import (
     DocumentPredictionModel,
     collate,
+    deep_recursion,
     name_of_class,
     read_documents,
     traced,
@@ -29,8 +28,8 @@ from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions
 from pyg_dynbatch.training.task import Agreement, RatioMetric, Summed, Task, rmse
 
 _LABELS = ("string", "number", "boolean")
-# Share of the keys and elements that a copy of a document lacks.
-_DROPPED = 0.05
+# Share of the target that is spread over all classes in training.
+_SMOOTHING = 0.1
 
 
 def is_number(label: str, overrides: Mapping[str, str]) -> bool:
@@ -54,8 +53,6 @@ class DocumentFileData(SplitDataModule):
         test_share: Share of ``file`` for the test.
         split_seed: Seed of the draw.
         overrides: Choices by path, see :func:`~pyg_dynbatch.blocks.from_examples`.
-        copies: Number of copies of every training document, from which 5 % of the keys and
-            elements are dropped, that are trained on besides it. An epoch is longer by them.
         **loading: Options of :class:`~pyg_dynbatch.lightning.SplitDataModule`.
 
     Example:
@@ -78,7 +75,6 @@ class DocumentFileData(SplitDataModule):
         test_share: float = 0.1,
         split_seed: int = 0,
         overrides: dict[str, str] | None = None,
-        copies: int = 0,
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
@@ -88,9 +84,7 @@ class DocumentFileData(SplitDataModule):
             raise mismatch(ValueError, what, "at least 0, in sum below 1", shares)
         self.file, self.label, self.overrides = file, label, overrides or {}
         self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
-        self.split_seed, self.copies = split_seed, copies
-        if copies:
-            checked_count("DocumentFileData: copies", copies)
+        self.split_seed, self.is_number = split_seed, is_number(label, self.overrides)
         self._traced: dict[str, tuple[Any, list[tuple[Any, float | int]]]] = {}
 
     @cached_property
@@ -153,11 +147,6 @@ class DocumentFileData(SplitDataModule):
             )
         return {**common, "classes": classes}
 
-    @property
-    def is_number(self) -> bool:
-        """Whether the label is a value, and not a class."""
-        return is_number(self.label, self.overrides)
-
     @classmethod
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return as ``kind`` whether values or classes are predicted."""
@@ -190,13 +179,7 @@ class DocumentFileData(SplitDataModule):
             classes = self.schema.get("classes", ())
             known = {category_of(label): n for n, label in enumerate(classes)}
             pairs = self.documents[split]
-            draw = random.Random(self.split_seed)  # noqa: S311 - not for secrets
             examples = [(traced(tracer, *pair), self._target(known, *pair)) for pair in pairs]
-            for _ in range(self.copies if split == "train" else 0):
-                thinned = [(place, _thinned(document, draw)) for place, document in pairs]
-                targets = [target for _, target in examples[: len(pairs)]]
-                parts = [traced(tracer, *pair) for pair in thinned]
-                examples += zip(parts, targets, strict=True)
             self._traced[split] = tracer, examples
         return self._traced[split][1]
 
@@ -220,7 +203,8 @@ class DocumentFileData(SplitDataModule):
 
     def contents(self, split: SplitName) -> list[np.ndarray]:
         """Return the documents, without their places in the file."""
-        text = json.dumps([document for _, document in self.documents[split]])
+        with deep_recursion():
+            text = json.dumps([document for _, document in self.documents[split]])
         return [np.frombuffer(text.encode(), np.uint8)]
 
     def make_loader(self, dataset: Any, batch_size: int = 1, **options: Any) -> ResumableLoader:
@@ -231,24 +215,7 @@ class DocumentFileData(SplitDataModule):
 
     def describe_examples(self, example: np.ndarray) -> dict[str, np.ndarray]:
         """Return the places of documents, for the table of predictions."""
-        documents = self.documents[self.predict_split]
-        return {"document": np.array([documents[number][0] for number in example])}
-
-
-def _thinned(document: Any, draw: random.Random) -> Any:
-    """Copy a document without a share of its keys and elements."""
-    top = [document]
-    left: list[Any] = [top]
-    while left:
-        owner = left.pop()
-        for key, part in list(owner.items() if isinstance(owner, dict) else enumerate(owner)):
-            if isinstance(part, dict):
-                owner[key] = {k: v for k, v in part.items() if draw.random() >= _DROPPED}
-            elif isinstance(part, list):
-                owner[key] = [value for value in part if draw.random() >= _DROPPED]
-            if owner[key] is not part:
-                left.append(owner[key])
-    return top[0]
+        return {"document": np.array([self.documents[self.predict_split][n][0] for n in example])}
 
 
 class DocumentPrediction(Task):
@@ -262,8 +229,8 @@ class DocumentPrediction(Task):
             in the checkpoint.
         optimizer: Options of the optimiser.
         rate: Options of the learning-rate schedule.
-        penalty: Strength of the L2 penalty on the weights of the linear part, 1/C of scikit-learn.
-        smoothing: Share of the target that is spread over all classes in training.
+        penalty: Strength of the L2 penalty on the weights of the linear part: times the number of
+            paths it is 1/C of scikit-learn.
         **network: ``width``, the length of the vectors of all parts of a document; ``dropout``, the
             share of the inputs of all layers that is dropped in training; ``unknown``, whether
             parts of a document that the schema does not know are an error (``"refuse"``), or
@@ -285,15 +252,14 @@ class DocumentPrediction(Task):
         schema: dict[str, Any],
         optimizer: OptimizerOptions = OptimizerOptions("adamw", 3e-3, 0.01),  # noqa: B008 - frozen
         rate: RateOptions = RateOptions("cosine"),  # noqa: B008 - frozen
-        penalty: float = 0.1,
-        smoothing: float = 0.1,
+        penalty: float = 0.04,
         **network: Any,
     ) -> None:
         classes, values = ("accuracy", partial(RatioMetric, 0)), ("rmse", partial(Agreement, rmse))
         name, kind = values if "scale" in schema else classes
         model = DocumentPredictionModel(schema, **network)
         super().__init__(model, optimizer, rate, scores=lambda: {name: kind()})
-        self.penalty, self.smoothing = penalty, smoothing
+        self.penalty = checked_range("DocumentPrediction: penalty", penalty, 1e6)
         self.main_metric = name
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())
@@ -306,24 +272,31 @@ class DocumentPrediction(Task):
         schema = {"documents": DocumentSchema.infer([("", None)]).as_dict(), **label}
         return cls.from_plain({**options, "schema": schema})
 
-    def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
-        """Sum the cross entropies, or the squared errors in deviations of the training targets."""
-        in_training, scale = output.dim() == 3, self.model.scale  # with both ways to predict
-        ways = output.to(torch.promote_types(output.dtype, torch.float32)).flatten(0, -2)
-        y = batch.y.repeat(len(ways) // len(batch.y))
-        if scale is None:
-            smoothing = self.smoothing * in_training
-            loss = F.cross_entropy(ways, y, reduction="sum", label_smoothing=smoothing)
-        else:
-            target = (y - scale["mean"]) / scale["deviation"]
-            loss = (ways[:, 0] - target.to(ways.dtype)).square().sum()
-        if in_training:
-            loss = loss + self.penalty * len(batch.y) * self.model.network.penalty()
-        return loss, torch.full((), len(y), device=y.device)
+    def forward(self, batch: Batch) -> Any:
+        """Run the network, and return both of its predictions."""
+        return self.model.network.ways(batch)
 
-    def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
+    def summed_loss(self, output: Any, batch: Batch) -> Summed:
+        """Sum the cross entropies, or the squared errors in deviations of the training targets.
+
+        In training both ways predict alone, and the weights of the linear one have a penalty.
+        """
+        network, scale, y = self.model.network, self.model.scale, batch.y
+        loss: Any = self.penalty * len(y) * network.penalty() if self.training else 0.0
+        ways = output if self.training else [network.mean(output)]
+        for way in ways:
+            exact = way.to(torch.promote_types(way.dtype, torch.float32))
+            if scale is None:
+                spread = _SMOOTHING * self.training
+                loss = loss + F.cross_entropy(exact, y, reduction="sum", label_smoothing=spread)
+            else:
+                target = (y - scale["mean"]) / scale["deviation"]
+                loss = loss + (exact[:, 0] - target.to(exact.dtype)).square().sum()
+        return loss, torch.full((), len(ways) * len(y), device=y.device)
+
+    def update_scores(self, stage: str, output: Any, batch: Batch) -> None:
         """Count hits, or compare numbers."""
-        output = output.mean(0) if output.dim() == 3 else output
+        output = self.model.network.mean(output)
         scores: Any = self.scores[f"{stage}_scores"]
         if self.model.scale is None:
             count = torch.full((), len(batch.y), device=output.device)

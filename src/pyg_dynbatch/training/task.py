@@ -254,7 +254,8 @@ class Task(pl.LightningModule, ABC):
         output = self(batch)
         loss, terms = self.summed_loss(output, batch)
         self.log_loss(stage, loss, terms, batch)
-        self.update_scores(stage, output.detach(), batch)
+        with torch.no_grad():
+            self.update_scores(stage, output, batch)
         scores: Any = self.scores[f"{stage}_scores"]
         self.log_metrics(stage, list(scores.items()), batch)
         return loss, terms
@@ -417,7 +418,7 @@ class Task(pl.LightningModule, ABC):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the weights fit this model, and share the split of the checkpoint."""
-        self.model.check(checkpoint, type(self).__name__)
+        self.model.check(checkpoint, type(self).__name__, self.hparams)
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
         self._rates_changed = any(
             theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")

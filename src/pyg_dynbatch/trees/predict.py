@@ -46,6 +46,7 @@ class TreeClassificationModel(TreeModel):
 
     task = "TreeClassification"
     task_options = ("loss_on", "reduction", "polarity")
+    training_options = ("forget_bias", "sparse_embedding")
 
     def __init__(self, num_tokens: int, num_classes: int, **network: Any) -> None:
         super().__init__(TreeClassifier(num_tokens, num_classes, **network))
@@ -79,6 +80,7 @@ class TreeRelatednessModel(TreeModel):
 
     task = "TreeRelatedness"
     task_options = ("reduction",)
+    training_options = ("forget_bias", "sparse_embedding")
     first_class = 1
 
     def __init__(self, num_tokens: int, num_classes: int = 5, **network: Any) -> None:
@@ -205,7 +207,7 @@ class TreePredictor:
 
     def predict_batch(self, batch: Batch) -> prediction.Columns:
         """Predict all nodes of a batch that the ``collater`` has merged."""
-        with torch.inference_mode():
+        with prediction.evaluating(self.model):
             columns = self.model.predict(batch.to(self.device))
         return {name: value.cpu().numpy() for name, value in columns.items()}
 

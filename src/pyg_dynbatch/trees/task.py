@@ -17,6 +17,7 @@ from torch_geometric.data import Batch, Data
 from torchmetrics import Metric
 
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.prediction import evaluating
 from pyg_dynbatch.training.data import SPLITS, SplitDataModule, SplitName
 from pyg_dynbatch.training.optimizers import OptimizerOptions, RateOptions, VectorOptions
 from pyg_dynbatch.training.runs import FILES, panels
@@ -547,11 +548,8 @@ class TreeClassification(TreeTask):
         batch, shown, words = show(trees) if show and trees else (None, {}, [])
         if not shown:
             return
-        was_training = self.training
-        self.eval()
-        with torch.inference_mode():
+        with evaluating(self):
             predicted = self(batch.to(self.device)).argmax(-1).cpu()
-        self.train(was_training)
         classes = map(Tensor.numpy, predicted.split([tree.num_nodes for tree in shown.values()]))
         figure, axes = panels(len(shown), 2, 6.5, 4.5)
         for panel, name, found, texts in zip(axes, shown, classes, words, strict=True):

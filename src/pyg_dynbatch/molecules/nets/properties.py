@@ -226,6 +226,7 @@ class MoleculePropertyModel(Model):
 
     task = "MoleculeProperty"
     task_options = ("loss", "positive_weight", "task_weights", "calibration")
+    training_options = ("coverage", "pair_block", "schema", "sync")
 
     def __init__(
         self, schema: Mapping[str, Any], coverage: float | None = None, **network: Any
