@@ -11,6 +11,7 @@ of the same four (``--tries``: for so many epochs, with one seed). Errors are in
 
 import argparse
 import gzip
+import json
 import random
 import time
 from collections.abc import Iterator

@@ -9,7 +9,6 @@ child-sum Tree-LSTM; times are processor times of a forward and a backward pass.
 
 import argparse
 import ctypes
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from circuit_data import Circuit, levels_of, read_circuit
 from circuit_model import GateCell, batch_of
+from common import data_folder
 from torch import Tensor
 
 from pyg_dynbatch import Levels, schedule_structure
@@ -78,7 +78,7 @@ def ways(circuit: Circuit) -> dict[str, Callable[[], Tensor]]:
 def main() -> None:
     """Print a table, and draw time against levels for the parts of ``hyp``."""
     parser = argparse.ArgumentParser()
-    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "data")) / "circuits"
+    default = data_folder("circuits")
     parser.add_argument("--folder", type=Path, default=default)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()

@@ -12,7 +12,6 @@ on ``square`` and ``voter``; test on the seven other circuits, whole. Results:
 """
 
 import argparse
-import os
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -24,7 +23,7 @@ import torch
 from circuit_baselines import Guess, fit_blend, formula, patterns
 from circuit_data import Circuit, draw_cones, read_circuit, simulated
 from circuit_model import GateCell, batch_of, estimate, train
-from common import write_rows
+from common import data_folder, write_rows
 
 from pyg_dynbatch.nn import RecursiveLayer
 from pyg_dynbatch.visualize import new_figure, save_figure
@@ -70,7 +69,7 @@ def draw(path: Path, ways: Iterable[str], names: list[str], errors: np.ndarray) 
 def main() -> None:
     """Train on cones, then print and draw the errors on whole circuits."""
     parser = argparse.ArgumentParser()
-    default = Path(os.environ.get("PYG_DYNBATCH_DATA", "data")) / "circuits"
+    default = data_folder("circuits")
     parser.add_argument("--folder", type=Path, default=default)
     parser.add_argument("--cones", type=int, default=4000)
     parser.add_argument("--epochs", type=int, default=15)

@@ -64,7 +64,11 @@ def trained(
     loader = DataLoader(train, 64, shuffle=True, direction="both")
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * len(loader))
-    optimizer.register_step_pre_hook(lambda *_: clip_grad_norm_(model.parameters(), 1.0))
+
+    def clip(*_: object) -> None:
+        clip_grad_norm_(model.parameters(), 1.0)
+
+    optimizer.register_step_pre_hook(clip)
 
     def losses() -> Iterator[Tensor]:
         for batch in loader:

@@ -16,17 +16,16 @@ Baselines: linear, extra trees and gradient boosting, see ``json_baselines.py``.
 import argparse
 import gzip
 import json
-import os
 import random
 import re
 import tempfile
-import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import lightning.pytorch as pl
+from common import data_folder, write_rows
 from json_baselines import CROSSES, MODELS, Documents, baseline, keys_in
 from json_policies import draw_policies
 
@@ -110,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     add = parser.add_argument
     add("set", choices=SETS)
-    add("--folder", type=Path, default=Path(os.environ.get("PYG_DYNBATCH_DATA", "data"), "json"))
+    add("--folder", type=Path, default=data_folder("json"))
     add("--seeds", type=int, default=5, help="of the network, or splits (at most 5 of recipes)")
     add("--epochs", type=int, default=0, help="0 for those of the page")
     add("--models", nargs="*", default=[*MODELS], choices=MODELS, help="baselines to run")
@@ -118,7 +117,6 @@ def main() -> None:
     add("--json", type=Path)
     options = parser.parse_args()
     rows: dict[str, Any] = defaultdict(lambda: defaultdict(list))
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.ckpt"
         for seed, (metric, parts) in enumerate(splits(options.set, options.folder, options.seeds)):
@@ -137,9 +135,7 @@ def main() -> None:
         for metric, values in scores.items():
             spread = stdev(values) if len(values) > 1 else 0.0
             print(f"{name}: {metric} {mean(values):.3f} +- {spread:.3f}")
-    if options.json:
-        minutes = (time.perf_counter() - start) / 60
-        options.json.write_text(json.dumps({"rows": rows, "minutes": minutes}))
+    write_rows(options.json, rows)
 
 
 if __name__ == "__main__":

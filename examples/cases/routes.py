@@ -13,6 +13,7 @@ network of route-distances.
 
 import argparse
 import csv
+import json
 import random
 import time
 from collections.abc import Callable

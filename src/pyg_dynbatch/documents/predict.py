@@ -203,7 +203,7 @@ class DocumentPredictionModel(prediction.Model):
         width: int = 64,
         dropout: float = 0.25,
         unknown: Unknown = "ignore",
-        linear: float = 0.7,
+        linear: float = 0.6,
     ) -> None:
         documents = DocumentSchema.from_dict(schema["documents"])
         classes: list[Any] = schema.get("classes", [None])
