@@ -51,7 +51,7 @@ class Row:
     ours: str  # the model that is reported
     command: str
     published: str  # of the same kind of model, with its source
-    variants: tuple[str, ...] = ()  # models of ours that are not reported, and no baselines
+    not_compared: tuple[str, ...] = ()  # models of ours that are not reported, and ensembles
     smaller_is_better: bool = False
     percent: bool = False
     fit: str = ""  # options of ``fit`` for a checkpoint
@@ -110,7 +110,7 @@ def _sst(metric: str, unit: str, published: str, of: str = "") -> Row:
         ours="Tree-LSTM",
         command="python examples/cases/sst_contextual.py DATA/sst --json RESULT",
         published=f"{published} (with GloVe, Looks et al. 2017)",
-        variants=("Tree-LSTM, ensemble",),
+        not_compared=("Tree-LSTM, ensemble", "mean of words, ensemble"),
         percent=True,
         of=of,
     )
@@ -130,11 +130,10 @@ def _documents(name: str, data: str, split: str, published: str, **more: Any) ->
     )
 
 
-def _errors(page: str, command: str, metric: str, *more: Any, published: str = _NONE) -> Row:
-    data, split, unit, ours, *variants = more
+def _errors(page: str, command: str, published: str = _NONE, **facts: Any) -> Row:
     command = f"python examples/cases/{command} --json RESULT"
-    given = (page, data, split, metric, unit, ours, command, published)
-    return Row(*given, variants=tuple(variants), smaller_is_better=True)
+    given = {"command": command, "published": published, "smaller_is_better": True}
+    return Row(page=f"cases/{page}", **given, **facts)
 
 
 _JSON = "--config configs/json.yaml --data.init_args.file DATA/json"
@@ -169,30 +168,54 @@ ROWS = {
         "bbbp", "BBBP", "scaffold 80/10/10", "roc_auc", "ROC-AUC", f"0.671 ({_WEAVE})"
     ),
     "query_plans": _errors(
-        *("cases/query_plans.md", "query_plans.py --seeds 5", "q-error, 90%"),
-        *("4,000 plans of DuckDB over generated tables", "by template, 70/10/20"),
-        *("q-error, 90th percentile", "one module per operator", "a run of the same query"),
+        page="query_plans.md",
+        command="query_plans.py --seeds 5",
+        data="4,000 plans of DuckDB over generated tables",
+        split="by template, 70/10/20",
+        metric="q-error, 90%",
+        unit="q-error, 90th percentile",
+        ours="one module per operator",
+        not_compared=("a run of the same query",),
     ),
     "architectures": _errors(
-        *("cases/dags.md", "architectures.py DATA/dags/final_structures6.txt.gz", "RMSE"),
-        *("19,020 neural architectures as DAGs", "D-VAE's, 90/10"),
-        *("RMSE in deviations", "DAGNN, level", "DAGNN"),
+        page="dags.md",
+        command="architectures.py DATA/dags/final_structures6.txt.gz",
+        data="19,020 neural architectures as DAGs",
+        split="D-VAE's, 90/10",
+        metric="RMSE",
+        unit="RMSE in deviations",
+        ours="DAGNN, level",
+        not_compared=("DAGNN",),
         published="for a different task (values of an autoencoder, Thost and Chen 2021)",
     ),
     "jobs": _errors(
-        *("cases/dags.md", "job_times.py --jobs DATA/schedulers/tpch_dags.json", "64 levels"),
-        *("time of cluster jobs, generated; trained on at most 8 levels", "test on 64 levels"),
-        *("mean relative error", "max layer, in order", "max layer, repeated", "DAGNN"),
+        page="dags.md",
+        command="job_times.py --jobs DATA/schedulers/tpch_dags.json",
+        data="time of cluster jobs, generated; trained on at most 8 levels",
+        split="test on 64 levels",
+        metric="64 levels",
+        unit="mean relative error",
+        ours="max layer, in order",
+        not_compared=("max layer, repeated", "DAGNN"),
     ),
     "routes": _errors(
-        *("cases/routes.md", "routes.py DATA/molecules/lipophilicity.csv", "MAE, test"),
-        *("edit distances of synthesis routes, drawn", "by target, 80/10/10"),
-        *("mean absolute error", "Tree-LSTM", "Tree-LSTM, all weights trained"),
+        page="routes.md",
+        command="routes.py DATA/molecules/lipophilicity.csv",
+        data="edit distances of synthesis routes, drawn",
+        split="by target, 80/10/10",
+        metric="MAE, test",
+        unit="mean absolute error",
+        ours="Tree-LSTM",
+        not_compared=("Tree-LSTM, all weights trained",),
     ),
     "circuits": _errors(
-        *("cases/circuits.md", "circuits.py --folder DATA/circuits", "mean"),
-        *("signal probabilities of seven EPFL circuits", "trained on cones of other circuits"),
-        *("mean absolute error", "model"),
+        page="circuits.md",
+        command="circuits.py --folder DATA/circuits",
+        data="signal probabilities of seven EPFL circuits",
+        split="trained on cones of other circuits",
+        metric="mean",
+        unit="mean absolute error",
+        ours="model",
     ),
     "recipes": _documents(
         *("recipes", "recipes, 20 cuisines", "five folds", "0.66 (JsonGrinder.jl, one run)"),
@@ -230,14 +253,15 @@ def run(name: str, options: argparse.Namespace) -> Figures:
     row, file = ROWS[name], options.results / f"{name}.json"
     if not file.is_file():
         begin = _processor_seconds()
-        table = options.results / f"{name}.csv"
-        _call(row.command, options, file, ["--output", str(table)])
-        if not file.is_file():  # the script of a case writes it, `repeat` writes a table
+        table, rows = (file.with_suffix(suffix) for suffix in (".csv", ".rows.json"))
+        _call(row.command, options, rows, ["--output", str(table)])
+        if row.command.startswith("pyg-dynbatch"):
             found = {"rows": _of_table(table, row.metric)}
-            if row.baseline is not None:
-                found["rows"][row.baseline[0]] = {row.metric: [row.baseline[1]()]}
-            _write(file, json.dumps({**found, "minutes": (_processor_seconds() - begin) / 60}))
-        found = json.loads(file.read_text(encoding="utf-8"))
+        else:
+            found = json.loads(rows.read_text(encoding="utf-8"))
+        if row.baseline is not None:
+            found["rows"][row.baseline[0]] = {row.metric: [row.baseline[1]()]}
+        found["minutes"] = (_processor_seconds() - begin) / 60
         _write(file, json.dumps({**bench.machine(torch.device("cpu")), **found}))
     return json.loads(file.read_text(encoding="utf-8"))
 
@@ -285,7 +309,7 @@ def scores_of(row: Row, results: Figures) -> Scores:
 
 def best_baseline(row: Row, scores: Scores) -> str:
     """Return the model with the best mean among those that are not ours, if there are any."""
-    plain = [name for name in scores if name not in (row.ours, *row.variants)]
+    plain = [name for name in scores if name not in (row.ours, *row.not_compared)]
     choose = min if row.smaller_is_better else max
     return choose(plain, key=lambda name: statistics.mean(scores[name]), default="")
 
@@ -294,7 +318,7 @@ def _shown(values: Sequence[float], percent: bool) -> str:
     """Write mean and deviation with three digits."""
     values = [value * (100 if percent else 1) for value in values]
     digits = 1 if percent else 3 if abs(statistics.mean(values)) < 1000 else 2
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(set(values)) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{spread}"
 
 

@@ -40,7 +40,7 @@ MAX_LINES = {
     "trees": 4_251,
     "other files": 3_012,
     "installed": 42_506,
-    "benchmarks": 7_180,
+    "benchmarks": 7_210,
 }
 MAX_CODE = 27_423
 MAX_LINES_OF_C = 4_940

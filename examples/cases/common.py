@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def fit(
 
 
 def predict(model: nn.Module, data: Sequence[Any], size: int = 256) -> Tensor:
-    """Predict for graphs, which messages pass in both directions, in order."""
+    """Predict all graphs, in order; batches have the schedules of both directions."""
     with torch.no_grad():
         return torch.cat([model(batch) for batch in DataLoader(data, size, direction="both")])
 
@@ -63,7 +62,7 @@ def predict(model: nn.Module, data: Sequence[Any], size: int = 256) -> Tensor:
 def write_rows(
     path: Path | None, rows: Mapping[str, Mapping[str, float | Sequence[float]]]
 ) -> None:
-    """Write results, and the processor time of this process, to a JSON file if one is asked for.
+    """Write results to a JSON file, if one is asked for.
 
     Args:
         path: The file.
@@ -78,6 +77,4 @@ def write_rows(
     every = {
         name: {metric: listed(value) for metric, value in of.items()} for name, of in rows.items()
     }
-    path.write_text(
-        json.dumps({"rows": every, "minutes": time.process_time() / 60}), encoding="utf-8"
-    )
+    path.write_text(json.dumps({"rows": every}), encoding="utf-8")

@@ -106,7 +106,7 @@ class Model(nn.Module, ABC):
             raise mismatch(ValueError, what, expected, got, hint=SAME_CONFIGURATION)
         self.check_origin(checkpoint.get("hyper_parameters", {}))
         if options is not None and "hyper_parameters" in checkpoint:
-            own, saved = map(self._predicting, (options, checkpoint["hyper_parameters"]))
+            own, saved = map(self._prediction_options, (options, checkpoint["hyper_parameters"]))
             for key, expected, got in differences(own, saved):
                 texts = str(expected)[:80], str(got)[:80]
                 raise mismatch(ValueError, what, *texts, where=key, hint=SAME_CONFIGURATION)
@@ -116,7 +116,7 @@ class Model(nn.Module, ABC):
             if expected != got:
                 raise mismatch(ValueError, what, expected, got, where=key, hint=SAME_CONFIGURATION)
 
-    def _predicting(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _prediction_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return all options that change predictions, or their defaults."""
         parts = (inspect.signature(type(each)).parameters for each in (self.network, self))
         known = {name: given.default for part in parts for name, given in part.items()}

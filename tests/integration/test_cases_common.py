@@ -43,4 +43,4 @@ def test_rows_are_written_as_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_rows(None, {})
     write_rows(data_folder("x.json"), {"ours": {"a": 1.5, "b": [1.0, 2.0]}})
     found = json.loads((tmp_path / "x.json").read_text("utf-8"))
-    assert found["rows"] == {"ours": {"a": [1.5], "b": [1.0, 2.0]}} and found["minutes"] > 0
+    assert found == {"rows": {"ours": {"a": [1.5], "b": [1.0, 2.0]}}}

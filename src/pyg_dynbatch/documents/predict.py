@@ -168,7 +168,9 @@ class DocumentNetwork(nn.Module):
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, outputs))
         # The longer the vectors that the linear part reads, of length one per path, the smaller
         # are its weights.
-        self.share = sum(not node.ignored for node in schema.nodes.values()) / schema.documents
+        self.penalty_scale = (
+            sum(not node.ignored for node in schema.nodes.values()) / schema.documents
+        )
 
     def ways(self, batch: Batch) -> Ways:
         """Compute a batch whose ``plan`` the encoder's collater has made, in both ways."""
@@ -186,7 +188,7 @@ class DocumentNetwork(nn.Module):
     def penalty(self) -> Float[Tensor, ""]:
         """Return half the sum of squares of the linear weights per path, and training document."""
         (table,) = (module for module in self.modules() if isinstance(module, LinearCounts))
-        return self.share * table.penalty()
+        return self.penalty_scale * table.penalty()
 
 
 class DocumentPredictionModel(prediction.Model):

@@ -153,7 +153,8 @@ class VectorOptions:
         given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         if unread := sorted(given - {"source", *_READ[self.source].split()}):
             what = f"VectorOptions: the source {self.source!r} does not use {', '.join(unread)}"
-            raise mismatch(ValueError, what, _READ[self.source], getattr(self, unread[0]))
+            expected = _READ[self.source] or "no option but source"
+            raise mismatch(ValueError, what, expected, getattr(self, unread[0]))
 
 
 def rate_factor(
