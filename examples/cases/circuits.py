@@ -106,7 +106,7 @@ def main() -> None:
         columns |= {"mean": errors[tested].mean(0), "seconds": seconds[tested].sum(0)}
         show("mean and sum of the test", ways, columns["mean"], columns["seconds"])
     rows = {
-        way: {name: [float(values[place])] for name, values in columns.items()}
+        way: {name: float(values[place]) for name, values in columns.items()}
         for place, way in enumerate(ways)
     }
     write_rows(options.json, rows)
