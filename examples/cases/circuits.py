@@ -1,6 +1,6 @@
 """Predict signal probabilities of circuits with up to 214,335 gates and 24,801 levels.
 
-    pip install pyg_dynbatch[circuits]
+    pip install -e ".[circuits,cli]"
     python examples/cases/circuits.py [--folder FOLDER]     # 4,000 cones, 15 epochs
     python examples/cases/circuit_speed.py                  # time and memory up to the largest
 
