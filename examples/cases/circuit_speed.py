@@ -8,8 +8,6 @@ child-sum Tree-LSTM; times are processor times of a forward and a backward pass.
 """
 
 import argparse
-import ctypes
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import torch
 from circuit_data import Circuit, levels_of, read_circuit
 from circuit_model import GateCell, batch_of
 from common import data_folder
+from measuring import measure
 from torch import Tensor
 
 from pyg_dynbatch import Levels, schedule_structure
@@ -34,24 +33,6 @@ def first_levels(circuit: Circuit, count: int) -> Circuit:
     number[circuit.first_gate + kept] = circuit.first_gate + np.arange(len(kept))
     sources, name = number[circuit.sources[kept]].astype(np.int64), f"{circuit.name}/{count}"
     return Circuit(name, circuit.num_inputs, sources, circuit.inverted[kept])
-
-
-def measure(run: Callable[[], object]) -> tuple[float, float]:
-    """Return the processor seconds of a run, and by how many MB memory grew (on Linux)."""
-    clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    if clear.exists():
-        ctypes.CDLL(None).malloc_trim(0)  # else freed memory would hide what the run takes
-        clear.write_text("5")  # sets the peak to what is used now
-    before, start = _peak(status), time.process_time()
-    run()
-    return time.process_time() - start, _peak(status) - before
-
-
-def _peak(status: Path) -> float:
-    if not status.exists():
-        return 0.0
-    line = next(each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 def ways(circuit: Circuit) -> dict[str, Callable[[], Tensor]]:

@@ -1,6 +1,6 @@
 """Predict signal probabilities of circuits with up to 214,335 gates and 24,801 levels.
 
-    pip install pyg_dynbatch[circuits]
+    pip install -e ".[circuits,cli]"
     python examples/cases/circuits.py [--folder FOLDER]     # 4,000 cones, 15 epochs
     python examples/cases/circuit_speed.py                  # time and memory up to the largest
 
@@ -106,7 +106,7 @@ def main() -> None:
         columns |= {"mean": errors[tested].mean(0), "seconds": seconds[tested].sum(0)}
         show("mean and sum of the test", ways, columns["mean"], columns["seconds"])
     rows = {
-        way: {name: [float(values[place])] for name, values in columns.items()}
+        way: {name: float(values[place]) for name, values in columns.items()}
         for place, way in enumerate(ways)
     }
     write_rows(options.json, rows)

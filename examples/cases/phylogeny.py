@@ -106,8 +106,11 @@ def main() -> None:
     keep_freed_memory()
     torch.manual_seed(0)
     start = time.perf_counter()
-    alignment = Alignment.read(options.folder / "DS1.fasta.gz")
-    trees, weights = read_mrbayes(options.folder / "DS1.rep_1.trprobs.gz")
+    try:
+        alignment = Alignment.read(options.folder / "DS1.fasta.gz")
+        trees, weights = read_mrbayes(options.folder / "DS1.rep_1.trprobs.gz")
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(str(error)) from None
     posterior, log_q = Posterior(alignment, trees), (weights / weights.sum()).log()
     draws = options.repeats * options.draws
     drawn = torch.multinomial(weights, draws, replacement=True)

@@ -18,7 +18,7 @@ CODES |= {base: base for base in BASES} | dict.fromkeys("N-?.", BASES)
 def text_of(path: Path) -> str:
     """Read a text file, which may be compressed."""
     if not path.is_file():
-        raise SystemExit(f"{path} is missing; set PYG_DYNBATCH_DATA or --folder")
+        raise FileNotFoundError(f"{path} is missing; set PYG_DYNBATCH_DATA or --folder")
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         return file.read()
 
@@ -45,11 +45,11 @@ class Alignment:
         lengths = Counter(map(len, sequences.values()))
         for name, sequence in sequences.items():
             if len(sequence) != (usual := lengths.most_common(1)[0][0]):
-                raise SystemExit(f"{name}: {len(sequence)} characters, where others have {usual}")
+                raise ValueError(f"{name}: {len(sequence)} characters, where others have {usual}")
             for place, character in enumerate(sequence.upper(), 1):
                 if character not in CODES:
                     known = "".join(sorted(CODES))
-                    raise SystemExit(f"{name}: {character!r} at {place} is none of {known}")
+                    raise ValueError(f"{name}: {character!r} at {place} is none of {known}")
         rows = [[[b in CODES[c] for c in s.upper()] for b in BASES] for s in sequences.values()]
         sets, *found = np.unique(rows, axis=2, return_inverse=True, return_counts=True)
         pattern, count = map(torch.from_numpy, found)
@@ -62,8 +62,8 @@ class Alignment:
         for part in text_of(path).split(">")[1:]:
             name, *lines = part.split("\n")
             if name.strip() in sequences:
-                raise SystemExit(f"{path}: two sequences are called {name.strip()}")
+                raise ValueError(f"{path}: two sequences are called {name.strip()}")
             sequences[name.strip()] = "".join("".join(lines).split())
         if not sequences:
-            raise SystemExit(f"{path}: no line begins with '>'")
+            raise ValueError(f"{path}: no line begins with '>'")
         return cls.of(sequences)

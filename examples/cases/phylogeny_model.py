@@ -59,6 +59,10 @@ class TreeLikelihood(nn.Module):
         wanted = (len(trees.ends), 2 * len(self.layer.cell.tips) - 3)
         if lengths.shape != wanted:
             raise ValueError(f"lengths: expected {list(wanted)}, got {list(lengths.shape)}")
+        if (unknown := lengths.isnan()).any():
+            tree, branch = unknown.nonzero()[0].tolist()
+            hint = "Newick's text has to give the length of every branch"
+            raise ValueError(f"lengths: branch {branch} of tree {tree} is nan; {hint}")
         padded, share = pad(lengths, (0, 1)), self.frequencies.to(lengths)
         matrix = self.transition(padded.flatten()).unflatten(0, padded.shape)
         flow, atol = share[:, None] * matrix.detach(), 1e-9 if share.dtype == torch.double else 1e-5

@@ -5,7 +5,8 @@
 First the likelihoods of all 1,209 topologies that MrBayes sampled for DS1, then times of values and
 of values with gradients at several batch sizes, for DS1 (934 patterns) and for DS5 (256 patterns)
 with random topologies. Times are processor times, rooting and scheduling included; the loop does
-the same products in ordinary PyTorch, and differentiates them by autograd.
+the same products in ordinary PyTorch, and differentiates them by autograd. Gradients are also those
+of the cell, which autograd differentiates level by level.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from circuit_speed import measure
 from common import data_folder, write_rows
+from measuring import measure
 from phylogeny_data import Alignment
 from phylogeny_model import TreeLikelihood, jukes_cantor
 from phylogeny_trees import Tree, Trees, read_mrbayes
@@ -55,7 +56,7 @@ def random_tree(taxa: Sequence[str], rng: random.Random) -> Tree:
 
 
 def ways(alignment: Alignment, trees: list[Tree], lengths: Tensor) -> dict[str, Run]:
-    """Return the values, and the gradients, of trees in a loop and in a batch."""
+    """Return the values, and the gradients, of trees in a loop and in a batch (or by the cell)."""
     model = TreeLikelihood(alignment)
 
     def in_batch(t: Tensor) -> Tensor:
@@ -64,9 +65,12 @@ def ways(alignment: Alignment, trees: list[Tree], lengths: Tensor) -> dict[str, 
     def in_loop(t: Tensor) -> Tensor:
         return torch.stack([of_one(alignment, *pair) for pair in zip(trees, t, strict=True)])
 
-    def gradients_in_batch() -> Tensor:
+    def by_cell(t: Tensor) -> Tensor:
+        return model.of_patterns(Trees.of(trees, alignment.taxa), t) @ alignment.count
+
+    def gradients(values: Callable[[Tensor], Tensor]) -> Tensor:
         own = lengths.detach().requires_grad_()
-        return torch.autograd.grad(in_batch(own).sum(), own)[0]
+        return torch.autograd.grad(values(own).sum(), own)[0]
 
     def gradients_in_loop() -> Tensor:
         own = [t.detach().requires_grad_() for t in lengths]
@@ -77,7 +81,8 @@ def ways(alignment: Alignment, trees: list[Tree], lengths: Tensor) -> dict[str, 
         "values, loop": lambda: torch.no_grad()(in_loop)(lengths),
         "values, batch": lambda: torch.no_grad()(in_batch)(lengths),
         "gradients, loop": gradients_in_loop,
-        "gradients, batch": gradients_in_batch,
+        "gradients, batch": partial(gradients, in_batch),
+        "gradients, cell": partial(gradients, by_cell),
     }
 
 
@@ -85,8 +90,9 @@ def table(alignment: Alignment, trees: list[Tree], rounds: int) -> dict[str, flo
     """Print and return times per tree, ratios and memory, measured in turn."""
     lengths = torch.full((len(trees), len(trees[0].parent)), 0.05, dtype=torch.float64)
     each, found = ways(alignment, trees, lengths), dict[str, list[float]]()
-    loop, batch = each["gradients, loop"](), each["gradients, batch"]()
-    torch.testing.assert_close(batch, loop, rtol=1e-9, atol=1e-7)
+    loop = each["gradients, loop"]()
+    for way in ("batch", "cell"):
+        torch.testing.assert_close(each[f"gradients, {way}"](), loop, rtol=1e-9, atol=1e-7)
     memory = {name: measure(run)[1] for name, run in each.items()}
     for _ in range(rounds):
         for name, run in each.items():
@@ -94,15 +100,13 @@ def table(alignment: Alignment, trees: list[Tree], rounds: int) -> dict[str, flo
             run()
             found.setdefault(name, []).append(1e3 * (time.process_time() - start) / len(trees))
     rows = dict[str, float]()
-    for kind in ("values", "gradients"):
-        (slow, more), (fast, most) = (
-            (median(found[f"{kind}, {way}"]), memory[f"{kind}, {way}"]) for way in ("loop", "batch")
-        )
-        rows |= {f"{kind}: ms": fast, f"{kind}: loop, ms": slow, f"{kind}: MB": most}
+    for name, times in found.items():
+        kind, way = name.split(", ")
+        rows[f"{kind}: {way}, ms"], rows[f"{kind}: {way}, MB"] = median(times), memory[name]
+        ratio = median(found[f"{kind}, loop"]) / median(times)
         print(
-            f"{len(trees):4} trees, {alignment.tips.size(2)} patterns, {kind}: "
-            f"loop {slow:.2f} ms per tree, {more:.0f} MB; batch {fast:.2f} ms, {most:.0f} MB; "
-            f"ratio {slow / fast:.2f}",
+            f"{len(trees):4} trees, {alignment.tips.size(2)} patterns, {name}: "
+            f"{median(times):.2f} ms per tree, ratio {ratio:.2f}, {memory[name]:.0f} MB",
             flush=True,
         )
     return rows
@@ -142,9 +146,12 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     rng = random.Random(0)
-    alignment = Alignment.read(options.folder / "DS1.fasta.gz")
-    sampled, _ = read_mrbayes(options.folder / "DS1.rep_1.trprobs.gz")
-    few = Alignment.read(options.folder / "DS5.fasta.gz")
+    try:
+        alignment = Alignment.read(options.folder / "DS1.fasta.gz")
+        sampled, _ = read_mrbayes(options.folder / "DS1.rep_1.trprobs.gz")
+        few = Alignment.read(options.folder / "DS5.fasta.gz")
+    except (FileNotFoundError, ValueError) as error:
+        raise SystemExit(str(error)) from None
     rows = {"DS1, all topologies": all_sampled(alignment, sampled)}
     for size in options.batches:
         drawn = [random_tree(few.taxa, rng) for _ in range(size)]

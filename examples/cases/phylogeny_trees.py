@@ -40,7 +40,7 @@ class Tree:
             if children[node] != wanted:
                 what = name or f"the {'inner' if wanted == 2 else 'top'} node {node}"
                 text = f"{what} has {children[node]} children instead of {wanted}"
-                raise SystemExit(f"not an unrooted binary tree: {text}")
+                raise ValueError(f"not an unrooted binary tree: {text}")
 
     @classmethod
     def parse(cls, text: str) -> "Tree":
@@ -62,10 +62,10 @@ class Tree:
                 elif token not in ",;:" and previous != ")":
                     raise ValueError
             except (IndexError, ValueError):
-                raise SystemExit(f"not a tree: {token!r} after {previous!r} in {text}") from None
+                raise ValueError(f"not a tree: {token!r} after {previous!r} in {text}") from None
             previous = token
         if previous != ";" or len(levels[0]) != 1 or min(lengths, default=0) < 0:
-            raise SystemExit(f"not one tree in Newick's format, with lengths from 0: {text}")
+            raise ValueError(f"not one tree in Newick's format, with lengths from 0: {text}")
         return cls([parent[node] for node in range(len(parent))], names, lengths[:-1])
 
     def rooted(self) -> tuple[list[int], list[int], tuple[int, int]]:
@@ -119,7 +119,7 @@ class Trees:
         for tree in trees:
             if sorted(filter(None, tree.names)) != sorted(taxa):
                 odd = ", ".join(sorted({*tree.names} ^ {"", *taxa})) or "a taxon that occurs twice"
-                raise SystemExit(f"tree and alignment differ in their taxa: {odd}")
+                raise ValueError(f"tree and alignment differ in their taxa: {odd}")
         size = 2 * len(taxa) - 2
         parts = [tree.rooted() for tree in trees]
         parent, branch, ends = (np.array(part) for part in zip(*parts, strict=True))
@@ -143,5 +143,5 @@ def read_mrbayes(path: Path) -> tuple[list[Tree], Tensor]:
         trees.append(tree)
         weights.append(float(weight))
     if not trees:
-        raise SystemExit(f"{path}: no trees with weights [&W ...]")
+        raise ValueError(f"{path}: no trees with weights [&W ...]")
     return trees, torch.tensor(weights, dtype=torch.float64)

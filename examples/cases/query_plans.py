@@ -1,6 +1,6 @@
 """Learn the run time of a database's queries from their plans, with one module per operator type.
 
-    pip install pyg_dynbatch[plans]
+    pip install -e ".[plans,cli]"
     python examples/cases/query_plans.py                         # generated tables
     python examples/cases/query_plans.py my.duckdb queries.sql   # your database and its queries
     python examples/cases/query_plans.py plans.jsonl             # plans recorded before

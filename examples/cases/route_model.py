@@ -1,10 +1,11 @@
 """The network of route-distances: a child-sum Tree-LSTM over fingerprints, and its distances."""
 
-import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import fit
 from route_data import Part, Route, tree
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -50,9 +51,9 @@ class Embedding(nn.Module):
         return self.lstm(self.compress(batch.x), schedule=batch.schedule, nodes=batch.ptr[:-1])
 
 
-def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> Embedding:
+def trained(model: Embedding, train: Part, valid: Part, epochs: int) -> Embedding:
     """Train on batches of pairs; return averaged weights, of the epoch best on validation."""
-    (routes, pairs), batches, best = train, [], (float("inf"), {})
+    (routes, pairs), batches = train, []
     for index, target in zip(pairs[0].split(128, 1), pairs[1].split(128), strict=True):
         used, place = index.unique(return_inverse=True)
         trees = [tree(routes[number], model.bits) for number in used.tolist()]
@@ -60,21 +61,21 @@ def fit(model: Embedding, train: Part, valid: Part, epochs: int) -> Embedding:
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, epochs * len(batches))
-    for _ in range(epochs):
+
+    def losses() -> Iterator[Tensor]:
         for number in torch.randperm(len(batches)).tolist():
             batch, place, target = batches[number]
             rows = model(batch)[place]
-            loss = nn.functional.mse_loss((rows[0] - rows[1]).norm(dim=1), target)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            yield nn.functional.mse_loss((rows[0] - rows[1]).norm(dim=1), target)
             schedule.step()
             averaged.update_parameters(model)
+
+    def error() -> float:
         found = predict(averaged.module, valid[0], valid[1][0])
-        error = float((found - valid[1][1]).abs().mean())
-        best = min(best, (error, copy.deepcopy(averaged.module.state_dict())), key=lambda p: p[0])
-    model.load_state_dict(best[1])
-    return model
+        return float((found - valid[1][1]).abs().mean())
+
+    fit(averaged, optimizer, losses, error, epochs)
+    return averaged.module
 
 
 def predict(model: Embedding, routes: list[Route], pairs: Tensor) -> Tensor:

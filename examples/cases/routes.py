@@ -26,7 +26,7 @@ import torch
 from common import write_rows
 from rdkit import RDLogger
 from route_data import BITS, Part, draw, edits, features, of_planner, pairs_of
-from route_model import Embedding, fit, predict
+from route_model import Embedding, predict, trained
 from sklearn.ensemble import HistGradientBoostingRegressor
 from torch import Tensor
 
@@ -81,7 +81,7 @@ def compare(parts: list[Part], seeds: int, epochs: int) -> tuple[dict, dict, dic
     for name, seed in product(NETWORKS, range(seeds)):
         torch.manual_seed(seed)
         lstm = ChildSumTreeLSTM(128, 128, forget_bias=2.0)
-        model = fit(Embedding(BITS, lstm, NETWORKS[name]), train, valid, epochs)
+        model = trained(Embedding(BITS, lstm, NETWORKS[name]), train, valid, epochs)
         networks[name] = model
         add(name, lambda part, model=model: predict(model, part[0], part[1][0]))
     for name, row in rows.items():

@@ -60,9 +60,9 @@ def joined_edges(states: Sequence[State]) -> np.ndarray:
     for number, state in enumerate(states):
         stages, jobs = len(state.x), np.diff(state.ptr)
         if state.ptr[0] != 0 or state.ptr[-1] != stages or (jobs < 0).any():
-            raise SystemExit(f"state {number}: ptr {state.ptr.tolist()} for {stages} stages")
+            raise ValueError(f"state {number}: ptr {state.ptr.tolist()} for {stages} stages")
         if state.ready.dtype != bool or state.ready.shape != (stages,):
-            raise SystemExit(f"state {number}: ready is no mask of its {stages} stages")
+            raise ValueError(f"state {number}: ready is no mask of its {stages} stages")
     own = np.concatenate([state.edges.reshape(-1, 2) for state in states])
     of = np.repeat(np.arange(len(states)), [len(state.edges) for state in states])
     sizes = np.array([len(state.x) for state in states])
@@ -73,5 +73,5 @@ def joined_edges(states: Sequence[State]) -> np.ndarray:
     for what, wrong in {"refers to a missing stage": missing, "is listed twice": twice}.items():
         if wrong.any():
             edge = int(wrong.argmax())
-            raise SystemExit(f"state {of[edge]}: edge {own[edge].tolist()} {what}")
+            raise ValueError(f"state {of[edge]}: edge {own[edge].tolist()} {what}")
     return edges

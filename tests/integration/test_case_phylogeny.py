@@ -151,6 +151,11 @@ def test_what_would_be_wrong_is_refused() -> None:
     for wrong in (lengths[:1], lengths[:, :-1], torch.cat([lengths, lengths[:, :1]], 1)):
         with pytest.raises(ValueError, match=r"lengths: expected \[2, 7\], got"):
             model(batch, wrong)
+    tree = Tree.parse("((a:1,b:1):1,c,d:0);")
+    unknown = torch.tensor([tree.lengths]).double()
+    model = TreeLikelihood(Alignment.of(dict.fromkeys("abcd", "A")))
+    with pytest.raises(ValueError, match="lengths: branch 3 of tree 0 is nan; Newick's text has"):
+        model(Trees.of([tree], "abcd"), unknown)
 
 
 def test_short_branches_are_exact() -> None:
@@ -219,7 +224,7 @@ def test_gaps_ambiguity_and_equal_columns() -> None:
     ],
 )
 def test_trees_that_are_refused(text: str, said: str) -> None:
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(ValueError, match=said):
         Tree.parse(text)
 
 
@@ -228,21 +233,24 @@ def test_alignments_that_are_refused(tmp_path: Path) -> None:
         ({"a": "AC", "b": "AZ"}, "b: 'Z' at 2 is none of"),
         ({"a": "AC", "b": "AC", "c": "A"}, "c: 1 characters, where others have 2"),
     ]:
-        with pytest.raises(SystemExit, match=said):
+        with pytest.raises(ValueError, match=said):
             Alignment.of(sequences)
     path = tmp_path / "x.fasta"
     for text, said in [("AC", "no line begins with '>'"), (">a\nA\n>a\nC", "two sequences")]:
         path.write_text(text)
-        with pytest.raises(SystemExit, match=said):
+        with pytest.raises(ValueError, match=said):
             Alignment.read(path)
-    with pytest.raises(SystemExit, match="is missing"):
+    with pytest.raises(FileNotFoundError, match="is missing"):
         Alignment.read(tmp_path / "y.fasta")
+    for main in (phylogeny.main, speed):
+        with pytest.raises(SystemExit, match="DS1.fasta.gz is missing; set PYG_DYNBATCH_DATA"):
+            run(main, "--folder", tmp_path)
 
 
 @pytest.mark.parametrize("text", ["(a,b,c);", "((a,b),c,e);", "((a,b),c,c);"])
 def test_trees_of_other_taxa_are_refused(text: str) -> None:
     with pytest.raises(
-        SystemExit, match="differ in their taxa: (d|d, e|a taxon that occurs twice)"
+        ValueError, match="differ in their taxa: (d|d, e|a taxon that occurs twice)"
     ):
         Trees.of([Tree.parse(text)], "abcd")
 
@@ -296,7 +304,10 @@ def test_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(values) == 2
     assert values[0] == pytest.approx(values[1], abs=0.5)
     run(speed, "--folder", folder, "--batches", 2, "--rounds", 1, "--json", found)
-    assert json.loads(found.read_text())["rows"]["DS1, 2"].keys() >= {"values: ms", "gradients: MB"}
+    assert json.loads(found.read_text())["rows"]["DS1, 2"].keys() >= {
+        "values: loop, ms",
+        "gradients: cell, MB",
+    }
     assert "3 topologies, batch:" in capsys.readouterr().out
 
 

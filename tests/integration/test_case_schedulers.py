@@ -211,7 +211,7 @@ def test_states_that_do_not_fit_are_refused(changed: Any, said: str) -> None:
     )
     assert Batch.of([right, right]).edges.tolist() == [[1, 4], [0, 3]]
     wrong = right._replace(**{name: np.array(value) for name, value in changed.items()})
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(ValueError, match=said):
         Batch.of([right, wrong, right])
 
 

@@ -280,7 +280,7 @@ def test_a_fixed_projection_of_molecules_is_not_trained() -> None:
     torch.manual_seed(0)
     model = route_model["Embedding"](data["BITS"], ChildSumTreeLSTM(8, 8), fixed=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    route_model["fit"](model, part, part, 3)
+    model = route_model["trained"](model, part, part, 3)
     changed = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
     assert changed == {name for name in before if not name.startswith("compress.0.")}
     found = [route_model["predict"](model, routes, part[1][0]) for _ in range(2)]
