@@ -132,7 +132,7 @@ def _documents(name: str, data: str, split: str, published: str, **more: Any) ->
 
 def _errors(page: str, command: str, published: str = _NONE, **facts: Any) -> Row:
     command = f"python examples/cases/{command} --json RESULT"
-    given = {"command": command, "published": published, "smaller_is_better": True}
+    given: Any = {"command": command, "published": published, "smaller_is_better": True}
     return Row(page=f"cases/{page}", **given, **facts)
 
 
@@ -256,7 +256,7 @@ def run(name: str, options: argparse.Namespace) -> Figures:
         table, rows = (file.with_suffix(suffix) for suffix in (".csv", ".rows.json"))
         _call(row.command, options, rows, ["--output", str(table)])
         if row.command.startswith("pyg-dynbatch"):
-            found = {"rows": _of_table(table, row.metric)}
+            found: Figures = {"rows": _of_table(table, row.metric)}
         else:
             found = json.loads(rows.read_text(encoding="utf-8"))
         if row.baseline is not None:

@@ -42,7 +42,7 @@ MAX_LINES = {
     "installed": 42_506,
     "benchmarks": 7_210,
 }
-MAX_CODE = 27_423
+MAX_CODE = 27_446
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

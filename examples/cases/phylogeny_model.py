@@ -41,11 +41,13 @@ class TreeLikelihood(nn.Module):
         self,
         alignment: Alignment,
         transition: Callable[[Tensor], Tensor] = jukes_cantor,
-        frequencies: Sequence[float] = (0.25, 0.25, 0.25, 0.25),
+        frequencies: Sequence[float] | Tensor = (0.25, 0.25, 0.25, 0.25),
     ) -> None:
         super().__init__()
-        self.transition = transition
-        self.register_buffer("frequencies", torch.tensor(frequencies, dtype=torch.float64))
+        self.transition, share = transition, torch.as_tensor(frequencies, dtype=torch.float64)
+        if share.shape != (4,) or not (share > 0).all() or abs(share.detach().sum() - 1) > 1e-9:
+            raise ValueError(f"frequencies: expected 4 above 0, of sum 1, got {share.tolist()}")
+        self.register_buffer("frequencies", share)
         self.layer = RecursiveLayer(PruningCell(alignment.tips))
         self.register_buffer("count", alignment.count)
 

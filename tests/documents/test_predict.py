@@ -101,6 +101,25 @@ def test_attributions_are_differences_of_log_odds(here: Path) -> None:
     assert found["$.parts[0]"] == pytest.approx(odds(document) - odds(shorter), abs=1e-3)
     (first, *_), few = predictor.explain(document), predictor.explain(document, most=2)
     assert first[0] == "$.weight" and len(few) == 2
+    with pytest.raises(ValueError, match="explain: most"):
+        predictor.explain(document, most=-1)
+    with pytest.raises(ValueError, match="number of documents"):
+        predictor.predict([])
+
+
+def test_many_parts_are_explained_as_few(here: Path) -> None:
+    predictor = DocumentPredictor([CKPT])
+    document = {"weight": 5.0, "parts": [{"size": 3.0}] * 200}  # with 402 parts
+    found = dict(predictor.explain(document))
+    assert len(found) == 402
+    few = dict(predictor.explain(document, most=20))
+    assert few == pytest.approx({path: found[path] for path in few}, abs=1e-5)
+    last = {**document, "parts": [*document["parts"][1:], {}]}
+    with torch.no_grad():
+        rows = predictor.model.eval()(predictor._batch([document, last]))
+    value = rows[:, 1] - rows[:, 0]  # log-odds of one of two classes
+    wanted = abs(float(value[0] - value[1]))
+    assert abs(found["$.parts[199].size"]) == pytest.approx(wanted, abs=1e-4)
 
 
 def test_a_predictor_in_training_mode_predicts_as_in_evaluation(here: Path) -> None:

@@ -142,6 +142,23 @@ def test_gradients_of_a_small_tree() -> None:
     assert torch.autograd.gradcheck(lambda t: model(batch, t), lengths.requires_grad_())
 
 
+def test_frequencies_are_checked_and_have_gradients() -> None:
+    _, alignment, trees, lengths = batch_of(2, 5, 6)
+    batch, share = Trees.of(trees, alignment.taxa), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    for wrong in ((1, 1, 1, 1), (0.5, 0.5, 0.5, -0.5), (0.5, 0.5), (math.nan,) * 4, (0.25,)):
+        with pytest.raises(ValueError, match="frequencies: expected 4 above 0, of sum 1"):
+            TreeLikelihood(alignment, frequencies=wrong)
+
+    def likelihood(free: torch.Tensor) -> torch.Tensor:
+        own = free.softmax(0)
+        # Felsenstein (1981): what a branch changes is drawn anew, by the frequencies.
+        decay = lambda t: torch.exp(-t / (1 - own.square().sum()))[..., None, None]  # noqa: E731
+        p = lambda t: decay(t) * torch.eye(4).double() + (1 - decay(t)) * own  # noqa: E731
+        return TreeLikelihood(alignment, p, own)(batch, lengths)
+
+    assert torch.autograd.gradcheck(likelihood, share.log().requires_grad_())
+
+
 def test_what_would_be_wrong_is_refused() -> None:
     _, alignment, trees, lengths = batch_of(2, 5, 6)
     model, batch = TreeLikelihood(alignment), Trees.of(trees, alignment.taxa)

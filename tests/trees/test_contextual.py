@@ -1,6 +1,7 @@
 """Contextual vectors: of words within sentences, in a file, in batches, in checkpoints."""
 
 import csv
+import json
 import multiprocessing
 import os
 import pickle
@@ -288,9 +289,10 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
     }
     content = files["train"].read_bytes()
     table = np.load(files["train"])
-    np.save(files["train"], table[:-1])
-    with pytest.raises(ValueError, match=r"belongs to other trees[\s\S]*delete it"):
-        sst(samples, tmp_path, "train", encoder=encode(model))
+    for other in (table[:-1], table[:, 0], table.astype(np.float32)):
+        np.save(files["train"], other)
+        with pytest.raises(ValueError, match=r"belongs to other trees[\s\S]*delete it"):
+            sst(samples, tmp_path, "train", encoder=encode(model))
     for damaged in (content[:-2], content[:100], b"half", b""):
         files["train"].write_bytes(damaged)
         with pytest.raises(ValueError, match=r"the file is damaged[\s\S]*delete it"):
@@ -308,8 +310,8 @@ def test_files_of_others_are_refused(model, samples, tmp_path):
     check_x(sst(samples, tmp_path, "train", encoder=encode(model)))
 
 
-def change_weights(model: str, content: str) -> None:
-    Path(model, "model.safetensors").write_text(content)
+def change_weights(model: str, content: str, file: str = "model.safetensors") -> None:
+    Path(model, file).write_text(content)
     contextual.weights_digest.cache_clear()
 
 
@@ -319,6 +321,12 @@ def test_vectors_of_other_weights_are_not_mixed(model, samples, tmp_path, monkey
     change_weights(model, "second")
     other = sst(samples, tmp_path, "train", encoder=encode(model)).vectors
     assert train.path != other.path and train.encoder != other.encoder
+    change_weights(model, "of pieces", "tokenizer.json")
+    third = sst(samples, tmp_path, "train", encoder=encode(model)).vectors.path
+    assert third not in (train.path, other.path)
+    third.unlink()
+    Path(model, "tokenizer.json").unlink()
+    change_weights(model, "second")
     again = sst(samples, tmp_path, "train", encoder=train.encoder).vectors
     assert again.path == train.path
     for root in (tmp_path, None):  # the weights that made the vectors of train are gone
@@ -487,7 +495,11 @@ def test_a_checkpoint_predicts_new_trees(model, tmp_path, monkeypatch, no_packag
     assert "transformers, which encodes new sentences, is missing" in capsys.readouterr().err
 
 
-def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
+FILES = ("train_file", "val_file", "test_file")
+SMALL = {"cell": "child_sum", "hidden_channels": 8, "embedding_channels": 8}
+
+
+def test_checkpoints_of_other_vectors_are_refused(model, tmp_path, capsys):
     paths = [small(tmp_path, model, number) for number in (1, 2)]
     data = tree_files(tmp_path, vectors=options(model))
     averaged = ensemble_of(task(data, embedding_channels=8), paths)
@@ -501,6 +513,17 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path):
     torch.save(content, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=r"different vocabularies or encoders"):
         TreePredictor([paths[0], tmp_path / "other.ckpt"])
+    data = {name: f"{tmp_path / name.removesuffix('_file')}.txt" for name in FILES}
+    vectors = {"source": "contextual", "file": model, "layers": [0, 2]}
+    given = {"model": ("TreeClassification", SMALL), "data": ("TreeFileData", data)}
+    config = {key: {"class_path": name, "init_args": of} for key, (name, of) in given.items()}
+    config["data"]["init_args"] |= {"vectors": vectors, "batch_size": 8}
+    (tmp_path / "c.yaml").write_text(json.dumps({**config, "trainer": {"accelerator": "cpu"}}))
+    words = ["ensemble", "--config", str(tmp_path / "c.yaml"), "--checkpoints", str(paths[0])]
+    assert run(*words, str(paths[1]), "--trainer.default_root_dir", str(tmp_path)) == 0
+    capsys.readouterr()
+    assert run(*words, str(tmp_path / "other.ckpt")) != 0
+    assert "two members prepare the data differently" in capsys.readouterr().err
     again = tree_files(tmp_path, vectors=options(model))
     classifier = task(again, embedding_channels=8)
     trainer(tmp_path).test(classifier, again, ckpt_path=tmp_path / "other.ckpt", verbose=False)

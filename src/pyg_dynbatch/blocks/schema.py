@@ -47,7 +47,8 @@ def kind_of(value: Any, where: object = "") -> str:
 
 def category_of(value: Any) -> str:
     """Return the name of a category, which distinguishes 1, "1" and true, but not 1 and 1.0."""
-    return json.dumps(value).removesuffix(".0")
+    zero = isinstance(value, float) and not value  # of either sign
+    return json.dumps(0 if zero else value).removesuffix(".0")
 
 
 def pieces_of(text: str) -> list[str]:

@@ -259,7 +259,7 @@ class DocumentPredictor:
         checkpoints: Paths of checkpoints of ``DocumentPrediction``, with one schema.
         device: Where to compute.
         unknown: What happens to parts that the schema does not know, ``"ignore"`` or ``"refuse"``;
-            by default as in training.
+            by default as in the training of the first checkpoint.
 
     Raises:
         ValueError: If a checkpoint is not one of documents, two differ in their schemas, or the
@@ -306,6 +306,7 @@ class DocumentPredictor:
         Returns:
             The columns ``prediction`` and, for classes, ``probability_NAME``.
         """
+        checked_count("DocumentPredictor: number of documents", len(documents))
         with prediction.evaluating(self.model):
             columns = self.model.predict(self._batch(documents))
         found = {name: value.cpu().numpy() for name, value in columns.items()}
@@ -333,7 +334,8 @@ class DocumentPredictor:
             raise mismatch(ValueError, what, expected, label)
         if label is not None:
             checked_choice("explain: unknown class", label, self.model.classes)
-        variants, paths = [self.encoder.tracer(document)], list[str]()
+        checked_count("explain: most", most)
+        variants, paths, outputs = [self.encoder.tracer(document)], list[str](), list[Tensor]()
         document = _copy_of(document)
         parts = (part for part in self.model.documents.walk(document) if not part.problem)
         for part in [part for part in islice(parts, most + 1) if part.owner is not None]:
@@ -343,9 +345,10 @@ class DocumentPredictor:
             part.owner.clear()
             part.owner.update(before) if isinstance(before, dict) else part.owner.extend(before)
             paths.append(part.path)
-        with prediction.evaluating(self.model):
-            chunks = [variants[n : n + 256] for n in range(0, len(variants), 256)]
-            output = torch.cat([self.model(self._batch(chunk)) for chunk in chunks]).float()
+            if len(variants) == 256:  # not all at once: a variant may be as large as the document
+                outputs.append(self._outputs(variants))
+                variants.clear()
+        output = torch.cat([*outputs, *([self._outputs(variants)] if variants else [])])
         if self.model.scale is not None:
             value = output[:, 0] * self.model.scale["deviation"]
         else:
@@ -353,6 +356,10 @@ class DocumentPredictor:
             others = torch.cat([output[:, :number], output[:, number + 1 :]], 1)
             value = output[:, number] - others.logsumexp(1)
         return list(zip(paths, (value[0] - value[1:]).tolist(), strict=True))
+
+    def _outputs(self, documents: Sequence[Any]) -> Tensor:
+        with prediction.evaluating(self.model):
+            return self.model(self._batch(documents)).float()
 
     def _batch(self, documents: Sequence[Any]) -> Any:
         return collate(self.encoder.collate, [(one, 0) for one in documents]).to(self.device)

@@ -391,8 +391,13 @@ class Run(LightningCLI):
         """Measure the test split, with the average of an ensemble if there is one."""
         if self.checkpoints:
             self.model = ensemble_of(self.model, self.checkpoints)
+            states = []
             for path in self.checkpoints:
                 self.take_split(read_checkpoint(path), path)
+                states.append(self.datamodule.state_dict())
+                if other := [key for key in states[0] if states[-1].get(key) != states[0][key]]:
+                    what, got = "ensemble: two members prepare the data differently", other[0]
+                    raise mismatch(ValueError, what, "one encoder of words", got, where=path)
         self.trainer.test(**self._given)
         if self.checkpoints or not self.needs_weights:
             self._predict_too()

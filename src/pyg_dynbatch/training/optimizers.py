@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 
 
 def _check_range(options: object, name: str, fits: bool, expected: str) -> None:
@@ -150,6 +150,7 @@ class VectorOptions:
         """Refuse options that would be ignored."""
         _check_range(self, "scale", 0 < self.scale < math.inf, "a finite number above 0")
         _check_range(self, "layers", len(self.layers) > 0, "at least one layer")
+        checked_choice("VectorOptions: source", self.source, _READ)
         given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         if unread := sorted(given - {"source", *_READ[self.source].split()}):
             what = f"VectorOptions: the source {self.source!r} does not use {', '.join(unread)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from pyg_dynbatch.trees.words import DEFAULT_MODEL, find_model, unescape
 
 Sentences = Sequence[Sequence[str]]
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# What the vectors depend on, besides the configuration: weights and tokenizers.
+_CONTENTS = ("*.safetensors", "pytorch_model*.bin", "tokenizer*.json", "vocab.*", "merges.txt")
 _CHUNK, _BATCH = 1024, 32  # sentences that are sorted by length, and encoded at once
 
 
@@ -110,6 +112,9 @@ class SentenceEncoder:
         reads, words = has_token(token), torch.from_numpy(rows).float()
         x = words.new_zeros(token.numel(), words.size(1))
         if self.mean:
+            if len(self.mean) != words.size(1):
+                what = "SentenceEncoder: the rows are those of other layers, or of another model"
+                raise mismatch(ValueError, what, f"{len(self.mean)} features", words.size(1))
             words = (words - torch.tensor(self.mean)) * torch.tensor(self.factor)
         x[reads] = words
         return x
@@ -134,12 +139,12 @@ def _transformer(model: str) -> tuple[Any, Any]:
 
 @cache
 def weights_digest(model: str) -> str:
-    """Digest the configuration and the weights of a model, if it is on this machine."""
+    """Digest configuration, tokenizer and weights of a model, if it is on this machine."""
     marker = Path(find_model(model, "config.json"), "config.json")
     if not marker.is_file():
         return "unknown"
-    weights = (path for end in _WEIGHTS for path in sorted(marker.parent.glob(end)))
-    digests = "".join(map(sha256_of, (marker, *weights)))
+    files = (path for end in _CONTENTS for path in sorted(marker.parent.glob(end)))
+    digests = "".join(map(sha256_of, (marker, *files)))
     return hashlib.sha256(digests.encode()).hexdigest()[:16]
 
 
@@ -159,12 +164,13 @@ class ContextualVectors:
         self.path = rows if isinstance(rows, Path) else None
         try:
             self.rows: np.ndarray = np.load(rows, "r") if isinstance(rows, Path) else rows
-            if len(self.rows) != first[-1]:
-                raise ValueError(f"{len(self.rows)} rows")
-        except (ValueError, EOFError) as error:
-            what = "ContextualVectors: the file is damaged, or belongs to other trees"
-            facts, where = (f"{first[-1]} rows", error), self.path
-            raise mismatch(ValueError, what, *facts, where=where, hint="delete it") from error
+            width = len(encoder.mean) or self.rows.shape[-1]
+            if self.rows.dtype != np.float16 or self.rows.shape != (first[-1], width):
+                raise ValueError(f"{self.rows.dtype} {list(self.rows.shape)}")
+        except (ValueError, EOFError, IndexError, BadZipFile) as error:
+            what = "ContextualVectors: the file is damaged, or belongs to other trees or layers"
+            facts = f"float16 [{first[-1]}, {len(encoder.mean) or 'feature'}]", error
+            raise mismatch(ValueError, what, *facts, where=self.path, hint="delete it") from error
 
     @classmethod
     def of(

@@ -184,9 +184,11 @@ class TreeDataModule(SplitDataModule):
         return self.dataset(split).node_counts
 
     def contents(self, split: SplitName) -> list[np.ndarray]:
-        """Return the edges, tokens and targets of all trees."""
+        """Return the edges, tokens and targets of all trees, and the words that are encoded."""
         fields = self.dataset(split)._data.to_dict()
-        return [each.numpy() for _, each in sorted(fields.items()) if isinstance(each, Tensor)]
+        words = " ".join(self.vocabulary.words if self.encoder else ()).encode()
+        found = [each.numpy() for _, each in sorted(fields.items()) if isinstance(each, Tensor)]
+        return [*found, *([np.frombuffer(words, np.uint8)] if words else [])]
 
     def make_loader(self, dataset: TreeDataset, batch_size: int = 1, **options: Any) -> DataLoader:
         """Create a loader whose batches carry their schedule."""

@@ -119,7 +119,7 @@ def tensor_of(owner: str, name: str, value: Any) -> Tensor:
     """Return an entry of a tree, given as a tensor, an array or a list, as a dense tensor."""
     what, wanted = f"{owner}: invalid {name}", "numbers, as a dense tensor, an array or a list"
     try:
-        found = value if isinstance(value, Tensor) else torch.tensor(np.asarray(value))
+        found = value if isinstance(value, Tensor) else torch.tensor(np.array(value, order="C"))
     except (TypeError, ValueError) as error:  # no numbers, or lists of different lengths
         raise mismatch(TypeError, what, wanted, describe_value(value)) from error
     if found.layout != torch.strided or found.is_meta or found.is_nested:
