@@ -28,18 +28,18 @@ MAX_FILES = 140
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
-    "blocks": 6_087,
+    "blocks": 6_088,
     "compat": 302,
     "core": 6_222,
-    "documents": 710,
+    "documents": 719,
     "molecules": 8_610,
     "native": 0,
     "kernels": 1_591,
     "nn": 3_180,
-    "training": 2_600,
-    "trees": 4_251,
+    "training": 2_607,
+    "trees": 4_259,
     "other files": 3_012,
-    "installed": 42_506,
+    "installed": 42_531,
     "benchmarks": 7_210,
 }
 MAX_CODE = 27_446
