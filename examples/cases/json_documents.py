@@ -100,7 +100,7 @@ def draw_figure(file: str, rows: dict[str, Any], path: Path, documents: Document
     left.set(yticks=range(len(rows)), yticklabels=rows, xlabel="test accuracy")
     largest = sorted(effects, key=lambda name: mean(effects[name]))[-10:]
     right.barh(largest, [mean(effects[name]) for name in largest], color=SEQUENCE[2])
-    right.set(xlabel="mean change of the log-odds without the part")
+    right.set(xlabel="mean change of the log-odds")
     save_figure(figure, file)
 
 
