@@ -29,7 +29,7 @@ MAX_FILES = 140
 MAX_LINES = {
     "autobatch": 5_950,
     "blocks": 6_088,
-    "compat": 302,
+    "compat": 303,
     "core": 6_222,
     "documents": 719,
     "molecules": 8_610,
@@ -39,7 +39,7 @@ MAX_LINES = {
     "training": 2_607,
     "trees": 4_259,
     "other files": 3_012,
-    "installed": 42_531,
+    "installed": 42_532,
     "benchmarks": 7_210,
 }
 MAX_CODE = 27_446

@@ -196,8 +196,8 @@ _NOT_COMPUTED = (
 )  # fmt: skip
 _KNOWN = (
     "shape", "dtype", "ndim", "layout", "itemsize", "nbytes", "is_sparse", "is_quantized", "dim",
-    "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size",
-    "is_complex", "is_floating_point", "is_signed", "is_contiguous", "is_conj", "is_neg",
+    "ndimension", "numel", "nelement", "size", "stride", "storage_offset", "element_size", "is_neg",
+    "is_nested", "is_complex", "is_floating_point", "is_signed", "is_contiguous", "is_conj",
 )  # fmt: skip
 _OTHER = (  # of tensors; iterating makes views
     "device", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "get_device", "__len__", "__iter__",

@@ -318,7 +318,7 @@ def check_backward(gradients: Sequence[Tensor | None]) -> None:
         way = "a batch of gradients (is_grads_batched=True, jacobian(..., vectorize=True))"
         hint = "is_grads_batched=False or vectorize=False, which makes one backward pass per row"
         raise unsupported("Engine", way, hint)
-    hint = "a loop in plain torch: batch=False of autobatch, run_one_by_one of recordings"
+    hint = "a loop: model(examples, batch=False) of autobatch, run_one_by_one of recordings"
     check_first_derivative("Engine, through a schedule", hint)
 
 

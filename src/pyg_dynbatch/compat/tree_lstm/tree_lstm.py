@@ -38,6 +38,7 @@ class TreeLSTM(nn.Module):
         Tai, Socher, Manning (2015), arXiv:1503.00075, equations 2-8.
 
     Example:
+        >>> import torch
         >>> from pyg_dynbatch.compat.tree_lstm import calculate_evaluation_orders
         >>> edges = torch.tensor([[0, 1], [0, 2], [2, 3]])  # from parent to child
         >>> node_order, edge_order = map(torch.from_numpy, calculate_evaluation_orders(edges, 4))
