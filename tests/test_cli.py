@@ -505,6 +505,7 @@ def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, ca
     assert "model.cell: child_sum in the checkpoint, gru given" in said
     assert "data.form: operator" in refused("fit", "--data.init_args.form", "binary")
     assert "optimizer.name" in refused("fit", "--model.init_args.optimizer.name", "sgd")
+    assert "does not use file" in refused("fit", "--data.init_args.vectors.file", "none.txt")
     said = refused("fit", "--seed_everything", "9")
     assert "seed_everything: 1 in the checkpoint, 9 given" in said
     assert "chosen in a different way" in refused("fit", "--checkpoint.monitor", "val/loss")
@@ -516,11 +517,9 @@ def test_options_beside_a_checkpoint_hold_or_are_refused(fitted: str, capsys, ca
 
     changed = ["--model.init_args.optimizer.lr", "0.5", "--model.init_args.output_dropout", "0.2"]
     changed += ["--data.init_args.num_workers", "1", "--trainer.max_epochs", "3"]
-    changed += ["--data.init_args.vectors.file", "none.txt"]
     assert run("fit", "--run", fitted, *changed) == 0
     assert "changed: model.optimizer.lr: 0.01 in the checkpoint, 0.5 given" in caplog.text
     assert "num_workers" not in caplog.text
-    assert "vectors" not in caplog.text
     found = torch.load(last, weights_only=True)
     assert {group["lr"] for group in found["optimizer_states"][0]["param_groups"]} == {0.5}
     assert found["hyper_parameters"]["output_dropout"] == 0.2
