@@ -397,7 +397,8 @@ class MoleculeProperty(Task):
         names = tuple(data.get("targets") or map(str, range(len(weights))))
         kind = data.get("kind", "regression")
         schema = MoleculeSchema({}, 1, table, names, kind).as_dict()
-        return cls.from_plain({**options, "schema": schema})
+        # The members of a mean need the descriptors.
+        return cls.from_plain({**options, "schema": schema, "members": None})
 
     def report_test(self, folder: Path, trees: int, resamples: int) -> None:
         """Write the table and the pictures of the last test."""
@@ -418,6 +419,9 @@ class MoleculeProperty(Task):
         A checkpoint is restored after this, so on resuming its numbers are used.
         """
         super().setup(stage)
+        if stage == "fit" and isinstance(self.model.network, AveragedProperties):
+            what = "MoleculeProperty: a mean of members cannot be trained further"
+            raise mismatch(ValueError, what, "members: null", "members", hint="fit --select again")
         if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
             CountedBatchNorm.synchronise(self.model.network)  # Lightning knows torch's classes only
         data: Any = getattr(self.trainer, "datamodule", None)

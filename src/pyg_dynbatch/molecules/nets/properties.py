@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.nets.models import WeaveNet
+from pyg_dynbatch.molecules.nets.tabular import TabularModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
 from pyg_dynbatch.prediction import SAME_CONFIGURATION, ExactBuffers, Model
 
@@ -71,8 +73,10 @@ class TargetScale(ExactBuffers):
         return outputs * self.deviation + self.mean
 
 
-class AveragedProperties(nn.Module):
+class AveragedProperties(ExactBuffers):
     """Average the values, in the units of the data, or probabilities that networks predict.
+
+    Its buffer ``weights`` holds the share of each member, all equal at first.
 
     Args:
         members: The networks, each with the scale of its targets.
@@ -102,20 +106,22 @@ class AveragedProperties(nn.Module):
         self.scale = scale
         self.kind: PropertyKind = kind
         self.num_tasks = num_tasks
+        self.register_buffer("weights", torch.full((len(members),), 1 / len(members)).double())
 
     def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
         """Return the average as scaled values, logits, or log-probabilities."""
         outputs = torch.stack([member(batch) for member in self.members])
+        weights = self.get_buffer("weights")[:, None, None]
         if self.kind == "multiclass":
             logs = outputs.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
-            return (logs.logsumexp(0) - math.log(len(outputs))).flatten(1)
+            return (logs + weights.log().to(logs)[..., None]).logsumexp(0).flatten(1)
         pairs: Any = zip(self.scales, outputs, strict=True)
         values = torch.stack([scale.restored(output) for scale, output in pairs])
         if self.kind == "regression":
-            return self.scale.scaled(values.mean(0)).float()
+            return self.scale.scaled((values * weights).sum(0)).float()
         # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
-        mean = F.logsigmoid(values).logsumexp(0) - F.logsigmoid(-values).logsumexp(0)
-        return self.scale.scaled(mean).float()
+        ones, zeros = (F.logsigmoid(each) + weights.log() for each in (values, -values))
+        return self.scale.scaled(ones.logsumexp(0) - zeros.logsumexp(0)).float()
 
 
 class ConformalSets(ExactBuffers):
@@ -221,6 +227,8 @@ class MoleculePropertyModel(Model):
     Args:
         schema: ``MoleculeSchema.as_dict`` of a schema.
         coverage: If given, predictions have intervals, or sets of classes: ``ConformalSets``.
+        members: Of a weighted mean, as ``fit --select`` makes it: ``"network"``, or a method of
+            ``TabularModel``, for each; None for one network.
         **network: Options of ``WeaveNet``.
     """
 
@@ -229,20 +237,28 @@ class MoleculePropertyModel(Model):
     training_options = ("coverage", "pair_block", "schema", "sync")
 
     def __init__(
-        self, schema: Mapping[str, Any], coverage: float | None = None, **network: Any
+        self,
+        schema: Mapping[str, Any],
+        coverage: float | None = None,
+        members: Sequence[str] | None = None,
+        **network: Any,
     ) -> None:
         known = MoleculeSchema.from_dict(schema)
-        super().__init__(
-            WeaveNet(
-                known.atom_channels,
-                known.num_outputs,
-                known.pair_table.features,
-                num_descriptors=len(known.descriptor_names),
-                **network,
-            )
+        scale = TargetScale(known.num_tasks)
+        net: nn.Module = WeaveNet(
+            known.atom_channels,
+            known.num_outputs,
+            known.pair_table.features,
+            num_descriptors=len(known.descriptor_names),
+            **network,
         )
+        if members is not None:
+            each = (deepcopy(net) if m == "network" else TabularModel(known, m) for m in members)
+            pairs = [(member, TargetScale(known.num_tasks)) for member in each]
+            net = AveragedProperties(pairs, scale, known.kind, known.num_tasks)
+        super().__init__(net)
         self.schema = known
-        self.scale = TargetScale(self.schema.num_tasks)
+        self.scale = scale
         self.conformal = None if coverage is None else ConformalSets(self.schema, coverage)
 
     def predicted(
