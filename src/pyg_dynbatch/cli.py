@@ -169,6 +169,10 @@ def _dispatch(argv: list[str]) -> int:
     _import_tasks(command)
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
+    if command == "fit" and "--select" in options:
+        from pyg_dynbatch.molecules.work.select import run_select
+
+        return run_select(options)
     if command in ("fit", "validate", "test", "predict"):
         return run_lightning(["--help" if word == "--help_all" else word for word in argv])
     if command == "ensemble":

@@ -118,7 +118,8 @@ class Model(nn.Module, ABC):
 
     def _prediction_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return all options that change predictions, or their defaults."""
-        parts = (inspect.signature(type(each)).parameters for each in (self.network, self))
+        modules = (*getattr(self.network, "members", ()), self.network, self)
+        parts = (inspect.signature(type(each)).parameters for each in modules)
         known = {name: given.default for part in parts for name, given in part.items()}
         names = [name for name in known if not name.endswith("dropout")]
         found = {n: options.get(n, known[n]) for n in names if n not in self.training_options}
@@ -130,8 +131,12 @@ def _weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key.removeprefix(_PREFIX): value for key, value in state if key.startswith(_PREFIX)}
 
 
-def _shapes(state: Mapping[str, Tensor]) -> dict[str, str]:
-    return {key: f"a tensor of shape {list(value.shape)}" for key, value in state.items()}
+def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
+    shapes = {key: getattr(value, "shape", None) for key, value in state.items()}
+    return {
+        key: "no tensor" if shape is None else f"a tensor of shape {list(shape)}"
+        for key, shape in shapes.items()
+    }
 
 
 class AveragedNetwork(nn.Module):

@@ -423,6 +423,41 @@ def scaffold_split(
     return _split(parts, method, seed, total)
 
 
+def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> list[Split]:
+    """Divide the training and validation examples of a split into folds, each of which validates.
+
+    If the split is by scaffolds, molecules of a scaffold are in the same fold; those without rings,
+    which have none, are assigned one by one. Groups go to the smallest fold, in random order.
+
+    Args:
+        split: The split, whose test examples are those of every result.
+        smiles: One text per example of the data set.
+        folds: Number of folds.
+        seed: Seed of the order.
+
+    Example:
+        >>> split = Split(np.arange(6), np.arange(6, 8), np.array([8]), num_examples=9)
+        >>> [each.sizes for each in inner_folds(split, ["C"] * 9, folds=2, seed=0)]
+        [(4, 4, 1), (4, 4, 1)]
+    """
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for example in np.concatenate([split.train, split.val]).tolist():
+        by_scaffold = split.method.startswith("scaffold")
+        text = _text_or_none(murcko_scaffold, smiles[example]) if by_scaffold else None
+        groups[text or str(example)].append(example)
+    listed = list(groups.values())
+    parts: list[list[int]] = [[] for _ in range(folds)]
+    for number in np.random.default_rng(seed).permutation(len(listed)):
+        min(parts, key=len).extend(listed[number])
+    found = []
+    for fold, val in enumerate(parts):
+        train = [i for other in (*parts[:fold], *parts[fold + 1 :]) for i in other]
+        name = f"fold {fold + 1} of {folds}"
+        new = Split(train, val, split.test, name, seed, num_examples=split.num_examples)  # type: ignore[arg-type]
+        found.append(replace(new, molecules=split.molecules))
+    return found
+
+
 def column_split(
     values: Sequence[Any] | Mapping[int, Any], rows: Sequence[int] | np.ndarray
 ) -> Split:

@@ -272,6 +272,15 @@ class MoleculePropertyModel(Model):
         return values if self.schema.kind == "regression" else values.sigmoid().to(exact)
 
     @property
+    def weave(self) -> WeaveNet:
+        """The network of a model that is no mean, for fingerprints and attributions."""
+        if not isinstance(self.network, WeaveNet):
+            what = "fingerprints and attributions: only of a single network"
+            hint = "the checkpoint of a network, such as RUN/folds/network-1/best.ckpt"
+            raise mismatch(ValueError, what, "WeaveNet", type(self.network).__name__, hint=hint)
+        return self.network
+
+    @property
     def sets(self) -> ConformalSets | None:
         """The fitted intervals or sets; None for an average, whose errors are different."""
         averaged = isinstance(self.network, AveragedProperties)

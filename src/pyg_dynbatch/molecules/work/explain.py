@@ -161,7 +161,7 @@ def pair_rows(model: MoleculePropertyModel) -> Iterator[list[Tensor]]:
             x, pair = conv(x, pair, pairs)
         return x
 
-    network: Any = model.network
+    network = model.weave
     hook = network.weave.register_forward_hook(run_on_rows)
     try:
         yield rows

@@ -167,8 +167,9 @@ class MoleculePredictor:
         batch = self.collater(molecules).to(self.device)
         samples = torch.stack([row for model in self.models for row in self._passes(model, batch)])
         deviation = samples.std(0).cpu().numpy() if len(samples) > 1 else None
-        network: Any = self.models[0].network
-        prints = network.fingerprint(batch).float().cpu().numpy() if fingerprints else None
+        prints = None
+        if fingerprints:
+            prints = self.models[0].weave.fingerprint(batch).float().cpu().numpy()
         return Predicted(samples.mean(0).cpu().numpy(), deviation, prints)
 
     def _passes(self, model: MoleculePropertyModel, batch: Any) -> Iterator[Tensor]:
@@ -366,8 +367,8 @@ def predict_file(
         print(f"{name}continuing after {files.rows:,} records", file=sys.stderr)
     left = islice(records if chosen is None else chosen, files.rows, None)
     rows = predict_stream(left, predictor, num_workers, files.fingerprints is not None)
-    network: Any = predictor.models[0].network
-    files.write(rows, columns, network.fingerprint_channels)
+    width = predictor.models[0].weave.fingerprint_channels if files.fingerprints else 0
+    files.write(rows, columns, width)
 
 
 class PredictionFiles:

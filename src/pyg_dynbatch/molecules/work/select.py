@@ -1,0 +1,243 @@
+"""Choose between a network, scikit-learn's models and their stacked mean on validation folds."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dynbatch.console import OneLineArguments
+from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.files import atomic_file
+from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
+from pyg_dynbatch.molecules.nets.tabular import METHODS, library
+from pyg_dynbatch.molecules.splits import inner_folds
+from pyg_dynbatch.molecules.task import MoleculeProperty, ScoredSplit
+from pyg_dynbatch.molecules.work.baseline import check_molecules, fit_tabular
+from pyg_dynbatch.prediction import evaluating, read_checkpoint, write_table
+from pyg_dynbatch.training.command import Run, prepare_process
+from pyg_dynbatch.training.runs import best_checkpoint, folder_of
+
+CANDIDATES = ("network", *METHODS)
+STACK = "stack"
+TABLE, RESULT = "selection.csv", "result.pt"
+_TREES = 100  # of the forest of one fold
+_LEAST = 1e-6  # probability
+_LEAST_WEIGHT = 1e-3
+
+
+class SelectRun(Run):
+    """Train every candidate on folds of the training and validation molecules, and keep the best.
+
+    Args:
+        words: The options of ``fit``.
+        candidates: Names, out of ``CANDIDATES``.
+        folds: Number of folds.
+    """
+
+    def __init__(self, words: Sequence[str], candidates: Sequence[str], folds: int) -> None:
+        library("skops.io")  # before hours of other work
+        self.words, self.candidates, self.folds = list(words), candidates, folds
+        super().__init__("fit", words)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what a mean of models cannot have, before data are loaded."""
+        super().before_instantiate_classes()
+        check_molecules("fit --select", self)
+        options = self.plain_config()["model"]["init_args"]
+        for name in ("coverage", "members"):
+            if options.get(name) is not None:
+                what, got = "fit --select: an option cannot be used", f"{name}: {options[name]}"
+                raise mismatch(ValueError, what, f"{name}: null", got)
+        if self.checkpoint is not None:
+            what, expected = "fit --select: a run cannot be continued", "neither"
+            raise mismatch(ValueError, what, expected, "--run or --ckpt_path")
+
+    def fit(self) -> None:
+        """Measure the candidates, weight them, and write the best as one checkpoint."""
+        task, data, folder = self.model, self.datamodule, folder_of(self.trainer)
+        if folder is None or self.trainer.world_size > 1:
+            what, got = "fit --select: the trainer cannot be used", "no folder, or several devices"
+            raise mismatch(ValueError, what, "a CSVLogger, and one device", got)
+        data.setup("fit")
+        task.fit_targets(data.targets("train"))
+        rows = self._measured(folder, list(self._fold_words(folder)))
+        val, test = ([found[part] for found in rows.values()] for part in ("val", "test"))
+        order = np.concatenate([split.val for split in self.splits])
+        golds = torch.from_numpy(data.molecules.targets[order]), data.targets("test")
+        weights = stacked_weights(torch.stack(val), golds[0], task)
+        shares = {name: np.eye(len(rows))[place] for place, name in enumerate(rows)}
+        if len(rows) > 1:
+            shares[STACK] = weights
+        table = self._table(shares, (torch.stack(val), torch.stack(test)), golds)
+        chosen = table["candidate"][table["chosen"] == "yes"][0]
+        write_table(folder / TABLE, table)
+        self._keep(folder, dict(zip(rows, shares[chosen], strict=True)))
+        self.trainer.test(self.model, self.datamodule)
+        self._predict_too()
+        print(*summary(table), f"selection:        {folder / TABLE}", sep="\n")
+
+    def _fold_words(self, folder: Path) -> Any:
+        """Write the folds; yield the options of the run of each."""
+        data, first = self.datamodule, int(self.config["seed_everything"])
+        self.splits = inner_folds(data.parts, data.molecules.texts(), self.folds, first)
+        logger = "--trainer.logger.init_args."
+        for number, split in enumerate(self.splits, start=1):
+            path = split.write(folder / "folds" / f"split-{number}.json")
+            own = {
+                "--seed_everything": first + number - 1,
+                "--data.init_args.split.method": "file",
+                "--data.init_args.split.file": path,
+                "--data.init_args.split.leakage": "false",
+                f"{logger}save_dir": folder,
+                f"{logger}name": "folds",
+            }
+            if self.plain_config()["data"]["init_args"].get("root", "") is None:
+                own["--data.init_args.root"] = folder / "molecules"  # featurized once
+            yield [*self.words, *(str(word) for pair in own.items() for word in pair)]
+
+    def _measured(self, folder: Path, words: list[list[str]]) -> dict[str, dict[str, Tensor]]:
+        """Train all candidates on all folds; return their predictions, the mean for the test."""
+        rows = {}
+        for name in self.candidates:
+            found = []
+            for number, each in enumerate(words, start=1):
+                version = f"{name}-{number}"
+                print(f"candidate {name}, fold {number} of {len(words)}")
+                run_candidate([*each, "--trainer.logger.init_args.version", version], name)
+                result = torch.load(folder / "folds" / version / RESULT, weights_only=True)
+                found.append(result)
+            val = torch.cat([each["val"] for each in found])
+            rows[name] = {"val": val, "test": torch.stack([e["test"] for e in found]).mean(0)}
+        return rows
+
+    def _table(self, shares: Any, predictions: Any, golds: Any) -> dict[str, np.ndarray]:
+        """Tabulate the main metric of every candidate, and which is the best on validation."""
+        task = self.model
+        metric, deviation = task.main_metric, task.model.scale.deviation
+        scores = {
+            part: [
+                ScoredSplit(mean_of(guess, weights), gold, task.schema, deviation).mean[metric]
+                for weights in shares.values()
+            ]
+            for part, guess, gold in zip(("val", "test"), predictions, golds, strict=True)
+        }
+        sign = -1 if task.schema.kind == "regression" else 1
+        best = int(np.nanargmax(sign * np.array(scores["val"])))
+        names = list(shares)
+        return {
+            "candidate": np.array(names, dtype=object),
+            f"val_{metric}": np.array(scores["val"]),
+            f"test_{metric}": np.array(scores["test"]),
+            "weight": np.array([*shares.get(STACK, np.ones(1)), 1.0][: len(names)]),
+            "chosen": np.array(["yes" if place == best else "" for place in range(len(names))]),
+        }
+
+    def _keep(self, folder: Path, shares: dict[str, float]) -> None:
+        """Build the model that was chosen from its members, and write its checkpoint."""
+        members, weights, states = [], [], {}
+        for name, share in shares.items():
+            for number in range(1, self.folds + 1) if share > 0 else ():
+                result = torch.load(folder / "folds" / f"{name}-{number}" / RESULT, weights_only=True)
+                for part in ("members", "scales"):
+                    prefix = f"model.network.{part}.{len(members)}."
+                    states |= {prefix + key: value for key, value in result[part].items()}
+                members.append(name)
+                weights.append(share / self.folds)
+        options = {**self.model.hparams, "members": members}
+        task = type(self.model).from_plain(options)
+        task.data_options = self.model.data_options
+        task.model.scale.load_state_dict(self.model.model.scale.state_dict())
+        task.model.network.weights.copy_(torch.tensor(weights))
+        task.load_state_dict({**task.state_dict(), **states})
+        self.model = task
+        self.config.model.init_args.members = members
+        self.trainer.strategy.connect(task)
+        self.trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
+
+
+def run_candidate(words: Sequence[str], name: str) -> None:
+    """Train a candidate on a fold; keep its weights, and its predictions of fold and test."""
+    run = Run("fit", words)
+    task, data = run.model, run.datamodule
+    if name == "network":
+        run.train()
+        task.load_state_dict(read_checkpoint(best_checkpoint(run.trainer).best_model_path)["state_dict"])
+    else:
+        data.setup("fit")
+        task.model.network = fit_tabular(task, data, name, int(run.config.seed_everything), _TREES)
+    found = {part: predictions(task, data, part) for part in ("val", "test")}
+    states = {"members": task.model.network.state_dict(), "scales": task.model.scale.state_dict()}
+    folder: Any = folder_of(run.trainer)
+    with atomic_file(folder / RESULT, "wb") as file:
+        torch.save({**found, **states}, file)
+
+
+def predictions(task: MoleculeProperty, data: MoleculeDataModule, part: Any) -> Tensor:
+    """Return values or probabilities for a split."""
+    loader = data.make_loader(data.dataset(part), data.batch_size, shuffle=False)
+    with evaluating(task.model) as model:
+        rows = [model.predicted(model(batch)).double() for batch in loader]
+    return torch.cat(rows)
+
+
+def mean_of(predictions: Tensor, weights: np.ndarray) -> Tensor:
+    """Average predictions ``[candidate, molecule, output]``."""
+    return torch.einsum("cmo,c->mo", predictions, torch.from_numpy(np.asarray(weights)).double())
+
+
+def stacked_weights(predictions: Tensor, gold: Tensor, task: MoleculeProperty) -> np.ndarray:
+    r"""Return the shares of a mean with the least squared error, or log loss, of known targets.
+
+    Shares are at least 0 and sum to 1.
+
+    Reference:
+        Breiman (1996), doi:10.1007/BF00117832, stacked regressions.
+    """
+    optimize, count, schema = library("scipy.optimize"), len(predictions), task.schema
+    known = ~gold.isnan()
+    filled = gold.nan_to_num(0)
+
+    def loss(weights: np.ndarray) -> float:
+        mean = mean_of(predictions, weights)
+        if schema.kind == "regression":
+            error = ((mean - filled) / task.model.scale.deviation).square()
+        elif schema.kind == "binary":
+            error = -torch.where(filled == 1, mean, 1 - mean).clamp(min=_LEAST).log()
+        else:
+            chance = mean.unflatten(1, (schema.num_tasks, -1))
+            right = chance.gather(2, filled.long()[..., None])[..., 0]
+            error = -right.clamp(min=_LEAST).log()
+        return float(error[known].mean())
+
+    start = np.full(count, 1 / count)
+    limits = {"bounds": [(0, 1)] * count, "constraints": {"type": "eq", "fun": lambda w: w.sum() - 1}}
+    found = optimize.minimize(loss, start, method="SLSQP", **limits).x
+    found = np.where(found < _LEAST_WEIGHT, 0, found)
+    return found / found.sum()
+
+
+def summary(table: dict[str, np.ndarray]) -> list[str]:
+    """Format the table of candidates."""
+    names = list(table)
+    lines = [f"{'candidate':<10} {names[1]:>16} {names[2]:>16} {'weight':>7}"]
+    for row in zip(*table.values(), strict=True):
+        mark = "  chosen on validation" if row[4] else ""
+        lines.append(f"{row[0]:<10} {row[1]:>16.4f} {row[2]:>16.4f} {row[3]:>7.2f}{mark}")
+    return lines
+
+
+def run_select(argv: list[str]) -> int:
+    """Run ``fit --select``."""
+    parser = OneLineArguments("pyg-dynbatch fit", add_help=False)
+    parser.add_argument("--select", nargs="*", choices=CANDIDATES)
+    parser.add_argument("--folds", type=int, default=5)
+    own, words = parser.parse_known_args(argv)
+    if own.folds < 2:
+        parser.error(f"argument --folds: expected at least 2, got {own.folds}")
+    prepare_process()
+    SelectRun(words, own.select or CANDIDATES, own.folds).start()
+    return 0
