@@ -24,6 +24,7 @@ from pyg_dynbatch.molecules.features.pair_table import check_pair_set
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions
 from pyg_dynbatch.molecules.files.read import read_molecules
 from pyg_dynbatch.molecules.files.store import PackedMolecules
+from pyg_dynbatch.molecules.files.targets import find_targets
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.molecules.splits import Split, SplitOptions
 from pyg_dynbatch.samplers import pair_counts
@@ -359,9 +360,11 @@ class MoleculeFileData(MoleculeDataModule):
 
     Args:
         file: The file.
-        targets: Columns (or SDF properties) to learn.
+        targets: Columns (or SDF properties) to learn; by default all columns of numbers, except
+            those that number the records. What was found is reported.
         kind: ``regression``, ``binary`` (labels 0 and 1, an error in a regression) or
-            ``multiclass`` (labels 0, 1, ...).
+            ``multiclass`` (labels 0, 1, ...); by default ``binary`` if all targets are 0 or 1,
+            ``regression`` otherwise.
         classes: Number of classes of ``multiclass``.
         smiles_column: Column of the SMILES; found by its name by default.
         root: Folder of the packed molecules; ``None`` keeps them in memory.
@@ -376,8 +379,8 @@ class MoleculeFileData(MoleculeDataModule):
     def __init__(
         self,
         file: str,
-        targets: list[str],
-        kind: PropertyKind = "regression",
+        targets: list[str] | None = None,
+        kind: PropertyKind | None = None,
         classes: int = 2,
         smiles_column: str | None = None,
         root: str | None = None,
@@ -385,11 +388,30 @@ class MoleculeFileData(MoleculeDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(**loading)
-        if not targets:
+        given = {"file": file, "targets": targets, "kind": kind}
+        facts = self.known_facts({**given, "smiles_column": smiles_column, "missing": missing})
+        if not facts["targets"]:
             expected, hint = "the name of a column", "--data.init_args.targets '[solubility]'"
             raise self._error("there is nothing to learn", expected, "none", hint=hint)
-        self.file, self.columns, self.kind, self.classes = file, targets, kind, classes
+        self.file, self.columns, self.kind = file, facts["targets"], facts["kind"]
+        self.classes, self.found = classes, facts.get("found", "")
         self.smiles_column, self.root, self.missing = smiles_column, root, missing or []
+
+    @classmethod
+    def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return kind and names of the targets, found in the file unless they are given."""
+        targets, kind = options.get("targets"), options.get("kind")
+        if targets is not None and kind is not None:
+            return {"kind": kind, "targets": targets}
+        given = (options["file"], options.get("smiles_column"), options.get("missing") or ())
+        found = find_targets(*given, targets, kind)
+        return {"kind": found.kind, "targets": list(found.names), "found": str(found)}
+
+    def setup(self, stage: str) -> None:
+        """Report what was found in the file, too."""
+        if stage == "fit" and self.found:
+            rank_zero_info(f"{self.file}: {self.found}")
+        super().setup(stage)
 
     def load(self) -> PackedMolecules:
         """Load all molecules."""

@@ -112,7 +112,8 @@ class TabularModel(nn.Module):
 
     def _scaled(self, rows: Float[Tensor, "molecule descriptor"]) -> np.ndarray:
         chosen = rows[:, self.columns].cpu()
-        return (self.inputs.cpu()(chosen) if self.method == "linear" else chosen.nan_to_num(0)).numpy()
+        linear = self.method == "linear"
+        return (self.inputs.cpu()(chosen) if linear else chosen.nan_to_num(0)).numpy()
 
     def _candidates(self, values: int, seed: int, trees: int) -> list[Any]:
         """Return models to choose from on validation, for a number of different targets."""
@@ -126,7 +127,8 @@ class TabularModel(nn.Module):
             return [linear_model.Ridge(strength) for strength in _STRENGTHS]
         suffix = "Classifier" if self.classes else "Regressor"
         if self.method == "boosting":
-            return [getattr(ensemble, f"HistGradientBoosting{suffix}")(**_BOOSTING, random_state=seed)]
+            boosting = getattr(ensemble, f"HistGradientBoosting{suffix}")
+            return [boosting(**_BOOSTING, random_state=seed)]
         features = "sqrt" if self.classes else 1 / 3
         options: Any = {"max_features": features, "n_jobs": -1, "random_state": seed}
         return [getattr(ensemble, f"RandomForest{suffix}")(trees, **options)]

@@ -63,7 +63,7 @@ class BaselineRun(Run):
         options = data.featurizer.init_args
         given = options.get("descriptors") or []
         parts = list(given) if isinstance(given, list) else [given]
-        names = [str(part.get("class_path", "") if hasattr(part, "get") else part) for part in parts]
+        names = [part if isinstance(part, str) else str(part.class_path) for part in parts]
         for name, kind in DESCRIPTORS.items():
             if not any(each == name or each.endswith(kind.__name__) for each in names):
                 parts.append(name)

@@ -1,7 +1,6 @@
 """Choose between a network, scikit-learn's models and their stacked mean on validation folds."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,7 @@ class SelectRun(Run):
                 version = f"{name}-{number}"
                 print(f"candidate {name}, fold {number} of {len(words)}")
                 run_candidate([*each, "--trainer.logger.init_args.version", version], name)
-                result = torch.load(folder / "folds" / version / RESULT, weights_only=True)
-                found.append(result)
+                found.append(_result(folder, name, number))
             val = torch.cat([each["val"] for each in found])
             rows[name] = {"val": val, "test": torch.stack([e["test"] for e in found]).mean(0)}
         return rows
@@ -138,10 +136,12 @@ class SelectRun(Run):
 
     def _keep(self, folder: Path, shares: dict[str, float]) -> None:
         """Build the model that was chosen from its members, and write its checkpoint."""
-        members, weights, states = [], [], {}
+        members: list[str] = []
+        weights: list[float] = []
+        states: dict[str, Tensor] = {}
         for name, share in shares.items():
             for number in range(1, self.folds + 1) if share > 0 else ():
-                result = torch.load(folder / "folds" / f"{name}-{number}" / RESULT, weights_only=True)
+                result = _result(folder, name, number)
                 for part in ("members", "scales"):
                     prefix = f"model.network.{part}.{len(members)}."
                     states |= {prefix + key: value for key, value in result[part].items()}
@@ -159,13 +159,20 @@ class SelectRun(Run):
         self.trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
 
 
+def _result(folder: Path, name: str, number: int) -> dict[str, Any]:
+    path = folder / "folds" / f"{name}-{number}" / RESULT
+    return dict(torch.load(path, weights_only=True))
+
+
 def run_candidate(words: Sequence[str], name: str) -> None:
     """Train a candidate on a fold; keep its weights, and its predictions of fold and test."""
     run = Run("fit", words)
     task, data = run.model, run.datamodule
     if name == "network":
         run.train()
-        task.load_state_dict(read_checkpoint(best_checkpoint(run.trainer).best_model_path)["state_dict"])
+        task.load_state_dict(
+            read_checkpoint(best_checkpoint(run.trainer).best_model_path)["state_dict"]
+        )
     else:
         data.setup("fit")
         task.model.network = fit_tabular(task, data, name, int(run.config.seed_everything), _TREES)
@@ -179,7 +186,8 @@ def run_candidate(words: Sequence[str], name: str) -> None:
 def predictions(task: MoleculeProperty, data: MoleculeDataModule, part: Any) -> Tensor:
     """Return values or probabilities for a split."""
     loader = data.make_loader(data.dataset(part), data.batch_size, shuffle=False)
-    with evaluating(task.model) as model:
+    model = task.model
+    with evaluating(model):
         rows = [model.predicted(model(batch)).double() for batch in loader]
     return torch.cat(rows)
 
@@ -214,7 +222,8 @@ def stacked_weights(predictions: Tensor, gold: Tensor, task: MoleculeProperty) -
         return float(error[known].mean())
 
     start = np.full(count, 1 / count)
-    limits = {"bounds": [(0, 1)] * count, "constraints": {"type": "eq", "fun": lambda w: w.sum() - 1}}
+    total = {"type": "eq", "fun": lambda weights: weights.sum() - 1}
+    limits: Any = {"bounds": [(0, 1)] * count, "constraints": total}
     found = optimize.minimize(loss, start, method="SLSQP", **limits).x
     found = np.where(found < _LEAST_WEIGHT, 0, found)
     return found / found.sum()
