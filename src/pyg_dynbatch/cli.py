@@ -98,6 +98,13 @@ output:
 'pyg-dynbatch {command} --help_all' lists every option of Lightning's trainer as well.
 """
 
+_SELECT_HELP = """
+for molecules with descriptors:
+  --select [NAME ...]           choose between network, forest, boosting, linear (default: all) and
+                                their stacked mean on folds of the molecules that are not tested
+  --folds N                     number of the folds (default: 5)
+"""
+
 _FILE_HELP = """
 To predict a file of molecules, bracketed trees or JSON documents from checkpoints alone:
   pyg-dynbatch predict --checkpoint CKPT --help
@@ -164,7 +171,7 @@ def _dispatch(argv: list[str]) -> int:
     own_help = ("baseline", "ensemble", "repeat", "tune")
     if command not in own_help and options[:1] in (["-h"], ["--help"]):
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
-        print(text + (_FILE_HELP if command == "predict" else ""), end="")
+        print(text + {"fit": _SELECT_HELP, "predict": _FILE_HELP}.get(command, ""), end="")
         return 0
     _import_tasks(command)
     from pyg_dynbatch.training.command import run_ensemble, run_lightning

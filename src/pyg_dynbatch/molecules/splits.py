@@ -452,9 +452,8 @@ def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> l
     found = []
     for fold, val in enumerate(parts):
         train = [i for other in (*parts[:fold], *parts[fold + 1 :]) for i in other]
-        name = f"fold {fold + 1} of {folds}"
-        new = Split(train, val, split.test, name, seed, num_examples=split.num_examples)  # type: ignore[arg-type]
-        found.append(replace(new, molecules=split.molecules))
+        facts = f"fold {fold + 1} of {folds}", seed, split.num_examples
+        found.append(replace(_split((train, val, split.test), *facts), molecules=split.molecules))
     return found
 
 

@@ -276,6 +276,9 @@ def check_run_folder(
         what = "training can only continue in the folder of its run"
         hint = "the last.ckpt of a run, where fit has written it"
         raise mismatch(FileNotFoundError, what, folder / CONFIG, "no such file", hint=hint)
+    if not noted:
+        what = "training cannot continue from this checkpoint"
+        raise mismatch(ValueError, what, "last.ckpt of a run", "no state of training in it")
     if keeper.state_key not in noted:
         what = "the best checkpoint of this run was chosen in a different way"
         before = " or ".join(key for key in noted if "'monitor'" in key)

@@ -14,13 +14,14 @@ from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.nn.readout import StandardizedInputs
 
 METHODS = {
-    "forest": "random forest of 500 trees on RDKit descriptors and Morgan counts",
-    "boosting": "gradient boosting on RDKit descriptors",
+    "forest": "extremely randomized trees on RDKit descriptors and Morgan counts",
+    "boosting": "gradient boosting on RDKit descriptors and Morgan counts",
     "linear": "ridge or logistic regression on standardized RDKit descriptors",
 }
 # The regularization of the linear model, chosen on validation; the first if there are no labels.
 _STRENGTHS = (10.0, 0.1, 1.0, 100.0, 1000.0)
 _LEAST = 1e-6  # probability
+_FEWEST = 5  # molecules
 _BOOSTING: dict[str, Any] = {
     "max_iter": 300,
     "learning_rate": 0.05,
@@ -52,30 +53,35 @@ class TabularModel(nn.Module):
         self.method = checked_choice("TabularModel: unknown method", method, METHODS)
         self.schema = schema
         self.classes = {"regression": 0, "binary": 2, "multiclass": schema.num_classes}[schema.kind]
-        names = schema.descriptor_names
-        counts = [number for number, name in enumerate(names) if name.startswith("morgan")]
-        others = [number for number in range(len(names)) if number not in set(counts)]
-        self.columns = [*others, *(counts if method == "forest" else ())]
-        if not others:
+        names = np.array(schema.descriptor_names, dtype=str)
+        counts = np.char.startswith(names, "morgan_")
+        self.counts, self.columns = np.flatnonzero(counts), np.flatnonzero(~counts)
+        if not len(self.columns):
             what, hint = f"{method}: the molecules have no descriptors", "descriptors: '[rdkit]'"
-            raise mismatch(ValueError, what, "RDKit's, or your own", names[:3], hint=hint)
-        self.inputs = StandardizedInputs(len(self.columns))
+            raise mismatch(ValueError, what, "RDKit's, or your own", [*names[:3]], hint=hint)
+        self.inputs = StandardizedInputs(len(self.columns))  # of the linear model
         self.models: list[Any] = []
         library("skops.io")
 
     def fit(
         self,
-        train: tuple[Float[Tensor, "molecule descriptor"], Float[Tensor, "molecule task"]],
-        val: tuple[Float[Tensor, "molecule descriptor"], Float[Tensor, "molecule task"]],
+        train: tuple[Tensor, Tensor],
+        val: tuple[Tensor, Tensor],
         seed: int = 0,
         trees: int = 500,
     ) -> None:
         """Fit a model per property to descriptors and scaled targets, NaN where unknown.
 
+        Trees do not read Morgan counts that less than 1 % of the training molecules have.
+
         Raises:
             ValueError: If a property has no training target.
         """
-        self.inputs.fit(train[0][:, self.columns])
+        if self.method == "linear":
+            self.inputs.fit(train[0][:, self.columns])
+        else:
+            frequent = (train[0][:, self.counts] > 0).sum(0) >= max(_FEWEST, len(train[0]) / 100)
+            self.columns = np.concatenate([self.columns, self.counts[frequent.numpy()]])
         (x, golds), (held_x, helds) = ((self._scaled(rows), y.float()) for rows, y in (train, val))
         self.models = []
         for task, name in enumerate(self.schema.task_names):
@@ -103,11 +109,13 @@ class TabularModel(nn.Module):
     def get_extra_state(self) -> dict[str, Tensor]:
         """Return the models as bytes."""
         content = library("skops.io").dumps(self.models, compression=ZIP_DEFLATED)
-        return {"skops": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
+        models = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return {"models": models, "columns": torch.from_numpy(self.columns)}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         """Restore the models without running code from a checkpoint."""
-        content = state["skops"].cpu().numpy().tobytes()
+        self.columns = state["columns"].cpu().numpy()
+        content = state["models"].cpu().numpy().tobytes()
         self.models = library("skops.io").loads(content, trusted=_TRUSTED)
 
     def _scaled(self, rows: Float[Tensor, "molecule descriptor"]) -> np.ndarray:
@@ -131,7 +139,7 @@ class TabularModel(nn.Module):
             return [boosting(**_BOOSTING, random_state=seed)]
         features = "sqrt" if self.classes else 1 / 3
         options: Any = {"max_features": features, "n_jobs": -1, "random_state": seed}
-        return [getattr(ensemble, f"RandomForest{suffix}")(trees, **options)]
+        return [getattr(ensemble, f"ExtraTrees{suffix}")(trees, **options)]
 
     def _predicted(self, model: Any, x: np.ndarray) -> np.ndarray:
         """Predict values, or a probability for each class, also for those not in training."""
