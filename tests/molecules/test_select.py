@@ -148,6 +148,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WORDS = ["fit", "--config", "small.yaml", "--trainer.max_epochs", "2"]
+WORDS += ["--model.init_args.counts", "false"]
 WORDS += ["--data.init_args.featurizer.class_path", "MoleculeFeaturizer"]
 WORDS += ["--data.init_args.featurizer.init_args.descriptors", "[rdkit, morgan]"]
 SELECT = [*WORDS, "--folds", "2", "--select"]

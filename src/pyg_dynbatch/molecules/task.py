@@ -431,7 +431,7 @@ class MoleculeProperty(Task):
                 check_both_classes(data.targets("val"), self.schema.task_names)
             if self.model.conformal is not None:
                 self.model.conformal.check(data.targets("val"), self.schema.task_names)
-            if self.schema.descriptor_names:
+            if getattr(self.model.network, "descriptors", None) is not None:
                 self.fit_descriptors(data.descriptors("train"))
 
     def on_train_start(self) -> None:

@@ -1,5 +1,6 @@
 """Gaussian histograms of atoms, and standardized descriptors of whole molecules."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -172,10 +173,11 @@ class StandardizedInputs(nn.Module):
 
     Args:
         num_inputs: Number of columns.
+        columns: Which of them are used; all by default.
 
     Shape:
         - x: ``[row, input]``, NaN where unknown
-        - returns: ``[row, input]``, finite
+        - returns: ``[row, column]``, finite
 
     Example:
         >>> scale = StandardizedInputs(2)
@@ -187,11 +189,13 @@ class StandardizedInputs(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, num_inputs: int) -> None:
+    def __init__(self, num_inputs: int, columns: Sequence[int] | None = None) -> None:
         super().__init__()
         self.num_inputs = num_inputs
-        self.register_buffer("mean", torch.zeros(num_inputs))
-        self.register_buffer("deviation", torch.ones(num_inputs))
+        self.columns = slice(None) if columns is None else list(columns)
+        self.num_outputs = num_inputs if columns is None else len(columns)
+        self.register_buffer("mean", torch.zeros(self.num_outputs))
+        self.register_buffer("deviation", torch.ones(self.num_outputs))
 
     def fit(self, x: Float[Tensor, "row input"]) -> None:
         """Measure mean and standard deviation of the finite numbers of every column."""
@@ -199,17 +203,18 @@ class StandardizedInputs(nn.Module):
             what = "StandardizedInputs: wrong number of columns"
             raise mismatch(ValueError, what, self.num_inputs, x.size(1))
         # The squares of numbers that float32 can hold would overflow in float32.
-        exact = x.double()
+        exact = x[:, self.columns].double()
         exact = torch.where(exact.isfinite(), exact, torch.nan)
         mean = exact.nanmean(0).nan_to_num(0.0)
         deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
-        size = torch.cat([exact.new_zeros(1, x.size(1)), exact.abs().nan_to_num(0.0)]).amax(0)
+        size = torch.cat([exact.new_zeros(1, exact.size(1)), exact.abs().nan_to_num(0.0)]).amax(0)
         varies = deviation > (_LEAST_VARIATION * size).clamp(min=torch.finfo(torch.float32).tiny)
         self.mean.copy_(mean)
         self.deviation.copy_(torch.where(varies, deviation, torch.zeros_like(deviation)))
 
-    def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row input"]:
+    def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row column"]:
         """Standardize."""
+        x = x[:, self.columns]
         varies = self.deviation > 0
         # Unknown numbers become the mean, and deviations of 0 become 1, so that no NaN arises: it
         # would spread through gradients even if it is not selected.

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.nets.models import WeaveNet
-from pyg_dynbatch.molecules.nets.tabular import TabularModel
+from pyg_dynbatch.molecules.nets.tabular import TabularModel, is_count
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
 from pyg_dynbatch.prediction import SAME_CONFIGURATION, ExactBuffers, Model
 
@@ -229,6 +229,7 @@ class MoleculePropertyModel(Model):
         coverage: If given, predictions have intervals, or sets of classes: ``ConformalSets``.
         members: Of a weighted mean, as ``fit --select`` makes it: ``"network"``, or a method of
             ``TabularModel``, for each; None for one network.
+        counts: Whether the network reads Morgan counts among the descriptors; trees always do.
         **network: Options of ``WeaveNet``.
     """
 
@@ -241,15 +242,19 @@ class MoleculePropertyModel(Model):
         schema: Mapping[str, Any],
         coverage: float | None = None,
         members: Sequence[str] | None = None,
+        counts: bool = True,
         **network: Any,
     ) -> None:
         known = MoleculeSchema.from_dict(schema)
         scale = TargetScale(known.num_tasks)
+        names = known.descriptor_names
+        columns = [n for n, name in enumerate(names) if counts or not is_count(name)]
         net: nn.Module = WeaveNet(
             known.atom_channels,
             known.num_outputs,
             known.pair_table.features,
-            num_descriptors=len(known.descriptor_names),
+            num_descriptors=len(names),
+            descriptor_columns=columns,
             **network,
         )
         if members is not None:

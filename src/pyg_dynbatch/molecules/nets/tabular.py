@@ -53,13 +53,14 @@ class TabularModel(nn.Module):
         self.method = checked_choice("TabularModel: unknown method", method, METHODS)
         self.schema = schema
         self.classes = {"regression": 0, "binary": 2, "multiclass": schema.num_classes}[schema.kind]
-        names = np.array(schema.descriptor_names, dtype=str)
-        counts = np.char.startswith(names, "morgan_")
+        names = schema.descriptor_names
+        counts = np.array([is_count(name) for name in names], dtype=bool)
         self.counts, self.columns = np.flatnonzero(counts), np.flatnonzero(~counts)
         if not len(self.columns):
             what, hint = f"{method}: the molecules have no descriptors", "descriptors: '[rdkit]'"
             raise mismatch(ValueError, what, "RDKit's, or your own", [*names[:3]], hint=hint)
-        self.inputs = StandardizedInputs(len(self.columns))  # of the linear model
+        # Of the linear model.
+        self.inputs = StandardizedInputs(len(names), self.columns.tolist())
         self.models: list[Any] = []
         library("skops.io")
 
@@ -78,7 +79,7 @@ class TabularModel(nn.Module):
             ValueError: If a property has no training target.
         """
         if self.method == "linear":
-            self.inputs.fit(train[0][:, self.columns])
+            self.inputs.fit(train[0])
         else:
             frequent = (train[0][:, self.counts] > 0).sum(0) >= max(_FEWEST, len(train[0]) / 100)
             self.columns = np.concatenate([self.columns, self.counts[frequent.numpy()]])
@@ -119,9 +120,9 @@ class TabularModel(nn.Module):
         self.models = library("skops.io").loads(content, trusted=_TRUSTED)
 
     def _scaled(self, rows: Float[Tensor, "molecule descriptor"]) -> np.ndarray:
-        chosen = rows[:, self.columns].cpu()
-        linear = self.method == "linear"
-        return (self.inputs.cpu()(chosen) if linear else chosen.nan_to_num(0)).numpy()
+        if self.method == "linear":
+            return self.inputs(rows.to(self.inputs.mean)).cpu().numpy()
+        return rows[:, self.columns].nan_to_num(0).cpu().numpy()
 
     def _candidates(self, values: int, seed: int, trees: int) -> list[Any]:
         """Return models to choose from on validation, for a number of different targets."""
@@ -155,6 +156,11 @@ class TabularModel(nn.Module):
         if self.classes:
             return float(-np.log(guess[np.arange(len(held)), held.astype(int)].clip(_LEAST)).sum())
         return float(np.square(guess - held).sum())
+
+
+def is_count(name: str) -> bool:
+    """Return whether a descriptor is one of ``MorganCounts``."""
+    return name.startswith("morgan_")
 
 
 def library(name: str) -> Any:
