@@ -93,16 +93,18 @@ class Lazy(Value):
 
     def item(self) -> Any:
         """Compute the value and return it as a Python number."""
-        found = self._session.value_of(self)
-        while type(found) is list and len(found) == 1:
-            (found,) = found
+        found = self._number_or_list()
         return torch.tensor(found).item() if type(found) is list else found
 
     def __bool__(self) -> bool:
+        found = self._number_or_list()
+        return bool(torch.tensor(found) if type(found) is list else found)
+
+    def _number_or_list(self) -> Any:
         found = self._session.value_of(self)
         while type(found) is list and len(found) == 1:
             (found,) = found
-        return bool(torch.tensor(found) if type(found) is list else found)
+        return found
 
     def __int__(self) -> int:
         return int(self.item())

@@ -91,13 +91,8 @@ def _summed(values: RaggedRows) -> Tensor:
 
 
 def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
-    owner = keys.segment_ids
-    scores = (keys.rows * query.index_select(0, owner)).sum(-1)
-    most = scores.new_full((keys.num_calls,), -torch.inf)
-    most = most.scatter_reduce(0, owner, scores.detach(), "amax")
-    weights = torch.exp(scores - most.index_select(0, owner))
-    norm = torch.zeros_like(most).index_add(0, owner, weights)
-    weights = weights / norm.index_select(0, owner)
+    scores = (keys.rows * query.index_select(0, keys.segment_ids)).sum(-1)
+    weights = keys._replace(rows=scores).softmax()
     shape = (-1, *[1] * (values.rows.dim() - 1))
     return values._replace(rows=values.rows * weights.view(shape)).sum()
 

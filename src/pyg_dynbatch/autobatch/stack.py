@@ -254,14 +254,12 @@ _KNOWN: dict[_Form, _Form] = {}  # one of all that are equal, which are then fou
 
 
 NODES[Stack] = attrgetter("_form")
+_POINTER = GetAttrKey("pointer")
 register_pytree_node(
     Stack,
     lambda stack: ([_Form.leaf_of(stack)], stack._form),
     lambda leaves, form: form(*leaves),
-    flatten_with_keys_fn=lambda stack: (
-        [(GetAttrKey("pointer"), _Form.leaf_of(stack))],
-        stack._form,
-    ),
+    flatten_with_keys_fn=lambda stack: ([(_POINTER, _Form.leaf_of(stack))], stack._form),
 )
 
 

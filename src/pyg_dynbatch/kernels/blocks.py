@@ -99,20 +99,15 @@ class Plan:
         given = leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
         fits = given == schedule.level_inputs[0] and leaf_inputs >= 0
         if not fits or schedule.device != inputs.device:
-            raise mismatch(
-                ValueError,
-                "tree_lstm: the schedule does not fit the input rows",
-                f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}",
-                f"{given} leaves, on {inputs.device}",
-                hint="rows in the order of schedule.input_node; batch.to(device)",
-            )
+            what, got = "tree_lstm: the schedule does not fit the input rows", f"{given} leaves"
+            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
+            hint = "rows in the order of schedule.input_node; batch.to(device)"
+            got = f"{got}, on {inputs.device}"
+            raise mismatch(ValueError, what, wanted, got, hint=hint)
         if leaf_inverse is not None and type(leaf_inverse) is Tensor and leaf_inverse.is_cpu:
             rows = array_of(leaf_inverse)
             if rows.size and not 0 <= rows.min() <= rows.max() < leaf_inputs:
-                what, wanted = (
-                    "tree_lstm: leaf_inverse is out of range",
-                    f"rows below {leaf_inputs}",
-                )
+                what, wanted = "tree_lstm: leaf_inverse is out of range", f"below {leaf_inputs}"
                 raise mismatch(ValueError, what, wanted, f"{rows.min()} to {rows.max()}")
         block = BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1)
         options = leaf_inverse, dropout_mask, precision, level_order, keeps
