@@ -409,10 +409,8 @@ class Run:
             for wanted, row_type in zip(signature.inputs, row_types, strict=True):
                 parts = known.get(row_type) or self.engine.no_rows(row_type)
                 none = tuple(part.new_zeros((0, *part.shape[1:])) for part in parts)
-                rows = _argument(row_type, none)
-                arguments.append(
-                    RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows
-                )
+                rows, is_ragged = _argument(row_type, none), isinstance(wanted, Ragged)
+                arguments.append(RaggedRows(rows, no_row, 0) if is_ragged else rows)
             results = operation(*arguments)
             # A module without arguments always returns its one row.
             size = 0 if signature.inputs else 1

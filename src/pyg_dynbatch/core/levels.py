@@ -316,11 +316,9 @@ def schedule_structure(
         arity = _checked_number("arity", arity, "None for any number of children")
     if has_input is not None and has_input.dtype != torch.bool:
         _checked("has_input", has_input, num_nodes, "node", torch.bool)
-    sizes = [num_nodes] if example_sizes is None else example_sizes
-    down = direction == "top_down"
-    return _scheduled(
-        _Structure(edge_index, num_nodes, child_slot, arity, has_input, _counts(sizes), down)
-    )
+    sizes = _counts([num_nodes] if example_sizes is None else example_sizes)
+    given = edge_index, num_nodes, child_slot, arity, has_input, sizes, direction == "top_down"
+    return _scheduled(_Structure(*given))
 
 
 def _counts(example_sizes: Any) -> np.ndarray:

@@ -168,9 +168,8 @@ class DocumentNetwork(nn.Module):
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, outputs))
         # The longer the vectors that the linear part reads, of length one per path, the smaller
         # are its weights.
-        self.penalty_scale = (
-            sum(not node.ignored for node in schema.nodes.values()) / schema.documents
-        )
+        read = sum(not node.ignored for node in schema.nodes.values())
+        self.penalty_scale = read / schema.documents
 
     def ways(self, batch: Batch) -> Ways:
         """Compute a batch whose ``plan`` the encoder's collater has made, in both ways."""

@@ -439,9 +439,8 @@ class MoleculeProperty(Task):
         """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
         if self.schema.kind == "regression":
             self.model.scale.fit(targets)
-            found = dict(
-                zip(self.schema.task_names, self.model.scale.deviation.tolist(), strict=True)
-            )
+            deviations = self.model.scale.deviation.tolist()
+            found = dict(zip(self.schema.task_names, deviations, strict=True))
             wrong = [name for name, deviation in found.items() if not 0 < deviation < math.inf]
             if wrong:
                 what = f"the numbers of the target {wrong[0]!r} are too large or too close together"
@@ -606,9 +605,8 @@ class Pretrained(Callback):
             for state in (contents["state_dict"], own)
         )
         for name in sorted({*ours, *weights}):
-            shapes = [
-                list(each[name].shape) if name in each else "none" for each in (ours, weights)
-            ]
+            both = (ours, weights)
+            shapes = [list(each[name].shape) if name in each else "none" for each in both]
             if shapes[0] != shapes[1]:
                 where = name.removeprefix("model.")
                 raise mismatch(ValueError, what, *shapes, where=where, hint=hint)

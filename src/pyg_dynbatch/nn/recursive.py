@@ -66,9 +66,7 @@ def check_no_message_hooks(layer: MessagePassing) -> None:
     name = next((name for name in _MESSAGE_HOOKS if own[name]), None)
     if name is not None:
         what, wanted = "has a hook that nothing calls", "no hooks of message passing"
-        hint = (
-            "register_forward_hook of the layer or its cell; explain=False for AttentionExplainer"
-        )
+        hint = "register_forward_hook of the layer or cell; explain=False for AttentionExplainer"
         got = f"register{name.removesuffix('s')}"
         raise mismatch(ValueError, f"{type(layer).__name__}: {what}", wanted, got, hint=hint)
 

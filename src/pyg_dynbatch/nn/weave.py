@@ -409,9 +409,8 @@ class WeaveConv(nn.Module):
 
     def _total(self, between: Tensor, own: Tensor, pairs: Pairs, coded: bool) -> Tensor:
         """Apply the linear map of f_P, to the second part once per code."""
-        weight_between, weight_own = self.lin_p.weight.split(
-            [self.lin_ap.out_features, self.lin_pp.out_features], 1
-        )
+        widths = self.lin_ap.out_features, self.lin_pp.out_features
+        weight_between, weight_own = self.lin_p.weight.split(widths, 1)
         total = functional.linear(own, weight_own, self.lin_p.bias)
         if coded:
             total = code_rows(total, pairs)
@@ -420,10 +419,9 @@ class WeaveConv(nn.Module):
         return torch.addmm(total, between, weight_between.t())
 
     def _calls_between(self) -> bool:
-        norm = self.norm != "batch" or calls_only(
-            self.norms["ap"], forward=CountedBatchNorm.forward
-        )
-        return not (norm and calls_only(self.lin_ap, forward=nn.Linear.forward))
+        forward = CountedBatchNorm.forward
+        plain = self.norm != "batch" or calls_only(self.norms["ap"], forward=forward)
+        return not (plain and calls_only(self.lin_ap, forward=nn.Linear.forward))
 
     def _call_between(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Call the modules of f_AP with both orders of all pairs, and add the two."""

@@ -144,9 +144,8 @@ class VectorOptions:
         _check_ranges(self, scale="(0, inf)")
         if not isinstance(self.layers, Sequence) or not self.layers:
             what = "VectorOptions: layers is out of range"
-            raise mismatch(
-                ValueError, what, "at least one hidden layer, such as [0, -1]", self.layers
-            )
+            expected = "at least one hidden layer, such as [0, -1]"
+            raise mismatch(ValueError, what, expected, self.layers)
         checked_choice("VectorOptions: source", self.source, _READ)
         given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         if unread := sorted(given - {"source", *_READ[self.source].split()}):

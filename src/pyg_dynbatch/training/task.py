@@ -415,9 +415,8 @@ class Task(pl.LightningModule, ABC):
         """Check that the weights fit this model, and share the split of the checkpoint."""
         self.model.check(checkpoint, type(self).__name__, self.hparams)
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
-        self._rates_changed = any(
-            theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
-        )
+        names = ("optimizer", "rate")
+        self._rates_changed = any(theirs.get(name, ours[name]) != ours[name] for name in names)
         share_split(checkpoint, getattr(self._trainer, "datamodule", None))
         if self._trainer is not None:
             self._loader_state = continue_plan(checkpoint, self.trainer)
