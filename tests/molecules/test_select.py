@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pyg_dynbatch.models import MoleculePredictor, explain
-from pyg_dynbatch.molecules.files.targets import find_targets
+from pyg_dynbatch.molecules.files.read import find_targets
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, TargetScale
 from pyg_dynbatch.molecules.splits import inner_folds, murcko_scaffold, random_split, scaffold_split
 from pyg_dynbatch.prediction import read_checkpoint

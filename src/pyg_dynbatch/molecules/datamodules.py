@@ -22,9 +22,8 @@ from pyg_dynbatch.molecules.datasets import NCI, MoleculeFile, MoleculeNet, memb
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.pair_table import check_pair_set
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions
-from pyg_dynbatch.molecules.files.read import read_molecules
+from pyg_dynbatch.molecules.files.read import find_targets, read_molecules
 from pyg_dynbatch.molecules.files.store import PackedMolecules
-from pyg_dynbatch.molecules.files.targets import find_targets
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind
 from pyg_dynbatch.molecules.splits import Split, SplitOptions
 from pyg_dynbatch.samplers import pair_counts
