@@ -400,7 +400,7 @@ class MoleculeFileData(MoleculeDataModule):
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return kind and names of the targets, found in the file unless they are given."""
         targets, kind = options.get("targets"), options.get("kind")
-        if targets is not None and kind is not None:
+        if targets == [] or (targets and kind):
             return {"kind": kind, "targets": targets}
         given = (options["file"], options.get("smiles_column"), options.get("missing") or ())
         found = find_targets(*given, targets, kind)

@@ -488,7 +488,7 @@ def find_targets(
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     columns = _columns(str(path), smiles_column, tuple(missing), stamp)
     if targets is not None:
-        all_labels = all(columns[name].labels for name in targets if name in columns)
+        all_labels = all(name in columns and columns[name].labels for name in targets)
         return FoundTargets(kind or ("binary" if all_labels else "regression"), tuple(targets))
     usable = {name: column for name, column in columns.items() if not column.reason}
     labels = [name for name, column in usable.items() if column.labels]
