@@ -24,7 +24,7 @@ MAX_PUBLIC_NAMES = 235
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 140
+MAX_FILES = 141
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_950,
@@ -32,17 +32,17 @@ MAX_LINES = {
     "compat": 303,
     "core": 6_222,
     "documents": 719,
-    "molecules": 8_610,
+    "molecules": 8_509,
     "native": 0,
     "kernels": 1_591,
     "nn": 3_180,
     "training": 2_607,
     "trees": 4_259,
-    "other files": 3_012,
-    "installed": 42_532,
+    "other files": 3_177,
+    "installed": 42_596,
     "benchmarks": 7_210,
 }
-MAX_CODE = 27_446
+MAX_CODE = 27_481
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

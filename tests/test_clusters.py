@@ -21,9 +21,10 @@ import psutil
 import pytest
 import torch
 
+from pyg_dynbatch import clusters
+from pyg_dynbatch.clusters import compute
 from pyg_dynbatch.datasets import FeaturizeOptions
 from pyg_dynbatch.molecules import featurize, predict
-from pyg_dynbatch.molecules.work import bulk
 from tests.console import rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.molecules.packed import files_of
@@ -198,7 +199,7 @@ def test_the_scripts_of_the_guide_run(nothing_left, tmp_path, monkeypatch, work)
     """Run all of them; ``tests/test_docs.py`` runs only what is not under ``if __name__``."""
     for package in ("distributed", "ray"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    guide = Path(__file__).parents[2] / "docs" / "scale.md"
+    guide = Path(__file__).parents[1] / "docs" / "scale.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.M | re.S)
     blocks = [block for block in blocks if ("main(command)" in block) == (work != "shards")]
     Path(trained(tmp_path / "trained")).rename(tmp_path / "best.ckpt")
@@ -230,7 +231,7 @@ def test_a_dask_cluster_without_workers_is_waited_for_but_not_forever(
 ) -> None:
     from dask.distributed import Client, LocalCluster
 
-    monkeypatch.setattr(bulk, "PATIENCE", 2.0)
+    monkeypatch.setattr(clusters, "PATIENCE", 2.0)
     options = {"shards": 2, "options": SMALL_BLOCKS}
     none = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": ":0"}
     with LocalCluster(**none, silence_logs=logging.CRITICAL) as cluster, Client(cluster) as client:
@@ -253,7 +254,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 ) -> None:
     """Every second, also while they start; or always as soon as they have a task."""
     distributed = pytest.importorskip("dask.distributed")
-    monkeypatch.setattr(bulk, "PATIENCE", 5.0 if starting else 60.0)
+    monkeypatch.setattr(clusters, "PATIENCE", 5.0 if starting else 60.0)
     two = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"}
     ended = Event()
 
@@ -282,7 +283,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 @pytest.mark.parametrize("finishing", [False, True])
 def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-    shards = [SimpleNamespace(status="pending") for _ in range(3)]
+    futures = [SimpleNamespace(status="pending", result=lambda: "done") for _ in range(3)]
     polls = 0
 
     def poll(*_: object, **__: object) -> None:
@@ -290,16 +291,21 @@ def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, m
         polls += 1
         assert polls < 100, "the call has no end"
         if finishing and polls % 5 == 0:
-            shards[polls // 5 - 1].status = "finished"
+            futures[polls // 5 - 1].status = "finished"
 
-    cluster = SimpleNamespace(nthreads=lambda: {"worker": 1} if polls % 2 else {}, cancel=list)
+    class Client(SimpleNamespace):
+        map = staticmethod(lambda *_, **__: futures)
+        nthreads = staticmethod(lambda: {"worker": 1} if polls % 2 else {})
+        cancel = staticmethod(list)
+
+    monkeypatch.setattr(distributed, "Client", Client)
     monkeypatch.setattr(distributed, "wait", poll)
-    monkeypatch.setattr(bulk, "monotonic", lambda: polls * bulk.PATIENCE * 0.3)
+    monkeypatch.setattr(clusters, "monotonic", lambda: polls * clusters.PATIENCE * 0.3)
     if finishing:
-        bulk._wait_for(shards, cluster)
+        assert list(compute(str, [1, 2, 3], Client())) == ["done"] * 3
         return
     with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
-        bulk._wait_for(shards, cluster)
+        list(compute(str, [1, 2, 3], Client()))
 
 
 def many(folder: Path) -> Path:
@@ -310,14 +316,13 @@ def many(folder: Path) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("device", "kind"), [("cpu", "CPU"), ("cuda", "GPU")])
-def test_a_ray_cluster_without_what_the_shards_need_is_refused(device: str, kind: str) -> None:
+@pytest.mark.parametrize(("gpu", "kind"), [(False, "CPU"), (None, "CPU"), (True, "GPU")])
+def test_a_ray_cluster_without_what_the_items_need_is_refused(gpu, kind, monkeypatch):
     pytest.importorskip("ray.data", reason="Ray is not installed")
     empty = SimpleNamespace(cluster_resources=lambda: {"memory": 1.0})
-    jobs = [SimpleNamespace(device=device)] + [SimpleNamespace()] * (device == "cpu")
-    for job in jobs:
-        with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
-            bulk.run_on_ray(job, [0], empty)
+    monkeypatch.setitem(sys.modules, "ray", empty)
+    with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
+        list(compute(str, [0], empty, gpu=gpu))
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)
