@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread, Timer
@@ -24,10 +24,12 @@ import torch
 from pyg_dynbatch import clusters
 from pyg_dynbatch.clusters import compute
 from pyg_dynbatch.datasets import FeaturizeOptions
+from pyg_dynbatch.lightning import repeat, tune
 from pyg_dynbatch.molecules import featurize, predict
-from tests.console import rows_of
+from tests.console import prepare, rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.molecules.packed import files_of
+from tests.test_cli import CONFIG as TREES
 
 # Ray Data sets two options that it has deprecated.
 pytestmark = pytest.mark.filterwarnings(
@@ -133,31 +135,37 @@ def smiles(tmp_path: Path) -> Path:
 
 
 class Killer(Thread):
-    """Kill the process that writes to a folder as soon as it has saved some of its work."""
+    """Kill the process that holds a lock as soon as it has begun."""
 
-    def __init__(self, folder: Path, saved: str) -> None:
+    def __init__(self, lock: Path, begun: Callable[[], object], left: Callable[[], object]) -> None:
         super().__init__(daemon=True)
-        self.folder, self.saved = folder, saved
-        self.files: object = "nobody was killed"
+        self.lock, self.begun, self.left = lock, begun, left
+        self.found: object = "nobody was killed"
         self.start()
 
     def killed(self) -> object:
-        """The files that the shard had finished when its process was killed."""
+        """What the process had finished when it was killed."""
         self.join(60)
-        return self.files
+        return self.found
 
     def run(self) -> None:
-        while not list(self.folder.glob(self.saved)):
+        while not self.lock.is_file() or not self.begun():
             time.sleep(0.002)
-        holder = (self.folder / ".lock").read_text(encoding="utf-8")
+        holder = self.lock.read_text(encoding="utf-8")
         os.kill(int(holder.split()[1]), signal.SIGKILL)
-        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        self.files = manifest["manifest"]["files"]
+        self.found = self.left()
+
+
+def shard_killer(folder: Path, saved: str) -> Killer:
+    def files() -> object:
+        return json.loads((folder / "manifest.json").read_text())["manifest"]["files"]
+
+    return Killer(folder / ".lock", lambda: list(folder.glob(saved)), files)
 
 
 @pytest.mark.long
 def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
-    killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
+    killer = shard_killer(tmp_path / "many" / "shard-0001-of-0003", "part-*/store.json")
     many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
     assert len(many) == 1_188
     assert killer.killed() == {}  # the shard was not finished when its process was killed
@@ -171,13 +179,65 @@ def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, m
     monkeypatch.chdir(smiles.parent)
     checkpoint = trained(Path("trained"))
     options = {"fingerprints": "prints.npy", "block_size": 128}
-    killer = Killer(Path("many", "shard-0001-of-0003"), saved="predictions.csv.part.json")
+    killer = shard_killer(Path("many", "shard-0001-of-0003"), "predictions.csv.part.json")
     path = predict(smiles.name, "many", [checkpoint], shards=3, client=client, **options)
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1_201
     assert killer.killed() == {}
     predict(smiles, "one", [checkpoint], **options)  # errors.csv has absolute paths
     assert files_of(Path("many")) == files_of(Path("one"))
     assert {"predictions.csv", "prints.npy"} <= files_of(Path("one")).keys()
+
+
+@pytest.fixture
+def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    prepare(tmp_path, monkeypatch, TREES)
+    return ["--config", "small.yaml"]
+
+
+@pytest.mark.long
+def test_repeating_gives_the_table_of_one_process(client, trees, one_thread) -> None:
+    words = [*trees, "--times", "3", "--output"]
+    alone = repeat([*words, "alone.csv"]).read_bytes()
+
+    def results() -> list[str]:
+        return [row["run_2"] for row in rows_of("many.csv")] if Path("many.csv").is_file() else []
+
+    def folders() -> int:
+        return len(list(Path("runs/small").glob("*/config.yaml")))
+
+    killer = Killer(Path(".many.csv.run_2.lock"), lambda: folders() >= 5, results)
+    assert repeat(" ".join([*words, "many.csv"]), client).read_bytes() == alone
+    assert set(killer.killed()) <= {""}
+    assert Path("many.png").is_file() and not list(Path().glob(".many.csv*"))
+    assert folders() == 7  # of which one belongs to the run that was killed
+    assert repeat([*words, "many.csv"], client).read_bytes() == alone
+    assert folders() == 7
+    # In the folder of the first run by default.
+    assert repeat(words[:-1], client).read_bytes() == alone
+
+
+@pytest.mark.long
+def test_tuning_gives_the_settings_of_one_process(client, trees, one_thread) -> None:
+    pytest.importorskip("optuna")
+    Path("space.yaml").write_text("model.init_args.hidden_channels: {low: 2, high: 9}\n")
+    words = [*trees, "--space", "space.yaml", "--trials", "3"]
+    alone = tune([*words, "--study", "alone.log"]).read_text().splitlines()
+    many = tune([*words, "--study", "many.log", "--output", "many.yaml"], client)
+    assert many.read_text().splitlines()[1:] == alone[1:]
+    assert [line.replace("many", "alone") for line in many.read_text().splitlines()] == alone
+    assert len(list(Path("runs/small").iterdir())) == 6
+    Path("space.yaml").write_text("model.init_args.hiden_channels: [2, 3]\n")
+    with pytest.raises(ValueError, match="did you mean '--model.init_args.hidden") as raised:
+        tune([*words, "--study", "wrong.log"], client)
+    assert "task " in raised.value.__notes__[-1]
+
+
+@pytest.mark.long
+def test_an_error_of_a_run_is_raised_with_its_number(client, trees) -> None:
+    wrong = ["--data.init_args.tsv_dir", "nowhere", "--output", "wrong.csv"]
+    with pytest.raises(FileNotFoundError, match="nowhere") as raised:
+        repeat([*trees, *wrong], client)
+    assert re.match("run [1-5] on ", raised.value.__notes__[-1])
 
 
 @pytest.mark.long

@@ -14,8 +14,7 @@ from uuid import uuid4
 from pyg_dynbatch.console import optional
 from pyg_dynbatch.core.errors import mismatch
 
-ONE_AT_A_TIME = RLock()
-"""Held while an item is computed: threads share seeds, ``sys.argv`` and the working folder."""
+_ONE_AT_A_TIME = RLock()  # threads share seeds, sys.argv and the working folder
 
 PATIENCE = 300.0  # seconds without any worker, in total between two finished items
 RETRIES = 1  # after an error; shared folders fail now and then
@@ -81,7 +80,7 @@ class _Named:
     what: str
 
     def __call__(self, item: Any) -> Any:
-        with ONE_AT_A_TIME:
+        with _ONE_AT_A_TIME:
             try:
                 return self.work(item)
             except Exception as error:

@@ -150,6 +150,7 @@ class BaselineRun(Run):
     """Test a baseline in place of the model of a configuration."""
 
     needs_weights = False
+    methods = METHODS
 
     def __init__(self, method: str, words: Sequence[str]) -> None:
         self.method = method
