@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,15 @@ from pyg_dynbatch.training.command import Run, find_config, prepare_process, rea
 from pyg_dynbatch.training.runs import best_checkpoint, folder_of, panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
+Config = Mapping[str, Any]
+Words = Sequence[str]
 Runs = dict[tuple[str, str, str], list[float | None]]
 """The results of all runs by model, property and metric; None for a run that is not done."""
 _FACTS = ("model", "task", "metric", "runs", "mean", "deviation", "settings")
 _MOST_SHOWN = 13  # properties
 
 
-def repeat(words: str | Sequence[str], client: Any = None) -> Path:
+def repeat(words: str | Words, client: Any = None) -> Path:
     """Train and test several times, and write one table, as the command ``repeat`` does.
 
     Args:
@@ -66,20 +68,19 @@ def repeat(words: str | Sequence[str], client: Any = None) -> Path:
     check_outputs("repeat", [own.output], options)
     config = Run("fit", options, build=False).plain_config()
     variants = _variants(config, own.times)
-    models: dict[str, Callable[[Sequence[str]], Run]] = {"network": partial(Run, "fit")}
+    models: dict[str, Callable[[Words], Run]] = {"network": partial(Run, "fit")}
     others: Any = subclasses(Run).values() if own.baselines else ()
     for kind in others:
         models |= {method: partial(kind, method) for method in kind.methods}
-    work = partial(_run, config, options, variants, models, own.output)
     count, output = len(variants), own.output
-    numbers = range(1, count + 1)
-    for settings, number, done in compute_runs(work, numbers, client, "run", config):
+    run = partial(_run, config, options, variants, models, own.output)
+    for settings, number, done in compute_runs(run, range(1, count + 1), client, "run", config):
         output = Path(output or done["network"] / "repeated.csv")
         if own.output is None:
             _add_run(output, settings, count, number, done)  # now, in case a later run fails
     with _locked(output):
         runs = read_repeated(output, settings, count)
-        if missing := [number for number in numbers if not _has(runs, number)]:
+        if missing := [number for number in range(1, count + 1) if not _has(runs, number)]:
             print(f"missing:          runs {missing}: in other processes, or to be run again")
         if metrics := [metric for _, _, metric in runs]:
             main = config["checkpoint"]["monitor"].rpartition("/")[2]
@@ -91,12 +92,7 @@ def repeat(words: str | Sequence[str], client: Any = None) -> Path:
 
 
 def _run(
-    config: Mapping[str, Any],
-    options: Sequence[str],
-    variants: Sequence[Sequence[str]],
-    models: Mapping[str, Callable[[Sequence[str]], Run]],
-    output: str | None,
-    number: int,
+    config: Config, options: Words, variants: Any, models: Any, output: str | None, number: int
 ) -> tuple[str, int, dict[str, Path]]:
     """Do a run, from 1, unless another process does; return its folders by model."""
     settings, words, count = _digest(config, [*models]), variants[number - 1], len(variants)
@@ -104,42 +100,32 @@ def _run(
         print(f"run {number} of {count}: {state or ' '.join(words)}")
         if state:
             return settings, number, {}
-        done = {name: _folder(run([*options, *words]).start()) for name, run in models.items()}
+        done = {name: _folder(make([*options, *words]).start()) for name, make in models.items()}
         if output is not None:
             _add_run(Path(output), settings, count, number, done)
     return settings, number, done
 
 
-def _as_list(words: str | Sequence[str]) -> list[str]:
+def _as_list(words: str | Words) -> list[str]:
     return shlex.split(words) if isinstance(words, str) else list(words)
 
 
 def compute_runs(
-    work: Callable[[Any], Any],
-    items: Sequence[Any],
-    client: Any,
-    what: str,
-    config: Mapping[str, Any],
+    work: Callable[[Any], Any], items: Sequence[Any], client: Any, what: str, config: Config
 ) -> Iterator[Any]:
     """Yield results as ``compute`` does, of work in the folder of the caller that trains."""
     data, trainer = config["data"].get("init_args") or {}, config["trainer"]
     if client is not None and (devices := trainer["devices"]) not in ("auto", "1", 1):
         what = f"a {what} on a cluster has one device"
         raise mismatch(ValueError, what, "trainer.devices: 1", devices)
-    classes = [config[part]["class_path"].rpartition(".")[0] for part in ("model", "data")]
-    return compute(
-        partial(_prepared, Path.cwd(), classes, work),
-        items,
-        client,
-        what=what,
-        gpu={"auto": None, "cuda": True, "gpu": True}.get(trainer["accelerator"], False),
-        num_workers=data.get("num_workers") or 0,
-    )
+    gpu = {"auto": None, "cuda": True, "gpu": True}.get(trainer["accelerator"], False)
+    needs: Any = {"what": what, "gpu": gpu, "num_workers": data.get("num_workers") or 0}
+    return compute(partial(_prepared, config, Path.cwd(), work), items, client, **needs)
 
 
-def _prepared(folder: Path, modules: Sequence[str], work: Callable[[Any], Any], item: Any) -> Any:
-    for name in modules:
-        import_module(name)  # words can name the classes only then
+def _prepared(config: Config, folder: Path, work: Callable[[Any], Any], item: Any) -> Any:
+    for part in ("model", "data"):
+        locate(config[part]["class_path"])  # words can name a class once it is imported
     prepare_process()
     with chdir(folder):
         return work(item)
@@ -180,7 +166,7 @@ def _has(runs: Runs, number: int) -> bool:
     return any(each[number - 1] is not None for each in runs.values())
 
 
-def _variants(config: Mapping[str, Any], times: int | None) -> list[list[str]]:
+def _variants(config: Config, times: int | None) -> list[list[str]]:
     """List the options in which the runs differ."""
     data, key = config["data"].get("init_args") or {}, "--data.init_args.split."
     split = data.get("split") or {}
@@ -209,7 +195,7 @@ def _folder(done: Run) -> Path:
     return folder
 
 
-def _digest(config: Mapping[str, Any], more: Any) -> str:
+def _digest(config: Config, more: Any) -> str:
     """Hash the settings of all runs, and the content of the files that they name."""
     given = [config["data"].get("init_args"), config["model"].get("init_args")]
     facts = [config, more, *((str(path), sha256_of(path)) for path in _files(given))]
@@ -301,7 +287,7 @@ def draw_runs(path: Path, runs: Runs, metric: str) -> Path:
     return save_figure(figure, path)
 
 
-def tune(words: str | Sequence[str], client: Any = None) -> Path:
+def tune(words: str | Words, client: Any = None) -> Path:
     """Choose options on the validation split, as the command ``tune`` does.
 
     Args:
@@ -343,8 +329,8 @@ def tune(words: str | Sequence[str], client: Any = None) -> Path:
     config = Run("fit", options, build=False).plain_config()
     study = _open_study(own.study, config, space)
     work = partial(_try, config, options, space, own.study, own.trials)
-    tasks = range(1, own.trials - len(_finished(study)) + 1)
-    list(compute_runs(work, tasks, client, "task", config))
+    left = range(own.trials - len(_finished(study)))
+    list(compute_runs(work, left, client, "task", config))
     finished = _finished(study)
     if others := [trial.number for trial in study.trials if trial.number not in finished]:
         print(f"without result:   trials {others}: failed, stopped, or in other processes")
@@ -362,14 +348,7 @@ def tune(words: str | Sequence[str], client: Any = None) -> Path:
     return Path(own.output)
 
 
-def _try(
-    config: Mapping[str, Any],
-    options: Sequence[str],
-    space: Mapping[str, Any],
-    path: str,
-    trials: int,
-    task: int,
-) -> None:
+def _try(config: Config, options: Words, space: Config, path: str, trials: int, task: int) -> None:
     """Do a trial, unless there are enough, also of other processes."""
     study = _open_study(path, config, space)  # the data may have changed since
     if len(_finished(study)) >= trials:
@@ -413,7 +392,7 @@ def read_space(path: str) -> dict[str, Any]:
     return space
 
 
-def _suggested(trial: Any, name: str, space: Mapping[str, Any]) -> str:
+def _suggested(trial: Any, name: str, space: Config) -> str:
     """Choose an option, as text of the command line."""
     choices = space[name]
     if isinstance(choices, list):
@@ -426,7 +405,7 @@ def _suggested(trial: Any, name: str, space: Mapping[str, Any]) -> str:
     return str(text)
 
 
-def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) -> Any:
+def _open_study(path: str, config: Config, space: Config) -> Any:
     """Open a study, or check that it is of the same settings and space."""
     optuna = optional("optuna", "tune: Optuna cannot be imported", "tune")
     mode: Any = "minimize" if config["checkpoint"]["mode"] == "min" else "maximize"
@@ -434,19 +413,14 @@ def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) 
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
         known = {"storage": storage, "study_name": "tune", "load_if_exists": True}
         study = optuna.create_study(direction=mode, **known)
-        check_study(study, _digest(config, space), path)
+        digest = _digest(config, space)
+        if (noted := study.user_attrs.get("settings", digest)) != digest:
+            what = "tune: the study was made with other settings, another space or other data"
+            raise mismatch(ValueError, what, noted, digest, where=path, hint="--study NEW_FILE")
+        study.set_user_attr("settings", digest)
     return study
 
 
 def _finished(study: Any) -> list[int]:
     """List the trials that have a result, also those of other processes."""
     return [trial.number for trial in study.trials if trial.state.name == "COMPLETE"]
-
-
-def check_study(study: Any, digest: str, path: str) -> None:
-    """Raise an error if a study has other settings; set those of a new one."""
-    if (noted := study.user_attrs.get("settings", digest)) != digest:
-        what = "tune: the study was made with other settings, another space or other data"
-        hint = "--study NEW_FILE"
-        raise mismatch(ValueError, what, noted, digest, where=path, hint=hint)
-    study.set_user_attr("settings", digest)

@@ -207,7 +207,7 @@ class Task(pl.LightningModule, ABC):
         self._started = False  # from data, or from trained weights
 
     def setup(self, stage: str) -> None:
-        """Let the trainer read checkpoints without running code; start from the data before ``fit``.
+        """Prepare how checkpoints are read; before ``fit``, start from the data.
 
         A checkpoint is restored after this, so on resuming its numbers are used.
         """
