@@ -356,10 +356,10 @@ def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, m
     monkeypatch.setattr(distributed, "wait", poll)
     monkeypatch.setattr(clusters, "monotonic", lambda: polls * clusters.PATIENCE * 0.3)
     if finishing:
-        assert list(compute(str, [1, 2, 3], Client())) == ["done"] * 3
+        assert list(compute(str, [1, 2, 3], Client(), "run")) == ["done"] * 3
         return
     with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
-        list(compute(str, [1, 2, 3], Client()))
+        list(compute(str, [1, 2, 3], Client(), "run"))
 
 
 def many(folder: Path) -> Path:
@@ -374,7 +374,7 @@ def test_a_ray_cluster_without_what_the_items_need_is_refused(gpu, kind, monkeyp
     empty = SimpleNamespace(cluster_resources=lambda: {"memory": 1.0})
     monkeypatch.setitem(sys.modules, "ray", empty)
     with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
-        list(compute(str, [0], empty, gpu=gpu))
+        list(compute(str, [0], empty, "run", gpu))
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)

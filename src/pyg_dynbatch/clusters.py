@@ -12,6 +12,9 @@ from uuid import uuid4
 
 from pyg_dynbatch.core.errors import mismatch
 
+Work = Callable[[Any], Any]
+Items = Sequence[Any]
+
 _ONE_AT_A_TIME = RLock()  # threads share seeds, sys.argv and the working folder
 
 PATIENCE = 300.0  # seconds without any worker, in total between two finished items
@@ -19,13 +22,7 @@ RETRIES = 1  # after an error; shared folders fail now and then
 
 
 def compute(
-    work: Callable[[Any], Any],
-    items: Sequence[Any],
-    client: Any = None,
-    *,
-    what: str = "item",
-    gpu: bool | None = False,
-    num_workers: int = 0,
+    work: Work, items: Items, client: Any, what: str, gpu: bool | None = False, num_workers: int = 0
 ) -> Iterator[Any]:
     """Yield the results of a function for all items as they are ready, in any order.
 
@@ -46,7 +43,7 @@ def compute(
         ValueError: If the cluster cannot run the function.
 
     Example:
-        >>> list(compute("run {}".format, [1, 2]))
+        >>> list(compute("run {}".format, [1, 2], client=None, what="run"))
         ['run 1', 'run 2']
     """
     # The owner of a client has imported its package.
@@ -66,7 +63,7 @@ def compute(
         raise mismatch(TypeError, "the client is unknown", wanted, repr(client), hint=hint)
 
 
-def _named(work: Callable[[Any], Any], what: str, item: Any) -> Any:
+def _named(work: Work, what: str, item: Any) -> Any:
     """Compute one item at a time; name it and the machine in errors."""
     with _ONE_AT_A_TIME:
         try:
@@ -76,7 +73,7 @@ def _named(work: Callable[[Any], Any], what: str, item: Any) -> Any:
             raise
 
 
-def _on_dask(work: Any, items: Sequence[Any], client: Any, what: str) -> Iterator[Any]:
+def _on_dask(work: Work, items: Items, client: Any, what: str) -> Iterator[Any]:
     """Let Dask assign the items; raise if workers are missing for long.
 
     Dask counts the deaths of workers that hold a task, and then raises ``KilledWorker``. But a task
@@ -112,9 +109,7 @@ def _on_dask(work: Any, items: Sequence[Any], client: Any, what: str) -> Iterato
         yield from (future.result() for future in done)
 
 
-def _on_ray(
-    work: Any, items: Sequence[Any], ray: Any, what: str, gpu: bool | None
-) -> Iterator[Any]:
+def _on_ray(work: Work, items: Items, ray: Any, what: str, gpu: bool | None) -> Iterator[Any]:
     """Let Ray assign the items to CPUs or GPUs; it moves those of dead workers to others."""
     resources = ray.cluster_resources()
     kind = "GPU" if gpu or (gpu is None and resources.get("GPU")) else "CPU"

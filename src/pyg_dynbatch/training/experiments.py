@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pyg_dynbatch.clusters import compute
+from pyg_dynbatch.clusters import Items, Work, compute
 from pyg_dynbatch.console import OneLineArguments, check_outputs, optional
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
@@ -110,20 +110,18 @@ def _as_list(words: str | Words) -> list[str]:
     return shlex.split(words) if isinstance(words, str) else list(words)
 
 
-def compute_runs(
-    work: Callable[[Any], Any], items: Sequence[Any], client: Any, what: str, config: Config
-) -> Iterator[Any]:
+def compute_runs(work: Work, items: Items, client: Any, what: str, config: Config) -> Iterator[Any]:
     """Yield results as ``compute`` does, of work in the folder of the caller that trains."""
     data, trainer = config["data"].get("init_args") or {}, config["trainer"]
     if client is not None and (devices := trainer["devices"]) not in ("auto", "1", 1):
         what = f"a {what} on a cluster has one device"
         raise mismatch(ValueError, what, "trainer.devices: 1", devices)
     gpu = {"auto": None, "cuda": True, "gpu": True}.get(trainer["accelerator"], False)
-    needs: Any = {"what": what, "gpu": gpu, "num_workers": data.get("num_workers") or 0}
-    return compute(partial(_prepared, config, Path.cwd(), work), items, client, **needs)
+    here = partial(_prepared, config, Path.cwd(), work)
+    return compute(here, items, client, what, gpu, data.get("num_workers") or 0)
 
 
-def _prepared(config: Config, folder: Path, work: Callable[[Any], Any], item: Any) -> Any:
+def _prepared(config: Config, folder: Path, work: Work, item: Any) -> Any:
     for part in ("model", "data"):
         locate(config[part]["class_path"])  # words can name a class once it is imported
     prepare_process()
