@@ -20,29 +20,29 @@ DOORS = (
     *("autobatch", "blocks", "compat.tree_lstm", "data", "datasets", "lightning", "loader"),
     *("models", "molecules", "nn", "testing"),
 )
-MAX_PUBLIC_NAMES = 235
+MAX_PUBLIC_NAMES = 237
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
 MAX_FILES = 141
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 5_950,
-    "blocks": 6_088,
-    "compat": 303,
-    "core": 6_222,
-    "documents": 719,
-    "molecules": 8_509,
+    "autobatch": 5_867,
+    "blocks": 6_035,
+    "compat": 307,
+    "core": 6_176,
+    "documents": 707,
+    "molecules": 8_494,
     "native": 0,
-    "kernels": 1_591,
-    "nn": 3_180,
-    "training": 2_607,
-    "trees": 4_259,
-    "other files": 3_177,
-    "installed": 42_596,
+    "kernels": 1_574,
+    "nn": 3_117,
+    "training": 2_670,
+    "trees": 4_232,
+    "other files": 3_152,
+    "installed": 42_331,
     "benchmarks": 7_210,
 }
-MAX_CODE = 27_481
+MAX_CODE = 27_138
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
