@@ -1,7 +1,6 @@
 """Measure scikit-learn's models of fingerprints and descriptors on the split of a run."""
 
 from collections.abc import Sequence
-from functools import partial
 from pydoc import locate
 from typing import Any
 
@@ -20,7 +19,7 @@ def fit_tabular(
     task: MoleculeProperty, data: MoleculeDataModule, method: str, seed: int, trees: int = 500
 ) -> TabularModel:
     """Fit a model of descriptors to the training split, and the scale of a task to its targets."""
-    task.fit_targets(data.targets("train"))
+    task.start_from(data)
     scaled = task.schema.kind == "regression"
     scale = task.model.scale.scaled if scaled else lambda targets: targets
     train, val = ((data.descriptors(part), scale(data.targets(part))) for part in ("train", "val"))
@@ -45,6 +44,7 @@ class BaselineRun(Run):
     """Test a baseline in place of the model of a configuration."""
 
     needs_weights = False
+    methods = METHODS
 
     def __init__(self, method: str, words: Sequence[str]) -> None:
         self.method = method
@@ -84,10 +84,6 @@ class BaselineRun(Run):
         super().test()
 
 
-BASELINES = {method: partial(BaselineRun, method) for method in METHODS}
-"""What tests each of them, by name."""
-
-
 def run_baseline(argv: list[str]) -> int:
     """Run ``baseline``: the options of ``test``, and ``--methods``."""
     parser = OneLineArguments(
@@ -104,5 +100,5 @@ def run_baseline(argv: list[str]) -> int:
     prepare_process()
     for method in own.methods:
         print(f"{method}: {METHODS[method]}")
-        BASELINES[method](with_run("test", others)).start()
+        BaselineRun(method, with_run("test", others)).start()
     return 0

@@ -18,6 +18,7 @@ from pyg_dynbatch.molecules.task import MoleculeProperty, ScoredSplit
 from pyg_dynbatch.molecules.work.baseline import check_molecules, fit_tabular
 from pyg_dynbatch.prediction import evaluating, read_checkpoint, write_table
 from pyg_dynbatch.training.command import Run, prepare_process
+from pyg_dynbatch.training.experiments import as_list, compute_runs
 from pyg_dynbatch.training.runs import best_checkpoint, folder_of
 
 CANDIDATES = ("network", *METHODS)
@@ -35,11 +36,15 @@ class SelectRun(Run):
         words: The options of ``fit``.
         candidates: Names, out of ``CANDIDATES``.
         folds: Number of folds.
+        client: Of a cluster; None for this process.
     """
 
-    def __init__(self, words: Sequence[str], candidates: Sequence[str], folds: int) -> None:
+    def __init__(
+        self, words: Sequence[str], candidates: Sequence[str], folds: int, client: Any = None
+    ) -> None:
         library("skops.io")  # before hours of other work
         self.words, self.candidates, self.folds = list(words), candidates, folds
+        self.client = client
         super().__init__("fit", words)
 
     def before_instantiate_classes(self) -> None:
@@ -100,14 +105,13 @@ class SelectRun(Run):
 
     def _measured(self, folder: Path, words: list[list[str]]) -> dict[str, dict[str, Tensor]]:
         """Train all candidates on all folds; return their predictions, the mean for the test."""
+        items = [f"{name}-{fold}" for name in self.candidates for fold in range(1, self.folds + 1)]
+        work = partial(run_candidate, words)
+        for item in compute_runs(work, items, self.client, "candidate", self.plain_config()):
+            print(f"candidate {item}: done")
         rows = {}
         for name in self.candidates:
-            found = []
-            for number, each in enumerate(words, start=1):
-                version = f"{name}-{number}"
-                print(f"candidate {name}, fold {number} of {len(words)}")
-                run_candidate([*each, "--trainer.logger.init_args.version", version], name)
-                found.append(_result(folder, name, number))
+            found = [_result(folder, name, fold) for fold in range(1, self.folds + 1)]
             val = torch.cat([each["val"] for each in found])
             rows[name] = {"val": val, "test": torch.stack([e["test"] for e in found]).mean(0)}
         return rows
@@ -164,23 +168,23 @@ def _result(folder: Path, name: str, number: int) -> dict[str, Any]:
     return dict(torch.load(path, weights_only=True))
 
 
-def run_candidate(words: Sequence[str], name: str) -> None:
+def run_candidate(words: Sequence[Sequence[str]], item: str) -> str:
     """Train a candidate on a fold; keep its weights, and its predictions of fold and test."""
-    run = Run("fit", words)
+    name, fold = item.split("-")
+    run = Run("fit", [*words[int(fold) - 1], "--trainer.logger.init_args.version", item])
     task, data = run.model, run.datamodule
     if name == "network":
         run.train()
-        task.load_state_dict(
-            read_checkpoint(best_checkpoint(run.trainer).best_model_path)["state_dict"]
-        )
+        best = read_checkpoint(best_checkpoint(run.trainer).best_model_path)
+        task.load_state_dict(best["state_dict"])
     else:
         data.setup("fit")
         task.model.network = fit_tabular(task, data, name, int(run.config.seed_everything), _TREES)
     found = {part: predictions(task, data, part) for part in ("val", "test")}
     states = {"members": task.model.network.state_dict(), "scales": task.model.scale.state_dict()}
-    folder: Any = folder_of(run.trainer)
-    with atomic_file(folder / RESULT, "wb") as file:
+    with atomic_file(Path(str(folder_of(run.trainer)), RESULT), "wb") as file:
         torch.save({**found, **states}, file)
+    return item
 
 
 def predictions(task: MoleculeProperty, data: MoleculeDataModule, part: Any) -> Tensor:
@@ -239,14 +243,32 @@ def summary(table: dict[str, np.ndarray]) -> list[str]:
     return lines
 
 
-def run_select(argv: list[str]) -> int:
-    """Run ``fit --select``."""
+def select(words: str | Sequence[str], client: Any = None) -> Path:
+    """Choose between models of molecules on validation folds, as ``fit --select`` does.
+
+    Args:
+        words: Words of the command: options of ``fit``, ``--select``, ``--folds``.
+        client: As of :func:`~pyg_dynbatch.lightning.repeat`; a candidate and a fold are one item.
+
+    Returns:
+        Folder of the run: ``selection.csv`` with the figures of all candidates, and ``best.ckpt``.
+
+    Raises:
+        ImportError: If scikit-learn or skops is not installed.
+        ValueError: If an option cannot be used.
+
+    Example:
+        >>> select("--config molecules.yaml --folds 1")
+        Traceback (most recent call last):
+        ValueError: argument --folds: expected at least 2, got 1; see 'pyg-dynbatch fit --help'
+    """
     parser = OneLineArguments("pyg-dynbatch fit", add_help=False)
     parser.add_argument("--select", nargs="*", choices=CANDIDATES)
     parser.add_argument("--folds", type=int, default=5)
-    own, words = parser.parse_known_args(argv)
+    own, others = parser.parse_known_args(as_list(words))
     if own.folds < 2:
         parser.error(f"argument --folds: expected at least 2, got {own.folds}")
     prepare_process()
-    SelectRun(words, own.select or CANDIDATES, own.folds).start()
-    return 0
+    run = SelectRun(others, own.select or CANDIDATES, own.folds, client)
+    run.start()
+    return Path(str(folder_of(run.trainer)))
