@@ -24,12 +24,13 @@ import torch
 from pyg_dynbatch import clusters
 from pyg_dynbatch.clusters import compute
 from pyg_dynbatch.datasets import FeaturizeOptions
-from pyg_dynbatch.lightning import repeat, tune
+from pyg_dynbatch.lightning import repeat, select, tune
 from pyg_dynbatch.molecules import featurize, predict
 from tests.console import prepare, rows_of
-from tests.molecules.molecules import SMILES, trained
+from tests.molecules.molecules import SMILES, molecule_csv, trained
 from tests.molecules.packed import files_of
 from tests.test_cli import CONFIG as TREES
+from tests.test_cli_molecules import CONFIG as MOLECULES
 
 SMALL_BLOCKS = FeaturizeOptions(block_size=128, progress=False)
 
@@ -208,6 +209,29 @@ def test_repeating_gives_the_table_of_one_process(client, trees, one_thread) -> 
     assert folders() == 7
     # In the folder of the first run by default.
     assert repeat(words[:-1], client).read_bytes() == alone
+
+
+@pytest.mark.long
+def test_selecting_gives_the_table_of_one_process(client, tmp_path, monkeypatch, one_thread):
+    pytest.importorskip("skops")
+    prepare(tmp_path, monkeypatch, MOLECULES)
+    molecule_csv(tmp_path)
+    words = "--config small.yaml --folds 2 --select network boosting"
+    words += " --data.init_args.featurizer.class_path MoleculeFeaturizer"
+    words += " --data.init_args.featurizer.init_args.descriptors rdkit"
+    alone = select(words)
+    place = alone.with_name("version_1") / "folds/network-1"
+
+    def results() -> list[str]:
+        return [str(path) for path in place.glob("result.pt")]
+
+    lock = place.with_name(".network-1.lock")
+    killer = Killer(lock, lambda: (place / "metrics.csv").is_file(), results)
+    found = select(words, client)
+    assert killer.killed() == []
+    assert found == alone.with_name("version_1")
+    assert rows_of(found / "selection.csv") == rows_of(alone / "selection.csv")
+    assert rows_of(found / "predictions.csv") == rows_of(alone / "predictions.csv")
 
 
 @pytest.mark.long

@@ -83,7 +83,7 @@ def repeat(words: str | Words, client: Any = None) -> Path:
         if missing := [number for number in range(1, count + 1) if not _has(runs, number)]:
             print(f"missing:          runs {missing}: in other processes, or to be run again")
         if metrics := [metric for _, _, metric in runs]:
-            main = config["checkpoint"]["monitor"].rpartition("/")[2]
+            main = (config["checkpoint"]["monitor"] or "").rpartition("/")[2]
             main = main if main in metrics else metrics[0]
             print(*summary(runs, main), sep="\n")
             picture = draw_runs(output.with_suffix(".png"), runs, main)
@@ -107,6 +107,7 @@ def _run(
 
 
 def as_list(words: str | Words) -> list[str]:
+    """Split a command line into words."""
     return shlex.split(words) if isinstance(words, str) else list(words)
 
 
@@ -325,6 +326,9 @@ def tune(words: str | Words, client: Any = None) -> Path:
     check_outputs("tune", [own.study, own.output], [own.space, *options])
     space = read_space(own.space)
     config = Run("fit", options, build=False).plain_config()
+    if config["checkpoint"]["monitor"] is None:
+        what, hint = "tune: no metric compares the trials", "--checkpoint.monitor val/rmse"
+        raise mismatch(ValueError, what, "a metric of validation", "monitor: null", hint=hint)
     study = _open_study(own.study, config, space)
     work = partial(_try, config, options, space, own.study, own.trials)
     left = range(own.trials - len(_finished(study)))

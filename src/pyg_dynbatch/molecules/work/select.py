@@ -1,7 +1,9 @@
 """Choose between a network, scikit-learn's models and their stacked mean on validation folds."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from pyg_dynbatch.console import OneLineArguments
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.files import atomic_file
+from pyg_dynbatch.files import atomic_file, locked_folder
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
 from pyg_dynbatch.molecules.nets.tabular import METHODS, library
 from pyg_dynbatch.molecules.splits import inner_folds
@@ -106,7 +108,7 @@ class SelectRun(Run):
     def _measured(self, folder: Path, words: list[list[str]]) -> dict[str, dict[str, Tensor]]:
         """Train all candidates on all folds; return their predictions, the mean for the test."""
         items = [f"{name}-{fold}" for name in self.candidates for fold in range(1, self.folds + 1)]
-        work = partial(run_candidate, words)
+        work = partial(run_candidate, folder / "folds", words)
         for item in compute_runs(work, items, self.client, "candidate", self.plain_config()):
             print(f"candidate {item}: done")
         rows = {}
@@ -168,22 +170,25 @@ def _result(folder: Path, name: str, number: int) -> dict[str, Any]:
     return dict(torch.load(path, weights_only=True))
 
 
-def run_candidate(words: Sequence[Sequence[str]], item: str) -> str:
+def run_candidate(folder: Path, words: Sequence[Sequence[str]], item: str) -> str:
     """Train a candidate on a fold; keep its weights, and its predictions of fold and test."""
     name, fold = item.split("-")
-    run = Run("fit", [*words[int(fold) - 1], "--trainer.logger.init_args.version", item])
-    task, data = run.model, run.datamodule
-    if name == "network":
-        run.train()
-        best = read_checkpoint(best_checkpoint(run.trainer).best_model_path)
-        task.load_state_dict(best["state_dict"])
-    else:
-        data.setup("fit")
-        task.model.network = fit_tabular(task, data, name, int(run.config.seed_everything), _TREES)
-    found = {part: predictions(task, data, part) for part in ("val", "test")}
-    states = {"members": task.model.network.state_dict(), "scales": task.model.scale.state_dict()}
-    with atomic_file(Path(str(folder_of(run.trainer)), RESULT), "wb") as file:
-        torch.save({**found, **states}, file)
+    with locked_folder(folder, True, f".{item}.lock"):
+        rmtree(folder / item, ignore_errors=True)  # of a process that was killed
+        run = Run("fit", [*words[int(fold) - 1], "--trainer.logger.init_args.version", item])
+        task, data = run.model, run.datamodule
+        if name == "network":
+            run.train()
+            best = read_checkpoint(best_checkpoint(run.trainer).best_model_path)
+            task.load_state_dict(best["state_dict"])
+        else:
+            data.setup("fit")
+            seed = int(run.config.seed_everything)
+            task.model.network = fit_tabular(task, data, name, seed, _TREES)
+        found = {part: predictions(task, data, part) for part in ("val", "test")}
+        network, scale = task.model.network.state_dict(), task.model.scale.state_dict()
+        with atomic_file(folder / item / RESULT, "wb") as file:
+            torch.save({**found, "members": network, "scales": scale}, file)
     return item
 
 
