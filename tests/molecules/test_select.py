@@ -186,6 +186,7 @@ def test_the_best_on_validation_is_kept(folder: Path, capsys, kind: str) -> None
     # What a mean cannot do.
     with pytest.raises(ValueError, match="only of a single network"):
         explain(predictor, predictor.featurizer("CCO"))
+    assert "trained on the validation" in complaint(capsys, "validate", "--run", str(place))
     assert "cannot be trained" in complaint(capsys, "fit", "--config", str(place / "config.yaml"))
     again = ["fit", "--run", str(place), "--ckpt_path", str(place / "best.ckpt")]
     assert "no state of training" in complaint(capsys, *again)

@@ -408,9 +408,13 @@ class MoleculeProperty(Task):
 
     def setup(self, stage: str) -> None:
         """Prepare the layers for several ranks, and check the targets to calibrate by."""
-        if stage == "fit" and isinstance(self.model.network, AveragedProperties):
-            what = "MoleculeProperty: a mean of members cannot be trained further"
-            raise mismatch(ValueError, what, "members: null", "members", hint="fit --select again")
+        members = self.hparams.get("members")
+        if members is not None and stage in ("fit", "validate"):
+            what = "MoleculeProperty: members that fit --select has made cannot be trained further"
+            if stage == "validate":
+                what = "MoleculeProperty: the members were trained on the validation split too"
+            hint = "fit --select again; its selection.csv has figures of validation"
+            raise mismatch(ValueError, what, "members: null", members, hint=hint)
         super().setup(stage)
         if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
             CountedBatchNorm.synchronise(self.model.network)  # Lightning knows torch's classes only
