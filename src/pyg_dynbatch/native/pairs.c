@@ -1,6 +1,7 @@
 /* The plan of the atom pairs of molecules, for valid codes only: nn/pairs.py holds the definition. */
 
 #include "arguments.h"
+#include <stdlib.h>
 #include <string.h>
 
 struct pairs {
@@ -132,7 +133,66 @@ static int64_t pairs(struct pairs *p)
 
 FUNCTION(pairs)
 
+struct pair_codes {
+    int64_t atoms, end;
+    const uint8_t *bonds; /* [atom, atom]: the code of a bond, or 0 */
+    const int64_t *rings; /* numbers up to `end`: of each ring its size, then its atoms */
+    uint8_t *codes;       /* result, [atom, atom] */
+};
+static const struct field fields_of_pair_codes[] = {
+    FIELD(pair_codes, atoms), FIELD(pair_codes, bonds), FIELD(pair_codes, rings),
+    FIELD(pair_codes, end), FIELD(pair_codes, codes),
+};
+
+/* The codes of molecules/features/kearnes.py: bonds between an atom and all others, breadth first. */
+static int64_t pair_codes(struct pair_codes *p)
+{
+    const int64_t atoms = p->atoms;
+    int64_t bonds = 0;
+    for (int64_t pair = 0; pair < atoms * atoms; pair++)
+        bonds += p->bonds[pair] != 0;
+    int32_t *starts = malloc((3 * atoms + 1 + bonds) * sizeof *starts);
+    if (!starts)
+        return -1;
+    int32_t *found = starts + atoms + 1, *counted = found + atoms, *other = counted + atoms;
+    starts[0] = 0;
+    for (int32_t i = 0, end = 0; i < atoms; starts[++i] = end)
+        for (int32_t j = counted[i] = 0; j < atoms; j++)
+            if (p->bonds[i * atoms + j])
+                other[end++] = j;
+    for (int32_t i = 0; i < atoms; i++) {
+        uint8_t *codes = p->codes + i * atoms;
+        memset(codes, 15, atoms);
+        codes[found[0] = i] = 0;
+        for (int32_t next = 0, count = 1, far = 1, distance = 1; next < count; next++) {
+            if (next == far) {
+                distance += distance < 8;
+                far = count;
+            }
+            for (int32_t k = starts[found[next]]; k < starts[found[next] + 1]; k++)
+                if (codes[other[k]] == 15) {
+                    codes[other[k]] = distance == 1 ? p->bonds[i * atoms + other[k]] : 2 * distance - 3;
+                    found[count++] = other[k];
+                }
+        }
+        counted[i] = i + 1;
+        for (int64_t ring = 0; ring < p->end; ring += p->rings[ring] + 1)
+            for (int64_t k = ring + 1; k <= ring + p->rings[ring]; k++)
+                if (p->rings[k] == i)
+                    for (int64_t member = ring + 1; member <= ring + p->rings[ring]; member++)
+                        if (counted[p->rings[member]] != i + 1) {
+                            counted[p->rings[member]] = i + 1;
+                            codes[p->rings[member]]++;
+                        }
+    }
+    free(starts);
+    return 0;
+}
+
+FUNCTION(pair_codes)
+
 PyMethodDef pairs_functions[] = {
     METHOD(pairs, "Count the pairs of molecules, or write their plan; -2 if codes do not fit."),
+    METHOD(pair_codes, "Codes of the pairs of a molecule from its bonds and rings."),
     {NULL, NULL, 0, NULL},
 };
