@@ -140,7 +140,7 @@ def _sizes(featurizer: MoleculeFeaturizer, packing: AtomPacking, chunks: Chunks)
     """Return the bytes per molecule, as rows in memory and as arrays on disk."""
     packed = memory = count = 0
     for _, chunk in chunks:
-        molecules = [featurizer(record.smiles or "") for record in chunk]
+        molecules = [featurizer.arrays(record.smiles or "") for record in chunk]
         count += len(molecules)
         memory += sum(one.x.nbytes + one.pair_code.nbytes for one in molecules)
         packed += sum(array.nbytes for array in packing.pack(molecules).values())
