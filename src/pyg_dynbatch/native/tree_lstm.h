@@ -59,6 +59,16 @@ struct run {
     float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
 };
 
+/* Pairs that a weave module updates and the next one adds up, without rows of pairs in memory. */
+struct pair_layers {
+    int64_t atoms, width, pairs, codes, molecules, threads;
+    int64_t middle, inner, padded; /* Width of an updated row; it and the next one in whole vectors. */
+    const int32_t *begins; /* First atoms, then second ones. */
+    const int32_t *code, *atom_ptr; /* Without `code` each pair has its own. */
+    const float *parts, *own, *weight, *next, *bias; /* [codes, inner], [width, inner], ... */
+    float *sums;                                     /* Result, [atom, padded]; zeros before. */
+};
+
 /* The functions of kernels.c, compiled for one kind of processor. */
 struct kernels {
     const char *name;
@@ -76,6 +86,7 @@ struct kernels {
                        const int32_t *second, int64_t pairs, float *out, int);
     void (*histogram)(const float *x, const int64_t *set, int64_t rows, int64_t width,
                       const float *mean, const float *sharpness, float *out, int);
+    void (*pair_layers)(const struct pair_layers *);
 };
 
 #endif

@@ -632,6 +632,61 @@ def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor
     return _OrderReLU.apply(parts.resolve_neg().contiguous(), pairs, native)
 
 
+class _PairLayers(Function):
+    """Only in inference; a function, so that forward derivatives and transforms are refused."""
+
+    @staticmethod
+    def forward(ctx: Any, pairs: Pairs, coded: bool, *given: Tensor) -> Tensor:
+        parts, own, weight, following, bias = given
+        # Whole vectors of any processor; what is added to them is zero.
+        inner, padded = (-(-rows.size(0) // 16) * 16 for rows in (weight, following))
+        weights = [_in_columns(weight, inner), _in_columns(following, padded)]
+        sums = parts.new_zeros(pairs.num_atoms, padded)
+        found = loaded_extension().pair_layers(
+            atoms=pairs.num_atoms,
+            width=weight.size(1),
+            pairs=pairs.num_pairs,
+            codes=own.size(0),
+            molecules=pairs.num_molecules,
+            threads=torch.get_num_threads(),
+            middle=weight.size(0),
+            inner=inner,
+            padded=padded,
+            begins=pairs.begins,
+            code=pairs.code if coded else None,
+            atom_ptr=pairs.atom_ptr,
+            parts=parts.contiguous(),
+            own=functional.pad(own, (0, inner - own.size(1))),
+            weight=weights[0],
+            next=weights[1],
+            bias=functional.pad(bias, (0, padded - bias.size(0))),
+            sums=sums,
+        )
+        if found:
+            what = "Pairs: the plan has an atom or a code that there is not"
+            got = f"{pairs.num_atoms} atoms, {own.size(0)} rows"
+            raise mismatch(IndexError, what, "atoms and codes of the batch", got)
+        return sums[:, : following.size(0)]
+
+
+def pair_layers(*given: Tensor, pairs: Pairs, coded: bool) -> Tensor | None:
+    """Add up, for each atom, two layers on its pairs: the inference of two weave modules in C.
+
+    From u and v of the atoms, rows ``own`` of the pairs or codes, and the weights W and V and the
+    bias b: for each atom the sum over its pairs of max(V max(W f + own, 0) + b, 0), in which f is
+    :func:`order_relu`. None where C cannot compute it.
+    """
+    busy = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if busy or not pairs.plan.is_cpu or not is_native(*given):
+        return None
+    found: Tensor = _PairLayers.apply(pairs, coded, *given)
+    return found
+
+
+def _in_columns(weight: Tensor, padded: int) -> Tensor:
+    return functional.pad(weight.t(), (0, padded - weight.size(0))).contiguous()
+
+
 def _look_up(table: Tensor, pairs: Pairs) -> Tensor:
     return table.index_select(0, pairs.code)
 

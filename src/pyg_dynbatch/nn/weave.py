@@ -21,6 +21,7 @@ from pyg_dynbatch.nn.pairs import (
     neighbor_sum,
     order_gather,
     order_relu,
+    pair_layers,
     pair_sum,
 )
 
@@ -419,6 +420,27 @@ class WeaveConv(nn.Module):
             return total.addmm_(between, weight_between.t())
         return torch.addmm(total, between, weight_between.t())
 
+    def sum_updated(
+        self, after: "WeaveConv", x: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool = False
+    ) -> Tensor | None:
+        """Compute what the next module sums of the updated pairs, whose rows are not kept.
+
+        None where these are needed: for gradients, norms, residuals, hooks, and not on CPUs.
+        """
+        linear = (self.lin_ap, self.lin_pp, self.lin_p, after.lin_pa)
+        simple = type(self) is type(after) is WeaveConv and self.norm is after.norm is None
+        adds = self.residual and self.pair_in == self.pair_out
+        if adds or not simple or not all(calls_only(n, forward=nn.Linear.forward) for n in linear):
+            return None
+        self._check(x, pair, pairs, coded)
+        own = self._activated("pp", self.lin_pp(pair), pairs, coded)
+        weight_between, weight_own = self.lin_p.weight.split(
+            [self.lin_ap.out_features, self.lin_pp.out_features], 1
+        )
+        own = functional.linear(own, weight_own, self.lin_p.bias)
+        given = (self.split(x, pairs), own, weight_between, after.lin_pa.weight, after.lin_pa.bias)
+        return pair_layers(*given, pairs=pairs, coded=coded)
+
     def _calls_between(self) -> bool:
         norm = self.norm != "batch" or calls_only(
             self.norms["ap"], forward=CountedBatchNorm.forward
@@ -571,6 +593,13 @@ class WeaveStack(nn.Module):
                 return self._by_blocks(x, table, pairs, self.pair_block)
         pair = table
         for level, conv in enumerate(convs):
+            if level + 2 == len(convs) and calls_only(conv, forward=WeaveConv.forward):
+                after, total = convs[-1], None
+                if calls_only(after, forward=WeaveConv.forward):
+                    total = conv.sum_updated(after, x, pair, pairs, coded=level == 0)
+                if total is not None:
+                    x = conv.update_atoms(x, conv.sum_pairs(pair, pairs, coded=level == 0))
+                    return after.update_atoms(x, total)
             x, pair = conv(x, pair, pairs, coded=level == 0)
         return x
 
