@@ -144,46 +144,48 @@ static const struct field fields_of_pair_codes[] = {
     FIELD(pair_codes, end), FIELD(pair_codes, codes),
 };
 
-/* The codes of molecules/features/kearnes.py: bonds between an atom and all others, breadth first. */
+/* As `coded_pairs` of molecules/features/kearnes.py, for one atom after another. */
 static int64_t pair_codes(struct pair_codes *p)
 {
-    const int64_t atoms = p->atoms;
-    int64_t bonds = 0;
-    for (int64_t pair = 0; pair < atoms * atoms; pair++)
-        bonds += p->bonds[pair] != 0;
-    int32_t *starts = malloc((3 * atoms + 1 + bonds) * sizeof *starts);
-    if (!starts)
+    const int32_t atoms = (int32_t)p->atoms;
+    int32_t ends = 0, *starts;
+    for (int64_t pair = 0; pair < p->atoms * atoms; pair++)
+        ends += p->bonds[pair] != 0;
+    if (!(starts = calloc(3 * p->atoms + 1 + ends, sizeof *starts)))
         return -1;
-    int32_t *found = starts + atoms + 1, *counted = found + atoms, *other = counted + atoms;
-    starts[0] = 0;
+    int32_t *found = starts + atoms + 1, *marked = found + atoms, *other = marked + atoms;
     for (int32_t i = 0, end = 0; i < atoms; starts[++i] = end)
-        for (int32_t j = counted[i] = 0; j < atoms; j++)
-            if (p->bonds[i * atoms + j])
+        for (int32_t j = 0; j < atoms; j++)
+            if (p->bonds[i * p->atoms + j])
                 other[end++] = j;
     for (int32_t i = 0; i < atoms; i++) {
-        uint8_t *codes = p->codes + i * atoms;
-        memset(codes, 15, atoms);
-        codes[found[0] = i] = 0;
-        for (int32_t next = 0, count = 1, far = 1, distance = 1; next < count; next++) {
-            if (next == far) {
-                distance += distance < 8;
-                far = count;
+        uint8_t *codes = p->codes + i * p->atoms;
+        memcpy(codes, p->bonds + i * p->atoms, atoms);
+        found[0] = i;
+        marked[i] = 2 * i + 1;
+        for (int32_t next = 0, count = 1, behind = 1, far = 1; next < count; next++) {
+            if (next == behind) { /* all atoms at a distance are found */
+                behind = count;
+                far += far < 8;
             }
             for (int32_t k = starts[found[next]]; k < starts[found[next] + 1]; k++)
-                if (codes[other[k]] == 15) {
-                    codes[other[k]] = distance == 1 ? p->bonds[i * atoms + other[k]] : 2 * distance - 3;
-                    found[count++] = other[k];
+                if (marked[other[k]] != 2 * i + 1) {
+                    marked[found[count++] = other[k]] = 2 * i + 1;
+                    codes[other[k]] = far > 1 ? 2 * far - 3 : codes[other[k]];
                 }
         }
-        counted[i] = i + 1;
-        for (int64_t ring = 0; ring < p->end; ring += p->rings[ring] + 1)
-            for (int64_t k = ring + 1; k <= ring + p->rings[ring]; k++)
-                if (p->rings[k] == i)
-                    for (int64_t member = ring + 1; member <= ring + p->rings[ring]; member++)
-                        if (counted[p->rings[member]] != i + 1) {
-                            counted[p->rings[member]] = i + 1;
-                            codes[p->rings[member]]++;
-                        }
+        for (int32_t j = 0; j < atoms; j++)
+            codes[j] = marked[j] == 2 * i + 1 ? codes[j] : 15;
+        marked[i] = 2 * i + 2;
+        for (const int64_t *ring = p->rings, *last; ring < p->rings + p->end; ring = last + 1) {
+            const int64_t *member = ring + 1;
+            for (last = ring + *ring; member <= last && *member != i; member++) {}
+            for (const int64_t *one = member <= last ? ring + 1 : last + 1; one <= last; one++)
+                if (marked[*one] != 2 * i + 2) {
+                    marked[*one] = 2 * i + 2;
+                    codes[*one]++;
+                }
+        }
     }
     free(starts);
     return 0;

@@ -173,11 +173,11 @@ static PyObject *histogram(PyObject *module, PyObject *const *args, Py_ssize_t c
 
 static const struct field fields_of_pair_layers[] = {
     FIELD(pair_layers, atoms), FIELD(pair_layers, width), FIELD(pair_layers, pairs),
-    FIELD(pair_layers, codes), FIELD(pair_layers, molecules), FIELD(pair_layers, threads),
-    FIELD(pair_layers, middle), FIELD(pair_layers, inner), FIELD(pair_layers, padded),
-    FIELD(pair_layers, begins), FIELD(pair_layers, code), FIELD(pair_layers, atom_ptr),
-    FIELD(pair_layers, parts), FIELD(pair_layers, own), FIELD(pair_layers, weight),
-    FIELD(pair_layers, next), FIELD(pair_layers, bias), FIELD(pair_layers, sums),
+    FIELD(pair_layers, codes), FIELD(pair_layers, threads), FIELD(pair_layers, middle),
+    FIELD(pair_layers, inner), FIELD(pair_layers, padded), FIELD(pair_layers, begins),
+    FIELD(pair_layers, code), FIELD(pair_layers, starts), FIELD(pair_layers, parts),
+    FIELD(pair_layers, own), FIELD(pair_layers, weight), FIELD(pair_layers, next),
+    FIELD(pair_layers, bias), FIELD(pair_layers, sums),
 };
 
 static int64_t pair_layers(struct pair_layers *p)

@@ -61,11 +61,11 @@ struct run {
 
 /* Pairs that a weave module updates and the next one adds up, without rows of pairs in memory. */
 struct pair_layers {
-    int64_t atoms, width, pairs, codes, molecules, threads;
-    int64_t middle, inner, padded; /* Width of an updated row; it and the next one in whole vectors. */
-    const int32_t *begins; /* First atoms, then second ones. */
-    const int32_t *code, *atom_ptr; /* Without `code` each pair has its own. */
-    const float *parts, *own, *weight, *next, *bias; /* [codes, inner], [width, inner], ... */
+    int64_t atoms, width, pairs, codes, threads;
+    int64_t middle, inner, padded; /* Width of an updated row; it and the next in whole vectors. */
+    const int32_t *begins, *code;  /* First atoms, then second ones; none: each has its own row. */
+    const int64_t *starts;         /* The first pair of each thread. */
+    const float *parts, *own, *weight, *next, *bias; /* [.., inner], and two [.., padded] */
     float *sums;                                     /* Result, [atom, padded]; zeros before. */
 };
 

@@ -19,15 +19,13 @@ static void order_relu(const float *parts, int64_t width, const int32_t *first,
     }
 }
 
-/* out = rows * weight, with rows `apart` and a [columns, padded] weight. */
+/* out = rows * weight, with rows `apart` and a [columns, padded] weight of whole vectors. */
 INLINE void padded_product(const float *rows, int64_t count, int64_t apart, int64_t columns,
                            const float *weight, int64_t padded, float *out)
 {
-    int64_t k = 0;
-    for (; k + 4 * LANES <= padded; k += 4 * LANES)
-        stretches_of(4, rows, count, apart, columns, weight + k, padded, padded, out + k);
-    for (; k < padded; k += LANES)
-        stretches_of(1, rows, count, apart, columns, weight + k, padded, padded, out + k);
+    for (int64_t k = 0, left; (left = (padded - k) / LANES) > 0; k += left < 4 ? LANES : 4 * LANES)
+        left < 4 ? stretches_of(1, rows, count, apart, columns, weight + k, padded, padded, out + k)
+                 : stretches_of(4, rows, count, apart, columns, weight + k, padded, padded, out + k);
 }
 
 /* max(row + more, 0) in place. */
@@ -64,28 +62,13 @@ static void sum_updated(const struct pair_layers *p, int64_t begin, int64_t end)
     }
 }
 
-/* The first pair of an atom, or of an atom behind it: pairs are sorted by their first atoms. */
-static int64_t pair_of(const struct pair_layers *p, int32_t atom)
-{
-    int64_t low = 0, high = p->pairs;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (p->begins[middle] < atom)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* Every thread has molecules of its own, so that no two write to one atom. */
 static void pair_layers(const struct pair_layers *p)
 {
-    const int64_t threads = p->threads;
-    PARALLEL_FOR(threads > 1 && p->pairs *p->width > ENOUGH)
-    for (int64_t part = 0; part < threads; part++)
-        sum_updated(p, pair_of(p, p->atom_ptr[p->molecules * part / threads]),
-                    pair_of(p, p->atom_ptr[p->molecules * (part + 1) / threads]));
+    const int threads = (int)p->threads;
+    PARALLEL_FOR(threads > 1)
+    for (int64_t part = 0; part < p->threads; part++)
+        sum_updated(p, p->starts[part], p->starts[part + 1]);
 }
 
 #define BINS 11

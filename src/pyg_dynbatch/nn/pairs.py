@@ -638,53 +638,40 @@ class _PairLayers(Function):
     @staticmethod
     def forward(ctx: Any, pairs: Pairs, coded: bool, *given: Tensor) -> Tensor:
         parts, own, weight, following, bias = given
-        # Whole vectors of any processor; what is added to them is zero.
-        inner, padded = (-(-rows.size(0) // 16) * 16 for rows in (weight, following))
-        weights = [_in_columns(weight, inner), _in_columns(following, padded)]
+        # Whole vectors of any processor; a thread has molecules of its own.
+        room = [-rows.size(0) % 16 for rows in (weight, following)]
+        weights = [
+            functional.pad(rows.t(), (0, more))
+            for rows, more in zip((weight, following), room, strict=True)
+        ]
+        (middle, inner), padded = (weight.size(0), weights[0].size(1)), weights[1].size(1)
+        threads = torch.get_num_threads()
+        share = torch.arange(threads + 1) * pairs.num_molecules // threads
+        first = pairs.atom_ptr.index_select(0, share)
+        fields: dict[str, Any] = {"atoms": pairs.num_atoms, "width": weight.size(1)}
+        fields |= {"pairs": pairs.num_pairs, "codes": own.size(0), "threads": threads}
+        fields |= {"middle": middle, "inner": inner, "padded": padded, "begins": pairs.begins}
+        fields |= {"code": pairs.code if coded else None, "parts": parts.contiguous()}
+        fields |= {"starts": torch.searchsorted(pairs.first, first)}
+        fields |= {"own": functional.pad(own, (0, room[0])), "weight": weights[0].contiguous()}
+        fields |= {"next": weights[1].contiguous(), "bias": functional.pad(bias, (0, room[1]))}
         sums = parts.new_zeros(pairs.num_atoms, padded)
-        found = loaded_extension().pair_layers(
-            atoms=pairs.num_atoms,
-            width=weight.size(1),
-            pairs=pairs.num_pairs,
-            codes=own.size(0),
-            molecules=pairs.num_molecules,
-            threads=torch.get_num_threads(),
-            middle=weight.size(0),
-            inner=inner,
-            padded=padded,
-            begins=pairs.begins,
-            code=pairs.code if coded else None,
-            atom_ptr=pairs.atom_ptr,
-            parts=parts.contiguous(),
-            own=functional.pad(own, (0, inner - own.size(1))),
-            weight=weights[0],
-            next=weights[1],
-            bias=functional.pad(bias, (0, padded - bias.size(0))),
-            sums=sums,
-        )
-        if found:
-            what = "Pairs: the plan has an atom or a code that there is not"
-            got = f"{pairs.num_atoms} atoms, {own.size(0)} rows"
-            raise mismatch(IndexError, what, "atoms and codes of the batch", got)
+        if loaded_extension().pair_layers(**fields, sums=sums):
+            what, wanted = "Pairs: an atom or code is out of range", f"{pairs.num_atoms} atoms"
+            raise mismatch(IndexError, what, f"{wanted}, {own.size(0)} rows", "others")
         return sums[:, : following.size(0)]
 
 
 def pair_layers(*given: Tensor, pairs: Pairs, coded: bool) -> Tensor | None:
-    """Add up, for each atom, two layers on its pairs: the inference of two weave modules in C.
+    """Sum, for each atom, max(V max(W f + own, 0) + b, 0) of its pairs, f that of `order_relu`.
 
-    From u and v of the atoms, rows ``own`` of the pairs or codes, and the weights W and V and the
-    bias b: for each atom the sum over its pairs of max(V max(W f + own, 0) + b, 0), in which f is
-    :func:`order_relu`. None where C cannot compute it.
+    Given u and v of the atoms, ``own`` of the pairs or codes, W, V and b. None where that is not
+    inference on CPUs, which C computes without keeping a row per pair.
     """
-    busy = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if busy or not pairs.plan.is_cpu or not is_native(*given):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not pairs.plan.is_cpu:
         return None
-    found: Tensor = _PairLayers.apply(pairs, coded, *given)
+    found: Tensor | None = _PairLayers.apply(pairs, coded, *given) if is_native(*given) else None
     return found
-
-
-def _in_columns(weight: Tensor, padded: int) -> Tensor:
-    return functional.pad(weight.t(), (0, padded - weight.size(0))).contiguous()
 
 
 def _look_up(table: Tensor, pairs: Pairs) -> Tensor:

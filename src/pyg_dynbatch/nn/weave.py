@@ -410,35 +410,37 @@ class WeaveConv(nn.Module):
 
     def _total(self, between: Tensor, own: Tensor, pairs: Pairs, coded: bool) -> Tensor:
         """Apply the linear map of f_P, to the second part once per code."""
-        weight_between, weight_own = self.lin_p.weight.split(
-            [self.lin_ap.out_features, self.lin_pp.out_features], 1
-        )
-        total = functional.linear(own, weight_own, self.lin_p.bias)
+        weight_between, total = self._own_total(own)
         if coded:
             total = code_rows(total, pairs)
         if total.dtype == between.dtype == weight_between.dtype:
             return total.addmm_(between, weight_between.t())
         return torch.addmm(total, between, weight_between.t())
 
-    def sum_updated(
-        self, after: "WeaveConv", x: Tensor, pair: Tensor, pairs: Pairs, *, coded: bool = False
-    ) -> Tensor | None:
-        """Compute what the next module sums of the updated pairs, whose rows are not kept.
+    def _own_total(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        widths = [self.lin_ap.out_features, self.lin_pp.out_features]
+        weight_between, weight_own = self.lin_p.weight.split(widths, 1)
+        return weight_between, functional.linear(own, weight_own, self.lin_p.bias)
 
-        None where these are needed: for gradients, norms, residuals, hooks, and not on CPUs.
-        """
+    def sum_updated(
+        self, after: "WeaveConv", x: Tensor, pair: Tensor, pairs: Pairs, coded: bool
+    ) -> Tensor | None:
+        """Compute what the next module sums of the updated pairs; None if their rows are needed."""
         linear = (self.lin_ap, self.lin_pp, self.lin_p, after.lin_pa)
-        simple = type(self) is type(after) is WeaveConv and self.norm is after.norm is None
-        adds = self.residual and self.pair_in == self.pair_out
-        if adds or not simple or not all(calls_only(n, forward=nn.Linear.forward) for n in linear):
+        simple = {type(self), type(after)} == {WeaveConv} and not self.residual
+        calls = (calls_only(conv, forward=WeaveConv.forward) for conv in (self, after))
+        calls = (*calls, *(calls_only(each, forward=nn.Linear.forward) for each in linear))
+        if (
+            not simple
+            or type(self) is not WeaveConv
+            or type(after) is not WeaveConv
+            or not all(calls)
+        ):
             return None
         self._check(x, pair, pairs, coded)
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
-        weight_between, weight_own = self.lin_p.weight.split(
-            [self.lin_ap.out_features, self.lin_pp.out_features], 1
-        )
-        own = functional.linear(own, weight_own, self.lin_p.bias)
-        given = (self.split(x, pairs), own, weight_between, after.lin_pa.weight, after.lin_pa.bias)
+        weight, total = self._own_total(own)
+        given = (self.split(x, pairs), total, weight, after.lin_pa.weight, after.lin_pa.bias)
         return pair_layers(*given, pairs=pairs, coded=coded)
 
     def _calls_between(self) -> bool:
@@ -593,13 +595,11 @@ class WeaveStack(nn.Module):
                 return self._by_blocks(x, table, pairs, self.pair_block)
         pair = table
         for level, conv in enumerate(convs):
-            if level + 2 == len(convs) and calls_only(conv, forward=WeaveConv.forward):
-                after, total = convs[-1], None
-                if calls_only(after, forward=WeaveConv.forward):
-                    total = conv.sum_updated(after, x, pair, pairs, coded=level == 0)
+            if level + 2 == len(convs):
+                total = conv.sum_updated(convs[-1], x, pair, pairs, level == 0)
                 if total is not None:
                     x = conv.update_atoms(x, conv.sum_pairs(pair, pairs, coded=level == 0))
-                    return after.update_atoms(x, total)
+                    return convs[-1].update_atoms(x, total)
             x, pair = conv(x, pair, pairs, coded=level == 0)
         return x
 

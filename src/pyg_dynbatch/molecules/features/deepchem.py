@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Float32, UInt8
 
 from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures, RowTable
-from pyg_dynbatch.molecules.features.kearnes import BONDS, FIRST_BOND, LONGEST, NO_BOND, bond_matrix, coded_pairs
+from pyg_dynbatch.molecules.features.kearnes import (
+    BONDS,
+    FIRST_BOND,
+    LONGEST,
+    NO_BOND,
+    bond_matrix,
+    coded_pairs,
+)
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.features.rdkit_access import Mol, atoms_of, bonds_of, chem, columns_of
 

@@ -34,6 +34,7 @@ from pyg_dynbatch.molecules.features.rdkit_access import (
     canonical_smiles,
     chem,
     largest_fragment,
+    list_rings,
     parse_smiles,
     rdkit_version,
     sanitized_copy,
@@ -225,6 +226,7 @@ class MoleculeFeaturizer:
             # Of copies, because descriptors may set properties of the molecule that features read.
             row = [_checked_row(part.row(chem().Mol(whole)), part) for part in self._descriptors]
             descriptor = np.concatenate(row)
+        list_rings(mol)
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
         text = molecule.strip() if isinstance(molecule, str) else None
         return MoleculeArrays(rows, codes.take(upper_triangle(len(codes))), descriptor, text)

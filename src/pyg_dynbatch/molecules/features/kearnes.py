@@ -23,6 +23,7 @@ from pyg_dynbatch.molecules.features.rdkit_access import (
     columns_of,
     rdkit_data_folder,
     rdkit_module,
+    rings_of,
 )
 
 ELEMENTS = ("H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I")
@@ -94,7 +95,7 @@ class KearnesAtoms(AtomFeatures):
         """
         atoms, kind = atoms_of(mol), chem().Atom
         rings: list[tuple[int, ...]] = [()] * len(atoms)
-        for ring in mol.GetRingInfo().AtomRings():
+        for ring in rings_of(mol):
             if len(ring) <= RING_SIZES[-1]:
                 for atom in ring:
                     rings[atom] += (len(ring),)
@@ -249,7 +250,9 @@ class KearnesPairs(PairFeatures):
         if np.count_nonzero(orders) == 2 * mol.GetNumBonds():
             return coded_pairs(mol, _CODES_BY_ORDER.take((2 * orders).astype(np.intp)))
         kinds = columns_of("BondType", BONDS)
-        found = ((bond, FIRST_BOND + 2 * kinds.get(bond.GetBondType(), 4)) for bond in bonds_of(mol))
+        found = (
+            (bond, FIRST_BOND + 2 * kinds.get(bond.GetBondType(), 4)) for bond in bonds_of(mol)
+        )
         return coded_pairs(mol, bond_matrix(mol, found))
 
 
@@ -284,14 +287,12 @@ def bond_matrix(mol: Mol, codes: Iterable[tuple[Any, int]]) -> UInt8[np.ndarray,
     return matrix
 
 
-def coded_pairs(
-    mol: Mol, bonds: UInt8[np.ndarray, "atom atom"]
-) -> UInt8[np.ndarray, "atom atom"]:
+def coded_pairs(mol: Mol, bonds: UInt8[np.ndarray, "atom atom"]) -> UInt8[np.ndarray, "atom atom"]:
     """Return the codes of all pairs from the rings and a matrix of bonds.
 
     A common ring adds 1 to the code of a bond, too.
     """
-    atoms, rings = len(bonds), mol.GetRingInfo().AtomRings()
+    atoms, rings = len(bonds), rings_of(mol)
     codes = np.empty_like(bonds)
     if (native := extension()) is not None:
         listed = array("q", chain.from_iterable((len(ring), *ring) for ring in rings))

@@ -56,7 +56,9 @@ class AtomPacking:
         self.num_tasks, self.num_descriptors = num_tasks, num_descriptors
         self._columns = {kind: np.flatnonzero(np.array(kinds) == kind) for kind in KINDS}
         whole = np.full(num_descriptors, np.nan, np.float32) if num_descriptors else None
-        self.blank = MoleculeArrays(np.empty((0, self.width), np.float32), np.empty(0, np.uint8), whole)
+        self.blank = MoleculeArrays(
+            np.empty((0, self.width), np.float32), np.empty(0, np.uint8), whole
+        )
 
     def pack(self, molecules: Sequence[MoleculeArrays]) -> dict[str, np.ndarray]:
         """Pack molecules; ``smiles``, ``row`` and ``y`` may be absent."""

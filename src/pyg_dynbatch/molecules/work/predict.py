@@ -41,6 +41,7 @@ from pyg_dynbatch.molecules.nets.properties import (
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.samplers import pack_in_order
 
+_NOTED = 8 * CHUNK  # rows after which a killed run continues
 _FEATURE_FILE = f":{FeatureFile.__qualname__}"
 
 
@@ -164,7 +165,8 @@ class MoleculePredictor:
 
     @torch.no_grad()
     def _one_batch(self, molecules: Sequence[MoleculeData], fingerprints: bool) -> Predicted:
-        batch = self.collater(molecules).to(self.device)
+        batch = self.collater(molecules)
+        batch = batch if self.device.type == "cpu" else batch.to(self.device)
         samples = torch.stack([row for model in self.models for row in self._passes(model, batch)])
         deviation = samples.std(0).cpu().numpy() if len(samples) > 1 else None
         network: Any = self.models[0].network
@@ -448,7 +450,7 @@ class PredictionFiles:
                     self.reason = self.reason or f"row {row.record.row}: {row.status}"
                     if errors is not None:
                         write_errors(errors, [row.error], header=False)
-                if self.rows % CHUNK == 0:
+                if self.rows % _NOTED == 0:
                     self._write_note(files)
             file.flush()
             if prints is not None and not self._is_text:
