@@ -163,7 +163,8 @@ def cip_labels(mol: Mol) -> list[tuple[int, str]]:
 
 
 @cache
-def _bonding_patterns(family: str) -> list[Any]:
+def bonding_patterns(family: str) -> list[Any]:
+    """Return the patterns of a family of ``BaseFeatures.fdef``."""
     # The factory itself is the slowest part of all features; matching its patterns directly finds
     # the same atoms in a third of the time.
     path = str(rdkit_data_folder() / "BaseFeatures.fdef")
@@ -177,7 +178,7 @@ def hydrogen_bonding_atoms(mol: Mol, family: str) -> list[int]:
     """Return the atoms of a family (Donor, Acceptor) of RDKit's ``BaseFeatures.fdef``."""
     found = (
         mol.GetSubstructMatches(pattern, maxMatches=mol.GetNumAtoms())
-        for pattern in _bonding_patterns(family)
+        for pattern in bonding_patterns(family)
     )
     return sorted({atom for matches in found for match in matches for atom in match})
 

@@ -162,14 +162,9 @@ def parse_smiles(smiles: object) -> Mol:
     return _parsed(read, "[H" in text, lambda: f"syntax: {_syntax_fault(first)}", text)
 
 
-def _from_smiles(
-    text: str,
-    readable: bool,
-    sanitize: bool = True,
-    removeHs: bool = True,  # noqa: N803 - of RDKit
-) -> Mol:
-    if removeHs:
-        return chem().MolFromSmiles(text, sanitize=sanitize) if readable else None
+def _from_smiles(text: str, readable: bool, **given: bool) -> Mol:
+    if "removeHs" not in given:
+        return chem().MolFromSmiles(text, **given) if readable else None
     options = chem().SmilesParserParams()
     options.removeHs = False
     return chem().MolFromSmiles(text, options)
