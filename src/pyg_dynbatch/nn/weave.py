@@ -428,14 +428,9 @@ class WeaveConv(nn.Module):
         """Compute what the next module sums of the updated pairs; None if their rows are needed."""
         linear = (self.lin_ap, self.lin_pp, self.lin_p, after.lin_pa)
         simple = {type(self), type(after)} == {WeaveConv} and not self.residual
-        calls = (calls_only(conv, forward=WeaveConv.forward) for conv in (self, after))
-        calls = (*calls, *(calls_only(each, forward=nn.Linear.forward) for each in linear))
-        if (
-            not simple
-            or type(self) is not WeaveConv
-            or type(after) is not WeaveConv
-            or not all(calls)
-        ):
+        calls = [calls_only(conv, forward=WeaveConv.forward) for conv in (self, after)]
+        calls += [calls_only(each, forward=nn.Linear.forward) for each in linear]
+        if not (simple and self.norm is after.norm is None and all(calls)):
             return None
         self._check(x, pair, pairs, coded)
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
