@@ -27,22 +27,22 @@ SHARED_NAMES = ["TensorType", "Collater"]
 MAX_FILES = 140
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 5_950,
-    "blocks": 6_088,
-    "compat": 303,
-    "core": 6_222,
-    "documents": 719,
-    "molecules": 8_610,
+    "autobatch": 5_867,
+    "blocks": 6_035,
+    "compat": 307,
+    "core": 6_176,
+    "documents": 707,
+    "molecules": 8_592,
     "native": 0,
-    "kernels": 1_591,
-    "nn": 3_180,
-    "training": 2_607,
-    "trees": 4_259,
-    "other files": 3_012,
-    "installed": 42_532,
+    "kernels": 1_574,
+    "nn": 3_117,
+    "training": 2_557,
+    "trees": 4_234,
+    "other files": 3_014,
+    "installed": 42_180,
     "benchmarks": 7_210,
 }
-MAX_CODE = 27_446
+MAX_CODE = 27_066
 MAX_LINES_OF_C = 4_940
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

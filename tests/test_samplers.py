@@ -159,7 +159,7 @@ BAD_OPTIONS = [
     ({"sizes": [1, -2]}, "a size is negative"),
     ({"max_nodes": 0}, "max_nodes is too small"),
     ({"virtual_ranks": 0}, "virtual_ranks is too small"),
-    ({"seed": -1}, "seed is negative"),
+    ({"seed": -1}, "seed is too small"),
     ({"oversize": "cut"}, "unknown value of oversize"),
     ({"sampler": SequentialSampler(range(5))}, "sizes belong to a different data set"),
 ]

@@ -90,14 +90,10 @@ def _blamed_on_the_folder(path: Path) -> Iterator[None]:
     except (BlockingIOError, ConnectionError):
         raise  # in use, or the content could not be fetched: the folder is not to blame
     except OSError as error:
-        raise mismatch(
-            OSError,
-            f"{path.name}: the file cannot be written",
-            "a folder that can be written",
-            f"{type(error).__name__}: {error.strerror or error}",
-            where=path.parent,
-            hint="another folder; or check its permissions and the free space",
-        ) from error
+        what, wanted = f"{path.name}: the file cannot be written", "a folder that can be written"
+        got = f"{type(error).__name__}: {error.strerror or error}"
+        hint = "another folder; or check its permissions and the free space"
+        raise mismatch(OSError, what, wanted, got, where=path.parent, hint=hint) from error
 
 
 class _WatchedFile(io.FileIO):

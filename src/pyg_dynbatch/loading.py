@@ -361,14 +361,10 @@ def _check_same_fields(examples: Sequence[Data], excluded: Collection[str], name
         if found.keys() != expected.keys():
             missing = [f"no {key}" for key in sorted(expected.keys() - found.keys())]
             further = [f"also {key}" for key in sorted(found.keys() - expected.keys())]
-            raise mismatch(
-                ValueError,
-                f"{name}: an example has other fields than the first of its batch",
-                ", ".join(sorted(expected)),
-                ", ".join(missing + further),
-                where=where,
-                hint="give all examples the same fields, or name the field in exclude_keys",
-            )
+            what = f"{name}: an example has other fields than the first of its batch"
+            texts = ", ".join(sorted(expected)), ", ".join(missing + further)
+            hint = "give all examples the same fields, or name the field in exclude_keys"
+            raise mismatch(ValueError, what, *texts, where=where, hint=hint)
         key = next(key for key in found if found[key] != expected[key])
         what = f"{name}: {key} has a different dtype or width than in the first example"
         shown = describe_value(first[key]), describe_value(example[key])
@@ -411,10 +407,9 @@ class ResumableLoader(PyGDataLoader):
         collate_fn = kwargs.pop("collate_fn", None)
         # Lightning passes the collater on when it rebuilds a loader.
         if collate_fn is not None and type(collate_fn) is not type(collater):
-            what = (
-                f"{name}: collate_fn is given; this loader collates with {type(collater).__name__}"
-            )
+            what, kind = f"{name}: collate_fn is given", type(collater).__name__
             hint = "torch.utils.data.DataLoader(dataset, collate_fn=…)"
+            what += f"; this loader collates with {kind}"
             raise mismatch(TypeError, what, got=collate_fn, hint=hint)
         sizes = getattr(kwargs.get("batch_sampler"), "sizes", None)
         if sizes is not None and hasattr(dataset, "__len__") and len(sizes) != len(dataset):

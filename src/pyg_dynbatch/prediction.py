@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, check_checksums, existing
 
+Columns = dict[str, np.ndarray]
+
 SAME_CONFIGURATION = "use the configuration the checkpoint was made with"
 _PREFIX = "model."  # of the weights of a model in the checkpoint of its task
 
@@ -73,19 +75,20 @@ class Model(nn.Module, ABC):
         """Check the options a checkpoint was made with; the default accepts all."""
 
     @classmethod
+    def data_of(cls, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint notes of its data, which members of an ensemble must share."""
+        return {}
+
+    @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
         """Build a model for prediction from the result of :func:`read_checkpoint`."""
         kind = checkpoint.get("pyg_dynbatch_task")
         if kind != cls.task or "hyper_parameters" not in checkpoint:
-            raise mismatch(
-                ValueError,
-                f"{cls.task}: the model cannot be built from this checkpoint",
-                f"a checkpoint of {cls.task} with hyper_parameters",
-                "no hyper_parameters"
-                if kind == cls.task
-                else f"one of {kind or 'another program'}",
-                where=path,
-            )
+            what = f"{cls.task}: the model cannot be built from this checkpoint"
+            expected = f"a checkpoint of {cls.task} with hyper_parameters"
+            other = f"one of {kind or 'another program'}"
+            got = other if kind != cls.task else "no hyper_parameters"
+            raise mismatch(ValueError, what, expected, got, where=path)
         left_out = ("optimizer", "rate", *cls.task_options)
         options = checkpoint["hyper_parameters"].items()
         model = cls(**{n: v for n, v in options if n not in left_out and not n.startswith("_")})
@@ -179,11 +182,17 @@ def average(
     ``options`` are the hyper-parameters of the model, which is not changed, and ``name`` is the
     task it belongs to.
     """
-    members = []
+    members, data = [], None
     for path in map(Path, checkpoints):
         checkpoint = read_checkpoint(path)
         with naming_file(path):
             model.check(checkpoint, name, options)
+            own = model.data_of(checkpoint)
+            for key, *values in differences(own if data is None else data, own):
+                what = f"{name or model.task}: two members prepare the data differently"
+                texts = (str(value)[:80] for value in values)
+                raise mismatch(ValueError, what, *texts, where=key)
+        data = own
         members.append(copy.deepcopy(model))
         members[-1].load_state_dict(_weights(checkpoint))
     # The average keeps the scale of the targets, with which errors are measured.
@@ -202,6 +211,35 @@ def evaluating(module: nn.Module) -> Iterator[nn.Module]:
     finally:
         for part in in_training:
             part.training = True
+
+
+class Predictor:
+    """Base of what predicts with several checkpoints of one kind of model, on one device."""
+
+    kind: ClassVar[type[Any]]
+
+    def __init__(self, checkpoints: Sequence[Any], device: str) -> None:
+        if not checkpoints:
+            what = f"{type(self).__name__}: no checkpoints"
+            raise mismatch(ValueError, what, "at least one", 0)
+        self.checkpoints, self.device = checkpoints, checked_device(device)
+
+    def averaged(self, **changed: Any) -> Any:
+        """Return a model that predicts the mean of all checkpoints, with some options changed."""
+        first = read_checkpoint(self.checkpoints[0])
+        options = first.get("hyper_parameters", {})
+        options.update(changed)
+        model = self.kind.from_checkpoint(first, self.checkpoints[0])
+        if self.checkpoints[1:]:
+            model = average(model, options, self.checkpoints).eval()
+        return model.to(self.device)
+
+
+def computed(model: Model, batch: Any) -> Columns:
+    """Return the columns of the predictions of a batch, on the host."""
+    with evaluating(model):
+        columns = model.predict(batch)
+    return {name: value.cpu().numpy() for name, value in columns.items()}
 
 
 class ExactBuffers(nn.Module):
@@ -280,8 +318,6 @@ def checked_device(name: str) -> torch.device:
 
 
 # Tables of predictions ----------------------------------------------------------------------------
-
-Columns = dict[str, np.ndarray]
 
 
 def tree_rows(columns: Columns) -> Columns:

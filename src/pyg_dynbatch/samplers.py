@@ -22,7 +22,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, count_or_none, mismatch
 
 Batch = list[int]
 
@@ -201,7 +201,8 @@ class EpochSampler(RandomSampler):
 
     def __init__(self, data_source: Sized, seed: int | None = None) -> None:
         super().__init__(data_source)
-        self.seed = seed = torch.initial_seed() % 2**32 if seed is None else checked_seed(seed)
+        seed = torch.initial_seed() % 2**32 if seed is None else seed
+        self.seed = checked_count(f"{type(self).__name__}: seed", seed, least=0)
         self.epoch = 0
 
     def plan(self) -> dict[str, Any]:
@@ -218,13 +219,6 @@ class EpochSampler(RandomSampler):
         yield from order.tolist()
         if self.epoch == epoch:
             self.epoch = epoch + 1
-
-
-def checked_seed(seed: int) -> int:
-    """Return the seed unless it is negative."""
-    if seed < 0:
-        raise mismatch(ValueError, "seed is negative", "0 or more", seed)
-    return seed
 
 
 _ALWAYS = {
@@ -325,11 +319,9 @@ class NodeBudgetBatchSampler(BatchSampler):
             what = f"{name}: weights belong to a different data set"
             raise mismatch(ValueError, what, f"{len(self.sizes)} weights", len(self.weights))
         self.max_nodes = checked_count(f"{name}: max_nodes", max_nodes)
-        self.virtual_ranks: int | None = None
-        if virtual_ranks is not None:
-            self.virtual_ranks = checked_count(f"{name}: virtual_ranks", virtual_ranks)
+        self.virtual_ranks = count_or_none(f"{name}: virtual_ranks", virtual_ranks)
         self.shuffle, self.drop_last, self.oversize = shuffle, drop_last, oversize
-        self.seed: int = checked_seed(seed)
+        self.seed = checked_count(f"{name}: seed", seed, least=0)
         self.epoch = 0
         """Number of the current or next epoch."""
         self._given_ranks = _ranks_of(sampler, len(self.sizes))
@@ -361,15 +353,10 @@ class NodeBudgetBatchSampler(BatchSampler):
         return {**self._facts(), **own}
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "virtual_ranks": self.virtual_ranks,
-            "seed": self.seed if self.shuffle else None,
-            "examples": len(self.sizes),
-            "sizes": self._digest,
-            "max_nodes": self.max_nodes,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-        }
+        seed = self.seed if self.shuffle else None
+        facts = {"seed": seed, "examples": len(self.sizes), "sizes": self._digest}
+        options = ("virtual_ranks", "max_nodes", "shuffle", "drop_last")
+        return facts | {name: getattr(self, name) for name in options}
 
     def compare_ranks(self) -> None:
         """Check that all ranks of the default process group have the same plan.
@@ -388,14 +375,10 @@ class NodeBudgetBatchSampler(BatchSampler):
         torch.distributed.all_gather_object(plans, self._facts())
         for rank, other in enumerate(plans):
             for key in (key for key in other if other[key] != plans[0][key]):
-                raise mismatch(
-                    ValueError,
-                    f"{type(self).__name__}: ranks have different plans, so different batches",
-                    f"{key} {plans[0][key]}, as on rank 0",
-                    f"{key} {other[key]}",
-                    where=f"rank {rank}",
-                    hint="the same data, in the same order, and the same seed on all ranks",
-                )
+                what = f"{type(self).__name__}: ranks have different plans, so different batches"
+                wanted, got = f"{key} {plans[0][key]}, as on rank 0", f"{key} {other[key]}"
+                hint = "the same data, in the same order, and the same seed on all ranks"
+                raise mismatch(ValueError, what, wanted, got, where=f"rank {rank}", hint=hint)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan, the epoch, and the number of its steps whose batches were returned.
@@ -486,14 +469,11 @@ class NodeBudgetBatchSampler(BatchSampler):
             return list(range(len(self.sizes)))
         if self.oversize == "raise":
             more = f" ({len(too_big)} examples are too big)" if len(too_big) > 1 else ""
-            raise mismatch(
-                ValueError,
-                "NodeBudgetBatchSampler: an example is larger than the budget",
-                f"at most {self.max_nodes} nodes",
-                f"{self.sizes[too_big[0]]} nodes{more}",
-                where=f"example {too_big[0]}",
-                hint=f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'",
-            )
+            what, wanted = "an example is larger than the budget", f"at most {self.max_nodes} nodes"
+            what, where = f"NodeBudgetBatchSampler: {what}", f"example {too_big[0]}"
+            got = f"{self.sizes[too_big[0]]} nodes{more}"
+            hint = f"max_nodes={max(self.sizes)}, oversize='alone' or oversize='skip'"
+            raise mismatch(ValueError, what, wanted, got, where=where, hint=hint)
         left_out = f"left out {len(too_big)} of {len(self.sizes)} examples"
         reason = f"more than {self.max_nodes} nodes, the first of them example {too_big[0]}"
         warnings.warn(f"NodeBudgetBatchSampler: {left_out} with {reason}.", stacklevel=3)

@@ -304,13 +304,8 @@ def assert_cell_agrees(
     signature = engine.operations["node"].signature
     recordings = [recording_of_structure(signature, structure) for structure in structures]
     batch = Batch.from_data_list([_with_defaults(structure) for structure in structures])
-    by_structure = schedule_structure(
-        batch.edge_index,
-        batch.num_nodes,
-        child_slot=batch.child_slot,
-        arity=arity,
-        has_input=batch.has_input,
-    )
+    options = {"child_slot": batch.child_slot, "has_input": batch.has_input}
+    by_structure = schedule_structure(batch.edge_index, batch.num_nodes, arity=arity, **options)
     by_program = [step.size for step in schedule_recordings(recordings).steps]
     sizes = {"recordings": by_program, "structures": list(by_structure.level_sizes)}
     _assert_agree("step sizes", sizes, 0.0)

@@ -386,8 +386,8 @@ ERRORS: list[Any] = [
      "unknown policy 'depht'", "'agenda'"),
     (ValueError, lambda: td.Map(add()).set_input_type(td.SequenceType(([], []))).eval([(1, 2, 3)]),
      "wrong number of items"),
-    (ValueError, lambda: td.group_by_batches([], 0), "no batch"),
-    (ValueError, lambda: td.epochs([], -1), "below 0"),
+    (ValueError, lambda: td.group_by_batches([], 0), "batch_size is too small"),
+    (ValueError, lambda: td.epochs([], -1), "n is too small"),
     (lambda: td.epochs(3), "cannot be iterated over"),  # type: ignore[arg-type]
 ]  # fmt: skip
 

@@ -356,7 +356,7 @@ def test_impossible_batches_are_refused() -> None:
         (ValueError, [tree, {**tree, "node_order": [1]}], ("node_order", "[3]", "tree 1")),
         (ValueError, [{**tree, "edge_order": [1]}], ("edge_order", "[2]", "tree 0")),
         (TypeError, [{**tree, "adjacency_list": edges[0]}], ("[edge, 2]", "int64 tensor [2]")),
-        (KeyError, [{"features": tree["features"]}], ("node_order",)),
+        (ValueError, [tree, {"features": tree["features"]}], ("entry is missing", "tree 1")),
         (ValueError, [tree, {**tree, "features": torch.ones(3, 1)}], ("[3, 2]", "tree 1")),
     ]
     for error, trees, parts in cases:

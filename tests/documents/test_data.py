@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,18 @@ def test_documents_can_be_nested_a_thousand_levels(tmp_path: Path) -> None:
     assert nodes["$.y"]["ignored"]  # at every level
 
 
-@pytest.mark.parametrize("shares", [{"val_share": -0.5}, {"val_share": 0.5, "test_share": 0.5}])
-def test_shares_that_leave_no_split_are_refused(shares: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="at least 0, in sum below 1"):
-        DocumentFileData("all.jsonl", "y", **shares)
+BAD_DRAWS: list[tuple[dict[str, Any], str]] = [
+    ({"val_share": -0.5}, "val_share is out of range"),
+    ({"test_share": math.nan}, "test_share is out of range"),
+    ({"val_share": 0.5, "test_share": 0.5}, "in sum below 1"),
+    ({"split_seed": -1}, "split_seed is too small"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), BAD_DRAWS)
+def test_draws_that_leave_no_split_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        DocumentFileData("all.jsonl", "y", **options)
 
 
 @pytest.mark.parametrize("numbers", [("0.1", "0.1"), ("1e-300", "2e-300")])

@@ -234,7 +234,7 @@ def parts(*numbers: list[int]) -> Split:
 
 PART = "not the name of a part.\n +expected: train, val, test\n +got: +'holdout'\n.*record 1"
 FRACTIONS = r"the fractions cannot be used[\s\S]*got: +\[%s"
-FOLDS = r"the number of folds is out of range[\s\S]*3 to 6, the examples\n +got: +2"
+FOLDS = r"the number of folds is out of range[\s\S]*\[3, 6\]\n +got: +2"
 NO_VALUE = r"a record has no value[\s\S]*1 values, none for record 3"
 
 

@@ -256,10 +256,16 @@ def layer(*given: Any, direction: str = "bottom_up", **options: Any) -> Tensor:
         (lambda: schedule_structure(EDGES, 7, arity=TEXT), "ValueError … invalid arity"),
         (
             lambda: NaryTreeLSTM(2, 2, recurrent_dropout=1.0),
-            "ValueError … probability … 0 <= p < 1",
+            "ValueError … recurrent_dropout … a number in [0, 1)",
         ),
-        (lambda: ChildSumTreeLSTM(2, 2, recurrent_dropout=1.0), "ValueError … not a probability"),
-        (lambda: TreeGRU(2, 2, recurrent_dropout=1.0), "ValueError … not a probability"),
+        (
+            lambda: ChildSumTreeLSTM(2, 2, recurrent_dropout=1.0),
+            "ValueError … recurrent_dropout is out of range",
+        ),
+        (
+            lambda: TreeGRU(2, 2, recurrent_dropout=1.0),
+            "ValueError … recurrent_dropout is out of range",
+        ),
         (lambda: layer(X[:, :2], EDGES), "TypeError: NaryTreeLSTM: invalid input rows … [row, 3]"),
         (
             lambda: layer(X[:, :2], EDGES),

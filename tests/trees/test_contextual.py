@@ -511,8 +511,12 @@ def test_checkpoints_of_other_vectors_are_refused(model, tmp_path, capsys):
     content = torch.load(paths[1], weights_only=True)
     content["TreeFileData"]["encoder"]["mean"] = (0.5,) * 2 * WIDTH
     torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=r"different vocabularies or encoders"):
-        TreePredictor([paths[0], tmp_path / "other.ckpt"])
+    mixed = [paths[0], tmp_path / "other.ckpt"]
+    refused = pytest.raises(ValueError, match=r"two members prepare the data differently")
+    with refused:
+        TreePredictor(mixed)
+    with refused:
+        ensemble_of(task(data, embedding_channels=8), mixed)
     data = {name: f"{tmp_path / name.removesuffix('_file')}.txt" for name in FILES}
     vectors = {"source": "contextual", "file": model, "layers": [0, 2]}
     given = {"model": ("TreeClassification", SMALL), "data": ("TreeFileData", data)}

@@ -212,7 +212,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
 
 
 BAD_RECIPES = [
-    ({"max_args": 1}, r"ListOpsRecipe: max_args is too small[\s\S]*at least 2"),
+    ({"max_args": 1}, r"ListOpsRecipe: max_args is too small[\s\S]*2 or more"),
     ({"val": 20, "max_depth": 1}, "there are not enough distinct expressions"),
     ({"train": 5}, r"ListOps: the split 'val' is empty"),
 ]

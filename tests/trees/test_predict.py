@@ -65,7 +65,7 @@ def test_several_checkpoints_are_averaged(tmp_path: Path) -> None:
     found = TreePredictor(paths).predict([tree])["probability"]
     np.testing.assert_allclose(found, np.mean(parts, 0), rtol=1e-5)
     other = tree_checkpoint(tmp_path / "other.ckpt", 1, ["good", "not", "so"])
-    with pytest.raises(ValueError, match="different vocabularies"):
+    with pytest.raises(ValueError, match="prepare the data differently"):
         TreePredictor([paths[0], other])
     with pytest.raises(ValueError, match="no checkpoints"):
         TreePredictor([])

@@ -16,15 +16,13 @@ from pyg_dynbatch.autobatch.programs import (
     endless,
     flattened,
     out_of_range,
-    record_own,
     type_of,
     unflattened,
 )
-from pyg_dynbatch.autobatch.ragged import as_row
+from pyg_dynbatch.autobatch.ragged import as_row, record_own
 from pyg_dynbatch.autobatch.session import Session
 from pyg_dynbatch.autobatch.stack import Node
 from pyg_dynbatch.core.errors import checked_count, describe_value, mismatch
-from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.types import TensorType
 
 
@@ -71,13 +69,13 @@ def while_loop(
         (tensor(0.6250), tensor(3))
     """
     owner = "autobatch.while_loop"
-    session, most = _session("a loop"), max_iterations
+    session, most = ACTIVE.session_for("it has a loop"), max_iterations
     if type(most) is not int or most < 1:
         most = checked_count(f"{owner}: max_iterations", most)
     if not isinstance(carried_inputs, tuple | list) or not carried_inputs:
         what, wanted = f"{owner}: the state is not a tuple", "a tuple of tensors, such as (x, y)"
-        got = describe_value(carried_inputs)
-        raise mismatch(TypeError, what, wanted, got, where=_where(), hint="(x,) for one tensor")
+        got, hint = describe_value(carried_inputs), "(x,) for one tensor"
+        raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
     state: tuple[Any, ...] = tuple(carried_inputs)
     leaves, shape = _read(state, f"{owner}: the state holds")
     structure = shape.structure
@@ -146,7 +144,7 @@ def cond(
         >>> cond(x > 0, lambda x: x.sqrt(), lambda x: 2 * x, (x,))
         tensor(-6.)
     """
-    session, owner = _session("a branch"), "autobatch.cond"
+    session, owner = ACTIVE.session_for("it has a branch"), "autobatch.cond"
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
     chosen = _scalar(pred, f"{owner}: the condition", {torch.bool}, "a boolean", "x.sum() > 0")
@@ -182,17 +180,17 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], operands: Sequenc
         >>> switch(torch.tensor(1), [torch.sin, torch.neg, torch.exp], (torch.tensor(2.0),))
         tensor(-2.)
     """
-    session, owner = _session("a branch"), "autobatch.switch"
+    session, owner = ACTIVE.session_for("it has a branch"), "autobatch.switch"
     if not isinstance(branches, Sequence) or not branches:
         got = describe_value(branches) if not isinstance(branches, Sequence) else "none"
         what = f"{owner}: no list of functions"
-        raise mismatch(TypeError, what, "at least one function", got, where=_where())
+        raise mismatch(TypeError, what, "at least one function", got, where=ACTIVE.where())
     integers = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     if not isinstance(index, int) or isinstance(index, bool):
         index = _scalar(index, f"{owner}: the index", integers, "an integer", "scores.argmax()")
     if session is None or isinstance(index, int):
         if not 0 <= int(index) < len(branches):
-            raise out_of_range([int(index)], len(branches), _where())
+            raise out_of_range([int(index)], len(branches), ACTIVE.where())
         return _checked(branches[int(index)](*operands), f"{owner}: branch {int(index)}")
     named = {f"branch {number}": branch for number, branch in enumerate(branches)}
     return _choose(session, owner, index, named, operands)
@@ -243,17 +241,6 @@ def _keys(bodies: Sequence[tuple[Body, tuple[int, ...]]]) -> list[Any]:
     return [part for body, outputs in bodies for part in (tuple(body.code), outputs)]
 
 
-def _session(what: str) -> Session | None:
-    if ACTIVE.examining:
-        raise NeedsPython(f"it has {what}")
-    session: Session | None = ACTIVE.session
-    return session
-
-
-def _where() -> str:
-    return "" if ACTIVE.session is None else ACTIVE.session.where()
-
-
 class _Shape(NamedTuple):
     """The structure of a value, and the type of each tensor in it; ``None`` for stacks."""
 
@@ -276,7 +263,7 @@ def _read(value: Any, what: str) -> tuple[list[Any], _Shape]:
             what = f"{what} something else than tensors"
             wanted, got = "tensors, stacks, and tuples, lists or dicts of them", f"{got}{place}"
             hint = "a tensor, such as torch.tensor(0.0)"
-            raise mismatch(TypeError, what, wanted, got, where=_where(), hint=hint)
+            raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
     return leaves, _Shape(structure, tuple(types))
 
 
@@ -292,7 +279,7 @@ def _scalar(value: Any, what: str, dtypes: set[torch.dtype], wanted: str, hint: 
     if found is None or found.dtype not in dtypes or found.shape not in ((), (1,)):
         got = found or describe_value(value)
         what, wanted = f"{what} is not {wanted}", f"{wanted} tensor of shape []"
-        raise mismatch(TypeError, what, wanted, got, where=_where(), hint=f"such as {hint}")
+        raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=f"such as {hint}")
     return value
 
 
@@ -304,7 +291,7 @@ def _condition(value: Any) -> Any:
 def _result(value: Any, what: str) -> tuple[list[Any], _Shape]:
     leaves, shape = _read(value, f"{what} returns")
     if not leaves:
-        raise mismatch(TypeError, f"{what} returns no tensor", "one, or more", where=_where())
+        raise mismatch(TypeError, f"{what} returns no tensor", "one, or more", where=ACTIVE.where())
     return leaves, shape
 
 
@@ -321,12 +308,12 @@ def _next_state(found: Any, wanted: _Shape) -> list[Any]:
     leaves, got = _read(found, f"{owner}: the body returns")
     if got.structure != wanted.structure:
         facts = (wanted.structure, got.structure)
-        raise mismatch(TypeError, what, *facts, where=_where(), hint=hint)
+        raise mismatch(TypeError, what, *facts, where=ACTIVE.where(), hint=hint)
     for number, (before, now) in enumerate(zip(wanted.types, got.types, strict=True)):
         if before is not None and now is not None and now != before:
             hint = "an autobatch.Stack for what grows"
             if now.dtype != before.dtype:
                 hint = f".to({before.dtype}) in the body; or .to({now.dtype}) before"
             facts = (before, f"{now}{_place(found, number)}")
-            raise mismatch(TypeError, what, *facts, where=_where(), hint=hint)
+            raise mismatch(TypeError, what, *facts, where=ACTIVE.where(), hint=hint)
     return leaves

@@ -145,10 +145,7 @@ def _described(target: Any, changed: Tensor) -> str:
 
 
 def _changes(name: str, what: str, where: str) -> RuntimeError:
-    what, wanted = (
-        f"autobatch: {name} changes {what} when it is called",
-        "the same result every time",
-    )
+    what, wanted = f"autobatch: {name} changes {what} when it is called", "equal results each time"
     hint = "keep no state between calls, or autobatch.open(module)"
     return mismatch(RuntimeError, what, wanted, where=where, hint=hint)
 

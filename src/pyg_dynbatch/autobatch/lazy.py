@@ -11,6 +11,7 @@ from torch import nn
 from pyg_dynbatch.autobatch import recorder
 from pyg_dynbatch.autobatch.recorder import OPERATORS, SPECIAL, Method, Value
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.listing import NeedsPython
 
 
 class _Active(threading.local):
@@ -27,6 +28,16 @@ class _Active(threading.local):
     @session.setter
     def session(self, session: Any) -> None:
         recorder.activate(session)
+
+    def where(self) -> str:
+        """Describe the example and the line that is running, if a model is recorded."""
+        return "" if self.session is None else self.session.where()
+
+    def session_for(self, what: str) -> Any:
+        """Return the session, if any; say what a call does that cannot be examined."""
+        if self.examining:
+            raise NeedsPython(what)
+        return self.session
 
 
 ACTIVE = _Active()
@@ -82,16 +93,18 @@ class Lazy(Value):
 
     def item(self) -> Any:
         """Compute the value and return it as a Python number."""
-        found = self._session.value_of(self)
-        while type(found) is list and len(found) == 1:
-            (found,) = found
+        found = self._number_or_list()
         return torch.tensor(found).item() if type(found) is list else found
 
     def __bool__(self) -> bool:
+        found = self._number_or_list()
+        return bool(torch.tensor(found) if type(found) is list else found)
+
+    def _number_or_list(self) -> Any:
         found = self._session.value_of(self)
         while type(found) is list and len(found) == 1:
             (found,) = found
-        return bool(torch.tensor(found) if type(found) is list else found)
+        return found
 
     def __int__(self) -> int:
         return int(self.item())
@@ -227,23 +240,15 @@ Lazy.mT = property(lambda self: self.transpose(-2, -1))  # type: ignore[attr-def
 _SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"]
 for _name, _symbol in zip(OPERATORS, _SYMBOLS, strict=True):
     setattr(Lazy, f"__i{_name}__", _refuse(f"{_symbol}="))
+# Of them equal objects need not be the same one.
+_CONSTANTS = frozenset({complex, bytes, type(...), torch.dtype, torch.device, torch.layout})
+_CONSTANTS |= {torch.memory_format}
 recorder.setup(
     lazy=Lazy,
     tensor=torch.Tensor,
     parameter=nn.Parameter,
     size=torch.Size,
-    # Of them equal objects need not be the same one.
-    constants=frozenset(
-        {
-            complex,
-            bytes,
-            type(...),
-            torch.dtype,
-            torch.device,
-            torch.layout,
-            torch.memory_format,
-        }  # fmt: skip
-    ),
+    constants=_CONSTANTS,
     module=nn.Module,
     like=torch.empty(0),
     metadata=frozenset(METADATA),

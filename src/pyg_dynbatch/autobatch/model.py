@@ -550,18 +550,15 @@ def _lazy_column(
         values.append(value)
     kinds = Counter(value._kind for value in values)
     if len(kinds) > 1:
-        first, other = list(kinds)[:2]
-        number = next(n for n, value in enumerate(values) if value._kind == other)
-        types = session.table.row_types
-        hint = "autobatch.emit(name, value) collects any number of values per example"
-        hint = "" if what.startswith("autobatch.emit") else hint
+        number = next(n for n, value in enumerate(values) if value._kind != values[0]._kind)
+        types = (str(session.table.row_types[kind]) for kind in list(kinds)[:2])
+        hint = "" if what.startswith("autobatch.emit") else _ANY_NUMBER
         where = f"example {examples[number]}"
-        raise mismatch(
-            ValueError, what, str(types[first]), str(types[other]), where=where, hint=hint
-        )
+        raise mismatch(ValueError, what, *types, where=where, hint=hint)
     return values[0]._kind, [value._number for value in values]
 
 
+_ANY_NUMBER = "autobatch.emit(name, value) collects any number of values per example"
 _LEAVES = {Lazy, Tensor, str, int, float, bool, type(None)}
 
 
@@ -576,10 +573,8 @@ def _columns_of(results: list[Any]) -> tuple[list[list[Any]], Any]:
     first = parts[0]
     for number, spec in enumerate(parts):
         if spec != first:
-            what = "autobatch: examples return different structures"
-            hint = "autobatch.emit(name, value) collects any number of values per example"
-            where = f"example {number}"
-            raise mismatch(ValueError, what, first, spec, where=where, hint=hint)
+            what, where = "autobatch: examples return different structures", f"example {number}"
+            raise mismatch(ValueError, what, first, spec, where=where, hint=_ANY_NUMBER)
     return [leaves[n :: first.num_leaves] for n in range(first.num_leaves)], first
 
 

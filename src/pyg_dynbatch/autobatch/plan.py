@@ -296,13 +296,11 @@ class Planner:
         site, values, edges = forest.site, self.values, forest.edges
         path: str = site.spec.target  # type: ignore[union-attr]
         cell: Any = self.table.modules[path]
-        schedule = schedule_structure(
-            torch.from_numpy(edges[:2]),
-            forest.records.size,
-            child_slot=None if cell.arity is None else torch.from_numpy(edges[2]),
-            arity=cell.arity,
-            has_input=torch.from_numpy(forest.inputs >= 0),
-        )
+        options: Any = {"arity": cell.arity, "has_input": torch.from_numpy(forest.inputs >= 0)}
+        if cell.arity is not None:
+            options["child_slot"] = torch.from_numpy(edges[2])
+        size = forest.records.size
+        schedule = schedule_structure(torch.from_numpy(edges[:2]), size, **options)
         read = forest.inputs[schedule.input_node.numpy()]
         inputs = torch.from_numpy(values.row[read].astype(np.int64))
         in_levels = np.empty(forest.records.size, dtype=np.int64)

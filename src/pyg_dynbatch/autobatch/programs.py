@@ -607,38 +607,3 @@ def out_of_range(chosen: Sequence[int], branches: int, where: str = "") -> Index
     wrong = next(number for number in chosen if not 0 <= number < branches)
     what, wanted = "autobatch.switch: no branch has this index", f"0 to {branches - 1}"
     return mismatch(IndexError, what, wanted, wrong, where=where, hint="index.clamp(0, n - 1)")
-
-
-def record_own(
-    session: Session, key: tuple[Any, ...], make: Callable[[], Own],
-    values: Sequence[Lazy | Sequence[Lazy]],
-) -> tuple[Lazy, ...]:  # fmt: skip
-    """Record a call of a target with a form of its own.
-
-    Args:
-        session: Records.
-        key: Together with the types of the values, equal for equal targets.
-        make: Makes the target; called if the key is new.
-        values: The arguments; a list of at least one value is a ragged argument.
-    """
-    # Under no_grad, too: calls inside have that mode, and what only moves keeps its gradient.
-    kinds = [v._kind if type(v) is Lazy else (v[0]._kind,) for v in values]  # type: ignore[index]
-    exact = (*key, *kinds)
-    site = session.table.by_key.get(exact)
-    if site is None:
-        target, types = make(), session.table.row_types
-        inputs = tuple(types[k] if isinstance(k, int) else Ragged(types[k[0]]) for k in kinds)
-        spec = Spec((target, *inputs), target, (), inputs, no_grad=False)
-        site = session.table.site_of(spec, session.device, session.where())
-        session.table.by_key[exact] = site
-    reads, code = list[int](), list[int]()
-    for value in values:
-        if type(value) is Lazy:
-            reads.append(value._number)
-            code.append(value._number)
-        else:
-            numbers = [each._number for each in value]
-            reads += numbers
-            code += [len(numbers), *numbers]
-    found = session.record(site, reads, code)
-    return (found,) if type(found) is Lazy else found

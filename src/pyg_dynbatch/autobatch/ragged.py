@@ -1,6 +1,6 @@
 """Calls that take any number of values: sums and attention over lists that differ in length."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,8 +39,7 @@ def total(values: Any, *, like: Any = None) -> Any:
     session = ACTIVE.session
     if session is None or not _has_lazy((values, like)):
         return torch.stack(list(values)).sum(0) if len(values) else torch.zeros_like(like)
-    rows, kind = _lazy(session, "total", values, like)
-    return _record(session, _summed, (), [(rows, kind)])
+    return _record(session, _summed, _lazy(session, "total", values, like))
 
 
 def attend(query: Any, keys: Any, values: Any = None) -> Any:
@@ -69,7 +68,7 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
     values = keys if values is None else _checked("attend", values, None)
     if len(keys) != len(values):
         what = "autobatch.attend: not one value per key"
-        raise mismatch(ValueError, what, len(keys), len(values), where=_where())
+        raise mismatch(ValueError, what, len(keys), len(values), where=ACTIVE.where())
     session = ACTIVE.session
     if session is None or not _has_lazy((query, keys, values)):
         weights = torch.softmax(torch.stack(list(keys)) @ query, 0)
@@ -78,8 +77,13 @@ def attend(query: Any, keys: Any, values: Any = None) -> Any:
     wanted, got = (session.table.row_types[kind] for kind in (asking._kind, ragged[0][1]))
     if wanted.shape != got.shape or len(got.shape or ()) != 1:
         what = "autobatch.attend: query and keys are not vectors of one width"
-        raise mismatch(TypeError, what, str(wanted), str(got), where=_where())
-    return _record(session, _attended, (asking,), ragged)
+        raise mismatch(TypeError, what, str(wanted), str(got), where=ACTIVE.where())
+    return _record(session, _attended, asking, *ragged)
+
+
+def _record(session: Session, function: Callable[..., Tensor], *values: Any) -> Lazy:
+    no_grad = torch.is_grad_enabled() is not session.grad
+    return record_own(session, (function, no_grad), lambda: function, values, no_grad)[0]
 
 
 def _summed(values: RaggedRows) -> Tensor:
@@ -87,13 +91,8 @@ def _summed(values: RaggedRows) -> Tensor:
 
 
 def _attended(query: Tensor, keys: RaggedRows, values: RaggedRows) -> Tensor:
-    owner = keys.segment_ids
-    scores = (keys.rows * query.index_select(0, owner)).sum(-1)
-    most = scores.new_full((keys.num_calls,), -torch.inf)
-    most = most.scatter_reduce(0, owner, scores.detach(), "amax")
-    weights = torch.exp(scores - most.index_select(0, owner))
-    norm = torch.zeros_like(most).index_add(0, owner, weights)
-    weights = weights / norm.index_select(0, owner)
+    scores = (keys.rows * query.index_select(0, keys.segment_ids)).sum(-1)
+    weights = keys._replace(rows=scores).softmax()
     shape = (-1, *[1] * (values.rows.dim() - 1))
     return values._replace(rows=values.rows * weights.view(shape)).sum()
 
@@ -117,19 +116,14 @@ def rows(tensor: Any) -> list[Any]:
     return session.outside_rows(tensor)
 
 
-def _where() -> str:
-    session = ACTIVE.session
-    return "" if session is None else session.where()
-
-
 def _checked(name: str, values: Any, like: Any) -> Sequence[Any]:
     if isinstance(values, Tensor | Lazy) or not isinstance(values, Sequence):
         what, got = f"autobatch.{name}: not a list of tensors", type(values).__name__
-        raise mismatch(TypeError, what, "a list of tensors", got, where=_where())
+        raise mismatch(TypeError, what, "a list of tensors", got, where=ACTIVE.where())
     if not len(values) and like is None:
         what = f"autobatch.{name}: the list is empty"
         hint = "like=tensor for the shape of the zeros" if name == "total" else ""
-        raise mismatch(ValueError, what, "at least one tensor", 0, where=_where(), hint=hint)
+        raise mismatch(ValueError, what, "at least one tensor", 0, where=ACTIVE.where(), hint=hint)
     return values
 
 
@@ -169,29 +163,41 @@ def _lazy(
     if len(kinds) > 1:
         what = f"autobatch.{name}: shapes or dtypes differ"
         got = ", ".join(str(session.table.row_types[kind]) for kind in sorted(kinds))
-        raise mismatch(TypeError, what, "tensors of one shape and dtype", got, where=_where())
+        raise mismatch(TypeError, what, "tensors of one shape and dtype", got, where=ACTIVE.where())
     return found, kinds.pop()
 
 
-def _record(
-    session: Session,
-    target: Any,
-    fixed: Sequence[Lazy],
-    ragged: Sequence[tuple[Sequence[Lazy], int]],
-) -> Lazy:
-    kinds = [value._kind for value in fixed] + [kind for _, kind in ragged]
-    no_grad = torch.is_grad_enabled() is not session.grad
-    key = (target, no_grad, *kinds)
-    site = session.table.by_key.get(key)
+def record_own(
+    session: Session, key: tuple[Any, ...], make: Callable[[], Any], values: Sequence[Any],
+    no_grad: bool = False,
+) -> tuple[Lazy, ...]:  # fmt: skip
+    """Record a call of a target with a form of its own, or of a function of ragged rows.
+
+    Args:
+        session: Records.
+        key: Together with the types of the values, equal for equal targets.
+        make: Makes the target; called if the key is new.
+        values: The arguments; a list of values and their row type is a ragged argument.
+        no_grad: Whether no gradient flows through it. That is false under ``no_grad``, too, for
+            targets whose calls inside have that mode: what only moves keeps its gradient.
+    """
+    kinds = [v._kind if type(v) is Lazy else (v[1],) for v in values]
+    exact = (*key, *kinds)
+    site = session.table.by_key.get(exact)
     if site is None:
-        types = [session.table.row_types[kind] for kind in kinds]
-        inputs = (*types[: len(fixed)], *map(Ragged, types[len(fixed) :]))
+        target, types = make(), session.table.row_types
+        inputs = tuple(types[k] if isinstance(k, int) else Ragged(types[k[0]]) for k in kinds)
         spec = Spec((target, no_grad, *inputs), target, (), inputs, no_grad)
-        site = session.table.by_key[key] = session.table.site_of(spec, session.device, _where())
-    reads = [value._number for value in fixed]
-    code = [*reads]
-    for values, _ in ragged:
-        numbers = [value._number for value in values]
-        reads += numbers
-        code += [len(numbers), *numbers]
-    return session.record(site, reads, code)
+        site = session.table.site_of(spec, session.device, session.where())
+        session.table.by_key[exact] = site
+    reads, code = list[int](), list[int]()
+    for value in values:
+        if type(value) is Lazy:
+            reads.append(value._number)
+            code.append(value._number)
+        else:
+            numbers = [each._number for each in value[0]]
+            reads += numbers
+            code += [len(numbers), *numbers]
+    found = session.record(site, reads, code)
+    return (found,) if type(found) is Lazy else found

@@ -111,9 +111,7 @@ class Site:
     signature: Signature | None = None
     where: str = ""
     examined: Examined | None = None
-    build: Callable[[Sequence[Lazy]], Any] | None = (
-        None  # the result of a call; None if it is one row
-    )
+    build: Callable[[Sequence[Lazy]], Any] | None = None  # the result, unless it is one row
     cell: CellCall | None = None  # for recurrent cells that can run whole schedules
     layer: Any = None  # for recurrent layers: equal for calls that differ in length only
     gradient: bool | None = False  # whether gradients flow back from it; None: as its arguments
@@ -268,9 +266,8 @@ class Table:
             return Examined(form, "ragged", leaves, tree_flatten(0)[1], False)
 
         def copy(fresh: bool = False) -> _Call:
-            return _Call(
-                spec, shadow(module, fresh), _Drawn(self.tensors) if fresh else self.tensors
-            )
+            tensors = _Drawn(self.tensors) if fresh else self.tensors
+            return _Call(spec, shadow(module, fresh), tensors)
 
         given = Candidate(_Call(spec, module, self.tensors), copy(), copy, module)
         return examine(given, spec.inputs, device, name, where)
@@ -449,8 +446,7 @@ def _flat(examined: Examined) -> tuple[Callable[..., Any], Callable[[Sequence[La
 
     def build(made: Sequence[Lazy]) -> Any:
         rest = iter(made)
-        return tree_unflatten(
-            [next(rest) if isinstance(x, TensorType) else x for x in leaves], spec
-        )
+        filled = [next(rest) if isinstance(x, TensorType) else x for x in leaves]
+        return tree_unflatten(filled, spec)
 
     return flat, build

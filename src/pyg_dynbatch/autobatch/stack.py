@@ -17,19 +17,11 @@ from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from pyg_dynbatch.autobatch.forms import Examined
 from pyg_dynbatch.autobatch.lazy import ACTIVE, Lazy
-from pyg_dynbatch.autobatch.programs import (
-    NODES,
-    flattened,
-    own_form,
-    record_own,
-    type_of,
-    unflattened,
-)
-from pyg_dynbatch.autobatch.ragged import as_row, rows
+from pyg_dynbatch.autobatch.programs import NODES, flattened, own_form, type_of, unflattened
+from pyg_dynbatch.autobatch.ragged import as_row, record_own, rows
 from pyg_dynbatch.autobatch.signatures import Own, Spec, Table
 from pyg_dynbatch.core.engine import current_run
 from pyg_dynbatch.core.errors import describe_value, mismatch
-from pyg_dynbatch.core.listing import NeedsPython
 from pyg_dynbatch.core.row_buffer import Read, RowBuffer, Rows, Write, exchange, new_token
 from pyg_dynbatch.core.types import RaggedRows, TensorType
 
@@ -87,7 +79,7 @@ class Stack:
             got = ", ".join(map(describe_value, leaves)) or "an empty structure"
             what, hint = "autobatch.Stack: not a tensor", "such as Stack(torch.zeros(3))"
             wanted = "a tensor, or a structure of tensors, like those on the stack"
-            raise mismatch(TypeError, what, wanted, got, where=_where(), hint=hint)
+            raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where(), hint=hint)
         form = _Form(types, structure, leaves[0].device)
         if len(_KNOWN) > 1000:
             _KNOWN.clear()
@@ -107,22 +99,24 @@ class Stack:
         """
         listed = rows(values) if isinstance(values, Tensor | Lazy) else [*values]
         if not listed:
-            what, hint = "autobatch.Stack.of: there are no values", "Stack(like) is an empty stack"
-            raise mismatch(ValueError, what, "at least one value", 0, where=_where(), hint=hint)
+            what, where = "autobatch.Stack.of: there are no values", ACTIVE.where()
+            hint = "Stack(like) is an empty stack"
+            raise mismatch(ValueError, what, "at least one value", 0, where=where, hint=hint)
         stack = cls(listed[0])
-        if (session := _session()) is None:
+        if (session := ACTIVE.session_for("it uses a Stack")) is None:
             for value in listed:
                 stack = stack.push(value)
             return stack
         columns = zip(*map(stack._leaves, listed), strict=True)
-        given = [[as_row(session, leaf) for leaf in column] for column in columns]
+        found = [[as_row(session, leaf) for leaf in column] for column in columns]
+        given = [(column, column[0]._kind) for column in found]
         make, key = stack._own(_PushAll), ("stack", stack._form)
         return stack._form(record_own(session, key, make, given)[0])
 
     def push(self, value: Any) -> "Stack":
         """Return a stack with one more value on top."""
         leaves = self._leaves(value)
-        if (session := _session()) is None:
+        if (session := ACTIVE.session_for("it uses a Stack")) is None:
             return self._form(Node(leaves, self._node()))
         given = [self._pointer(), *(as_row(session, leaf) for leaf in leaves)]
         key = "push", self._form
@@ -135,7 +129,7 @@ class Stack:
     @property
     def top(self) -> Any:
         """The value that was pushed last."""
-        if (session := _session()) is None:
+        if (session := ACTIVE.session_for("it uses a Stack")) is None:
             return unflattened(self._found(self._node()).leaves, self._form.structure)
         key = "top", self._form
         leaves = record_own(session, key, self._own(_Top), [self._pointer()])
@@ -145,20 +139,20 @@ class Stack:
         """Return a value below the top: ``peek(0)`` is the top, ``peek(1)`` the one below it."""
         if not isinstance(depth, int) or depth < 0:
             what, wanted = "autobatch.Stack.peek: not a depth", "0 or more"
-            raise mismatch(TypeError, what, wanted, repr(depth), where=_where())
+            raise mismatch(TypeError, what, wanted, repr(depth), where=ACTIVE.where())
         return self._below(depth).top
 
     @property
     def size(self) -> Any:
         """Number of values, an int64 tensor ``[]``."""
-        if (session := _session()) is None:
+        if (session := ACTIVE.session_for("it uses a Stack")) is None:
             return torch.tensor(self._node().size, device=self._form.device)
         key = "size", self._form
         return record_own(session, key, self._own(_Size), [self._pointer()])[0]
 
     def _below(self, depth: int) -> "Stack":
         for _ in range(depth):
-            if (session := _session()) is None:
+            if (session := ACTIVE.session_for("it uses a Stack")) is None:
                 self = self._form(self._found(self._node()).below)
             else:
                 key, given = ("below", self._form), [self._pointer()]
@@ -181,7 +175,7 @@ class Stack:
             if structure != self._form.structure:
                 got += f" in {structure}"
             wanted = ", ".join(map(str, self._form.types))
-            raise mismatch(TypeError, what, wanted, got, where=_where())
+            raise mismatch(TypeError, what, wanted, got, where=ACTIVE.where())
         return leaves
 
     def _node(self) -> Node:
@@ -191,7 +185,7 @@ class Stack:
 
     def _found(self, node: Node) -> Node:
         if node.below is None:
-            raise underflow(_where())
+            raise underflow(ACTIVE.where())
         return node
 
     def _pointer(self) -> Lazy:
@@ -217,16 +211,6 @@ def _fits(value: Any, row_type: TensorType) -> bool:
     if type(value) is Lazy:
         return type_of(value) == row_type
     return getattr(value, "dtype", None) == row_type.dtype and value.shape == row_type.shape
-
-
-def _session() -> Any:
-    if ACTIVE.examining:
-        raise NeedsPython("it uses a Stack")
-    return ACTIVE.session
-
-
-def _where() -> str:
-    return "" if ACTIVE.session is None else ACTIVE.session.where()
 
 
 def underflow(where: str = "") -> IndexError:
@@ -270,14 +254,12 @@ _KNOWN: dict[_Form, _Form] = {}  # one of all that are equal, which are then fou
 
 
 NODES[Stack] = attrgetter("_form")
+_POINTER = GetAttrKey("pointer")
 register_pytree_node(
     Stack,
     lambda stack: ([_Form.leaf_of(stack)], stack._form),
     lambda leaves, form: form(*leaves),
-    flatten_with_keys_fn=lambda stack: (
-        [(GetAttrKey("pointer"), _Form.leaf_of(stack))],
-        stack._form,
-    ),
+    flatten_with_keys_fn=lambda stack: ([(_POINTER, _Form.leaf_of(stack))], stack._form),
 )
 
 

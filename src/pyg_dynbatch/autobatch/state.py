@@ -196,9 +196,8 @@ class Part:
 
     def error(self, where: str) -> RuntimeError:
         """Create the error for what has been replaced."""
-        names = [
-            n for n, v in zip(self.names, self.values, strict=True) if self.held.get(n) is not v
-        ]
+        before = zip(self.names, self.values, strict=True)
+        names = [name for name, value in before if self.held.get(name) is not value]
         names += {n for n in self.held if n not in _INTERNAL}.difference(self.names)
         parts = *self.parameters, *self.children
         named = zip_longest(parts, self._stamp(), self.stamp, fillvalue="hooks")
@@ -278,9 +277,8 @@ class Watch:
     def turn_ends(self, example: int | None) -> None:
         """Raise an error if an example changed again what others, which wait, may use."""
         unchanged = self.own.same()
-        names = [
-            name for held in (self.marked if unchanged else self.held) for name in held.changed()
-        ]
+        watched = self.marked if unchanged else self.held
+        names = [name for held in watched for name in held.changed()]
         if not unchanged:
             self.own.take(tuple(held.current for held in self.held), (), ())
             self.marked = [held for held in self.held if held.marks]

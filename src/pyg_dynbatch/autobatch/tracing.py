@@ -183,10 +183,7 @@ def replay(session: Session, recording: Recording) -> Any:
     """Append a recorded example to a session and return its result."""
     table, own = session.table, recording.result
     if not isinstance(own, _Result):
-        what, wanted = (
-            "autobatch: not a recording of this model",
-            "the result of model.trace(example)",
-        )
+        what, wanted = "autobatch: not a recording of this model", "that of model.trace(example)"
         raise mismatch(ValueError, what, wanted, repr(recording), where=session.where())
     table.fingerprint.check(recording.model, session.where())
     joined, first = join([recording], "autobatch"), session.base + session.num_new

@@ -1,4 +1,6 @@
 """The language of TensorFlow Fold: typed blocks, checked when they are wired, batched when run."""
+# fmt: off
+# isort: skip_file
 
 from typing import NoReturn
 
@@ -7,71 +9,29 @@ from pyg_dynbatch.blocks.cache import TracedExamples
 from pyg_dynbatch.blocks.compiler import Compiler
 from pyg_dynbatch.blocks.composition import Composition
 from pyg_dynbatch.blocks.control import (
-    AllOf,
-    ForwardDeclaration,
-    Metric,
-    OneOf,
-    Optional,
-    Record,
-    Void,
+    AllOf, ForwardDeclaration, Metric, OneOf, Optional, Record, Void,
 )
 from pyg_dynbatch.blocks.documents import from_examples
 from pyg_dynbatch.blocks.draw import drawing_of, schedule_text
 from pyg_dynbatch.blocks.functions import Function, Segment
 from pyg_dynbatch.blocks.layers import (
-    FC,
-    Embedding,
-    FractalNet,
-    Layer,
-    ScopedLayer,
-    TensorToTensorLayer,
-    create_variable_scope,
+    FC, Embedding, FractalNet, Layer, ScopedLayer, TensorToTensorLayer, create_variable_scope,
 )
 from pyg_dynbatch.blocks.porting import EdibleIterator, epochs, group_by_batches
 from pyg_dynbatch.blocks.porting import replacement_of as _replacement_of
 from pyg_dynbatch.blocks.rewrites import PASSES
 from pyg_dynbatch.blocks.sequences import (
-    RNN,
-    Broadcast,
-    Fold,
-    GetItem,
-    Length,
-    Map,
-    Max,
-    Mean,
-    Min,
-    NGrams,
-    Nth,
-    Reduce,
-    Slice,
-    Sum,
-    Zip,
-    ZipWith,
+    RNN, Broadcast, Fold, GetItem, Length, Map, Max, Mean, Min, NGrams, Nth, Reduce, Slice, Sum,
+    Zip, ZipWith,
 )
 from pyg_dynbatch.blocks.tensors import (
-    Concat,
-    FromTensor,
-    InputRow,
-    InputTransform,
-    OneHot,
-    OneHotFromList,
-    Scalar,
-    Tensor,
-    Vector,
+    Concat, FromTensor, InputRow, InputTransform, OneHot, OneHotFromList, Scalar, Tensor, Vector,
     Zeros,
 )
 from pyg_dynbatch.blocks.tracing import BlockResult, Collater, Tracer
 from pyg_dynbatch.blocks.types import (
-    BroadcastSequenceType,
-    IOBase,
-    PyObjectType,
-    ResultType,
-    SequenceType,
-    TensorType,
-    TupleType,
-    VoidType,
-    canonicalize_type,
-    convert_to_type,
+    BroadcastSequenceType, IOBase, PyObjectType, ResultType, SequenceType, TensorType, TupleType,
+    VoidType, canonicalize_type, convert_to_type,
 )
 
 __all__ = [
@@ -90,7 +50,7 @@ __all__ = [
     # Running and drawing.
     "BlockResult", "Collater", "Compiler", "EdibleIterator", "PASSES",
     "TracedExamples", "Tracer", "drawing_of", "epochs", "group_by_batches", "schedule_text",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -142,9 +142,8 @@ def _write(file: Path, key: tuple[str, str, int], traced: list[Recording]) -> No
 
 def _plain_labels(recording: Recording, number: int) -> dict[str, list[Any]]:
     """The labels of each metric that has any; raise an error if they are not plain values."""
-    given = {
-        n: own for n, own in recording.result.items() if any(label is not None for label in own)
-    }
+    known = recording.result.items()
+    given = {n: own for n, own in known if any(label is not None for label in own)}
     for name, labels in given.items():
         try:
             is_plain = literal_eval(repr(labels)) == labels

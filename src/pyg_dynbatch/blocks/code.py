@@ -198,18 +198,12 @@ class Model:
             f"        n = L(); L = lambda: n + len(C); {'; '.join(f'{x}.clear()' for x in lists)}",
             f"    return C, {{{constants}}}, {{{rows}}}, {{{labels}}}, root, cut\n",
         ]
-        lines = [(text, ("Root", False)) for text in head]
-        for code in (root, *(code for code, _ in self._functions)):
-            lines += code.lines
-        lines += [(text, ("Root", False)) for text in tail]
-        return CompiledSource(
-            "\n".join(text for text, _ in lines),
-            [origin for _, origin in lines],
-            self._names,
-            tuple(self.sites),
-            self.metric_types,
-            result_type,
-        )
+        begin, end = ([(text, ("Root", False)) for text in part] for part in (head, tail))
+        codes = (root, *(code for code, _ in self._functions))
+        lines = [*begin, *(line for code in codes for line in code.lines), *end]
+        source, origin = "\n".join(text for text, _ in lines), [place for _, place in lines]
+        facts = self._names, tuple(self.sites), self.metric_types, result_type
+        return CompiledSource(source, origin, *facts)
 
 
 class Zipped(NamedTuple):

@@ -92,7 +92,7 @@ def block_of(
     """Return the block that maps a document of a schema to a vector."""
     checked_count("from_examples: width", width)
     checked_choice("from_examples: unknown option", unknown, ("ignore", "refuse"))
-    checked_range("from_examples: dropout", dropout, 0.99)
+    checked_range("from_examples: dropout", dropout, "[0, 0.99]")
     builder = _Builder(schema, width, dropout)
     block: Any = InputTransform(_Check(schema, unknown), name="check") >> builder.at("$")
     outer = {path: builder.node(schema.nodes[path]) for path in builder.declared}

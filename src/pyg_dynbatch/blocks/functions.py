@@ -270,9 +270,8 @@ class NestedCall(nn.Module):
     def nested(self, *rows: Any) -> Any:
         """Nest the rows, and call the function."""
         nested = nest_rows(self.input_type, iter(rows))
-        return (
-            self.called(*nested) if isinstance(self.input_type, TupleType) else self.called(nested)
-        )
+        several = isinstance(self.input_type, TupleType)
+        return self.called(*nested) if several else self.called(nested)
 
     def forward(self, *rows: Any) -> Any:
         """Nest the rows, call the function, and flatten its results."""
@@ -306,9 +305,8 @@ def emit_call(
         identity = called if hasattr(called, "__self__") else id(called)
         key = (identity, input_type, output_type)
         module = code.model.unique(key, lambda: NestedCall(called, input_type))
-    signature = code.model.signature(
-        module, tensors_in(input_type), tensors_in(output_type), name, random
-    )
+    ins, outs = map(tensors_in, (input_type, output_type))
+    signature = code.model.signature(module, ins, outs, name, random)
     arguments = _arguments(code, input_type, value)
     return output_type.unflatten(code.record_call(signature, arguments, once=once), None)
 

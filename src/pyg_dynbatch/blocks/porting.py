@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_count, mismatch
 
 
 class EdibleIterator(Iterator[Any]):
@@ -52,8 +52,7 @@ def group_by_batches(
         >>> list(group_by_batches(range(5), 2))
         [[0, 1], [2, 3], [4]]
     """
-    if batch_size < 1:
-        raise mismatch(ValueError, "group_by_batches: no batch", "at least 1 item", batch_size)
+    checked_count("group_by_batches: batch_size", batch_size)
     items = iter(iterable)
     groups = iter(lambda: list(islice(items, batch_size)), [])
     return (group for group in groups if not truncate or len(group) == batch_size)
@@ -80,8 +79,8 @@ def epochs(
     if not isinstance(items, Iterable):
         what = "epochs: the items cannot be iterated over"
         raise mismatch(TypeError, what, "an iterable", repr(items))
-    if n is not None and n < 0:
-        raise mismatch(ValueError, "epochs: n is below 0", "at least 0, or None", n)
+    if n is not None:
+        checked_count("epochs: n", n, least=0)
     if n == 1:
         return iter([items])
     draw = prng.random if isinstance(prng, random.Random) else prng or random.random

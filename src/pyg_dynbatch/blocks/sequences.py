@@ -76,9 +76,8 @@ def parts_of_pair(value: Any) -> tuple[Any, Any]:
 
 def without_input(block_like: Any) -> Block:
     """Convert to a block that has no input; None to one of zeros."""
-    return convert_to_block(Zeros() if block_like is None else block_like).set_input_type(
-        VoidType()
-    )
+    block = convert_to_block(Zeros() if block_like is None else block_like)
+    return block.set_input_type(VoidType())
 
 
 @contextmanager

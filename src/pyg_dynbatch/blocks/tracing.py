@@ -34,10 +34,8 @@ def check_model(source: CompiledSource, model: str, what: str) -> None:
     if model != source.fingerprint:
         names = ", ".join(signature.name for signature in source.table.signatures) or "none"
         expected = f"a recording by this model, {source.fingerprint} (operations: {names})"
-        got, hint = f"a recording by model {model}", "record the examples again"
-        raise mismatch(
-            ValueError, f"Compiler: {what} of a different model", expected, got, hint=hint
-        )
+        what, got = f"Compiler: {what} of a different model", f"a recording by model {model}"
+        raise mismatch(ValueError, what, expected, got, hint="record the examples again")
 
 
 # Kinds of numbers (numpy's letters) that each kind can hold.

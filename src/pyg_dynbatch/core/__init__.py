@@ -1,4 +1,6 @@
 """The algorithm: recorded calls in, batched calls out; needs torch and numpy alone."""
+# fmt: off
+# isort: skip_file
 
 from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import mismatch
@@ -15,30 +17,8 @@ from pyg_dynbatch.core.structure import depth_of, find_cycle, roots_of, slots_of
 from pyg_dynbatch.core.types import RaggedRows, RowType, TensorType
 
 __all__ = [
-    "DependencyGraph",
-    "Engine",
-    "LearnedPolicy",
-    "Operation",
-    "Operations",
-    "Levels",
-    "Recording",
-    "Ragged",
-    "RaggedRows",
-    "RowType",
-    "Steps",
-    "ScheduleStats",
-    "Signature",
-    "TensorType",
-    "Value",
-    "agenda_policy",
-    "depth_of",
-    "depth_policy",
-    "find_cycle",
-    "keep_freed_memory",
-    "mismatch",
-    "schedule_recordings",
-    "schedule_structure",
-    "roots_of",
-    "run_one_by_one",
-    "slots_of",
+    "DependencyGraph", "Engine", "LearnedPolicy", "Operation", "Operations", "Levels", "Recording",
+    "Ragged", "RaggedRows", "RowType", "Steps", "ScheduleStats", "Signature", "TensorType", "Value",
+    "agenda_policy", "depth_of", "depth_policy", "find_cycle", "keep_freed_memory", "mismatch",
+    "schedule_recordings", "schedule_structure", "roots_of", "run_one_by_one", "slots_of",
 ]

@@ -291,13 +291,7 @@ class Run:
             raise mismatch(TypeError, what, "input rows, or a row type with a shape", hint=hint)
         device = self.schedule.device
         like = given or tuple(torch.empty((0, *(p.shape or ())), device=device) for p in parts)
-        if given is not None and len(parts) != len(given):
-            parts = parts * len(given)
-        dtypes = (
-            row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
-            for part, row in zip(parts, like, strict=True)
-        )
-        buffer.allocate(like, tuple(dtypes))
+        buffer.allocate(like, self._dtypes(parts, like))
         if constants is not None:
             buffer.put(0, constants)
         if given is not None:
@@ -366,14 +360,16 @@ class Run:
         return checked
 
     def _in_working_precision(self, rows: Rows, row_type: RowType, where: str) -> Rows:
-        parts = parts_of(row_type)
-        parts = parts * len(rows) if len(parts) != len(rows) else parts
-        dtypes = [
-            row.dtype if part.dtype is None else self.engine.working_dtype(part.dtype)
-            for part, row in zip(parts, rows, strict=True)
-        ]
+        dtypes = self._dtypes(parts_of(row_type), rows)
         _check_precision(dtypes, rows, self.called.signature, where)  # type: ignore[union-attr]
         return tuple(row.to(dtype) for row, dtype in zip(rows, dtypes, strict=True))
+
+    def _dtypes(self, parts: tuple[TensorType, ...], rows: Rows) -> tuple[torch.dtype, ...]:
+        """Return the dtypes in which rows of a type are kept, which may leave the parts open."""
+        parts = parts * len(rows) if len(parts) != len(rows) else parts
+        pairs = [(part.dtype, row.dtype) for part, row in zip(parts, rows, strict=True)]
+        working = self.engine.working_dtype
+        return tuple(own if wanted is None else working(wanted) for wanted, own in pairs)
 
     def _exchange(self, reads: Sequence[Read], copy: bool = False) -> list[Rows]:
         """Write the pending rows, then read."""
@@ -413,10 +409,8 @@ class Run:
             for wanted, row_type in zip(signature.inputs, row_types, strict=True):
                 parts = known.get(row_type) or self.engine.no_rows(row_type)
                 none = tuple(part.new_zeros((0, *part.shape[1:])) for part in parts)
-                rows = _argument(row_type, none)
-                arguments.append(
-                    RaggedRows(rows, no_row, 0) if isinstance(wanted, Ragged) else rows
-                )
+                rows, is_ragged = _argument(row_type, none), isinstance(wanted, Ragged)
+                arguments.append(RaggedRows(rows, no_row, 0) if is_ragged else rows)
             results = operation(*arguments)
             # A module without arguments always returns its one row.
             size = 0 if signature.inputs else 1

@@ -1,8 +1,9 @@
 """Format errors in user input: up to five lines in Python, one on a command line."""
 
 from collections.abc import Iterable
-from operator import index
-from typing import SupportsIndex, TypeVar
+from numbers import Real
+from operator import index, le, lt
+from typing import Any, SupportsIndex, TypeVar
 
 import torch
 
@@ -67,19 +68,27 @@ def describe_value(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-def checked_count(name: str, value: object) -> int:
-    """Return an integer that is at least 1, or raise an error."""
+def checked_count(name: str, value: object, least: int = 1) -> int:
+    """Return an integer that is not too small, or raise an error."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise mismatch(TypeError, f"{name} is not a whole number", "1 or more", repr(value))
-    if (number := index(value)) < 1:
-        raise mismatch(ValueError, f"{name} is too small", "1 or more", number)
+        raise mismatch(TypeError, f"{name} is not a whole number", f"{least} or more", repr(value))
+    if (number := index(value)) < least:
+        raise mismatch(ValueError, f"{name} is too small", f"{least} or more", number)
     return number
 
 
-def checked_range(name: str, value: float | int, most: float | int) -> float | int:
-    """Return a number from 0 to a limit, or raise an error."""
-    if not 0 <= value <= most:
-        raise mismatch(ValueError, f"{name} is out of range", f"0 to {most:g}", value)
+def count_or_none(name: str, value: object) -> int | None:
+    """Return an integer that is at least 1, or None; raise an error for anything else."""
+    return None if value is None else checked_count(name, value)
+
+
+def checked_range(name: str, value: Any, interval: str) -> Any:
+    """Return a number in an interval, such as ``"[0, 1)"`` without 1, or raise an error."""
+    least, most = map(float, interval[1:-1].split(","))
+    above, below = (lt if end in "()" else le for end in (interval[0], interval[-1]))
+    if not isinstance(value, Real) or not (above(least, value) and below(value, most)):
+        what, wanted = f"{name} is out of range", f"a number in {interval}"
+        raise mismatch(ValueError, what, wanted, repr(value))
     return value
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from pyg_dynbatch.core.errors import Mismatch, checked_choice, describe_value, mismatch
-from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.movable import MovablePlan, plan_part
 from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.core.operation import Ragged, Signature, any_type
 from pyg_dynbatch.core.steps import (
@@ -89,42 +89,18 @@ class Levels(MovablePlan):
         """Number of nodes that read an input."""
         return sum(self.level_inputs)
 
-    @property
-    def children(self) -> Int[Tensor, " slot"]:
-        """Rows of the children of all nodes; with arity N, N per node, 0 for a missing one."""
-        return self._part("children")
+    children = plan_part(
+        "children", "Rows of the children of all nodes; with arity N, N per node, 0 for none."
+    )
+    # Only without an arity:
+    child_segment = plan_part("child_segment", "Parent of each child, counted within its level.")
+    child_start = plan_part("child_start", "Offset of the children of each node, in level order.")
+    edge_order = plan_part("edge_order", "Edges in the order in which their children are listed.")
+    row = plan_part("row", "Row of the state of each node, from 1, in node order.")
+    example = plan_part("example", "Example of each node.")
+    input_node = plan_part("input_node", "Nodes that read an input row, in the order of the rows.")
 
-    @property
-    def child_segment(self) -> Int[Tensor, " edge"]:
-        """Parent of each child, counted within its level (only without an arity)."""
-        return self._part("child_segment")
-
-    @property
-    def child_start(self) -> Int[Tensor, " node"]:
-        """Offset of the children of each node, in level order (only without an arity)."""
-        return self._part("child_start")
-
-    @property
-    def edge_order(self) -> Int[Tensor, " edge"]:
-        """Edges in the order in which their children are listed (only without an arity)."""
-        return self._part("edge_order")
-
-    @property
-    def row(self) -> Int[Tensor, " node"]:
-        """Row of the state of each node, from 1, in node order."""
-        return self._part("row")
-
-    @property
-    def example(self) -> Int[Tensor, " node"]:
-        """Example of each node."""
-        return self._part("example")
-
-    @property
-    def input_node(self) -> Int[Tensor, " input"]:
-        """Nodes that read an input row, in the order of the input rows."""
-        return self._part("input_node")
-
-    def _part(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         start, end = self._places[name]
         return self.index[start:end]
 
@@ -288,16 +264,10 @@ def _places(
 ) -> dict[str, tuple[int, int]]:
     """Return where each vector of the flat index begins and ends."""
     ragged = arity is None
-    lengths = {
-        "input_row": nodes,
-        "children": edges if arity is None else nodes * arity,
-        "child_segment": edges * ragged,
-        "child_start": nodes * ragged,
-        "edge_order": edges * ragged,
-        "row": nodes,
-        "example": nodes,
-        "input_node": num_inputs,
-    }
+    lengths = {"input_row": nodes, "children": edges if arity is None else nodes * arity}
+    lengths |= {"child_segment": edges * ragged, "child_start": nodes * ragged}
+    lengths |= {"edge_order": edges * ragged, "row": nodes, "example": nodes}
+    lengths["input_node"] = num_inputs
     return dict(zip(lengths, pairwise(accumulate(lengths.values(), initial=0)), strict=True))
 
 
@@ -346,11 +316,9 @@ def schedule_structure(
         arity = _checked_number("arity", arity, "None for any number of children")
     if has_input is not None and has_input.dtype != torch.bool:
         _checked("has_input", has_input, num_nodes, "node", torch.bool)
-    sizes = [num_nodes] if example_sizes is None else example_sizes
-    down = direction == "top_down"
-    return _scheduled(
-        _Structure(edge_index, num_nodes, child_slot, arity, has_input, _counts(sizes), down)
-    )
+    sizes = _counts([num_nodes] if example_sizes is None else example_sizes)
+    given = edge_index, num_nodes, child_slot, arity, has_input, sizes, direction == "top_down"
+    return _scheduled(_Structure(*given))
 
 
 def _counts(example_sizes: Any) -> np.ndarray:
@@ -431,14 +399,10 @@ def _schedule_again(levels: Levels, part: Mapping[str, np.ndarray]) -> Levels:
     edges = np.stack([node[children][order], node[1:].repeat(counts)[order]])
     has_input = np.zeros(nodes, dtype=bool)
     has_input[part["input_node"]] = True
-    return schedule_structure(
-        torch.from_numpy(edges if levels.direction == "bottom_up" else edges[::-1].copy()),
-        nodes,
-        child_slot=torch.from_numpy(slot[order]),
-        arity=arity,
-        has_input=torch.from_numpy(has_input),
-        direction=levels.direction,
-    )
+    given = torch.from_numpy(edges if levels.direction == "bottom_up" else edges[::-1].copy())
+    options: Any = {"arity": arity, "direction": levels.direction}
+    options |= {"child_slot": torch.from_numpy(slot[order])}
+    return schedule_structure(given, nodes, has_input=torch.from_numpy(has_input), **options)
 
 
 class _Structure(NamedTuple):

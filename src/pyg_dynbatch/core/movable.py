@@ -9,6 +9,11 @@ from torch import Tensor
 _Plan = TypeVar("_Plan", bound="MovablePlan")
 
 
+def plan_part(name: str, doc: str) -> Any:
+    """Return a property that reads one part of the tensor of a plan."""
+    return property(lambda plan: plan._read(name), doc=doc)
+
+
 class MovablePlan:
     """The methods that PyG calls to move a batch, for classes that hold tensors."""
 

@@ -93,9 +93,8 @@ def _openmp_libraries() -> list[str]:
     if not maps.exists():
         return ["that of torch"]
     paths = {line.split()[-1] for line in maps.read_text().splitlines() if ".so" in line}
-    return sorted(
-        each for each in paths if Path(each).name.startswith(("libgomp", "libiomp", "libomp"))
-    )
+    names = ("libgomp", "libiomp", "libomp")
+    return sorted(each for each in paths if Path(each).name.startswith(names))
 
 
 FOLDER = "PYG_DYNBATCH_CACHE"

@@ -164,10 +164,8 @@ def policy_of(policy: str | Policy) -> Policy:
     """Return the policy of a name; return a function as it is."""
     if callable(policy):
         return policy
-    what, hint = (
-        f"schedule_recordings: unknown policy {policy!r}",
-        "or a function of a DependencyGraph",
-    )
+    what = f"schedule_recordings: unknown policy {policy!r}"
+    hint = "or a function of a DependencyGraph"
     return POLICIES[checked_choice(what, policy, POLICIES, hint)]
 
 
@@ -211,10 +209,9 @@ def _checked_steps(graph: DependencyGraph, step: object) -> np.ndarray:
         elif mixed.size:
             problem = f"call {mixed[0]} in one step with a call of a different kind"
     if problem:
+        what = "schedule_recordings: invalid steps of the policy"
         wanted = "an integer per call; calls of one step are of one kind and independent"
-        raise mismatch(
-            ValueError, "schedule_recordings: invalid steps of the policy", wanted, problem
-        )
+        raise mismatch(ValueError, what, wanted, problem)
     return found
 
 

@@ -261,9 +261,8 @@ def checked_records(
             place += size
         record = record_at(sites, code, begin)
         if record.end > len(code):
-            raise wrong(
-                "the code ends within a record", f"{len(results)} results", len(code) - begin
-            )
+            left_over = len(code) - begin
+            raise wrong("the code ends within a record", f"{len(results)} results", left_over)
         types.update(enumerate(results, begin))
         yield record
         begin = record.end
@@ -613,9 +612,8 @@ class Recording:
         return {name: value for name, value in vars(self).items() if name[0] != "_"}
 
     def __repr__(self) -> str:
-        return (
-            f"Recording({self.num_calls} calls, depth {self.depth}, outputs {list(self.outputs)})"
-        )
+        size = f"{self.num_calls} calls, depth {self.depth}"
+        return f"Recording({size}, outputs {list(self.outputs)})"
 
 
 def _check_row_type(method: str, row_type: object) -> None:

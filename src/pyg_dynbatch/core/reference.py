@@ -71,10 +71,8 @@ def _run(
             constants[number] += 1
             types = parts_of(row_types[0])
             dtypes = (engine.working_dtype(part.dtype or torch.float32) for part in types)
-            parts = zip(recording.constants_of(number), dtypes, strict=True)
-            results = [
-                tuple(torch.as_tensor(p[row]).to(engine.device, dtype) for p, dtype in parts)
-            ]
+            own = zip(recording.constants_of(number), dtypes, strict=True)
+            results = [tuple(torch.as_tensor(p[row]).to(engine.device, kind) for p, kind in own)]
         for slot, result in enumerate(results):
             values[begin + slot] = result if isinstance(result, tuple) else (result,)
     return values

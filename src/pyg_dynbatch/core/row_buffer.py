@@ -26,6 +26,10 @@ class GradientBuffer:
         self.totals: Rows = ()
         self.backward_pass: int | None = None
 
+    def sum_for(self, parts: Rows) -> None:
+        """Keep in which shapes and dtypes gradients of rows are summed."""
+        self.forms = tuple((p.shape, dtype_of_sums(p.dtype), p.device) for p in parts)
+
     def _begin(self, gradients: Sequence[Tensor | None] = ()) -> None:
         current = torch._C._current_graph_task_id()
         if current == self.backward_pass:
@@ -129,9 +133,7 @@ class RowBuffer:
         )
         for part in self.parts:
             part[: self.zero_rows] = 0
-        self.gradients.forms = tuple(
-            (part.shape, dtype_of_sums(part.dtype), part.device) for part in self.parts
-        )
+        self.gradients.sum_for(self.parts)
 
     def grow(self, rows: int) -> None:
         """Make room for more rows; those that were written stay."""
@@ -141,9 +143,7 @@ class RowBuffer:
         old, room = self.parts, max(rows, 2 * self.parts[0].size(0))
         self.parts = tuple(part.new_empty((room, *part.shape[1:])) for part in old)
         self.put(0, old)
-        self.gradients.forms = tuple(
-            (part.shape, dtype_of_sums(part.dtype), part.device) for part in self.parts
-        )
+        self.gradients.sum_for(self.parts)
 
     def put(self, start: int, rows: Rows) -> None:
         """Copy rows into the buffer."""

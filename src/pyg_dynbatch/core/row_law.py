@@ -129,16 +129,10 @@ def _compare(single: Any, stacked: Any, size: int, batched: bool) -> None:
 
 
 def _outputs_are_rows(one: Any, many: Any, rows: list[set[int]], size: int, batched: bool) -> bool:
-    (mine, spec), (others, other_spec) = tree_flatten(one), tree_flatten(many)
-    if spec != other_spec:
-        return False
-    for a, b in zip(mine, others, strict=True):
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            if id(a) not in rows[0] or id(b) not in rows[1] or not _rows_of(a, b, size, batched):
-                return False
-        elif isinstance(a, Tensor) or isinstance(b, Tensor) or a != b:
-            return False
-    return True
+    def are_rows(a: Tensor, b: Tensor) -> bool:
+        return id(a) in rows[0] and id(b) in rows[1] and _rows_of(a, b, size, batched)
+
+    return _match(one, many, are_rows)
 
 
 class Pair(NamedTuple):
@@ -454,16 +448,21 @@ def alike(a: Any, b: Any) -> bool:
 
 def agree(a: Any, b: Any, values: bool = True) -> bool:
     """Return whether two results are equal, or have the same structure, shapes and dtypes."""
+
+    def equal(x: Tensor, y: Tensor) -> bool:
+        return x.shape == y.shape and x.dtype == y.dtype and (not values or close(x, y))
+
+    return _match(a, b, equal)
+
+
+def _match(a: Any, b: Any, same: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Return whether results have the same structure, with the same tensors and equal objects."""
     (mine, spec), (others, other_spec) = tree_flatten(a), tree_flatten(b)
-    if spec != other_spec:
-        return False
-    for x, y in zip(mine, others, strict=True):
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            if x.shape != y.shape or x.dtype != y.dtype or (values and not close(x, y)):
-                return False
-        elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
-            return False
-    return True
+    return spec == other_spec and all(
+        same(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor)
+        else not (isinstance(x, Tensor) or isinstance(y, Tensor)) and x == y
+        for x, y in zip(mine, others, strict=True)
+    )  # fmt: skip
 
 
 def flat(function: Callable[..., Any]) -> Compute:

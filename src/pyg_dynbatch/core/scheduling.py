@@ -321,9 +321,8 @@ def _distinct_rows(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]
     """Number the different rows; also return the first of each."""
     # Compared byte by byte, so that nan equals itself and -0.0 differs from 0.0.
     count = len(parts[0])
-    columns = [
-        np.ascontiguousarray(p).reshape(count, prod(p.shape[1:])).view(np.uint8) for p in parts
-    ]
+    flat = (np.ascontiguousarray(p).reshape(count, prod(p.shape[1:])) for p in parts)
+    columns = [part.view(np.uint8) for part in flat]
     rows = columns[0] if len(columns) == 1 else np.hstack(columns)
     number, first = np.empty(count, dtype=np.int32), np.empty(count, dtype=np.int32)
     given: Any = {"rows": np.ascontiguousarray(rows), "count": count, "width": rows.shape[1]}

@@ -159,9 +159,8 @@ class Steps(MovablePlan):
         # Per row: the longest path of steps of each operation that leads to it, and of any.
         paths = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
         # Per row: its depth in calls, and that of the deepest call that reads it.
-        depths, uses = (
-            [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers] for _ in "du"
-        )
+        depths = [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers]
+        uses = [column.copy() for column in depths]
         gathered = rows = copies = 0
         for step in schedule.steps:
             path, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []

@@ -102,6 +102,19 @@ class RaggedRows(NamedTuple):
         total = rows.new_zeros((self.num_calls, *rows.shape[1:]))
         return total.index_add(0, self.segment_ids, rows).to(self.rows.dtype)
 
+    def softmax(self) -> Tensor:
+        """Divide the exponentials of numbers, ``[row]``, by their sum in each call.
+
+        Example:
+            >>> RaggedRows(torch.zeros(3), torch.tensor([0, 0, 1]), 2).softmax().tolist()
+            [0.5, 0.5, 1.0]
+        """
+        ids, scores = self.segment_ids, self.rows
+        most = scores.new_full((self.num_calls,), -torch.inf)
+        most = most.scatter_reduce(0, ids, scores.detach(), "amax")
+        each = self._replace(rows=(scores - most.index_select(0, ids)).exp())
+        return each.rows / each.sum().index_select(0, ids)
+
 
 def has_gradient(dtype: torch.dtype) -> bool:
     """Return whether tensors of a dtype can have gradients."""

@@ -162,15 +162,14 @@ class DocumentNetwork(nn.Module):
         linear: float,
     ) -> None:
         super().__init__()
-        self.linear = checked_range("DocumentPrediction: linear", linear, 1)
+        self.linear = checked_range("DocumentPrediction: linear", linear, "[0, 1]")
         block, counts = block_of(schema, width, dropout, unknown), counts_of(schema, outputs)
         self.encoder = Compiler.create(AllOf(block, counts))
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(width, outputs))
         # The longer the vectors that the linear part reads, of length one per path, the smaller
         # are its weights.
-        self.penalty_scale = (
-            sum(not node.ignored for node in schema.nodes.values()) / schema.documents
-        )
+        read = sum(not node.ignored for node in schema.nodes.values())
+        self.penalty_scale = read / schema.documents
 
     def ways(self, batch: Batch) -> Ways:
         """Compute a batch whose ``plan`` the encoder's collater has made, in both ways."""
@@ -252,7 +251,7 @@ class DocumentPredictionModel(prediction.Model):
         return prediction.AveragedNetwork(networks, values=self.scale is not None)
 
 
-class DocumentPredictor:
+class DocumentPredictor(prediction.Predictor):
     """Predict JSON documents with the mean of several checkpoints, and explain the predictions.
 
     Args:
@@ -281,20 +280,13 @@ class DocumentPredictor:
         ['$.x']
     """
 
+    kind = DocumentPredictionModel
+
     def __init__(
         self, checkpoints: Sequence[str | Path], device: str = "cpu", unknown: Unknown | None = None
     ) -> None:
-        if not checkpoints:
-            raise mismatch(ValueError, "DocumentPredictor: no checkpoints", "at least one", 0)
-        self.device = prediction.checked_device(device)
-        first = prediction.read_checkpoint(checkpoints[0])
-        if unknown is not None and "hyper_parameters" in first:
-            first["hyper_parameters"]["unknown"] = unknown
-        self.model: Any = DocumentPredictionModel.from_checkpoint(first, checkpoints[0])
-        if checkpoints[1:]:
-            options = first["hyper_parameters"]
-            self.model = prediction.average(self.model, options, checkpoints).eval()
-        self.model.to(self.device)
+        super().__init__(checkpoints, device)
+        self.model = self.averaged(**({} if unknown is None else {"unknown": unknown}))
         self.encoder = next(part for part in self.model.modules() if isinstance(part, Compiler))
 
     def predict(self, documents: Sequence[Any]) -> prediction.Columns:
@@ -307,10 +299,7 @@ class DocumentPredictor:
             The columns ``prediction`` and, for classes, ``probability_NAME``.
         """
         checked_count("DocumentPredictor: number of documents", len(documents))
-        with prediction.evaluating(self.model):
-            columns = self.model.predict(self._batch(documents))
-        found = {name: value.cpu().numpy() for name, value in columns.items()}
-        named = self.model.named_columns(found)
+        named = self.model.named_columns(prediction.computed(self.model, self._batch(documents)))
         return {name: named[name] for name in named if name not in ("example", "target")}
 
     def explain(

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.blocks import Compiler
 from pyg_dynbatch.blocks.schema import DocumentSchema, category_of, kind_of, step_to
-from pyg_dynbatch.core.errors import checked_range, mismatch
+from pyg_dynbatch.core.errors import checked_count, checked_range, mismatch
 from pyg_dynbatch.documents.predict import (
     DocumentPredictionModel,
     collate,
@@ -79,12 +79,15 @@ class DocumentFileData(SplitDataModule):
     ) -> None:
         super().__init__(**loading)
         shares = {"val_share": val_share, "test_share": test_share}
-        if min(shares.values()) < 0 or sum(shares.values()) >= 1:
-            what = "DocumentFileData: the shares leave no split"
-            raise mismatch(ValueError, what, "at least 0, in sum below 1", shares)
+        for name, share in shares.items():
+            checked_range(f"DocumentFileData: {name}", share, "[0, 1)")
+        if sum(shares.values()) >= 1:
+            what = "DocumentFileData: the shares leave no documents to train on"
+            raise mismatch(ValueError, what, "in sum below 1", shares)
         self.file, self.label, self.overrides = file, label, overrides or {}
         self.given = {"val": (val_file, val_share), "test": (test_file, test_share)}
-        self.split_seed, self.is_number = split_seed, is_number(label, self.overrides)
+        self.split_seed = checked_count("DocumentFileData: split_seed", split_seed, least=0)
+        self.is_number = is_number(label, self.overrides)
         self._traced: dict[str, tuple[Any, list[tuple[Any, float | int]]]] = {}
 
     @cached_property
@@ -137,14 +140,10 @@ class DocumentFileData(SplitDataModule):
         labels = (label for _, label in seen.values())
         classes = sorted(labels, key=lambda label: (kind_of(label), label))
         if not 2 <= len(classes) <= len(pairs) / 2:
-            raise mismatch(
-                ValueError,
-                "the labels cannot be classes",
-                "at least 2, each seen twice on average",
-                f"{len(classes)} different labels of {len(pairs)} documents",
-                where=self.file,
-                hint=f"the override {{{path}: number}} to predict numbers",
-            )
+            what, expected = "the labels cannot be classes", "at least 2, each twice on average"
+            got = f"{len(classes)} different labels of {len(pairs)} documents"
+            hint = f"the override {{{path}: number}} to predict numbers"
+            raise mismatch(ValueError, what, expected, got, where=self.file, hint=hint)
         return {**common, "classes": classes}
 
     @classmethod
@@ -259,7 +258,7 @@ class DocumentPrediction(Task):
         name, kind = values if "scale" in schema else classes
         model = DocumentPredictionModel(schema, **network)
         super().__init__(model, optimizer, rate, scores=lambda: {name: kind()})
-        self.penalty = checked_range("DocumentPrediction: penalty", penalty, 1e6)
+        self.penalty = checked_range("DocumentPrediction: penalty", penalty, "[0, 1e6]")
         self.main_metric = name
         self.save_hyperparameters(ignore=["optimizer", "rate"])
         self.save_hyperparameters(self.plain_options())

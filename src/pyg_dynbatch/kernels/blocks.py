@@ -99,20 +99,15 @@ class Plan:
         given = leaf_inputs if leaf_inverse is None else leaf_inverse.size(0)
         fits = given == schedule.level_inputs[0] and leaf_inputs >= 0
         if not fits or schedule.device != inputs.device:
-            raise mismatch(
-                ValueError,
-                "tree_lstm: the schedule does not fit the input rows",
-                f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}",
-                f"{given} leaves, on {inputs.device}",
-                hint="rows in the order of schedule.input_node; batch.to(device)",
-            )
+            what, got = "tree_lstm: the schedule does not fit the input rows", f"{given} leaves"
+            wanted = f"{schedule.level_inputs[0]} leaves with an input, on {schedule.device}"
+            hint = "rows in the order of schedule.input_node; batch.to(device)"
+            got = f"{got}, on {inputs.device}"
+            raise mismatch(ValueError, what, wanted, got, hint=hint)
         if leaf_inverse is not None and type(leaf_inverse) is Tensor and leaf_inverse.is_cpu:
             rows = array_of(leaf_inverse)
             if rows.size and not 0 <= rows.min() <= rows.max() < leaf_inputs:
-                what, wanted = (
-                    "tree_lstm: leaf_inverse is out of range",
-                    f"rows below {leaf_inputs}",
-                )
+                what, wanted = "tree_lstm: leaf_inverse is out of range", f"below {leaf_inputs}"
                 raise mismatch(ValueError, what, wanted, f"{rows.min()} to {rows.max()}")
         block = BLOCK if inputs.device.type == "cpu" else max(schedule.num_nodes, 1)
         options = leaf_inverse, dropout_mask, precision, level_order, keeps
@@ -217,10 +212,8 @@ class Plan:
         if rows is None or self.level_order:
             return rows
         row = self.schedule.row
-        node = torch.empty_like(row).index_copy_(
-            0, row - 1, torch.arange(row.numel(), device=row.device)
-        )
-        return rows.index_select(0, node)
+        number = torch.arange(row.numel(), device=row.device)
+        return rows.index_select(0, torch.empty_like(row).index_copy_(0, row - 1, number))
 
 
 def dense_columns(rows: Tensor | None) -> Tensor | None:
@@ -298,9 +291,13 @@ class Rows(NamedTuple):
         """The gates of a block of inner nodes."""
         if not keeps:
             block = block._replace(first=0, edge=0)
-        return Gates(
-            self.gates[block.nodes], None if self.forget is None else self.forget[block.children]
-        )
+        forget = None if self.forget is None else self.forget[block.children]
+        return Gates(self.gates[block.nodes], forget)
+
+    def new_gates(self) -> Gates:
+        """Room for the gradients of the gates of all inner nodes."""
+        forget = None if self.forget is None else torch.empty_like(self.forget)
+        return Gates(torch.empty_like(self.gates), forget)
 
 
 @dataclass
@@ -329,9 +326,8 @@ class StateGradients:
             hidden, memory = (like.new_empty(1 + plan.slots, like.size(1)) for _ in outside)
             hidden[0], memory[0] = 0, 0
             return cls(hidden, memory, plan.slot_of_node(), outside)
-        hidden, memory = (
-            like.new_zeros(1 + plan.schedule.num_nodes, like.size(1)) for _ in outside
-        )
+        rows = 1 + plan.schedule.num_nodes
+        hidden, memory = (like.new_zeros(rows, like.size(1)) for _ in outside)
         for total, given in zip((hidden, memory), outside, strict=True):
             if given is not None:
                 total[1:] += given
@@ -399,9 +395,8 @@ class BlockKernel(Kernel):
         width = bias.size(0) // 4
         rows = Rows.of(plan, bias, width)
         rows.hidden[0], rows.memory[0] = 0, 0
-        product = RowProduct(
-            weight_input[: 3 * width], bias[: 3 * width], plan.precision, plan.leaf_inputs
-        )
+        own = weight_input[: 3 * width], bias[: 3 * width]
+        product = RowProduct(*own, plan.precision, plan.leaf_inputs)
         self._forward_leaves(plan, rows, inputs, product)
         _forward_levels(self.gates(plan, rows, inner=True), rows, inputs, weights)
         return rows
@@ -484,9 +479,7 @@ def _backward_levels(
     """Go from the roots to the lowest inner nodes; return the gradients before activation."""
     plan, precision = inner.plan, inner.plan.precision
     columns = rows.gates.size(1)
-    grads = Gates(
-        torch.empty_like(rows.gates), None if rows.forget is None else torch.empty_like(rows.forget)
-    )
+    grads = rows.new_gates()
     of_inner = given.of_nodes(plan.leaves, plan.inner)
     product = RowProduct(weight[:columns].t(), precision=precision, rows=plan.inner)
     if plan.ragged:
@@ -635,9 +628,8 @@ class TorchGates:
         # Not with bincount, which waits for the device to find the largest number.
         counts = cell.new_zeros(cells).index_add_(0, cell, torch.ones_like(cell))
         starts = counts.cumsum(0) - counts
-        return StateGradients(
-            sum_segments(hidden, order, starts), sum_segments(memory, order, starts)
-        )
+        hidden, memory = (sum_segments(rows, order, starts) for rows in (hidden, memory))
+        return StateGradients(hidden, memory)
 
 
 def _finish_tanh(activated: Tensor) -> None:

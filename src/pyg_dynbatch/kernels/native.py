@@ -80,9 +80,8 @@ class NativeGates(TorchGates):
         """Sum the gradients of equal leaves, always in the same order."""
         width, cell = given.hidden.size(1), cell.contiguous()
         hidden, memory = (given.hidden.new_zeros(cells, width) for _ in range(2))
-        self.native.tree_lstm_sum_equal(
-            _incoming(given), cell, cell.size(0), width, hidden, memory, self.threads
-        )
+        read = _incoming(given), cell, cell.size(0), width
+        self.native.tree_lstm_sum_equal(*read, hidden, memory, self.threads)
         return StateGradients(hidden, memory)
 
 
@@ -127,11 +126,8 @@ class NativeKernel(Kernel):
         self, plan: Plan, rows: Rows, weight_hidden: Tensor, given: StateGradients
     ) -> tuple[Gates, Tensor]:
         """Go from the roots to the leaves; return gradients before activation."""
-        forget, like = rows.forget, rows.memory
+        like, grads = rows.memory, rows.new_gates()
         most = min(max(plan.schedule.level_sizes[1:], default=0), BLOCK)
-        grads = Gates(
-            torch.empty_like(rows.gates), None if forget is None else torch.empty_like(forget)
-        )
         leaf_grads = torch.empty_like(rows.leaf_gates)
         to_hidden, to_memory = given.buffers(0, plan.slots)
         to_sums = like.new_empty(most, like.size(1)) if plan.ragged else None

@@ -71,9 +71,7 @@ def _check_weights(plan: Plan, inputs: Tensor, weights: Sequence[Tensor]) -> Non
     for weight, shape in zip(weights, shapes, strict=True):
         same = plan.precision is not None or weight.dtype == inputs.dtype
         if weight.shape != shape or not same or weight.device != inputs.device:
-            wanted = (
-                f"{inputs.dtype}{list(shape)} on {inputs.device}, as the inputs and other weights"
-            )
+            wanted = f"{inputs.dtype}{list(shape)} on {inputs.device}, as inputs and other weights"
             what, got = "Tree-LSTM: a weight does not fit", describe_value(weight)
             raise mismatch(ValueError, what, wanted, f"{got} on {weight.device}")
 
@@ -101,18 +99,15 @@ class _TreeLSTM(Function):
         check_backward((grad_h, grad_c))
         plan: Plan = ctx.plan
         # Hooks on saved tensors may have changed the layout.
-        saved: list[Any] = [
-            each if each is None else each.contiguous() for each in ctx.saved_tensors
-        ]
+        saved: list[Any] = [e if e is None else e.contiguous() for e in ctx.saved_tensors]
         (inputs, weight_input, weight_hidden), rows = saved[:3], Rows(*saved[3:])
         with without_autocast(inputs):
             given = StateGradients.of_results(plan, grad_h, grad_c, rows.memory)
             grads, of_leaves = ctx.kernel.backward(plan, rows, weight_hidden, given)
             needed = ctx.needs_input_grad[2:]
             grad_inputs = torch.empty_like(inputs) if needed[0] else None
-            grad_weight, grad_bias = _input_gradients(
-                plan, grads, of_leaves, inputs, weight_input, grad_inputs
-            )
+            read = inputs, weight_input, grad_inputs
+            grad_weight, grad_bias = _input_gradients(plan, grads, of_leaves, *read)
             grad_hidden = None
             if needed[2]:
                 operand = operand_of(plan, rows)

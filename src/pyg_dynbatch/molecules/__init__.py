@@ -2,18 +2,15 @@
 
 The names below are imported on first use, so that neither RDKit nor Lightning is loaded before.
 """
+# fmt: off
+# isort: skip_file
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyg_dynbatch.molecules.work.bulk import (
-        FeaturizeJob,
-        PredictJob,
-        Shard,
-        featurize,
-        merge,
-        predict,
+        FeaturizeJob, PredictJob, Shard, featurize, merge, predict,
     )
 
 __all__ = ["FeaturizeJob", "PredictJob", "Shard", "featurize", "merge", "predict"]

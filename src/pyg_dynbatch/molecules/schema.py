@@ -54,9 +54,8 @@ class MoleculeSchema:
             what = "MoleculeSchema: the names of the properties cannot be used"
             got = ", ".join(names) or "none"
             raise mismatch(ValueError, what, "at least one name, all different", got)
-        checked_choice(
-            "MoleculeSchema: unknown kind of property", self.kind, get_args(PropertyKind)
-        )
+        kinds = get_args(PropertyKind)
+        checked_choice("MoleculeSchema: unknown kind of property", self.kind, kinds)
         if self.kind == "multiclass" and self.num_classes < 2:
             what = "MoleculeSchema: too few classes"
             raise mismatch(ValueError, what, "at least 2", self.num_classes)

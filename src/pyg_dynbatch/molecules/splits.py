@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, checked_range, mismatch
 from pyg_dynbatch.files import existing, write_atomically
 from pyg_dynbatch.molecules.features.rdkit_access import (
     MoleculeError,
@@ -323,8 +323,7 @@ def stratified_split(
     values = np.array(labels, dtype=np.float64)
     sizes = np.array(_sizes(len(values), fractions))
     if bins is not None:
-        if bins < 1:
-            raise mismatch(ValueError, "stratified_split: bins is too small", "at least 1", bins)
+        checked_count("stratified_split: bins", bins)
         known = ~np.isnan(values)
         ranks = np.argsort(np.argsort(values[known], kind="stable"), kind="stable")
         values[known] = ranks * bins // max(int(known.sum()), 1)
@@ -356,9 +355,7 @@ def kfold_splits(num_examples: int, folds: int = 5, seed: int = 0) -> list[Split
         >>> [split.sizes for split in kfold_splits(10, folds=5)[:2]]
         [(6, 2, 2), (6, 2, 2)]
     """
-    if not 3 <= folds <= num_examples:
-        what = "kfold_splits: the number of folds is out of range"
-        raise mismatch(ValueError, what, f"3 to {num_examples}, the examples", folds)
+    checked_range("kfold_splits: the number of folds", folds, f"[3, {num_examples}]")
     pieces = np.array_split(np.random.default_rng(seed).permutation(num_examples), folds)
     splits = []
     for fold in range(folds):

@@ -145,18 +145,11 @@ def task_table(split: ScoredSplit, resamples: int = 1000) -> Columns:
     ones = (split.target == 1).sum(0).tolist()
     positives = ones if schema.kind == "binary" else [""] * schema.num_tasks
     sets = split.sets or [{}] * schema.num_tasks
+    facts = zip(schema.task_names, known, positives, split.status, strict=True)
+    names = "task", "molecules", "positives", "status"
+    parts = zip(facts, split.scores, sets, strict=True)
     rows: list[dict[str, Any]] = [
-        {
-            "task": task,
-            "molecules": count,
-            "positives": ones,
-            "status": status,
-            **scores,
-            **measured,
-        }
-        for task, count, ones, status, scores, measured in zip(
-            schema.task_names, known, positives, split.status, split.scores, sets, strict=True
-        )
+        {**dict(zip(names, own, strict=True)), **scores, **found} for own, scores, found in parts
     ]
     draws = _resampled(split, resamples)
     if schema.num_tasks > 1:
@@ -446,9 +439,8 @@ class MoleculeProperty(Task):
         """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
         if self.schema.kind == "regression":
             self.model.scale.fit(targets)
-            found = dict(
-                zip(self.schema.task_names, self.model.scale.deviation.tolist(), strict=True)
-            )
+            deviations = self.model.scale.deviation.tolist()
+            found = dict(zip(self.schema.task_names, deviations, strict=True))
             wrong = [name for name, deviation in found.items() if not 0 < deviation < math.inf]
             if wrong:
                 what = f"the numbers of the target {wrong[0]!r} are too large or too close together"
@@ -533,12 +525,9 @@ class MoleculeProperty(Task):
             pairs = zip(self.schema.task_names, self.tested.scores, strict=True)
             lines = [f"test/rmse_{name}: {scores['rmse']:.4g}" for name, scores in pairs]
         if self.model.conformal is not None and self.tested.sets:
-            wanted, tested = (
-                self.model.conformal.coverage,
-                zip(self.schema.task_names, self.tested.sets, strict=True),
-            )
-            parts = [f"{name} {each['coverage']:.3f}" for name, each in tested]
-            lines.append(f"coverage, calibrated for {wanted}: {', '.join(parts)}")
+            sets = zip(self.schema.task_names, self.tested.sets, strict=True)
+            parts = ", ".join(f"{name} {each['coverage']:.3f}" for name, each in sets)
+            lines.append(f"coverage, calibrated for {self.model.conformal.coverage}: {parts}")
         if missing := self.tested.left_out:
             share = f"{len(missing)} of {self.schema.num_tasks} tasks"
             lines.append(f"left out of test/{self.main_metric}: {share}: {', '.join(missing)}")
@@ -616,9 +605,8 @@ class Pretrained(Callback):
             for state in (contents["state_dict"], own)
         )
         for name in sorted({*ours, *weights}):
-            shapes = [
-                list(each[name].shape) if name in each else "none" for each in (ours, weights)
-            ]
+            both = (ours, weights)
+            shapes = [list(each[name].shape) if name in each else "none" for each in both]
             if shapes[0] != shapes[1]:
                 where = name.removeprefix("model.")
                 raise mismatch(ValueError, what, *shapes, where=where, hint=hint)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map, tree_map_only
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_count, checked_range, mismatch
 from pyg_dynbatch.core.levels import Levels
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import Pick, RowBuffer, new_token
@@ -86,9 +86,7 @@ class RecursiveCell(nn.Module, ABC):
         for name, value in counts.items():
             if name != "arity" or value is not None:
                 checked_count(f"{type(self).__name__}: {name}", value)
-        if not 0.0 <= recurrent_dropout < 1.0:
-            what = f"{type(self).__name__}: recurrent_dropout is not a probability below 1"
-            raise mismatch(ValueError, what, "0 <= p < 1", recurrent_dropout)
+        checked_range(f"{type(self).__name__}: recurrent_dropout", recurrent_dropout, "[0, 1)")
         self.in_channels, self.out_channels, self.arity = in_channels, out_channels, arity
         self.state_channels = (out_channels,)
         self.recurrent_dropout, self._has_gates = recurrent_dropout, gates > 0

@@ -75,9 +75,7 @@ class DAGNNCell(RecursiveCell):
         if children is not None:
             (h,), ids, size = children
             score = (h @ self.attention).to(dtype_of_sums(h.dtype))
-            peak = score.new_full((size,), -math.inf).scatter_reduce(0, ids, score.detach(), "amax")
-            share = (score - peak.index_select(0, ids)).exp()
-            share = share / RaggedRows(share, ids, size).sum().index_select(0, ids)
+            share = RaggedRows(score, ids, size).softmax()
             message = RaggedRows(h * share[:, None], ids, size).sum().to(h.dtype)
             share = share.to(h.dtype)
             gates = functional.linear(message, self.weight_hidden, self.bias_hidden)

@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from pyg_dynbatch.core.errors import mismatch
-from pyg_dynbatch.core.movable import MovablePlan
+from pyg_dynbatch.core.movable import MovablePlan, plan_part
 from pyg_dynbatch.core.native import extension, is_native, loaded_extension
 from pyg_dynbatch.core.structure import concatenated_ranges
 
@@ -179,11 +179,6 @@ def _layout(
     return parts, start
 
 
-def _part(name: str, doc: str) -> Any:
-    """Return a property that reads one part of the plan."""
-    return property(lambda pairs: pairs._read(name), doc=doc)
-
-
 @dataclass(eq=False, repr=False)
 class Pairs(MovablePlan):
     """The pairs of atoms of a mini-batch, each unordered pair once, in one int32 tensor.
@@ -293,12 +288,8 @@ class Pairs(MovablePlan):
         if native is None or not plain or (used is not None and used.numel() != num_codes):
             return None
         counts, atoms = np.zeros(3, dtype=np.int64), np.ascontiguousarray(atoms)
-        fields: dict[str, Any] = {
-            "molecules": atoms.size,
-            "codes": num_codes,
-            "stored": code.numel(),
-        }
-        fields |= {"sizes": atoms, "code": code, "kept": used, "counts": counts}
+        fields: dict[str, Any] = {"molecules": atoms.size, "codes": num_codes, "sizes": atoms}
+        fields |= {"stored": code.numel(), "code": code, "kept": used, "counts": counts}
         if native.pairs(**fields):
             return None
         num_atoms, num_pairs, num_entries = counts.tolist()
@@ -383,14 +374,14 @@ class Pairs(MovablePlan):
             raise mismatch(AttributeError, what, wanted, found)
         return self.plan.narrow(0, *self._parts[name])
 
-    first = _part("first", "The first atom of each pair: the lower number.")
-    second = _part("second", "The second atom; of a self pair the same one.")
-    code = _part("code", "Code of each pair.")
-    column = _part("column", "Index of each pair in its source.")
-    ptr = _part("ptr", "First entry of each atom, then their total.")
-    entry = _part("entry", "The pairs of each atom; a self pair once.")
-    other = _part("other", "The other atom of each entry's pair.")
-    atom_ptr = _part("atom_ptr", "First atom of each molecule, then their total.")
+    first = plan_part("first", "The first atom of each pair: the lower number.")
+    second = plan_part("second", "The second atom; of a self pair the same one.")
+    code = plan_part("code", "Code of each pair.")
+    column = plan_part("column", "Index of each pair in its source.")
+    ptr = plan_part("ptr", "First entry of each atom, then their total.")
+    entry = plan_part("entry", "The pairs of each atom; a self pair once.")
+    other = plan_part("other", "The other atom of each entry's pair.")
+    atom_ptr = plan_part("atom_ptr", "First atom of each molecule, then their total.")
 
     @property
     def begins(self) -> Int[Tensor, " order"]:

@@ -66,9 +66,7 @@ def check_no_message_hooks(layer: MessagePassing) -> None:
     name = next((name for name in _MESSAGE_HOOKS if own[name]), None)
     if name is not None:
         what, wanted = "has a hook that nothing calls", "no hooks of message passing"
-        hint = (
-            "register_forward_hook of the layer or its cell; explain=False for AttentionExplainer"
-        )
+        hint = "register_forward_hook of the layer or cell; explain=False for AttentionExplainer"
         got = f"register{name.removesuffix('s')}"
         raise mismatch(ValueError, f"{type(layer).__name__}: {what}", wanted, got, hint=hint)
 
@@ -156,9 +154,8 @@ class RecursiveLayer(MessagePassing):
     def __init__(self, cell: RecursiveCell, direction: str = "bottom_up") -> None:
         super().__init__(aggr=None)
         self.cell = cell
-        self.direction = checked_choice(
-            f"{type(self).__name__}: unknown direction", direction, DIRECTIONS
-        )
+        what = f"{type(self).__name__}: unknown direction"
+        self.direction = checked_choice(what, direction, DIRECTIONS)
         self.in_channels, self.out_channels = cell.in_channels, cell.out_channels
         self.arity = cell.arity
 
@@ -212,9 +209,8 @@ class RecursiveLayer(MessagePassing):
             states = run_at_once(self.cell, schedule, inputs, leaf_inverse, in_levels)
         if states is None:
             inputs = spread_rows(inputs, leaf_inverse, schedule)
-            states = run_levels(
-                self.cell, schedule, inputs, level_order=level_order, chosen=chosen, weight=weight
-            )
+            options: Any = {"level_order": level_order, "chosen": chosen, "weight": weight}
+            states = run_levels(self.cell, schedule, inputs, **options)
         elif chosen is not None:
             wanted = states if return_state else states[:1]
             states = tuple(part.index_select(0, chosen) for part in wanted)
@@ -264,9 +260,8 @@ def _input_rows(name: str, schedule: Levels, x: Tensor, leaf_inverse: Tensor | N
         if leaf_inverse.size(0) != leaves or rows < sum(others):
             wanted = f"{leaves} leaves with an input, and at least {sum(others)} rows in x"
             got = f"{leaf_inverse.size(0)} in leaf_inverse, {rows} rows in x"
-            raise mismatch(
-                ValueError, f"{name}: leaf_inverse does not fit the schedule", wanted, got
-            )
+            what = f"{name}: leaf_inverse does not fit the schedule"
+            raise mismatch(ValueError, what, wanted, got)
         return x
     if rows == inputs != nodes:
         return x
@@ -279,20 +274,14 @@ def _input_rows(name: str, schedule: Levels, x: Tensor, leaf_inverse: Tensor | N
 class _NaryTreeLayer(RecursiveLayer):
     """Layers with a fixed number of child slots, which differ in the class of their cell."""
 
-    _cell_class: ClassVar[type[RecursiveCell]]
+    _cell_class: ClassVar[type[Any]]
 
     def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        arity: int = 2,
-        *,
-        direction: str = "bottom_up",
-        **cell_options: Any,
-    ) -> None:
-        super().__init__(
-            self._cell_class(in_channels, out_channels, arity, **cell_options), direction
-        )
+        self, in_channels: int, out_channels: int, arity: int = 2, *,
+        direction: str = "bottom_up", **cell_options: Any,
+    ) -> None:  # fmt: skip
+        cell = self._cell_class(in_channels, out_channels, arity, **cell_options)
+        super().__init__(cell, direction)
 
 
 class NaryTreeLSTM(_NaryTreeLayer):

@@ -77,9 +77,8 @@ class TopologicalConv(nn.Module):
 
     def __init__(self, conv: nn.Module, direction: str = "bottom_up") -> None:
         super().__init__()
-        self.direction = checked_choice(
-            f"{type(self).__name__}: unknown direction", direction, DIRECTIONS
-        )
+        what = f"{type(self).__name__}: unknown direction"
+        self.direction = checked_choice(what, direction, DIRECTIONS)
         _check_conv(conv)
         self.conv = conv
         widths = getattr(conv, "in_channels", None)
@@ -132,13 +131,9 @@ class TopologicalConv(nn.Module):
                     sources = buffer.read(token, children[number])[0]
                 for attributes, key, of_levels in masks:
                     attributes[key] = of_levels[number]
-                states = self._call(
-                    own,
-                    sources,
-                    segments[number],
-                    [rows[number] for rows in given],
-                    {key: rows[number] for key, rows in named.items()},
-                )
+                mine = [rows[number] for rows in given]
+                by_name = {key: rows[number] for key, rows in named.items()}
+                states = self._call(own, sources, segments[number], mine, by_name)
                 if not number:
                     buffer.allocate((states,), stored_dtypes((states,)))
                 token = buffer.write(token, first, (states,))

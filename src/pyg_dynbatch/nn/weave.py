@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import check_first_derivative, checked_count, mismatch
+from pyg_dynbatch.core.errors import check_first_derivative, checked_count, count_or_none, mismatch
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.nn.pairs import (
@@ -439,10 +439,9 @@ class WeaveConv(nn.Module):
         return pair_layers(*given, pairs=pairs, coded=coded)
 
     def _calls_between(self) -> bool:
-        norm = self.norm != "batch" or calls_only(
-            self.norms["ap"], forward=CountedBatchNorm.forward
-        )
-        return not (norm and calls_only(self.lin_ap, forward=nn.Linear.forward))
+        forward = CountedBatchNorm.forward
+        plain = self.norm != "batch" or calls_only(self.norms["ap"], forward=forward)
+        return not (plain and calls_only(self.lin_ap, forward=nn.Linear.forward))
 
     def _call_between(self, x: Tensor, pairs: Pairs) -> Tensor:
         """Call the modules of f_AP with both orders of all pairs, and add the two."""
@@ -557,20 +556,12 @@ class WeaveStack(nn.Module):
     ) -> None:
         super().__init__()
         checked_count("WeaveStack: num_modules", num_modules)
-        if pair_block is not None:
-            checked_count("WeaveStack: pair_block", pair_block)
-        self.pair_block = pair_block
-        self.convs = nn.ModuleList(
-            WeaveConv(
-                channels if level else atom_in,
-                channels if level else pair_in,
-                channels,
-                channels if level + 1 < num_modules else None,
-                hidden=channels,
-                **options,
-            )
-            for level in range(num_modules)
-        )
+        self.pair_block = count_or_none("WeaveStack: pair_block", pair_block)
+        self.convs, options["hidden"] = nn.ModuleList(), channels
+        for level in range(num_modules):
+            ins = (channels, channels) if level else (atom_in, pair_in)
+            pair_out = channels if level + 1 < num_modules else None
+            self.convs.append(WeaveConv(*ins, channels, pair_out, **options))
 
     def reset_parameters(self) -> None:
         """Reset all learnable parameters."""

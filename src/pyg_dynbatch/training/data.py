@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_count, count_or_none, mismatch
 from pyg_dynbatch.samplers import NodeBudgetBatchSampler, digest_of_sizes
 
 SplitName = Literal["train", "val", "test"]
@@ -61,12 +61,9 @@ class SplitDataModule(pl.LightningDataModule, ABC):
         super().__init__()
         name = type(self).__name__
         self.batch_size = checked_count(f"{name}: batch_size", batch_size)
-        self.budget = budget
-        self.num_workers = num_workers
-        self.predict_split = predict_split
-        self.virtual_ranks = virtual_ranks
-        if virtual_ranks is not None:
-            checked_count(f"{name}: virtual_ranks", virtual_ranks)
+        self.budget, self.num_workers = budget, num_workers
+        self.predict_split: SplitName = predict_split
+        self.virtual_ranks = count_or_none(f"{name}: virtual_ranks", virtual_ranks)
         self.resumed: Mapping[str, Any] = {}
         """Plan of the run that is continued: its ``virtual_ranks`` and ``seed``."""
 
@@ -93,13 +90,8 @@ class SplitDataModule(pl.LightningDataModule, ABC):
 
     def splits_of(self, stage: str) -> tuple[SplitName, ...]:
         """List the splits that a stage of Lightning needs."""
-        needed: dict[str, tuple[SplitName, ...]] = {
-            "fit": ("train", "val"),
-            "validate": ("val",),
-            "test": ("test",),
-            "predict": (self.predict_split,),
-        }
-        return needed[stage]
+        fixed: dict[str, tuple[SplitName, ...]] = {"fit": ("train", "val"), "validate": ("val",)}
+        return {**fixed, "test": ("test",), "predict": (self.predict_split,)}[stage]
 
     def train_dataloader(self) -> Any:
         """Return a loader that shuffles the training split in every epoch."""
@@ -142,16 +134,10 @@ class SplitDataModule(pl.LightningDataModule, ABC):
                 f"than the budget of {budget:,} (the largest {max(larger):,}): a batch for each"
             )
         seed = self._seed()
-        sampler = NodeBudgetBatchSampler(
-            None,
-            sizes,
-            budget,
-            shuffle=shuffle,
-            seed=seed,
-            oversize="alone",
-            virtual_ranks=virtual_ranks,
-            weights=self.sizes(split) if shuffle and self.budget is None else None,
-        )
+        options: Any = {"shuffle": shuffle, "seed": seed, "virtual_ranks": virtual_ranks}
+        if shuffle and self.budget is None:
+            options["weights"] = self.sizes(split)
+        sampler = NodeBudgetBatchSampler(None, sizes, budget, oversize="alone", **options)
         sampler.compare_ranks()
         return self.make_loader(dataset, batch_sampler=sampler, **self._loader_options(seed))
 

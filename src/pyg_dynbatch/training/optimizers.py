@@ -10,13 +10,14 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_range, mismatch
 
 
-def _check_range(options: object, name: str, fits: bool, expected: str) -> None:
-    if not fits:
-        what = f"{type(options).__name__}: {name} is out of range"
-        raise mismatch(ValueError, what, expected, getattr(options, name))
+def _check_ranges(options: object, **intervals: str) -> None:
+    """Check numbers that are given, by their names."""
+    for name, interval in intervals.items():
+        if (value := getattr(options, name)) is not None:
+            checked_range(f"{type(options).__name__}: {name}", value, interval)
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,8 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps"):
-            value = getattr(self, name)
-            fits = value is None or 0 <= value < math.inf
-            _check_range(self, name, fits, "a finite number, at least 0")
-        expected = 'a number above 0; embedding: "fixed" leaves the word vectors as they are'
-        scale = self.embedding_gradient_scale
-        _check_range(self, "embedding_gradient_scale", scale > 0, expected)
+        names = ("lr", "embedding_lr", "weight_decay", "initial_accumulator", "eps")
+        _check_ranges(self, **dict.fromkeys(names, "[0, inf)"), embedding_gradient_scale="(0, inf)")
         if "adagrad" in (self.name, self.embedding) and self.eps == self.initial_accumulator == 0:
             what, wanted = "OptimizerOptions: Adagrad would divide by zero", "one of them above 0"
             got, hint = "eps and initial_accumulator 0", "initial_accumulator: 0.1"
@@ -98,11 +94,8 @@ class RateOptions:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _check_range(self, "gamma", self.gamma > 0, "above 0")
-        _check_range(self, "every", self.every >= 1, "at least 1")
-        _check_range(self, "final", 0 <= self.final <= 1, "0 to 1")
-        _check_range(self, "warmup", self.warmup >= 0, "at least 0")
-        _check_range(self, "rise", 0 <= self.rise < 1, "at least 0 and below 1")
+        _check_ranges(self, gamma="(0, inf)", final="[0, 1]", rise="[0, 1)")
+        _check_ranges(self, every="[1, inf)", warmup="[0, inf)")
 
 
 # The options that each source of word vectors reads.
@@ -148,8 +141,11 @@ class VectorOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that would be ignored."""
-        _check_range(self, "scale", 0 < self.scale < math.inf, "a finite number above 0")
-        _check_range(self, "layers", len(self.layers) > 0, "at least one layer")
+        _check_ranges(self, scale="(0, inf)")
+        if not isinstance(self.layers, Sequence) or not self.layers:
+            what = "VectorOptions: layers is out of range"
+            expected = "at least one hidden layer, such as [0, -1]"
+            raise mismatch(ValueError, what, expected, self.layers)
         checked_choice("VectorOptions: source", self.source, _READ)
         given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         if unread := sorted(given - {"source", *_READ[self.source].split()}):

@@ -3,7 +3,7 @@
 import csv
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from fnmatch import fnmatch
 from io import BytesIO
@@ -20,7 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import count_or_none, mismatch
 from pyg_dynbatch.files import atomic_file
 from pyg_dynbatch.prediction import (
     Columns,
@@ -51,9 +51,7 @@ class RandomState(Callback):
     def __init__(self) -> None:
         self._waiting: dict[str, Tensor] | None = None
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: Any) -> None:
         """Add the seed of the run and the states of all ranks to the checkpoint."""
         checkpoint["pyg_dynbatch_seed"] = os.environ.get("PL_GLOBAL_SEED")
         states = {"cpu": torch.get_rng_state()}
@@ -62,15 +60,11 @@ class RandomState(Callback):
         gathered = {name: _of_all_ranks(state, trainer) for name, state in states.items()}
         checkpoint["random_state"] = gathered
 
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Any, checkpoint: Any) -> None:
         """Keep the states until training starts."""
         self._waiting = checkpoint.get("random_state")
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *args: Any) -> None:
         """Restore the states just before the first resumed batch."""
         waiting, self._waiting = self._waiting, None
         if waiting is None or len(waiting["cpu"]) != trainer.world_size:
@@ -120,10 +114,9 @@ class LastCheckpoint(RunCheckpoint):
         super().__init__(
             filename="last", save_on_train_epoch_end=True, enable_version_counter=False
         )
-        if every_n_train_steps is not None:
-            checked_count("LastCheckpoint: every_n_train_steps", every_n_train_steps)
+        every = count_or_none("LastCheckpoint: every_n_train_steps", every_n_train_steps)
         # Lightning's own argument would replace the checkpoints at the end of the epochs.
-        self._every_n_train_steps = every_n_train_steps or 0
+        self._every_n_train_steps = every or 0
         self._step = 0
 
     def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
@@ -206,9 +199,8 @@ _CHANGEABLE = (
 )
 # Options that have no effect on a resumed run: its word vectors come from the checkpoint.
 # The loader compares the virtual ranks itself.
-_WITHOUT_EFFECT = (
-    *("data.num_workers", "data.vectors.file", "data.vectors.cache"),
-    "data.virtual_ranks",
+_WITHOUT_EFFECT = tuple(
+    f"data.{name}" for name in ("num_workers", "vectors.file", "vectors.cache", "virtual_ranks")
 )
 # Options that have no effect on trained weights.
 _UNUSED_AFTER_TRAINING = ("model.optimizer.*", "model.rate.*", "data.vectors.*", "data.recipe.*")
@@ -403,19 +395,12 @@ class PredictionTable(BasePredictionWriter):
         self._batches = []
 
     def write_on_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        prediction: Any,
-        batch_indices: Sequence[int] | None,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int,
+        self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, *batch: Any
     ) -> None:
         """Keep the rows of a batch on the host, with their indices in the data set."""
         if batch_indices is None:
             what = "PredictionTable: the examples of a batch are unknown"
-            expected, got = "a loader with a batch sampler", f"no indices of batch {batch_idx}"
+            expected, got = "a loader with a batch sampler", f"no indices of batch {batch[1]}"
             hint = "use the data modules of pyg_dynbatch.lightning, or a plain DataLoader"
             raise mismatch(ValueError, what, expected, got, hint=hint)
         columns = {name: value.cpu().numpy() for name, value in prediction.items()}

@@ -384,15 +384,10 @@ class Task(pl.LightningModule, ABC):
     def log_metrics(self, stage: str, named: list[tuple[str, Metric]], batch: Batch) -> None:
         """Log metric objects, which are synchronised over ranks, under ``stage/name``."""
         for name, metric in named:
-            self.log(
-                f"{stage}/{name}",
-                metric,
-                on_step=False,
-                on_epoch=True,
-                prog_bar=name == self.main_metric and stage != "train",
-                # Lightning would take the number of nodes for the batch size.
-                batch_size=batch.num_graphs,
-            )
+            shown = name == self.main_metric and stage != "train"
+            # Lightning would take the number of nodes for the batch size.
+            options: Any = {"prog_bar": shown, "batch_size": batch.num_graphs}
+            self.log(f"{stage}/{name}", metric, on_step=False, on_epoch=True, **options)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the name of the task and the options of its data to the checkpoint."""
@@ -420,9 +415,8 @@ class Task(pl.LightningModule, ABC):
         """Check that the weights fit this model, and share the split of the checkpoint."""
         self.model.check(checkpoint, type(self).__name__, self.hparams)
         theirs, ours = checkpoint.get("hyper_parameters", {}), self.plain_options()
-        self._rates_changed = any(
-            theirs.get(name, ours[name]) != ours[name] for name in ("optimizer", "rate")
-        )
+        names = ("optimizer", "rate")
+        self._rates_changed = any(theirs.get(name, ours[name]) != ours[name] for name in names)
         share_split(checkpoint, getattr(self._trainer, "datamodule", None))
         if self._trainer is not None:
             self._loader_state = continue_plan(checkpoint, self.trainer)

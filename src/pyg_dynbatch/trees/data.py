@@ -13,7 +13,7 @@ from torch_geometric.data.storage import GlobalStorage
 from pyg_dynbatch.core.errors import (
     Mismatch,
     checked_choice,
-    checked_count,
+    count_or_none,
     describe_value,
     mismatch,
 )
@@ -472,7 +472,7 @@ class Collater(PlanningCollater):
         direction: str = "bottom_up",
     ) -> None:
         super().__init__(dataset, follow_batch, exclude_keys)
-        self.arity = None if arity is None else checked_count("Collater: arity", arity)
+        self.arity = count_or_none("Collater: arity", arity)
         self.direction = direction
         checked_choice("Collater: unknown direction", direction, (*DIRECTIONS, "both"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch
 from pyg_dynbatch.files import existing, sha256_of
 from pyg_dynbatch.trees.data import DynTreeData
 from pyg_dynbatch.trees.datasets import Content, TreeDataset, choose_split, parse_lines
@@ -167,9 +167,7 @@ class ListOpsRecipe:
     def __post_init__(self) -> None:
         least = {"train": 0, "val": 0, "test": 0, "max_depth": 1, "max_args": 2, "max_length": 1}
         for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                what = f"ListOpsRecipe: {name} is too small"
-                raise mismatch(ValueError, what, f"at least {lowest}", getattr(self, name))
+            checked_count(f"ListOpsRecipe: {name}", getattr(self, name), lowest)
 
     def generate(self) -> dict[str, list[list[str]]]:
         """Draw all expressions, each a list of pieces, by split.

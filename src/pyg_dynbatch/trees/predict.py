@@ -31,14 +31,19 @@ class TreeModel(prediction.Model):
     @classmethod
     def from_checkpoint(cls, checkpoint: Mapping[str, Any], path: object) -> Any:
         """Build a model for prediction, with its vocabulary or encoder."""
-        model = super().from_checkpoint(checkpoint, path)
-        for note in (part for part in checkpoint.values() if isinstance(part, Mapping)):
-            if (words := note.get("words")) is not None:
-                model.vocabulary = Vocabulary(words[1:], words[0])
-            if "encoder" in note:
-                model.encoder = SentenceEncoder(**note["encoder"])
-                model.vocabulary = Vocabulary([])  # tokens only tell which nodes have a word
+        model, data = super().from_checkpoint(checkpoint, path), cls.data_of(checkpoint)
+        if "words" in data:
+            model.vocabulary = Vocabulary(data["words"][1:], data["words"][0])
+        if "encoder" in data:
+            model.encoder = SentenceEncoder(**data["encoder"])
+            model.vocabulary = Vocabulary([])  # tokens only tell which nodes have a word
         return model
+
+    @classmethod
+    def data_of(cls, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the words, or the encoder, of a checkpoint."""
+        notes = [part for part in checkpoint.values() if isinstance(part, Mapping)]
+        return {k: note[k] for note in notes for k in ("words", "encoder") if k in note}
 
 
 class TreeClassificationModel(TreeModel):
@@ -65,14 +70,8 @@ class TreeClassificationModel(TreeModel):
         is_root = torch.zeros_like(example, dtype=torch.bool)
         is_root[batch.root_index] = True
         target = batch.y if "y" in batch else torch.full_like(example, -1)
-        return {
-            "example": example,
-            "node": node,
-            "is_root": is_root,
-            "prediction": chance.argmax(-1),
-            "probability": chance,
-            "target": target,
-        }
+        found = {"example": example, "node": node, "is_root": is_root}
+        return found | {"prediction": chance.argmax(-1), "probability": chance, "target": target}
 
 
 class TreeRelatednessModel(TreeModel):
@@ -94,12 +93,9 @@ class TreeRelatednessModel(TreeModel):
             whole score) and ``target``.
         """
         chance = self(batch).float().exp()
-        return {
-            "example": torch.arange(batch.num_graphs, device=chance.device),
-            "prediction": mean_score(chance),
-            "probability": chance,
-            "target": mean_score(batch.target.float()),
-        }
+        example = torch.arange(batch.num_graphs, device=chance.device)
+        found = {"example": example, "prediction": mean_score(chance), "probability": chance}
+        return {**found, "target": mean_score(batch.target.float())}
 
 
 def arity_of(model: nn.Module) -> int | None:
@@ -108,7 +104,7 @@ def arity_of(model: nn.Module) -> int | None:
     return next((layer.arity for layer in layers), None)
 
 
-class TreePredictor:
+class TreePredictor(prediction.Predictor):
     """Predict the nodes of trees with the mean of several checkpoints.
 
     Args:
@@ -135,27 +131,18 @@ class TreePredictor:
         array([0, 0, 0, 1, 1, 1, 1, 1])
     """
 
+    kind = TreeClassificationModel
+
     def __init__(self, checkpoints: Sequence[str | Path], device: str = "cpu") -> None:
-        if not checkpoints:
-            raise mismatch(ValueError, "TreePredictor: no checkpoints", "at least one", 0)
-        self.device = prediction.checked_device(device)
-        first, *others = checkpoints
-        checkpoint = prediction.read_checkpoint(first)
-        self.model: Any = TreeClassificationModel.from_checkpoint(checkpoint, first)
-        self.vocabulary = _vocabulary_of(self.model, first)
-        for path in others:
-            with prediction.naming_file(path):
-                contents = prediction.read_checkpoint(path)
-                member = TreeClassificationModel.from_checkpoint(contents, path)
-                known = _vocabulary_of(member, path), member.encoder
-                if known != (self.vocabulary, self.model.encoder):
-                    what = "the checkpoints were made with different vocabularies or encoders"
-                    raise mismatch(ValueError, what, "those of the first checkpoint", "others")
-        self.num_classes = self.model.num_classes
-        if others:
-            options = checkpoint["hyper_parameters"]
-            self.model = prediction.average(self.model, options, checkpoints).eval()
-        self.model.to(self.device)
+        super().__init__(checkpoints, device)
+        self.model = self.averaged()
+        if (vocabulary := self.model.vocabulary) is None:
+            what, where = "the checkpoint holds no vocabulary", checkpoints[0]
+            expected = "a checkpoint written with a data module of trees, by this version"
+            hint = "predict --config FILE --ckpt_path FILE"
+            raise mismatch(ValueError, what, expected, "none", where=where, hint=hint)
+        self.vocabulary: Vocabulary = vocabulary
+        self.num_classes: int = self.model.num_classes
         self.collater = Collater(arity=arity_of(self.model))
 
     def read(self, tree: Any) -> DynTreeData:
@@ -207,17 +194,7 @@ class TreePredictor:
 
     def predict_batch(self, batch: Batch) -> prediction.Columns:
         """Predict all nodes of a batch that the ``collater`` has merged."""
-        with prediction.evaluating(self.model):
-            columns = self.model.predict(batch.to(self.device))
-        return {name: value.cpu().numpy() for name, value in columns.items()}
-
-
-def _vocabulary_of(model: TreeModel, path: str | Path) -> Vocabulary:
-    if model.vocabulary is None:
-        what, hint = "the checkpoint holds no vocabulary", "predict --config FILE --ckpt_path FILE"
-        expected = "a checkpoint written with a data module of trees, by this version"
-        raise mismatch(ValueError, what, expected, "none", where=path, hint=hint)
-    return model.vocabulary
+        return prediction.computed(self.model, batch.to(self.device))
 
 
 def predict_file(predictor: TreePredictor, trees: TreeFile, batch_size: int) -> prediction.Columns:

@@ -59,7 +59,7 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         entries of the dictionaries are left out.
 
     Raises:
-        ValueError: If there is no tree, features differ in their width, an edge refers to a
+        ValueError: If the batch is empty, features differ in their width, an edge refers to a
             missing node, or the orders do not match the numbers of nodes and edges.
         TypeError: If an entry is no dense numbers, or the edges are not pairs of integers.
 
@@ -73,6 +73,10 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not trees:
         raise mismatch(ValueError, f"{owner}: the list is empty", "at least one tree")
     names = "features", "node_order", "edge_order"
+    for number, tree in enumerate(trees):
+        if missing := {*names, "adjacency_list"} - tree.keys():
+            what, where = f"{owner}: an entry is missing", f"tree {number}"
+            raise mismatch(ValueError, what, min(missing), ", ".join(tree), where=where)
     found = {name: [tensor_of(owner, name, tree[name]) for tree in trees] for name in names}
     edges = [edges_of(owner, tree["adjacency_list"]) for tree in trees]
     nodes, per_tree = ([each.size(0) for each in parts] for parts in (found["features"], edges))

@@ -53,7 +53,7 @@ class Predicted(NamedTuple):
     fingerprint: Float[np.ndarray, "molecule number"] | None = None
 
 
-class MoleculePredictor:
+class MoleculePredictor(prediction.Predictor):
     """Predict properties of molecules with the mean of several checkpoints.
 
     Its uncertainty is the standard deviation over the checkpoints and their passes with dropout.
@@ -94,9 +94,7 @@ class MoleculePredictor:
         features: str | None = None,
         records: str | None = None,
     ) -> None:
-        if not checkpoints:
-            raise mismatch(ValueError, "MoleculePredictor: no checkpoints", "at least one", 0)
-        self.device = prediction.checked_device(device)
+        super().__init__(checkpoints, device)
         self.models: list[MoleculePropertyModel] = []
         for given in checkpoints:
             model: Any = getattr(given, "model", given)  # that of a task
@@ -163,14 +161,17 @@ class MoleculePredictor:
         for batch in pack_in_order(range(len(listed)), sizes, self.max_pairs):
             yield [listed[number] for number in batch]
 
-    @torch.no_grad()
     def _one_batch(self, molecules: Sequence[MoleculeData], fingerprints: bool) -> Predicted:
         batch = self.collater(molecules)
         batch = batch if self.device.type == "cpu" else batch.to(self.device)
-        samples = torch.stack([row for model in self.models for row in self._passes(model, batch)])
-        deviation = samples.std(0).cpu().numpy() if len(samples) > 1 else None
         network: Any = self.models[0].network
-        prints = network.fingerprint(batch).float().cpu().numpy() if fingerprints else None
+        with ExitStack() as stack:
+            for model in self.models:
+                stack.enter_context(prediction.evaluating(model))
+            rows = [row for model in self.models for row in self._passes(model, batch)]
+            prints = network.fingerprint(batch).float().cpu().numpy() if fingerprints else None
+        samples = torch.stack(rows)
+        deviation = samples.std(0).cpu().numpy() if len(samples) > 1 else None
         return Predicted(samples.mean(0).cpu().numpy(), deviation, prints)
 
     def _passes(self, model: MoleculePropertyModel, batch: Any) -> Iterator[Tensor]:
