@@ -32,18 +32,18 @@ MAX_LINES = {
     "compat": 307,
     "core": 6_176,
     "documents": 707,
-    "molecules": 8_592,
+    "molecules": 8_662,
     "native": 0,
     "kernels": 1_574,
-    "nn": 3_117,
+    "nn": 3_184,
     "training": 2_557,
     "trees": 4_234,
     "other files": 3_014,
-    "installed": 42_180,
-    "benchmarks": 7_210,
+    "installed": 42_317,
+    "benchmarks": 7_237,
 }
-MAX_CODE = 27_066
-MAX_LINES_OF_C = 4_940
+MAX_CODE = 27_161
+MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -104,15 +104,8 @@ class KearnesAtoms(AtomFeatures):
             for atom in hydrogen_bonding_atoms(mol, family):
                 bonding[atom] |= bit
         # All of an atom but its stereo and partial charge: a few hundred different keys.
-        keys = zip(
-            map(kind.GetAtomicNum, atoms),
-            map(kind.GetFormalCharge, atoms),
-            map(kind.GetHybridization, atoms),
-            map(kind.GetIsAromatic, atoms),
-            rings,
-            bonding,
-            strict=True,
-        )
+        own = (kind.GetAtomicNum, kind.GetFormalCharge, kind.GetHybridization, kind.GetIsAromatic)
+        keys: Any = zip(*(map(get, atoms) for get in own), rings, bonding, strict=True)
         rows = self._table.rows(list(keys), self._make_row)
         if not atoms:
             return rows

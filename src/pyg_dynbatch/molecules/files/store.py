@@ -19,12 +19,7 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch, mismatch_text
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.files import write_atomically
 from pyg_dynbatch.loading import Segments
-from pyg_dynbatch.molecules.data import (
-    MoleculeArrays,
-    MoleculeColumns,
-    MoleculeData,
-    pairs_of_atoms,
-)
+from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeColumns, MoleculeData
 from pyg_dynbatch.molecules.features.base import KINDS
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.files.read import BadMolecule
@@ -123,7 +118,7 @@ class AtomPacking:
         atoms, width = molecule.x.shape
         whole = 0 if molecule.descriptor is None else len(molecule.descriptor)
         found = (width, len(molecule.y) or self.num_tasks, len(molecule.pair_code), whole)
-        wanted = (self.width, self.num_tasks, pairs_of_atoms(atoms), self.num_descriptors)
+        wanted = (self.width, self.num_tasks, atoms * (atoms + 1) // 2, self.num_descriptors)
         if found != wanted:
             form = "{} atom features, {} targets, {} pairs of atoms, {} descriptors"
             what = f"packed molecules: a molecule of {atoms} atoms has fields of other sizes"
