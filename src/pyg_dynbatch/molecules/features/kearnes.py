@@ -202,7 +202,7 @@ class KearnesPairs(PairFeatures):
     columns feature                   kind of RDKit
     ======= ========================= ==== ==================================================
     4       single, double, triple,   bit  bond between the two; a dative or other bond and no
-            aromatic                       bond have none of the bits
+            aromatic                       bond have none of the bits; order 1.5 is aromatic
     7       within 1, …, 7 bonds      bit  shortest path, as a thermometer: 3 bonds apart is
                                            within 3, 4, … 7
     1       same ring                 bit  some symmetrized smallest ring holds both
