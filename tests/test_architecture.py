@@ -20,11 +20,11 @@ DOORS = (
     *("autobatch", "blocks", "compat.tree_lstm", "data", "datasets", "lightning", "loader"),
     *("models", "molecules", "nn", "testing"),
 )
-MAX_PUBLIC_NAMES = 235
+MAX_PUBLIC_NAMES = 237
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 140
+MAX_FILES = 141
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_867,
@@ -32,17 +32,17 @@ MAX_LINES = {
     "compat": 307,
     "core": 6_176,
     "documents": 707,
-    "molecules": 8_662,
+    "molecules": 8_564,
     "native": 0,
     "kernels": 1_574,
     "nn": 3_184,
-    "training": 2_557,
-    "trees": 4_234,
-    "other files": 3_014,
-    "installed": 42_317,
+    "training": 2_670,
+    "trees": 4_232,
+    "other files": 3_152,
+    "installed": 42_468,
     "benchmarks": 7_237,
 }
-MAX_CODE = 27_161
+MAX_CODE = 27_233
 MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _ONE_AT_A_TIME:
             return _dispatch(given)
-    except SystemExit as end:  # of a parser; it would end a worker of Dask
+    except SystemExit as end:  # after --help
         return int(end.code or 0)
     except Exception as error:
         if os.environ.get("PYG_DYNBATCH_TRACEBACK") or not _is_complaint(error):
@@ -173,12 +173,14 @@ def _dispatch(argv: list[str]) -> int:
         return run_lightning(["--help" if word == "--help_all" else word for word in argv])
     if command == "ensemble":
         return run_ensemble(options)
-    from pyg_dynbatch.molecules.work.baseline import BASELINES, run_baseline
-    from pyg_dynbatch.training.experiments import run_repeat, run_tune
+    if command == "baseline":
+        from pyg_dynbatch.molecules.work.baseline import run_baseline
 
-    if command == "repeat":
-        return run_repeat(options, BASELINES)
-    return run_baseline(options) if command == "baseline" else run_tune(options)
+        return run_baseline(options)
+    from pyg_dynbatch.lightning import repeat, tune
+
+    {"repeat": repeat, "tune": tune}[command](options)
+    return 0
 
 
 def _import_tasks(command: str) -> None:

@@ -13,16 +13,15 @@ from pyg_dynbatch.core.errors import mismatch
 
 
 class OneLineArguments(argparse.ArgumentParser):
-    """Parser of a sub-command; an invalid option prints one line, with exit code 2."""
+    """Parser of a sub-command; an invalid option is an error of one line."""
 
     def __init__(self, prog: str, description: str = "", **options: object) -> None:
         # A shortened option is more often a mistyped one.
         super().__init__(prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """Print the message to the error stream and end the program."""
-        line = " ".join(message.split())
-        self.exit(2, f"pyg-dynbatch: error: {line}; see '{self.prog} --help'\n")
+        """Raise an error."""
+        raise ValueError(f"{' '.join(message.split())}; see '{self.prog} --help'")
 
 
 def prediction_arguments(

@@ -6,9 +6,11 @@ from pyg_dynbatch.documents.task import DocumentFileData, DocumentPrediction
 from pyg_dynbatch.molecules.datamodules import (
     MoleculeDataModule, MoleculeFileData, MoleculeNetData, NCIData, PackedMoleculeData,
 )
+import pyg_dynbatch.molecules.work.baseline  # noqa: F401 - for the option --baselines of repeat
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.molecules.task import Pretrained
+from pyg_dynbatch.training.experiments import repeat, tune
 from pyg_dynbatch.training.runs import LastCheckpoint, RandomState
 from pyg_dynbatch.training.data import SplitDataModule
 from pyg_dynbatch.training.optimizers import (
@@ -28,5 +30,6 @@ __all__ = [
     "OptimizerOptions", "PackedMoleculeData", "PredictionTable", "Pretrained", "RandomState",
     "RateOptions", "RunReport", "SICKData", "SSTData", "SplitDataModule", "SplitOptions",
     "Task", "TreeClassification", "TreeDataModule", "TreeFileData",
-    "TreeRelatedness", "VectorOptions", "build_optimizer", "ensemble_of",
+    "TreeRelatedness", "VectorOptions", "build_optimizer", "ensemble_of", "repeat",
+    "tune",
 ]

@@ -406,20 +406,22 @@ class MoleculeProperty(Task):
         return ("train/loss", *(f"val/{name}" for name in names))
 
     def setup(self, stage: str) -> None:
-        """Fit the scales of targets and descriptors, and label weights, on the training split.
-
-        A checkpoint is restored after this, so on resuming its numbers are used.
-        """
+        """Prepare the layers for several ranks, and check the targets to calibrate by."""
         super().setup(stage)
         if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
             CountedBatchNorm.synchronise(self.model.network)  # Lightning knows torch's classes only
         data: Any = getattr(self.trainer, "datamodule", None)
         if stage == "fit" and hasattr(data, "targets"):
-            self.fit_targets(data.targets("train"))
             if self.calibration != "none":
                 check_both_classes(data.targets("val"), self.schema.task_names)
             if self.model.conformal is not None:
                 self.model.conformal.check(data.targets("val"), self.schema.task_names)
+
+    def start_from(self, data: Any) -> None:
+        """Fit the scales of targets and descriptors, and label weights, on the training split."""
+        super().start_from(data)
+        if hasattr(data, "targets"):
+            self.fit_targets(data.targets("train"))
             if self.schema.descriptor_names:
                 self.fit_descriptors(data.descriptors("train"))
 
@@ -436,7 +438,7 @@ class MoleculeProperty(Task):
             raise mismatch(ValueError, what, expected, self.trainer.world_size, hint=hint)
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
-        """Fit target scaling and label weights to targets, NaN where unknown, as ``setup`` does."""
+        """Fit target scaling and label weights to targets, NaN where unknown, as ``fit`` does."""
         if self.schema.kind == "regression":
             self.model.scale.fit(targets)
             deviations = self.model.scale.deviation.tolist()
@@ -451,7 +453,7 @@ class MoleculeProperty(Task):
             self.positive.copy_(balanced_positive_weight(targets))
 
     def fit_descriptors(self, descriptors: Float[Tensor, "molecule descriptor"]) -> None:
-        """Fit the scale of descriptors, NaN where unknown, as ``setup`` does."""
+        """Fit the scale of descriptors, NaN where unknown, as ``fit`` does."""
         network: Any = self.model.network
         network.descriptors.fit(descriptors)
 

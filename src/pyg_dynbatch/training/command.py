@@ -12,7 +12,7 @@ from functools import partial
 from inspect import isabstract
 from pathlib import Path
 from pydoc import locate
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import lightning.pytorch as pl
 import torch
@@ -145,7 +145,7 @@ def _class_name(given: str, kind: type) -> str:
 
 
 class OneLineParser(LightningArgumentParser):
-    """Report a wrong option in one line and exit with code 2."""
+    """Report a wrong option in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A shortened option is more often a mistyped one.
@@ -163,13 +163,13 @@ class OneLineParser(LightningArgumentParser):
         return super().parse_args(args, namespace, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the message on the error stream, with a suggestion, and exit."""
+        """Raise an error with a suggestion."""
         if not self.exit_on_error:
             super().error(message, ex)
         said, more = " ".join(message.split()), self._suggestion()
         if not {"-c", "--config"} & {word.partition("=")[0] for word in self.given}:
             more += "; try: --config listops.yaml, or your own FILE, for --model and --data"
-        self.exit(2, f"pyg-dynbatch: error: {said}{more}; see '{self.prog} --help'\n")
+        raise ValueError(f"{said}{more}; see '{self.prog} --help'") from ex
 
     def _suggestion(self) -> str:
         """Suggest what is closest to the first unknown option or class on the command line."""
@@ -220,6 +220,9 @@ class Run(LightningCLI):
 
     needs_weights = True
     """Whether ``test`` measures trained weights."""
+
+    methods: ClassVar[Iterable[str]] = ()
+    """Names, for the first argument, of what a subclass measures in place of the network."""
 
     def __init__(
         self,

@@ -2,30 +2,53 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, chdir, contextmanager
+from functools import partial
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import numpy as np
 import yaml
 
+from pyg_dynbatch.clusters import Items, Work, compute
 from pyg_dynbatch.console import OneLineArguments, check_outputs, optional
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.prediction import read_table, write_table
-from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml
+from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml, subclasses
 from pyg_dynbatch.training.runs import best_checkpoint, folder_of, panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
+Config = Mapping[str, Any]
+Words = Sequence[str]
 Runs = dict[tuple[str, str, str], list[float | None]]
 """The results of all runs by model, property and metric; None for a run that is not done."""
 _FACTS = ("model", "task", "metric", "runs", "mean", "deviation", "settings")
 _MOST_SHOWN = 13  # properties
 
 
-def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[Sequence[str]], Run]]) -> int:
-    """Run ``repeat``: the options of ``fit``, and ``--times``."""
+def repeat(words: str | Words, client: Any = None) -> Path:
+    """Train and test several times, and write one table, as the command ``repeat`` does.
+
+    Args:
+        words: Words of the command: options of ``fit``, ``--times``, ``--output``, ``--baselines``.
+        client: A ``dask.distributed.Client``, or the module ``ray``, whose workers find the same
+            files and do one run at a time; None for this process, run by run.
+
+    Returns:
+        Path of the table: means, deviations, and the result of every run, whoever has done it.
+
+    Raises:
+        ValueError: If an option cannot be used, or the table is of other settings or data.
+
+    Example:
+        >>> repeat("--config listops.yaml --times 1")
+        Traceback (most recent call last):
+        ValueError: argument --times: expected at least 2, got 1; see 'pyg-dynbatch repeat --help'
+    """
     parser = OneLineArguments(
         "pyg-dynbatch repeat",
         "Train and test with the seeds S, S+1, ..., which also split the data, or on each of the "
@@ -39,35 +62,71 @@ def run_repeat(argv: list[str], baselines: Mapping[str, Callable[[Sequence[str]]
     add("--baselines", action="store_true", help="measure scikit-learn's models of molecules too")
     text = "the table (default: repeated.csv in the folder of the first run)"
     add("--output", metavar="FILE", help=text)
-    own, options = parser.parse_known_args(argv)
+    own, options = parser.parse_known_args(_as_list(words))
     if own.times is not None and own.times < 2:
         parser.error(f"argument --times: expected at least 2, got {own.times}")
-    prepare_process()
     check_outputs("repeat", [own.output], options)
     config = Run("fit", options, build=False).plain_config()
     variants = _variants(config, own.times)
-    network = {"network": lambda words: Run("fit", words)}
-    models = network | (dict(baselines) if own.baselines else {})
-    for number, words in enumerate(variants):
-        given = (_digest(config, [*models]), len(variants))
-        with _claimed(own.output, *given, number) as state:
-            print(f"run {number + 1} of {len(variants)}: {state or ' '.join(words)}")
-            if state:
-                continue
-            done = {name: _folder(run([*options, *words]).start()) for name, run in models.items()}
-            own.output = own.output or str(done["network"] / "repeated.csv")
-            _add_run(Path(own.output), *given, number, done)  # now, in case a later run fails
-    with _locked(own.output):
-        runs = read_repeated(Path(own.output), *given)
-        if missing := [number + 1 for number in range(len(variants)) if not _has(runs, number)]:
+    models: dict[str, Callable[[Words], Run]] = {"network": partial(Run, "fit")}
+    others: Any = subclasses(Run).values() if own.baselines else ()
+    for kind in others:
+        models |= {method: partial(kind, method) for method in kind.methods}
+    count, output = len(variants), own.output
+    run = partial(_run, config, options, variants, models, own.output)
+    for settings, number, done in compute_runs(run, range(1, count + 1), client, "run", config):
+        output = Path(output or done["network"] / "repeated.csv")
+        if own.output is None:
+            _add_run(output, settings, count, number, done)  # now, in case a later run fails
+    with _locked(output):
+        runs = read_repeated(output, settings, count)
+        if missing := [number for number in range(1, count + 1) if not _has(runs, number)]:
             print(f"missing:          runs {missing}: in other processes, or to be run again")
         if metrics := [metric for _, _, metric in runs]:
             main = config["checkpoint"]["monitor"].rpartition("/")[2]
             main = main if main in metrics else metrics[0]
             print(*summary(runs, main), sep="\n")
-            picture = draw_runs(Path(own.output).with_suffix(".png"), runs, main)
-            print(f"runs:             {own.output}\npicture:          {picture}")
-    return 0
+            picture = draw_runs(output.with_suffix(".png"), runs, main)
+            print(f"runs:             {output}\npicture:          {picture}")
+    return output
+
+
+def _run(
+    config: Config, options: Words, variants: Any, models: Any, output: str | None, number: int
+) -> tuple[str, int, dict[str, Path]]:
+    """Do a run, from 1, unless another process does; return its folders by model."""
+    settings, words, count = _digest(config, [*models]), variants[number - 1], len(variants)
+    with _claimed(output, settings, count, number) as state:
+        print(f"run {number} of {count}: {state or ' '.join(words)}")
+        if state:
+            return settings, number, {}
+        done = {name: _folder(make([*options, *words]).start()) for name, make in models.items()}
+        if output is not None:
+            _add_run(Path(output), settings, count, number, done)
+    return settings, number, done
+
+
+def _as_list(words: str | Words) -> list[str]:
+    return shlex.split(words) if isinstance(words, str) else list(words)
+
+
+def compute_runs(work: Work, items: Items, client: Any, what: str, config: Config) -> Iterator[Any]:
+    """Yield results as ``compute`` does, of work in the folder of the caller that trains."""
+    data, trainer = config["data"].get("init_args") or {}, config["trainer"]
+    if client is not None and (devices := trainer["devices"]) not in ("auto", "1", 1):
+        what = f"a {what} on a cluster has one device"
+        raise mismatch(ValueError, what, "trainer.devices: 1", devices)
+    gpu = {"auto": None, "cuda": True, "gpu": True}.get(trainer["accelerator"], False)
+    here = partial(_prepared, config, Path.cwd(), work)
+    return compute(here, items, client, what, gpu, data.get("num_workers") or 0)
+
+
+def _prepared(config: Config, folder: Path, work: Work, item: Any) -> Any:
+    for part in ("model", "data"):
+        locate(config[part]["class_path"])  # words can name a class once it is imported
+    prepare_process()
+    with chdir(folder):
+        return work(item)
 
 
 def _locked(path: str | Path, run: str = "", wait: bool = True) -> Any:
@@ -82,7 +141,7 @@ def _claimed(path: str | None, settings: str, count: int, number: int) -> Iterat
     with ExitStack() as held:
         if path is not None:
             try:
-                held.enter_context(_locked(path, f".run_{number + 1}", wait=False))
+                held.enter_context(_locked(path, f".run_{number}", wait=False))
             except BlockingIOError:
                 state = "in another process"
             if _has(read_repeated(Path(path), settings, count), number):
@@ -97,15 +156,15 @@ def _add_run(path: Path, settings: str, count: int, number: int, done: Mapping[s
         for model, folder in done.items():
             for task, metric, value in tested_scores(folder):
                 each = runs.setdefault((model, task, metric), [None] * count)
-                each[number] = value
+                each[number - 1] = value
         write_repeated(path, runs, settings)
 
 
 def _has(runs: Runs, number: int) -> bool:
-    return any(each[number] is not None for each in runs.values())
+    return any(each[number - 1] is not None for each in runs.values())
 
 
-def _variants(config: Mapping[str, Any], times: int | None) -> list[list[str]]:
+def _variants(config: Config, times: int | None) -> list[list[str]]:
     """List the options in which the runs differ."""
     data, key = config["data"].get("init_args") or {}, "--data.init_args.split."
     split = data.get("split") or {}
@@ -134,7 +193,7 @@ def _folder(done: Run) -> Path:
     return folder
 
 
-def _digest(config: Mapping[str, Any], more: Any) -> str:
+def _digest(config: Config, more: Any) -> str:
     """Hash the settings of all runs, and the content of the files that they name."""
     given = [config["data"].get("init_args"), config["model"].get("init_args")]
     facts = [config, more, *((str(path), sha256_of(path)) for path in _files(given))]
@@ -226,8 +285,26 @@ def draw_runs(path: Path, runs: Runs, metric: str) -> Path:
     return save_figure(figure, path)
 
 
-def run_tune(argv: list[str]) -> int:
-    """Run ``tune``: the options of ``fit``, and a search space."""
+def tune(words: str | Words, client: Any = None) -> Path:
+    """Choose options on the validation split, as the command ``tune`` does.
+
+    Args:
+        words: Words of the command: options of ``fit``, ``--space``, ``--trials``, ``--study``,
+            ``--output``.
+        client: As of :func:`repeat`; Optuna then chooses with the trials that are finished.
+
+    Returns:
+        Path of the best settings.
+
+    Raises:
+        ImportError: If Optuna is not installed.
+        ValueError: If an option cannot be used, or the study is of other settings or data.
+
+    Example:
+        >>> tune(["--config", "listops.yaml"])
+        Traceback (most recent call last):
+        ValueError: the following arguments are required: --space; see 'pyg-dynbatch tune --help'
+    """
     parser = OneLineArguments(
         "pyg-dynbatch tune",
         "Choose options by Optuna, on the validation split only: every trial is a run of 'fit' "
@@ -242,21 +319,44 @@ def run_tune(argv: list[str]) -> int:
     add("--study", default="study.log", metavar="FILE", help="trials so far (default: study.log)")
     text = "where the best settings go (default: best.yaml)"
     add("--output", default="best.yaml", metavar="FILE", help=text)
-    own, options = parser.parse_known_args(argv)
+    own, options = parser.parse_known_args(_as_list(words))
     if own.trials < 1:
         parser.error(f"argument --trials: expected at least 1, got {own.trials}")
-    prepare_process()
     check_outputs("tune", [own.study, own.output], [own.space, *options])
     space = read_space(own.space)
     config = Run("fit", options, build=False).plain_config()
-    with _locked(own.study):
-        study, optuna = _open_study(own.study, config, space)
+    study = _open_study(own.study, config, space)
+    work = partial(_try, config, options, space, own.study, own.trials)
+    left = range(own.trials - len(_finished(study)))
+    list(compute_runs(work, left, client, "task", config))
+    finished = _finished(study)
+    if others := [trial.number for trial in study.trials if trial.number not in finished]:
+        print(f"without result:   trials {others}: failed, stopped, or in other processes")
+    with _locked(own.output):  # the last process to write knows all trials
+        best = study.best_trial
+        suggested = best.user_attrs["words"].items()
+        chosen = Run("fit", [*options, *_options(suggested)], build=False).plain_config()
+        about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
+        with atomic_file(own.output, encoding="utf-8") as file:
+            file.write(f"# {about}: trial {best.number} of {own.study}\n")
+            yaml.safe_dump(chosen, file, sort_keys=False)
+    print(f"best of {len(finished)} trials: {about}")
+    print(*(f"  {name}: {text}" for name, text in suggested), sep="\n")
+    print(f"settings:         {own.output}")
+    return Path(own.output)
+
+
+def _try(config: Config, options: Words, space: Config, path: str, trials: int, task: int) -> None:
+    """Do a trial, unless there are enough, also of other processes."""
+    study = _open_study(path, config, space)  # the data may have changed since
+    if len(_finished(study)) >= trials:
+        return
+    from optuna.samplers import TPESampler
 
     def objective(trial: Any) -> float:
-        check_study(study, _digest(config, space), own.study)  # the data may have changed since
         # Not a seed per process: several that begin together would choose the same.
-        study.sampler = optuna.samplers.TPESampler(seed=config["seed_everything"] + trial.number)
-        words = [word for name in space for word in (f"--{name}", _suggested(trial, name, space))]
+        study.sampler = TPESampler(seed=config["seed_everything"] + trial.number)
+        words = _options((name, _suggested(trial, name, space)) for name in space)
         print(f"trial {trial.number}: {' '.join(words)}")
         run = Run("fit", [*options, *words])
         run.train()  # without looking at the test split
@@ -264,26 +364,11 @@ def run_tune(argv: list[str]) -> int:
         trial.set_user_attr("checkpoint", keeper.best_model_path)
         return float("nan") if keeper.best_model_score is None else float(keeper.best_model_score)
 
-    complete = (optuna.trial.TrialState.COMPLETE,)
-    if (left := own.trials - len(study.get_trials(states=complete))) > 0:
-        # The callback counts the trials of other processes too.
-        enough = optuna.study.MaxTrialsCallback(own.trials, states=complete)
-        study.optimize(objective, n_trials=left, callbacks=[enough])
-    if others := [trial.number for trial in study.trials if trial.state not in complete]:
-        print(f"without result:   trials {others}: failed, stopped, or in other processes")
-    with _locked(own.output):  # the last process to write knows all trials
-        best = study.best_trial
-        suggested = best.user_attrs["words"].items()
-        words = [word for name, text in suggested for word in (f"--{name}", text)]
-        chosen = Run("fit", [*options, *words], build=False).plain_config()
-        about = f"{config['checkpoint']['monitor']} {best.value:.6g}"
-        with atomic_file(own.output, encoding="utf-8") as file:
-            file.write(f"# {about}: trial {best.number} of {own.study}\n")
-            yaml.safe_dump(chosen, file, sort_keys=False)
-    print(f"best of {len(study.get_trials(states=complete))} trials: {about}")
-    print(*(f"  {name}: {text}" for name, text in suggested), sep="\n")
-    print(f"settings:         {own.output}")
-    return 0
+    study.optimize(objective, n_trials=1)
+
+
+def _options(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    return [word for name, text in pairs for word in (f"--{name}", text)]
 
 
 def read_space(path: str) -> dict[str, Any]:
@@ -305,7 +390,7 @@ def read_space(path: str) -> dict[str, Any]:
     return space
 
 
-def _suggested(trial: Any, name: str, space: Mapping[str, Any]) -> str:
+def _suggested(trial: Any, name: str, space: Config) -> str:
     """Choose an option, as text of the command line."""
     choices = space[name]
     if isinstance(choices, list):
@@ -318,22 +403,22 @@ def _suggested(trial: Any, name: str, space: Mapping[str, Any]) -> str:
     return str(text)
 
 
-def _open_study(path: str, config: Mapping[str, Any], space: Mapping[str, Any]) -> tuple[Any, Any]:
+def _open_study(path: str, config: Config, space: Config) -> Any:
     """Open a study, or check that it is of the same settings and space."""
     optuna = optional("optuna", "tune: Optuna cannot be imported", "tune")
     mode: Any = "minimize" if config["checkpoint"]["mode"] == "min" else "maximize"
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
-    study = optuna.create_study(
-        storage=storage, study_name="tune", direction=mode, load_if_exists=True
-    )
-    check_study(study, _digest(config, space), path)
-    return study, optuna
+    with _locked(path):
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
+        known = {"storage": storage, "study_name": "tune", "load_if_exists": True}
+        study = optuna.create_study(direction=mode, **known)
+        digest = _digest(config, space)
+        if (noted := study.user_attrs.get("settings", digest)) != digest:
+            what = "tune: the study was made with other settings, another space or other data"
+            raise mismatch(ValueError, what, noted, digest, where=path, hint="--study NEW_FILE")
+        study.set_user_attr("settings", digest)
+    return study
 
 
-def check_study(study: Any, digest: str, path: str) -> None:
-    """Raise an error if a study has other settings; set those of a new one."""
-    if (noted := study.user_attrs.get("settings", digest)) != digest:
-        what = "tune: the study was made with other settings, another space or other data"
-        hint = "--study NEW_FILE"
-        raise mismatch(ValueError, what, noted, digest, where=path, hint=hint)
-    study.set_user_attr("settings", digest)
+def _finished(study: Any) -> list[int]:
+    """List the trials that have a result, also those of other processes."""
+    return [trial.number for trial in study.trials if trial.state.name == "COMPLETE"]

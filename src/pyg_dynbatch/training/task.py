@@ -204,13 +204,36 @@ class Task(pl.LightningModule, ABC):
         self._loader_state: Any = None  # of the checkpoint that is resumed
         self._train_counts: dict[str, Any] = {}  # of its metrics, summed over ranks
         self._shares: tuple[int, Any] | None = None  # epoch, and sizes of its batches
+        self._started = False  # from data, or from trained weights
 
     def setup(self, stage: str) -> None:
-        """Let the trainer read checkpoints without running code, and in double precision if set."""
+        """Prepare how checkpoints are read; before ``fit``, start from the data.
+
+        A checkpoint is restored after this, so on resuming its numbers are used.
+        """
         if isinstance(self.trainer.precision_plugin, DoublePrecision):
             self.double()  # Lightning does so after it has restored the weights
         if type(self.trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             self.trainer.strategy.checkpoint_io = SafeCheckpointIO()
+        if stage == "fit":
+            self.start_from(getattr(self.trainer, "datamodule", None))
+
+    def start_from(self, data: Any) -> None:
+        """Take over from a data module what the training split decides, such as scales."""
+        self._started = True
+
+    def load_state_dict(self, *given: Any, **options: Any) -> Any:
+        """Load weights, with which the numbers of the training split come."""
+        self._started = True
+        return super().load_state_dict(*given, **options)
+
+    def on_validation_start(self) -> None:
+        """Start from the data if neither ``fit`` nor weights came before."""
+        if not self._started:
+            with torch.inference_mode(False):  # what the data keep is for training too
+                self.start_from(getattr(self.trainer, "datamodule", None))
+
+    on_test_start = on_predict_start = on_validation_start
 
     @classmethod
     def dry_run_instance(cls, options: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
@@ -262,6 +285,7 @@ class Task(pl.LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Compute the loss of a batch, without a device sync."""
+        self._started = True  # in a loop of the user's own
         return self.scaled_loss(*self.evaluate(batch, "train"), batch, self.reduction)
 
     def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
@@ -470,5 +494,6 @@ def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:
         'AveragedNetwork'
     """
     averaged = deepcopy(task)
+    averaged._started = True
     averaged.model = average(task.model, task.hparams, checkpoints, type(task).__name__)
     return averaged

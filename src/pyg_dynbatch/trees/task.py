@@ -437,23 +437,21 @@ class TreeTask(Task):
         return cls.from_plain({**options, **{k: v for k, v in facts.items() if k in known}})
 
     def setup(self, stage: str) -> None:
-        """Start the embedding from the word vectors of the data module, if it has any.
-
-        A checkpoint is restored after this, so on resuming its vectors win.
-
-        Raises:
-            ValueError: If gradients of a sparse embedding are to be clipped, or the vectors do not
-                fit.
-        """
+        """Raise an error if the gradients of a sparse embedding are to be clipped."""
         super().setup(stage)
-        if stage != "fit":
-            return
-        limit = self.trainer.gradient_clip_val
+        limit = self.trainer.gradient_clip_val if stage == "fit" else None
         if limit and any(getattr(module, "sparse", False) for module in self.model.modules()):
             what = f"{type(self).__name__}: torch cannot clip the sparse gradients of the embedding"
             got, hint = f"gradient_clip_val {limit}", "--model.init_args.sparse_embedding false"
             raise mismatch(ValueError, what, "no gradient_clip_val", got, hint=hint)
-        data: Any = getattr(self.trainer, "datamodule", None)
+
+    def start_from(self, data: Any) -> None:
+        """Start the embedding from the word vectors of the data module, if it has any.
+
+        Raises:
+            ValueError: If the vectors do not fit.
+        """
+        super().start_from(data)
         encoder = getattr(self.model.network, "encoder", None)
         sizes = getattr(data, "vector_sizes", None)
         if sizes is None or not isinstance(encoder, TreeEncoder):

@@ -150,6 +150,7 @@ class BaselineRun(Run):
     """Test a baseline in place of the model of a configuration."""
 
     needs_weights = False
+    methods = METHODS
 
     def __init__(self, method: str, words: Sequence[str]) -> None:
         self.method = method
@@ -172,7 +173,7 @@ class BaselineRun(Run):
             self.take_split(self.contents, self.checkpoint)
             self.checkpoint = None
         data.setup("fit")  # checks the targets, as 'fit' does
-        task.fit_targets(data.targets("train"))
+        task.start_from(data)
         seed = int(self.config["seed_everything"])
         task.model.network = Baseline(data, self.method, task.model.scale, seed)
         self.trainer.validate(task, data, verbose=False)

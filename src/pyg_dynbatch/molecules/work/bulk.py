@@ -6,21 +6,17 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
-from socket import gethostname
-from time import monotonic
-from traceback import format_exc
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 import pyg_dynbatch
 from pyg_dynbatch import files
-from pyg_dynbatch.console import check_outputs, optional
+from pyg_dynbatch.clusters import compute
+from pyg_dynbatch.console import check_outputs
 from pyg_dynbatch.core.errors import checked_count, mismatch
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
@@ -100,8 +96,9 @@ class _Job(ABC):
             what, hint = "shards: standard input cannot be sharded", "save it to a file first"
             raise mismatch(ValueError, what, "a file, which can be read again", "-", hint=hint)
 
-    def identity(self) -> dict[str, Any]:
-        """Return plain values on which the results depend; all shards of a job have the same."""
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        """Plain values on which the results depend; all shards of a job have the same."""
         facts = {
             "work": type(self).__name__,
             "input": files.sha256_of(files.existing(self.input, "a file of molecules")),
@@ -119,8 +116,7 @@ class _Job(ABC):
 
     def prepare(self) -> Callable[[Shard], Path]:
         """Return a function like :meth:`run` that loads what shards share only once."""
-        job = replace(self)  # a copy, which keeps what it loads as long as the function is used
-        return partial(job._run, job.identity())
+        return replace(self)._run  # of a copy, which keeps it as long as the function is used
 
     def absolute(self) -> "_Job":
         """Return a job whose files are found from the working folder of any process."""
@@ -136,10 +132,11 @@ class _Job(ABC):
         """Return the part of the identity that not all jobs have."""
 
     @abstractmethod
-    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+    def _fill(self, folder: Path, shard: Shard) -> dict[str, int]:
         """Write the files of a shard; count the records of the file, the shard, and bad ones."""
 
-    def _run(self, identity: dict[str, Any], shard: Shard) -> Path:
+    def _run(self, shard: Shard) -> Path:
+        identity = self._identity
         folder, what = Path(self.folder, shard.folder), f"shard {shard}"
         for parent in (folder.parent, folder):
             check_outputs(what, [parent / name for name in (HEADER, *_TABLES)], [self.input])
@@ -156,7 +153,7 @@ class _Job(ABC):
             write = partial(store.write_checked, folder / MANIFEST, "manifest")
             write({**facts, "files": {}})
             try:
-                counts = self._fill(folder, shard, identity)
+                counts = self._fill(folder, shard)
             except Exception:  # not if it is killed: then the same command continues
                 (folder / MANIFEST).unlink(missing_ok=True)
                 raise
@@ -207,7 +204,7 @@ class FeaturizeJob(_Job):
         options = {"block_size": self.options.block_size, "bad": self.options.bad}
         return {**options, "featurizer": self.featurizer.digest}
 
-    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+    def _fill(self, folder: Path, shard: Shard) -> dict[str, int]:
         # Merging would not replace the store of a different featurizer: say so before the work.
         if (folder.parent / HEADER).is_file() and not self.options.force:
             header = store.read_header(folder.parent)
@@ -291,10 +288,10 @@ class PredictJob(_Job):
         options = (self.device, self.dropout, self.max_pairs, self.max_atoms)
         return MoleculePredictor(self.checkpoints, *options)
 
-    def _fill(self, folder: Path, shard: Shard, identity: dict[str, Any]) -> dict[str, int]:
+    def _fill(self, folder: Path, shard: Shard) -> dict[str, int]:
         prints = None if self.fingerprints is None else str(folder / self.fingerprints)
         table, errors = (str(folder / name) for name in _TABLES)
-        written = PredictionFiles(table, prints, identity, errors)
+        written = PredictionFiles(table, prints, self._identity, errors)
         read = partial(read_molecules, self.input, **self.reading)
         records = read(keep_source=not self.narrow)
         records.wanted = partial(shard.has, block_size=self.block_size)
@@ -354,7 +351,7 @@ def featurize(
         ['CO', 'C']
     """
     job = FeaturizeJob(input, folder, **options)
-    return PackedMolecules(_run_all(job, shards, client))
+    return PackedMolecules(_run_all(job, shards, client, num_workers=job.options.num_workers))
 
 
 def predict(
@@ -390,24 +387,15 @@ def predict(
           try:      save it to a file first
     """
     job = PredictJob(input, folder, checkpoints, **options)
-    return _run_all(job, shards, client) / PREDICTIONS
+    needs: Any = {"gpu": "cuda" in job.device, "num_workers": job.num_workers}
+    return _run_all(job, shards, client, **needs) / PREDICTIONS
 
 
-def _run_all(job: _Job, shards: int, client: Any) -> Path:
+def _run_all(job: _Job, shards: int, client: Any, **needs: Any) -> Path:
     """Run all shards of a job, in this process or by a client, and merge them."""
     every = [Shard(number, shards) for number in range(checked_count("shards", shards))]
-    # The owner of a client has imported its package.
-    distributed, ray = map(sys.modules.get, ("distributed", "ray"))
-    if client is None:
-        list(map(job.prepare(), every))
-    elif distributed is not None and isinstance(client, distributed.Client):
-        run_on_dask(job.absolute(), every, client)
-    elif client is ray:
-        run_on_ray(job.absolute(), every, client)
-    else:
-        wanted = "None, a dask.distributed.Client, or the module ray"
-        hint = 'pip install "pyg_dynbatch[dask]" or "pyg_dynbatch[ray]"'
-        raise mismatch(TypeError, "the client is unknown", wanted, repr(client), hint=hint)
+    work = (job if client is None else job.absolute()).prepare()
+    list(compute(work, every, client, what="shard", **needs))
     return merge(job.folder)
 
 
@@ -560,92 +548,3 @@ def _copy(path: Path, start: int, count: int, target: Any, end: int | None = Non
                 target.writelines(record)
             count -= 1
     return start
-
-
-# Clusters -----------------------------------------------------------------------------------------
-
-
-PATIENCE = 300.0  # seconds without any worker, in total between two finished shards
-RETRIES = 1  # after an error; shared folders fail now and then
-
-
-def _run(job: Any, shard: Any) -> None:
-    try:
-        job.run(shard)
-    except Exception as error:
-        error.add_note(f"shard {shard} on {gethostname()}")
-        raise
-
-
-def run_on_dask(job: Any, shards: Sequence[Any], client: Any) -> None:
-    """Run shards by a ``dask.distributed.Client``, which moves those of dead workers to others."""
-    if getattr(job, "num_workers", 0) or getattr(getattr(job, "options", None), "num_workers", 0):
-        what, hint = "Dask: its workers cannot start processes", "more workers of Dask instead"
-        raise mismatch(ValueError, what, "num_workers=0", "more", hint=hint)
-    # Unique, since Dask does not run a task again whose result it has; progress is shown by shard.
-    keys = [f"{shard.folder}-{uuid4().hex}" for shard in shards]
-    futures = client.map(partial(_run, job), shards, key=keys, retries=RETRIES)
-    _wait_for(futures, client)
-    client.gather(futures)
-
-
-def _wait_for(futures: Sequence[Any], client: Any) -> None:
-    """Return when all tasks are done or one has failed; raise if workers are missing for long.
-
-    Dask counts the deaths of workers that hold a task, and then raises ``KilledWorker``. But a task
-    that waits for a worker waits forever, and a cluster gives up workers that do not come back.
-    """
-    from distributed import wait
-
-    seen = bool(client.nthreads())
-    if not seen:
-        print("Dask: the cluster has no workers; waiting for the first one", file=sys.stderr)
-    finished, absent, before = 0, 0.0, monotonic()
-    while {future.status for future in futures} in ({"pending"}, {"pending", "finished"}):
-        now, count = monotonic(), sum(future.status == "finished" for future in futures)
-        if client.nthreads():
-            seen = True
-        elif seen:
-            absent += now - before
-        # A worker that comes and goes again does not set the clock back; a finished shard does.
-        absent = absent if count == finished else 0.0
-        finished, before = count, now
-        if absent > PATIENCE:
-            client.cancel(futures)
-            what = "Dask: the cluster has lost all of its workers"
-            got = f"none for {PATIENCE:g} s in total, and no shard was finished"
-            hint = "start workers and repeat the call, which continues after the saved blocks"
-            raise mismatch(TimeoutError, what, "at least one worker", got, hint=hint)
-        with suppress(TimeoutError):
-            wait(futures, timeout=1)
-
-
-class _Worker:
-    def __init__(self, job: Any, shards: Any) -> None:
-        self.prepare, self.shards = cache(job.prepare), shards
-
-    def __call__(self, batch: Any) -> dict[str, list[Exception]]:
-        shard = self.shards[batch["item"].item()]
-        try:
-            self.prepare()(shard)  # prepared here, since Ray wraps errors of __init__
-        except Exception as error:
-            error.add_note(f"shard {shard} on {gethostname()}:\n{format_exc()}")
-            return {"error": [error]}
-        return {"error": []}
-
-
-def run_on_ray(job: Any, shards: Any, ray: Any) -> None:
-    """Run shards in actors that prepare the job once and have a CPU or, if it uses one, a GPU."""
-    data = optional("ray.data", "no Ray Data", "ray")
-    # Numbers need no pickling. In memory: tasks that read them would wait for the actors' CPUs.
-    items = data.from_items(list(range(len(shards))), override_num_blocks=len(shards))
-    gpus = int("cuda" in getattr(job, "device", "cpu"))
-    kind, resources = "GPU" if gpus else "CPU", ray.cluster_resources()
-    if not (found := int(resources.get(kind, 0))):
-        hint = 'a GPU, or device="cpu"' if gpus else "ray.init(num_cpus=…) with at least 1"
-        what, got = f"Ray: the cluster has no {kind} for the shards", f"{kind} {found}"
-        raise mismatch(ValueError, what, f"at least one {kind}", got, hint=hint)
-    pool = data.ActorPoolStrategy(size=min(len(shards), found), max_tasks_in_flight_per_actor=1)
-    given: dict[str, Any] = {"fn_constructor_args": [job, shards], "num_gpus": gpus}
-    for row in items.map_batches(_Worker, batch_size=1, compute=pool, **given).iter_rows():
-        raise row["error"]  # all rows are errors

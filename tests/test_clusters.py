@@ -10,28 +10,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread, Timer
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from pyg_dynbatch import clusters
+from pyg_dynbatch.clusters import compute
 from pyg_dynbatch.datasets import FeaturizeOptions
+from pyg_dynbatch.lightning import repeat, tune
 from pyg_dynbatch.molecules import featurize, predict
-from pyg_dynbatch.molecules.work import bulk
-from tests.console import rows_of
+from tests.console import prepare, rows_of
 from tests.molecules.molecules import SMILES, trained
 from tests.molecules.packed import files_of
-
-# Ray Data sets two options that it has deprecated.
-pytestmark = pytest.mark.filterwarnings(
-    r"ignore:`use_\w+` is deprecated:DeprecationWarning:ray\.data\.context"
-)
+from tests.test_cli import CONFIG as TREES
 
 SMALL_BLOCKS = FeaturizeOptions(block_size=128, progress=False)
 
@@ -84,7 +82,6 @@ def dask(nothing_left: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def ray(nothing_left: None) -> Iterator[Any]:
     reason = 'Ray is not installed: pip install "pyg_dynbatch[ray]"'
     ray = pytest.importorskip("ray", reason=reason)
-    pytest.importorskip("ray.data", reason=reason)
     # The paths of Ray's sockets must be short, so they cannot be in tmp_path.
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -132,31 +129,37 @@ def smiles(tmp_path: Path) -> Path:
 
 
 class Killer(Thread):
-    """Kill the process that writes to a folder as soon as it has saved some of its work."""
+    """Kill the process that holds a lock as soon as it has begun."""
 
-    def __init__(self, folder: Path, saved: str) -> None:
+    def __init__(self, lock: Path, begun: Callable[[], object], left: Callable[[], object]) -> None:
         super().__init__(daemon=True)
-        self.folder, self.saved = folder, saved
-        self.files: object = "nobody was killed"
+        self.lock, self.begun, self.left = lock, begun, left
+        self.found: object = "nobody was killed"
         self.start()
 
     def killed(self) -> object:
-        """The files that the shard had finished when its process was killed."""
+        """What the process had finished when it was killed."""
         self.join(60)
-        return self.files
+        return self.found
 
     def run(self) -> None:
-        while not list(self.folder.glob(self.saved)):
+        while not self.lock.is_file() or not self.begun():
             time.sleep(0.002)
-        holder = (self.folder / ".lock").read_text(encoding="utf-8")
+        holder = self.lock.read_text(encoding="utf-8")
         os.kill(int(holder.split()[1]), signal.SIGKILL)
-        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        self.files = manifest["manifest"]["files"]
+        self.found = self.left()
+
+
+def shard_killer(folder: Path, saved: str) -> Killer:
+    def files() -> object:
+        return json.loads((folder / "manifest.json").read_text())["manifest"]["files"]
+
+    return Killer(folder / ".lock", lambda: list(folder.glob(saved)), files)
 
 
 @pytest.mark.long
 def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
-    killer = Killer(tmp_path / "many" / "shard-0001-of-0003", saved="part-*/store.json")
+    killer = shard_killer(tmp_path / "many" / "shard-0001-of-0003", "part-*/store.json")
     many = featurize(smiles, tmp_path / "many", shards=3, client=client, options=SMALL_BLOCKS)
     assert len(many) == 1_188
     assert killer.killed() == {}  # the shard was not finished when its process was killed
@@ -170,13 +173,65 @@ def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, m
     monkeypatch.chdir(smiles.parent)
     checkpoint = trained(Path("trained"))
     options = {"fingerprints": "prints.npy", "block_size": 128}
-    killer = Killer(Path("many", "shard-0001-of-0003"), saved="predictions.csv.part.json")
+    killer = shard_killer(Path("many", "shard-0001-of-0003"), "predictions.csv.part.json")
     path = predict(smiles.name, "many", [checkpoint], shards=3, client=client, **options)
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1_201
     assert killer.killed() == {}
     predict(smiles, "one", [checkpoint], **options)  # errors.csv has absolute paths
     assert files_of(Path("many")) == files_of(Path("one"))
     assert {"predictions.csv", "prints.npy"} <= files_of(Path("one")).keys()
+
+
+@pytest.fixture
+def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    prepare(tmp_path, monkeypatch, TREES)
+    return ["--config", "small.yaml"]
+
+
+@pytest.mark.long
+def test_repeating_gives_the_table_of_one_process(client, trees, one_thread) -> None:
+    words = [*trees, "--times", "3", "--output"]
+    alone = repeat([*words, "alone.csv"]).read_bytes()
+
+    def results() -> list[str]:
+        return [row["run_2"] for row in rows_of("many.csv")] if Path("many.csv").is_file() else []
+
+    def folders() -> int:
+        return len(list(Path("runs/small").glob("*/config.yaml")))
+
+    killer = Killer(Path(".many.csv.run_2.lock"), lambda: folders() >= 5, results)
+    assert repeat(" ".join([*words, "many.csv"]), client).read_bytes() == alone
+    assert set(killer.killed()) <= {""}
+    assert Path("many.png").is_file() and not list(Path().glob(".many.csv*"))
+    assert folders() == 7  # of which one belongs to the run that was killed
+    assert repeat([*words, "many.csv"], client).read_bytes() == alone
+    assert folders() == 7
+    # In the folder of the first run by default.
+    assert repeat(words[:-1], client).read_bytes() == alone
+
+
+@pytest.mark.long
+def test_tuning_gives_the_settings_of_one_process(client, trees, one_thread) -> None:
+    pytest.importorskip("optuna")
+    Path("space.yaml").write_text("model.init_args.hidden_channels: {low: 2, high: 9}\n")
+    words = [*trees, "--space", "space.yaml", "--trials", "3"]
+    alone = tune([*words, "--study", "alone.log"]).read_text().splitlines()
+    many = tune([*words, "--study", "many.log", "--output", "many.yaml"], client)
+    assert many.read_text().splitlines()[1:] == alone[1:]
+    assert [line.replace("many", "alone") for line in many.read_text().splitlines()] == alone
+    assert len(list(Path("runs/small").iterdir())) == 6
+    Path("space.yaml").write_text("model.init_args.hiden_channels: [2, 3]\n")
+    with pytest.raises(ValueError, match="did you mean '--model.init_args.hidden") as raised:
+        tune([*words, "--study", "wrong.log"], client)
+    assert "task " in raised.value.__notes__[-1]
+
+
+@pytest.mark.long
+def test_an_error_of_a_run_is_raised_with_its_number(client, trees) -> None:
+    wrong = ["--data.init_args.tsv_dir", "nowhere", "--output", "wrong.csv"]
+    with pytest.raises(FileNotFoundError, match="nowhere") as raised:
+        repeat([*trees, *wrong], client)
+    assert re.match("run [1-5] on ", raised.value.__notes__[-1])
 
 
 @pytest.mark.long
@@ -198,9 +253,9 @@ def test_the_scripts_of_the_guide_run(nothing_left, tmp_path, monkeypatch, work)
     """Run all of them; ``tests/test_docs.py`` runs only what is not under ``if __name__``."""
     for package in ("distributed", "ray"):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    guide = Path(__file__).parents[2] / "docs" / "scale.md"
+    guide = Path(__file__).parents[1] / "docs" / "scale.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.M | re.S)
-    blocks = [block for block in blocks if ("main(command)" in block) == (work != "shards")]
+    blocks = [block for block in blocks if ("{small}" in block) == (work != "shards")]
     Path(trained(tmp_path / "trained")).rename(tmp_path / "best.ckpt")
     printed = ""
     with tempfile.TemporaryDirectory(prefix="shards") as folder:
@@ -217,11 +272,11 @@ def test_the_scripts_of_the_guide_run(nothing_left, tmp_path, monkeypatch, work)
     if work == "shards":
         assert {"True", "99 molecules", "99 predictions"} <= set(lines)
         return
-    assert lines.count("[0, 0]") == 2  # processes that share the runs of repeat and of tune
+    assert {"repeated.csv", "best.yaml"} <= set(lines)
     assert len(list(tmp_path.glob("runs/listops/version_*/predictions.csv"))) == 3
     (row,) = [row for row in rows_of(tmp_path / "repeated.csv") if row["metric"] == "accuracy"]
     assert row["runs"] == "3" and row["run_1"] and row["run_2"] and row["run_3"]
-    assert re.search(r"best of [34] trials: val/accuracy", printed)
+    assert "best of 3 trials: val/accuracy" in printed
 
 
 @pytest.mark.long
@@ -230,7 +285,7 @@ def test_a_dask_cluster_without_workers_is_waited_for_but_not_forever(
 ) -> None:
     from dask.distributed import Client, LocalCluster
 
-    monkeypatch.setattr(bulk, "PATIENCE", 2.0)
+    monkeypatch.setattr(clusters, "PATIENCE", 2.0)
     options = {"shards": 2, "options": SMALL_BLOCKS}
     none = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": ":0"}
     with LocalCluster(**none, silence_logs=logging.CRITICAL) as cluster, Client(cluster) as client:
@@ -253,7 +308,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 ) -> None:
     """Every second, also while they start; or always as soon as they have a task."""
     distributed = pytest.importorskip("dask.distributed")
-    monkeypatch.setattr(bulk, "PATIENCE", 5.0 if starting else 60.0)
+    monkeypatch.setattr(clusters, "PATIENCE", 5.0 if starting else 60.0)
     two = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"}
     ended = Event()
 
@@ -282,7 +337,7 @@ def test_workers_of_dask_that_are_killed_again_and_again_end_the_call(
 @pytest.mark.parametrize("finishing", [False, True])
 def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
-    shards = [SimpleNamespace(status="pending") for _ in range(3)]
+    futures = [SimpleNamespace(status="pending", result=lambda: "done") for _ in range(3)]
     polls = 0
 
     def poll(*_: object, **__: object) -> None:
@@ -290,16 +345,21 @@ def test_workers_of_dask_that_come_and_go_do_not_set_the_clock_back(finishing, m
         polls += 1
         assert polls < 100, "the call has no end"
         if finishing and polls % 5 == 0:
-            shards[polls // 5 - 1].status = "finished"
+            futures[polls // 5 - 1].status = "finished"
 
-    cluster = SimpleNamespace(nthreads=lambda: {"worker": 1} if polls % 2 else {}, cancel=list)
+    class Client(SimpleNamespace):
+        map = staticmethod(lambda *_, **__: futures)
+        nthreads = staticmethod(lambda: {"worker": 1} if polls % 2 else {})
+        cancel = staticmethod(list)
+
+    monkeypatch.setattr(distributed, "Client", Client)
     monkeypatch.setattr(distributed, "wait", poll)
-    monkeypatch.setattr(bulk, "monotonic", lambda: polls * bulk.PATIENCE * 0.3)
+    monkeypatch.setattr(clusters, "monotonic", lambda: polls * clusters.PATIENCE * 0.3)
     if finishing:
-        bulk._wait_for(shards, cluster)
+        assert list(compute(str, [1, 2, 3], Client(), "run")) == ["done"] * 3
         return
     with pytest.raises(TimeoutError, match="Dask: the cluster has lost all of its workers"):
-        bulk._wait_for(shards, cluster)
+        list(compute(str, [1, 2, 3], Client(), "run"))
 
 
 def many(folder: Path) -> Path:
@@ -309,15 +369,12 @@ def many(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("device", "kind"), [("cpu", "CPU"), ("cuda", "GPU")])
-def test_a_ray_cluster_without_what_the_shards_need_is_refused(device: str, kind: str) -> None:
-    pytest.importorskip("ray.data", reason="Ray is not installed")
+@pytest.mark.parametrize(("gpu", "kind"), [(False, "CPU"), (None, "CPU"), (True, "GPU")])
+def test_a_ray_cluster_without_what_the_items_need_is_refused(gpu, kind, monkeypatch):
     empty = SimpleNamespace(cluster_resources=lambda: {"memory": 1.0})
-    jobs = [SimpleNamespace(device=device)] + [SimpleNamespace()] * (device == "cpu")
-    for job in jobs:
-        with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
-            bulk.run_on_ray(job, [0], empty)
+    monkeypatch.setitem(sys.modules, "ray", empty)
+    with pytest.raises(ValueError, match=f"Ray: the cluster has no {kind}"):
+        list(compute(str, [0], empty, "run", gpu))
 
 
 @pytest.mark.parametrize("client", ["ray", 3, []], ids=repr)
@@ -325,10 +382,3 @@ def test_an_unknown_client_is_refused(client: Any, smiles: Path, tmp_path: Path)
     with pytest.raises(TypeError, match=r"(?s)the client is unknown.*pyg_dynbatch\[dask\]"):
         featurize(smiles, tmp_path / "packed", shards=2, client=client)
     assert not (tmp_path / "packed").exists()
-
-
-def test_ray_without_ray_data_is_refused(smiles, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", ray := ModuleType("ray"))
-    monkeypatch.setitem(sys.modules, "ray.data", None)
-    with pytest.raises(ImportError, match=r"(?s)Ray Data.*pyg_dynbatch\[ray\]"):
-        featurize(smiles, tmp_path / "packed", shards=2, client=ray)
