@@ -1,6 +1,8 @@
 """Molecules per second of the featurizers, in one process and in several, and of DeepChem's.
 
-On the 5,000 molecules that come with RDKit and on your own files; also bytes per molecule.
+On the 5,000 molecules that come with RDKit and on your own files; also bytes per molecule, and the
+ratio of featurizing and packing to the calls of RDKit that the Kearnes features need, in a loop
+that does nothing else: parsing, getters of atoms, bond orders, rings, charges, patterns.
 """
 
 import sys
@@ -9,24 +11,29 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from rdkit import Chem, rdBase
+from rdkit.Chem import rdPartialCharges, rdqueries
 
 from benchmarks import bench
 from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.features.rdkit_access import rdkit_version
+from pyg_dynbatch.molecules.features.kearnes import bonding_patterns, cip_labels
+from pyg_dynbatch.molecules.features.rdkit_access import atoms_of, rdkit_version
 from pyg_dynbatch.molecules.files.build import Workers, in_chunks
 from pyg_dynbatch.molecules.files.read import RawMolecule
 from pyg_dynbatch.molecules.files.store import AtomPacking
 
 FEATURE_SETS = ("kearnes", "deepchem")
 FEATURES, PACKED = "features", "packed"
+RDKIT = "RDKit's calls alone (kearnes)"
 RATIO_TO = "DeepChem's WeaveFeaturizer, one process"
 _CHUNK = 128
 # DeepChem misses some ring of a cage; which one depends on how it numbers the atoms.
@@ -105,6 +112,8 @@ def _measure(
                 workers = stack.enter_context(Workers(featurizer, packing, "skip", count))
                 contenders[name, PACKED, processes] = partial(_pack, workers, chunks)
             sizes[name] = _sizes(featurizer, packing, chunks)
+        contenders[RDKIT, FEATURES, 1] = partial(_rdkit_alone, smiles)
+        sizes[RDKIT] = {}
         if other:
             contenders[DEEPCHEM, FEATURES, 1] = other.contender("featurize", "run")
             sizes[DEEPCHEM] = {"bytes_in_memory": other.ask("featurize")["bytes"] / len(kept)}
@@ -118,6 +127,8 @@ def _measure(
         alone = times.get((name, PACKED, 1))
         if phase == PACKED and processes > 1 and alone:
             own["times_one_process"] = bench.median_ratio(alone, mine, ["run"])
+        if (name, phase, processes) == ("kearnes", PACKED, 1):
+            own["times_rdkit"] = bench.median_ratio(mine, times[RDKIT, FEATURES, 1], ["run"])
         record = bench.make_record(own, name, phase, bench.median_seconds(mine, "run"))
         if theirs and name != DEEPCHEM:
             record |= {"ratio": bench.median_ratio(theirs, mine, ["run"]), "ratio_to": RATIO_TO}
@@ -130,6 +141,27 @@ def _featurize(featurizer: MoleculeFeaturizer, smiles: Sequence[str], lap: bench
     return molecules
 
 
+def _rdkit_alone(smiles: Sequence[str], lap: bench.Stopwatch) -> None:
+    atom, tagged = Chem.Atom, rdqueries.HasChiralTagQueryAtom()
+    getters = (atom.GetAtomicNum, atom.GetFormalCharge, atom.GetHybridization, atom.GetIsAromatic)
+    patterns = [pattern for name in ("Donor", "Acceptor") for pattern in bonding_patterns(name)]
+    for text in smiles:
+        with rdBase.BlockLogs():
+            mol = Chem.MolFromSmiles(text)
+        atoms = atoms_of(mol)
+        for getter in getters:
+            list(map(getter, atoms))
+        for pattern in patterns:
+            mol.GetSubstructMatches(pattern, maxMatches=len(atoms))
+        mol.GetRingInfo().AtomRings()
+        Chem.GetAdjacencyMatrix(mol, useBO=True, force=True)
+        rdPartialCharges.ComputeGasteigerCharges(mol)
+        list(map(atom.GetDoubleProp, atoms, repeat("_GasteigerCharge")))
+        if mol.GetAtomsMatchingQuery(tagged):
+            cip_labels(mol)
+    lap("run")
+
+
 def _pack(workers: Workers, chunks: Chunks, lap: bench.Stopwatch) -> None:
     for _ in workers.run(chunks):
         pass
@@ -140,7 +172,7 @@ def _sizes(featurizer: MoleculeFeaturizer, packing: AtomPacking, chunks: Chunks)
     """Return the bytes per molecule, as rows in memory and as arrays on disk."""
     packed = memory = count = 0
     for _, chunk in chunks:
-        molecules = [featurizer(record.smiles or "") for record in chunk]
+        molecules = [featurizer.arrays(record.smiles or "") for record in chunk]
         count += len(molecules)
         memory += sum(one.x.nbytes + one.pair_code.nbytes for one in molecules)
         packed += sum(array.nbytes for array in packing.pack(molecules).values())
@@ -156,6 +188,7 @@ def report(records: Sequence[bench.Record]) -> Iterator[str]:
         "molecules/s": bench.cell("molecules_per_second", form=".0f"),
         "us per molecule": bench.cell("seconds_per_molecule", form=".0f", times=1e6),
         "x DeepChem": bench.cell("ratio", form=".1f"),
+        "x RDKit": bench.cell("times_rdkit", form=".2f"),
         "x one process": bench.cell("times_one_process", form=".2f"),
         "bytes in memory": bench.cell("bytes_in_memory", form=".0f"),
         "bytes packed": bench.cell("bytes_packed", form=".0f"),

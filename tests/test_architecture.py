@@ -32,18 +32,18 @@ MAX_LINES = {
     "compat": 307,
     "core": 6_176,
     "documents": 707,
-    "molecules": 8_494,
+    "molecules": 8_564,
     "native": 0,
     "kernels": 1_574,
-    "nn": 3_117,
+    "nn": 3_184,
     "training": 2_670,
     "trees": 4_232,
     "other files": 3_152,
-    "installed": 42_331,
-    "benchmarks": 7_210,
+    "installed": 42_468,
+    "benchmarks": 7_237,
 }
-MAX_CODE = 27_138
-MAX_LINES_OF_C = 4_940
+MAX_CODE = 27_233
+MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
 MAX_NESTING = 4

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from pyg_dynbatch.data import MoleculeData
+from pyg_dynbatch.molecules.data import MoleculeArrays
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError
 from pyg_dynbatch.molecules.files.read import RawMolecule
@@ -45,18 +46,18 @@ class Letters:
         text = self.option + "".join(self.descriptor_names)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def __call__(self, text):
+    def arrays(self, text):
         time.sleep(self.seconds)
         if text == "broken":
             raise RuntimeError("this featurizer has a fault")
         if "!" in text:
             raise MoleculeError("an exclamation mark", text.index("!"), text)
         rows = [[float(c in "aeiou"), ord(c) - 110.0, 1 / len(text)] for c in text]
-        first, second = torch.triu_indices(len(text), len(text))
-        return MoleculeData(
-            torch.tensor(rows).reshape(-1, 3),
-            (second - first).clamp(max=3).to(torch.uint8),
-            descriptor=torch.tensor([[len(text), torch.nan]]) if self.descriptor_names else None,
+        first, second = np.triu_indices(len(text))
+        return MoleculeArrays(
+            np.array(rows, np.float32).reshape(-1, 3),
+            (second - first).clip(max=3).astype(np.uint8),
+            np.array([len(text), np.nan], np.float32) if self.descriptor_names else None,
         )
 
 
@@ -67,11 +68,11 @@ class Counting(Letters):
         super().__init__()
         self.asked, self.at, self.act = 0, at, act
 
-    def __call__(self, text):
+    def arrays(self, text):
         self.asked += 1
         if self.asked == self.at:
             self.act()
-        return super().__call__(text)
+        return super().arrays(text)
 
 
 def kill() -> None:

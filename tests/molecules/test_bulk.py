@@ -18,6 +18,7 @@ from pyg_dynbatch.data import MoleculeFeaturizer, read_molecules
 from pyg_dynbatch.datasets import FeaturizeOptions, PackedMolecules, build_store
 from pyg_dynbatch.models import MoleculePredictor
 from pyg_dynbatch.molecules import FeaturizeJob, PredictJob, Shard, featurize, merge, predict
+from pyg_dynbatch.molecules.work import predict as molecule_predict
 from tests.molecules.molecules import trained
 from tests.molecules.packed import (
     Counting,
@@ -177,6 +178,7 @@ def test_a_killed_shard_of_predictions_continues(tmp_path, monkeypatch, checkpoi
         return predict_some(*given)
 
     monkeypatch.setattr(MoleculePredictor, "predict", stopping)
+    monkeypatch.setattr(molecule_predict, "_NOTED", 128)
     killed(lambda: job.run(Shard(0, 2)))
     monkeypatch.setattr(MoleculePredictor, "predict", predict_some)
     other = replace(job, narrow=True)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rdkit import Chem
 
+from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.data import (
     AtomFeatures,
     DoubleBondStereo,
@@ -23,9 +24,13 @@ from pyg_dynbatch.data import (
     MoleculeFeaturizer,
     RDKitDescriptors,
 )
+from pyg_dynbatch.datasets import featurize_record
 from pyg_dynbatch.molecules.features.featurizer import upper_triangle
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_module, rdkit_version
+from pyg_dynbatch.molecules.files.build import featurize_stream, packing_of
+from pyg_dynbatch.molecules.files.read import RawMolecule
 from tests.molecules.own_features import BothHetero, Given, GivenRow, GivenRows, Mass
+from tests.molecules.packed import assert_same
 from tests.molecules.writings import ODD, fingerprint, reordered
 
 KEARNES = MoleculeFeaturizer()
@@ -46,6 +51,39 @@ def test_every_molecule_becomes_valid_data(name: str, which: str) -> None:
     upper = codes[np.triu_indices(len(codes))]
     assert data.pair_code.tolist() == upper.tolist()
     assert "y" not in data and "row" not in data
+
+
+BAD = ["", "C1CC", "C=F", "C" * 61, "CC CC"]
+WAYS: dict[str, dict[str, Any]] = {
+    "kearnes": {},
+    "deepchem": {"atoms": "deepchem", "pairs": "deepchem", "chirality": True},
+    "hydrogens": {"explicit_hydrogens": True, "extra_pairs": [DoubleBondStereo()]},
+    "largest": {"fragments": "largest", "descriptors": RDKitDescriptors(["MolWt", "TPSA"])},
+    "neutral": {"standardize": ["neutral"], "chirality": False, "extra_atoms": [Mass()]},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_has_the_bits_of_single_molecules(way: str, monkeypatch) -> None:
+    featurizer = MoleculeFeaturizer(max_atoms=60, **WAYS[way])
+    mols = [mol for mol in map(Chem.MolFromSmiles, ODD.values()) if mol.GetNumAtoms() < 40]
+    random = [Chem.MolToRandomSmilesVect(mol, 1, randomSeed=1)[0] for mol in mols]
+    texts = [*ODD.values(), *BAD, *random, " CO "]
+    records = [RawMolecule(row, f"mine:{row}", text) for row, text in enumerate(texts)]
+    (piece,) = featurize_stream(records, featurizer)
+    found = packing_of(featurizer, 0).unpack(piece.arrays, np.arange(len(records)))
+    errors = {error.row: error for error in piece.errors}
+    assert {records[row].smiles for row in errors} >= set(BAD)
+    monkeypatch.setenv(NATIVE_SWITCH, "0")  # pair codes by their definition
+    for record, molecule in zip(records, found, strict=True):
+        if record.row not in errors:
+            assert_same(molecule, featurize_record(featurizer, record))
+            continue
+        with pytest.raises(MoleculeError) as caught:
+            featurize_record(featurizer, record)
+        error = errors[record.row]
+        assert (error.reason, error.atom) == (caught.value.reason, caught.value.atom)
+        assert (molecule.num_nodes, molecule.smiles) == (0, (record.smiles or "").strip())
 
 
 @given(name=st.sampled_from(sorted(ODD)), which=st.sampled_from(sorted(SETS)), random=st.randoms())

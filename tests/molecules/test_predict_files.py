@@ -10,6 +10,7 @@ import torch
 
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.models import MoleculePredictor
+from pyg_dynbatch.molecules.work import predict as molecule_predict
 from tests.molecules.molecules import trained
 from tests.test_files import files_of_at_most
 
@@ -118,6 +119,7 @@ def kill(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[object]:
         return predict(*given)
 
     monkeypatch.setattr(MoleculePredictor, "predict", killed)
+    monkeypatch.setattr(molecule_predict, "_NOTED", 128)
     return calls
 
 

@@ -51,6 +51,28 @@ def test_c_computes_the_bits_of_torch(width: int) -> None:
         pair_sums.order_relu(parts.detach()[:5], pairs)
 
 
+@pytest.mark.parametrize(("channels", "modules"), [(3, 2), (50, 2), (50, 3), (130, 2)])
+def test_c_adds_up_the_pairs_that_torch_adds_up(channels: int, modules: int) -> None:
+    stack, sizes = WeaveStack(4, 5, channels, modules), [5, 0, 1, 90]
+    code = torch.randint(0, 7, (sum(n * (n + 1) // 2 for n in sizes),), dtype=torch.uint8)
+    pairs = Pairs.from_codes(code, sizes, torch.arange(7) < 6)
+    given = torch.randn(96, 4), torch.randn(7, 5), pairs
+    found = []
+    with torch.inference_mode():
+        for threads in (1, 2, 3):
+            with mock.patch.object(torch, "get_num_threads", lambda n=threads: n):
+                found.append(stack(*given))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    with mock.patch.object(pair_sums, "is_native", lambda *_: False):
+        torch.testing.assert_close(found[0], stack(*given), rtol=1e-5, atol=1e-5)
+    hook = stack.convs[-2].lin_p.register_forward_hook(lambda *given: given[-1] + 1)
+    assert not torch.allclose(found[0], stack(*given))
+    hook.remove()
+    pairs.plan[: pairs.num_pairs] += 90
+    with pytest.raises(IndexError), torch.inference_mode():
+        stack(*given)
+
+
 def test_half_precision_is_added_up_in_single_precision() -> None:
     pairs = Pairs.all_pairs([400])
     total = pair_sums.pair_sum(torch.ones(pairs.num_pairs, 1, dtype=torch.bfloat16), pairs)

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from math import isqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float32, Int, UInt8
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
@@ -25,6 +25,29 @@ from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.nn.pairs import Pairs
 
 _NEVER_ROWS = ("pair_code", "descriptor", "y", "y_mask")
+
+
+class MoleculeArrays(NamedTuple):
+    """The fields of a molecule without ``Data``, which takes a tenth of the time of featurizing."""
+
+    x: Float32[np.ndarray, "atom feature"]
+    pair_code: UInt8[np.ndarray, " pair"]
+    descriptor: Float32[np.ndarray, " descriptor"] | None = None
+    smiles: str | None = None
+    row: int | None = None
+    y: Sequence[float | None] = ()
+
+    def data(self) -> "MoleculeData":
+        """Return the molecule."""
+        y = torch.from_numpy(np.array([self.y], dtype=np.float64))
+        return MoleculeData(
+            torch.from_numpy(self.x),
+            torch.from_numpy(self.pair_code),
+            y if self.y else None,
+            smiles=self.smiles,
+            row=self.row,
+            descriptor=None if self.descriptor is None else torch.from_numpy(self.descriptor)[None],
+        )
 
 
 class MoleculeData(Data):

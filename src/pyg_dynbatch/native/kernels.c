@@ -252,5 +252,5 @@ static void backward_run(const struct run *r)
 extern const struct kernels NAMED(VARIANT);
 const struct kernels NAMED(VARIANT) = {
     QUOTED(VARIANT), gather, forward, backward, sum_equal, forward_run, backward_run, multiply,
-    order_relu, histogram,
+    order_relu, histogram, pair_layers,
 };

@@ -1,6 +1,7 @@
 /* The plan of the atom pairs of molecules, for valid codes only: nn/pairs.py holds the definition. */
 
 #include "arguments.h"
+#include <stdlib.h>
 #include <string.h>
 
 struct pairs {
@@ -132,7 +133,68 @@ static int64_t pairs(struct pairs *p)
 
 FUNCTION(pairs)
 
+struct pair_codes {
+    int64_t atoms, end;
+    const uint8_t *bonds; /* [atom, atom]: the code of a bond, or 0 */
+    const int64_t *rings; /* numbers up to `end`: of each ring its size, then its atoms */
+    uint8_t *codes;       /* result, [atom, atom] */
+};
+static const struct field fields_of_pair_codes[] = {
+    FIELD(pair_codes, atoms), FIELD(pair_codes, bonds), FIELD(pair_codes, rings),
+    FIELD(pair_codes, end), FIELD(pair_codes, codes),
+};
+
+/* As `coded_pairs` of molecules/features/kearnes.py, for one atom after another. */
+static int64_t pair_codes(struct pair_codes *p)
+{
+    const int32_t atoms = (int32_t)p->atoms;
+    int32_t ends = 0, *starts;
+    for (int64_t pair = 0; pair < p->atoms * atoms; pair++)
+        ends += p->bonds[pair] != 0;
+    if (!(starts = calloc(3 * p->atoms + 1 + ends, sizeof *starts)))
+        return -1;
+    int32_t *found = starts + atoms + 1, *marked = found + atoms, *other = marked + atoms;
+    for (int32_t i = 0, end = 0; i < atoms; starts[++i] = end)
+        for (int32_t j = 0; j < atoms; j++)
+            if (p->bonds[i * p->atoms + j])
+                other[end++] = j;
+    for (int32_t i = 0; i < atoms; i++) {
+        uint8_t *codes = p->codes + i * p->atoms;
+        memcpy(codes, p->bonds + i * p->atoms, atoms);
+        found[0] = i;
+        marked[i] = 2 * i + 1;
+        for (int32_t next = 0, count = 1, behind = 1, far = 1; next < count; next++) {
+            if (next == behind) { /* all atoms at a distance are found */
+                behind = count;
+                far += far < 8;
+            }
+            for (int32_t k = starts[found[next]]; k < starts[found[next] + 1]; k++)
+                if (marked[other[k]] != 2 * i + 1) {
+                    marked[found[count++] = other[k]] = 2 * i + 1;
+                    codes[other[k]] = far > 1 ? 2 * far - 3 : codes[other[k]];
+                }
+        }
+        for (int32_t j = 0; j < atoms; j++)
+            codes[j] = marked[j] == 2 * i + 1 ? codes[j] : 15;
+        marked[i] = 2 * i + 2;
+        for (const int64_t *ring = p->rings, *last; ring < p->rings + p->end; ring = last + 1) {
+            const int64_t *member = ring + 1;
+            for (last = ring + *ring; member <= last && *member != i; member++) {}
+            for (const int64_t *one = member <= last ? ring + 1 : last + 1; one <= last; one++)
+                if (marked[*one] != 2 * i + 2) {
+                    marked[*one] = 2 * i + 2;
+                    codes[*one]++;
+                }
+        }
+    }
+    free(starts);
+    return 0;
+}
+
+FUNCTION(pair_codes)
+
 PyMethodDef pairs_functions[] = {
     METHOD(pairs, "Count the pairs of molecules, or write their plan; -2 if codes do not fit."),
+    METHOD(pair_codes, "Codes of the pairs of a molecule from its bonds and rings."),
     {NULL, NULL, 0, NULL},
 };

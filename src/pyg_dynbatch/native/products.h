@@ -142,9 +142,11 @@ static void narrow_product(const float *rows, int64_t count, int64_t inner, cons
         columns_of(1, rows, count, inner, weight + c * inner, bias + c, out + c, columns);
 }
 
-/* out[m][k] = sum of grads[m][c] * weight[c][k] over c, for some rows and stretches of k. */
-INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t columns,
-                         const float *weight, int64_t stride, int64_t inner, float *out)
+/* out[m][k] = sum of grads[m][c] * weight[c][k] over c, for some rows and stretches of k; rows of
+   `grads` are `apart`. */
+INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t apart,
+                         int64_t columns, const float *weight, int64_t stride, int64_t inner,
+                         float *out)
 {
     sums_t sums = {0};
     lanes_t of_weight[COLUMNS];
@@ -152,7 +154,7 @@ INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t 
         UNROLL for (int part = 0; part < count; part++)
             of_weight[part] = lanes(weight + c * stride + part * LANES);
         UNROLL for (int m = 0; m < rows_count; m++) {
-            const float grad = grads[m * columns + c];
+            const float grad = grads[m * apart + c];
             UNROLL for (int part = 0; part < count; part++)
                 sums[m][part] += grad * of_weight[part];
         }
@@ -163,10 +165,11 @@ INLINE void sums_of_rows(int rows_count, int count, const float *grads, int64_t 
     }
 }
 
-INLINE void stretches_of(int count, const float *grads, int64_t rows_count, int64_t columns,
-                         const float *weight, int64_t stride, int64_t inner, float *out)
+INLINE void stretches_of(int count, const float *grads, int64_t rows_count, int64_t apart,
+                         int64_t columns, const float *weight, int64_t stride, int64_t inner,
+                         float *out)
 {
-    FOR_ROWS(sums_of_rows, rows_count, m, count, grads + m * columns, columns, weight, stride,
+    FOR_ROWS(sums_of_rows, rows_count, m, count, grads + m * apart, apart, columns, weight, stride,
              inner, out + m * inner);
 }
 
@@ -180,11 +183,11 @@ static void narrow_product_back(const float *grads, int64_t count, int64_t colum
     PARALLEL_FOR(threads > 1 && columns *inner > LARGE)
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t k = tile * COLUMNS * LANES;
-        stretches_of(COLUMNS, grads, count, columns, weight + k, stride, inner, out + k);
+        stretches_of(COLUMNS, grads, count, columns, columns, weight + k, stride, inner, out + k);
     }
     for (int64_t k = tiles * COLUMNS * LANES; k < inner; k += LANES) {
         /* The last lanes begin earlier, and compute some sums twice. */
         const int64_t start = k + LANES > inner ? inner - LANES : k;
-        stretches_of(1, grads, count, columns, weight + start, stride, inner, out + start);
+        stretches_of(1, grads, count, columns, columns, weight + start, stride, inner, out + start);
     }
 }

@@ -171,6 +171,29 @@ static PyObject *histogram(PyObject *module, PyObject *const *args, Py_ssize_t c
     Py_RETURN_NONE;
 }
 
+static const struct field fields_of_pair_layers[] = {
+    FIELD(pair_layers, atoms), FIELD(pair_layers, width), FIELD(pair_layers, pairs),
+    FIELD(pair_layers, codes), FIELD(pair_layers, threads), FIELD(pair_layers, middle),
+    FIELD(pair_layers, inner), FIELD(pair_layers, padded), FIELD(pair_layers, begins),
+    FIELD(pair_layers, code), FIELD(pair_layers, starts), FIELD(pair_layers, parts),
+    FIELD(pair_layers, own), FIELD(pair_layers, weight), FIELD(pair_layers, next),
+    FIELD(pair_layers, bias), FIELD(pair_layers, sums),
+};
+
+static int64_t pair_layers(struct pair_layers *p)
+{
+    for (int64_t each = 0; each < 2 * p->pairs; each++)
+        if (p->begins[each] < 0 || p->begins[each] >= p->atoms)
+            return INVALID;
+    for (int64_t pair = 0; p->code && pair < p->pairs; pair++)
+        if (p->code[pair] < 0 || p->code[pair] >= p->codes)
+            return INVALID;
+    in_use->pair_layers(p);
+    return 0;
+}
+
+FUNCTION(pair_layers)
+
 /* Whole runs take the fields of `struct run` by name. */
 #define RUN(function)                                                                              \
     static PyObject *function(PyObject *module, PyObject *const *args, Py_ssize_t count,           \
@@ -207,6 +230,7 @@ PyMethodDef tree_lstm_functions[] = {
     {"tree_lstm_backward_run", KEYWORDS(backward_run), "And back."},
     {"tree_lstm_multiply", POSITIONS(multiply), "run, rows, inner, columns"},
     {"order_relu", POSITIONS(order_relu), "parts, atoms, width, ends, pairs, out, threads"},
+    METHOD(pair_layers, "What a weave module adds up of updated pairs; -2 if they do not fit."),
     {"histogram", POSITIONS(histogram),
      "x, set, rows, width, mean, sharpness, sets, out, threads"},
     {NULL, NULL, 0, NULL},

@@ -59,6 +59,16 @@ struct run {
     float *leaf_grads, *grads, *to_forget, *to_hidden, *to_memory, *to_sums;
 };
 
+/* Pairs that a weave module updates and the next one adds up, without rows of pairs in memory. */
+struct pair_layers {
+    int64_t atoms, width, pairs, codes, threads;
+    int64_t middle, inner, padded; /* Width of an updated row; it and the next in whole vectors. */
+    const int32_t *begins, *code;  /* First atoms, then second ones; none: each has its own row. */
+    const int64_t *starts;         /* The first pair of each thread. */
+    const float *parts, *own, *weight, *next, *bias; /* [.., inner], and two [.., padded] */
+    float *sums;                                     /* Result, [atom, padded]; zeros before. */
+};
+
 /* The functions of kernels.c, compiled for one kind of processor. */
 struct kernels {
     const char *name;
@@ -76,6 +86,7 @@ struct kernels {
                        const int32_t *second, int64_t pairs, float *out, int);
     void (*histogram)(const float *x, const int64_t *set, int64_t rows, int64_t width,
                       const float *mean, const float *sharpness, float *out, int);
+    void (*pair_layers)(const struct pair_layers *);
 };
 
 #endif

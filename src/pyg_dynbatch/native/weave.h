@@ -19,6 +19,58 @@ static void order_relu(const float *parts, int64_t width, const int32_t *first,
     }
 }
 
+/* out = rows * weight, with rows `apart` and a [columns, padded] weight of whole vectors. */
+INLINE void padded_product(const float *rows, int64_t count, int64_t apart, int64_t columns,
+                           const float *weight, int64_t padded, float *out)
+{
+    for (int64_t k = 0, left; (left = (padded - k) / LANES) > 0; k += left < 4 ? LANES : 4 * LANES)
+        left < 4 ? stretches_of(1, rows, count, apart, columns, weight + k, padded, padded, out + k)
+                 : stretches_of(4, rows, count, apart, columns, weight + k, padded, padded, out + k);
+}
+
+/* max(row + more, 0) in place. */
+INLINE void add_and_cut(rows_t row, given_t more, int64_t width)
+{
+    #pragma omp simd
+    for (int64_t k = 0; k < width; k++) {
+        const float total = row[k] + more[k];
+        row[k] = total < 0.0f ? 0.0f : total;
+    }
+}
+
+/* The sums over the pairs from `begin` to `end`, a few pairs at a time. */
+static void sum_updated(const struct pair_layers *p, int64_t begin, int64_t end)
+{
+    enum { FEW = 32 };
+    const int32_t *second = p->begins + p->pairs;
+    float between[FEW * p->width], rows[FEW * p->inner], sums[FEW * p->padded];
+    for (int64_t pair = begin; pair < end; pair += FEW) {
+        const int64_t count = end - pair < FEW ? end - pair : FEW;
+        order_relu(p->parts, p->width, p->begins + pair, second + pair, count, between, 1);
+        padded_product(between, count, p->width, p->width, p->weight, p->inner, rows);
+        for (int64_t k = 0; k < count; k++)
+            add_and_cut(rows + k * p->inner,
+                        p->own + (p->code ? p->code[pair + k] : pair + k) * p->inner, p->inner);
+        padded_product(rows, count, p->inner, p->middle, p->next, p->padded, sums);
+        for (int64_t k = 0; k < count; k++) {
+            const int64_t first = p->begins[pair + k], other = second[pair + k];
+            add_and_cut(sums + k * p->padded, p->bias, p->padded);
+            add(p->padded, p->sums + first * p->padded, sums + k * p->padded);
+            if (first != other)
+                add(p->padded, p->sums + other * p->padded, sums + k * p->padded);
+        }
+    }
+}
+
+/* Every thread has molecules of its own, so that no two write to one atom. */
+static void pair_layers(const struct pair_layers *p)
+{
+    const int threads = (int)p->threads;
+    PARALLEL_FOR(threads > 1)
+    for (int64_t part = 0; part < p->threads; part++)
+        sum_updated(p, p->starts[part], p->starts[part + 1]);
+}
+
 #define BINS 11
 #define FOR_BINS(bin) _Pragma("GCC unroll 11") for (int bin = 0; bin < BINS; bin++)
 

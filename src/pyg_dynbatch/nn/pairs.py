@@ -623,6 +623,48 @@ def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor
     return _OrderReLU.apply(parts.resolve_neg().contiguous(), pairs, native)
 
 
+class _PairLayers(Function):
+    """Only in inference; a function, so that forward derivatives and transforms are refused."""
+
+    @staticmethod
+    def forward(ctx: Any, pairs: Pairs, coded: bool, *given: Tensor) -> Tensor:
+        parts, own, weight, following, bias = given
+        # Whole vectors of any processor; a thread has molecules of its own.
+        room = [-rows.size(0) % 16 for rows in (weight, following)]
+        weights = [
+            functional.pad(rows.t(), (0, more))
+            for rows, more in zip((weight, following), room, strict=True)
+        ]
+        (middle, inner), padded = (weight.size(0), weights[0].size(1)), weights[1].size(1)
+        threads = torch.get_num_threads()
+        share = torch.arange(threads + 1) * pairs.num_molecules // threads
+        first = pairs.atom_ptr.index_select(0, share)
+        fields: dict[str, Any] = {"atoms": pairs.num_atoms, "width": weight.size(1)}
+        fields |= {"pairs": pairs.num_pairs, "codes": own.size(0), "threads": threads}
+        fields |= {"middle": middle, "inner": inner, "padded": padded, "begins": pairs.begins}
+        fields |= {"code": pairs.code if coded else None, "parts": parts.contiguous()}
+        fields |= {"starts": torch.searchsorted(pairs.first, first)}
+        fields |= {"own": functional.pad(own, (0, room[0])), "weight": weights[0].contiguous()}
+        fields |= {"next": weights[1].contiguous(), "bias": functional.pad(bias, (0, room[1]))}
+        sums = parts.new_zeros(pairs.num_atoms, padded)
+        if loaded_extension().pair_layers(**fields, sums=sums):
+            what, wanted = "Pairs: an atom or code is out of range", f"{pairs.num_atoms} atoms"
+            raise mismatch(IndexError, what, f"{wanted}, {own.size(0)} rows", "others")
+        return sums[:, : following.size(0)]
+
+
+def pair_layers(*given: Tensor, pairs: Pairs, coded: bool) -> Tensor | None:
+    """Sum, for each atom, max(V max(W f + own, 0) + b, 0) of its pairs, f that of `order_relu`.
+
+    Given u and v of the atoms, ``own`` of the pairs or codes, W, V and b. None where that is not
+    inference on CPUs, which C computes without keeping a row per pair.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not pairs.plan.is_cpu:
+        return None
+    found: Tensor | None = _PairLayers.apply(pairs, coded, *given) if is_native(*given) else None
+    return found
+
+
 def _look_up(table: Tensor, pairs: Pairs) -> Tensor:
     return table.index_select(0, pairs.code)
 

@@ -21,6 +21,7 @@ from pyg_dynbatch.nn.pairs import (
     neighbor_sum,
     order_gather,
     order_relu,
+    pair_layers,
     pair_sum,
 )
 
@@ -409,14 +410,33 @@ class WeaveConv(nn.Module):
 
     def _total(self, between: Tensor, own: Tensor, pairs: Pairs, coded: bool) -> Tensor:
         """Apply the linear map of f_P, to the second part once per code."""
-        widths = self.lin_ap.out_features, self.lin_pp.out_features
-        weight_between, weight_own = self.lin_p.weight.split(widths, 1)
-        total = functional.linear(own, weight_own, self.lin_p.bias)
+        weight_between, total = self._own_total(own)
         if coded:
             total = code_rows(total, pairs)
         if total.dtype == between.dtype == weight_between.dtype:
             return total.addmm_(between, weight_between.t())
         return torch.addmm(total, between, weight_between.t())
+
+    def _own_total(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        widths = [self.lin_ap.out_features, self.lin_pp.out_features]
+        weight_between, weight_own = self.lin_p.weight.split(widths, 1)
+        return weight_between, functional.linear(own, weight_own, self.lin_p.bias)
+
+    def sum_updated(
+        self, after: "WeaveConv", x: Tensor, pair: Tensor, pairs: Pairs, coded: bool
+    ) -> Tensor | None:
+        """Compute what the next module sums of the updated pairs; None if their rows are needed."""
+        linear = (self.lin_ap, self.lin_pp, self.lin_p, after.lin_pa)
+        simple = {type(self), type(after)} == {WeaveConv} and not self.residual
+        calls = [calls_only(conv, forward=WeaveConv.forward) for conv in (self, after)]
+        calls += [calls_only(each, forward=nn.Linear.forward) for each in linear]
+        if not (simple and self.norm is after.norm is None and all(calls)):
+            return None
+        self._check(x, pair, pairs, coded)
+        own = self._activated("pp", self.lin_pp(pair), pairs, coded)
+        weight, total = self._own_total(own)
+        given = (self.split(x, pairs), total, weight, after.lin_pa.weight, after.lin_pa.bias)
+        return pair_layers(*given, pairs=pairs, coded=coded)
 
     def _calls_between(self) -> bool:
         forward = CountedBatchNorm.forward
@@ -561,6 +581,11 @@ class WeaveStack(nn.Module):
                 return self._by_blocks(x, table, pairs, self.pair_block)
         pair = table
         for level, conv in enumerate(convs):
+            if level + 2 == len(convs):
+                total = conv.sum_updated(convs[-1], x, pair, pairs, level == 0)
+                if total is not None:
+                    x = conv.update_atoms(x, conv.sum_pairs(pair, pairs, coded=level == 0))
+                    return convs[-1].update_atoms(x, total)
             x, pair = conv(x, pair, pairs, coded=level == 0)
         return x
 

@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Float32, UInt8
 
 from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures, RowTable
-from pyg_dynbatch.molecules.features.kearnes import BONDS, FIRST_BOND, LONGEST, NO_BOND, coded_pairs
+from pyg_dynbatch.molecules.features.kearnes import (
+    BONDS,
+    FIRST_BOND,
+    LONGEST,
+    NO_BOND,
+    bond_matrix,
+    coded_pairs,
+)
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.features.rdkit_access import Mol, atoms_of, bonds_of, chem, columns_of
 
@@ -179,8 +186,8 @@ class DeepChemPairs(PairFeatures):
             kind = 2 * kinds.get(bond.GetBondType(), 4) + bond.GetIsConjugated()
             code = FIRST_BOND + width * kind + bond.IsInRing()
             code += 3 * known.get(bond.GetStereo(), 3) if known else 0
-            bonds.append((bond.GetBeginAtomIdx(), bond.GetEndAtomIdx(), code))
-        return coded_pairs(mol, bonds)
+            bonds.append((bond, code))
+        return coded_pairs(mol, bond_matrix(mol, bonds))
 
 
 def _one_hot(index: int, length: int) -> list[float]:

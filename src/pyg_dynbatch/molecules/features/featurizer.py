@@ -8,12 +8,11 @@ from functools import cache, reduce
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32, Int, UInt8
 
 import pyg_dynbatch
 from pyg_dynbatch.core.errors import checked_choice, checked_count, mismatch, mismatch_text
-from pyg_dynbatch.molecules.data import MoleculeData
+from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
 from pyg_dynbatch.molecules.features.base import (
     AtomFeatures,
     PairFeatures,
@@ -35,6 +34,7 @@ from pyg_dynbatch.molecules.features.rdkit_access import (
     canonical_smiles,
     chem,
     largest_fragment,
+    list_rings,
     parse_smiles,
     rdkit_version,
     sanitized_copy,
@@ -211,6 +211,10 @@ class MoleculeFeaturizer:
 
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describe one molecule."""
+        return self.arrays(molecule).data()
+
+    def arrays(self, molecule: str | Mol) -> MoleculeArrays:
+        """Describe one of many molecules, which are packed at once."""
         plain = self._parsed(molecule)
         mol, descriptor = self._with_hydrogens(plain, molecule), None
         if self._descriptors:
@@ -221,14 +225,11 @@ class MoleculeFeaturizer:
             whole.SetProp(AS_GIVEN, text.strip())
             # Of copies, because descriptors may set properties of the molecule that features read.
             row = [_checked_row(part.row(chem().Mol(whole)), part) for part in self._descriptors]
-            descriptor = torch.from_numpy(np.concatenate(row))[None]
+            descriptor = np.concatenate(row)
+        list_rings(mol)
         rows, codes = self.atom_rows(mol), self.pair_codes(mol)
-        return MoleculeData(
-            x=torch.from_numpy(rows),
-            pair_code=torch.from_numpy(codes.take(upper_triangle(len(codes)))),
-            descriptor=descriptor,
-            smiles=molecule.strip() if isinstance(molecule, str) else None,
-        )
+        text = molecule.strip() if isinstance(molecule, str) else None
+        return MoleculeArrays(rows, codes.take(upper_triangle(len(codes))), descriptor, text)
 
     def prepare(self, molecule: str | Mol) -> Mol:
         """Return the molecule whose atoms are the rows: parsed, standardized, hydrogens added.

@@ -1,6 +1,9 @@
 """Atom and pair features of Kearnes et al. (2016), and the stereo of double bonds."""
 
+from array import array
+from collections.abc import Iterable
 from functools import cache, lru_cache
+from itertools import chain, repeat
 from math import isfinite
 from typing import Any
 
@@ -8,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, UInt8
 
+from pyg_dynbatch.core.native import extension
 from pyg_dynbatch.molecules.features.base import AtomFeatures, PairFeatures, RowTable
 from pyg_dynbatch.molecules.features.pair_table import DISCONNECTED, FAR, PairTable
 from pyg_dynbatch.molecules.features.rdkit_access import (
@@ -19,6 +23,7 @@ from pyg_dynbatch.molecules.features.rdkit_access import (
     columns_of,
     rdkit_data_folder,
     rdkit_module,
+    rings_of,
 )
 
 ELEMENTS = ("H", "C", "N", "O", "F", "P", "S", "Cl", "Br", "I")
@@ -88,12 +93,20 @@ class KearnesAtoms(AtomFeatures):
         Raises:
             MoleculeError: If no CIP labels are found in reasonable time.
         """
-        atoms = atoms_of(mol)
-        keys = [
-            (a.GetAtomicNum(), a.GetFormalCharge(), a.GetHybridization(), a.GetIsAromatic())
-            for a in atoms
-        ]
-        rows = self._table.rows(keys, self._make_row)
+        atoms, kind = atoms_of(mol), chem().Atom
+        rings: list[tuple[int, ...]] = [()] * len(atoms)
+        for ring in rings_of(mol):
+            if len(ring) <= RING_SIZES[-1]:
+                for atom in ring:
+                    rings[atom] += (len(ring),)
+        bonding = [0] * len(atoms)
+        for bit, family in ((1, "Donor"), (2, "Acceptor")):
+            for atom in hydrogen_bonding_atoms(mol, family):
+                bonding[atom] |= bit
+        # All of an atom but its stereo and partial charge: a few hundred different keys.
+        own = (kind.GetAtomicNum, kind.GetFormalCharge, kind.GetHybridization, kind.GetIsAromatic)
+        keys: Any = zip(*(map(get, atoms) for get in own), rings, bonding, strict=True)
+        rows = self._table.rows(list(keys), self._make_row)
         if not atoms:
             return rows
         tagged = rdkit_module("Chem.rdqueries").HasChiralTagQueryAtom()
@@ -102,32 +115,30 @@ class KearnesAtoms(AtomFeatures):
                 if label in _LABELS:
                     rows[atom, _METAL_COLUMN + 1 + _LABELS.index(label)] = 1
         rdkit_module("Chem.rdPartialCharges").ComputeGasteigerCharges(mol)
-        charges = [atom.GetDoubleProp("_GasteigerCharge") for atom in atoms]
+        charges = list(map(kind.GetDoubleProp, atoms, repeat("_GasteigerCharge")))
         rows[:, self._charge + 1] = charges
-        if missing := [atom for atom, charge in enumerate(charges) if not isfinite(charge)]:
+        if not isfinite(sum(charges)):
+            missing = [atom for atom, charge in enumerate(charges) if not isfinite(charge)]
             rows[missing, self._charge + 1] = 0
             if self.missing_bit:
                 rows[missing, -1] = 1
-        for ring in mol.GetRingInfo().AtomRings():
-            if len(ring) <= RING_SIZES[-1]:
-                rows[np.array(ring), self._charge + len(ring) - 1] += 1
-        for column, family in enumerate(("Donor", "Acceptor"), start=self._hybridization + 3):
-            if places := hydrogen_bonding_atoms(mol, family):
-                rows[np.array(places), column] = 1
         return rows
 
-    def _make_row(self, key: tuple[int, int, Any, bool]) -> list[float]:
-        number, charge, hybridization, aromatic = key
+    def _make_row(self, key: tuple[int, int, Any, bool, tuple[int, ...], int]) -> list[float]:
+        number, charge, hybridization, aromatic, rings, bonding = key
         row = [0.0] * len(self.names)
         if number in _ATOMIC_NUMBERS:
             row[_ATOMIC_NUMBERS.index(number)] = 1.0
         elif number not in _NO_METALS:
             row[_METAL_COLUMN] = 1.0
         row[self._charge] = float(charge)
+        for size in rings:
+            row[self._charge + size - 1] += 1.0
         place = columns_of("HybridizationType", ("SP", "SP2", "SP3")).get(hybridization)
         if place is not None:
             row[self._hybridization + place] = 1.0
-        row[self._hybridization + 5] = float(aromatic)
+        last = (bonding & 1, bonding >> 1, aromatic)
+        row[self._hybridization + 3 : self._hybridization + 6] = map(float, last)
         return row
 
 
@@ -145,7 +156,8 @@ def cip_labels(mol: Mol) -> list[tuple[int, str]]:
 
 
 @cache
-def _bonding_patterns(family: str) -> list[Any]:
+def bonding_patterns(family: str) -> list[Any]:
+    """Return the patterns of a family of ``BaseFeatures.fdef``."""
     # The factory itself is the slowest part of all features; matching its patterns directly finds
     # the same atoms in a third of the time.
     path = str(rdkit_data_folder() / "BaseFeatures.fdef")
@@ -159,7 +171,7 @@ def hydrogen_bonding_atoms(mol: Mol, family: str) -> list[int]:
     """Return the atoms of a family (Donor, Acceptor) of RDKit's ``BaseFeatures.fdef``."""
     found = (
         mol.GetSubstructMatches(pattern, maxMatches=mol.GetNumAtoms())
-        for pattern in _bonding_patterns(family)
+        for pattern in bonding_patterns(family)
     )
     return sorted({atom for matches in found for match in matches for atom in match})
 
@@ -178,6 +190,11 @@ NO_BOND = [
 """Distance and common ring of the codes before the first bond."""
 
 
+# By twice the order: 1.5 is an aromatic bond.
+_CODES_BY_ORDER = np.full(13, FIRST_BOND + 2 * len(BONDS), dtype=np.uint8)
+_CODES_BY_ORDER[[0, 2, 4, 6, 3]] = [0, *(FIRST_BOND + 2 * kind for kind in range(len(BONDS)))]
+
+
 class KearnesPairs(PairFeatures):
     """Pair features of Kearnes: bond, distance and ring; 12 numbers, 26 codes.
 
@@ -185,7 +202,7 @@ class KearnesPairs(PairFeatures):
     columns feature                   kind of RDKit
     ======= ========================= ==== ==================================================
     4       single, double, triple,   bit  bond between the two; a dative or other bond and no
-            aromatic                       bond have none of the bits
+            aromatic                       bond have none of the bits; order 1.5 is aromatic
     7       within 1, …, 7 bonds      bit  shortest path, as a thermometer: 3 bonds apart is
                                            within 3, 4, … 7
     1       same ring                 bit  some symmetrized smallest ring holds both
@@ -222,12 +239,15 @@ class KearnesPairs(PairFeatures):
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
         """Return a symmetric matrix of codes: rows of the table."""
+        # All orders at once; a dative bond has one in one direction only, others have none.
+        orders = chem().GetAdjacencyMatrix(mol, useBO=True, force=True)
+        if np.count_nonzero(orders) == 2 * mol.GetNumBonds():
+            return coded_pairs(mol, _CODES_BY_ORDER.take((2 * orders).astype(np.intp)))
         kinds = columns_of("BondType", BONDS)
-        bonds = [
-            (b.GetBeginAtomIdx(), b.GetEndAtomIdx(), FIRST_BOND + 2 * kinds.get(b.GetBondType(), 4))
-            for b in bonds_of(mol)
-        ]
-        return coded_pairs(mol, bonds)
+        found = (
+            (bond, FIRST_BOND + 2 * kinds.get(bond.GetBondType(), 4)) for bond in bonds_of(mol)
+        )
+        return coded_pairs(mol, bond_matrix(mol, found))
 
 
 class DoubleBondStereo(PairFeatures):
@@ -247,37 +267,42 @@ class DoubleBondStereo(PairFeatures):
 
     def codes(self, mol: Mol) -> UInt8[np.ndarray, "atom atom"]:
         """Return a symmetric matrix: 1 for an E bond, 2 for a Z bond, else 0."""
-        codes = np.zeros((mol.GetNumAtoms(),) * 2, dtype=np.uint8)
         known = columns_of("BondStereo", ("STEREOE", "STEREOZ"))
-        for bond in bonds_of(mol):
-            if (kind := known.get(bond.GetStereo())) is not None:
-                first, second = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
-                codes[first, second] = codes[second, first] = 1 + kind
-        return codes
+        found = ((bond, 1 + known.get(bond.GetStereo(), -1)) for bond in bonds_of(mol))
+        return bond_matrix(mol, found)
 
 
-def coded_pairs(mol: Mol, bonds: list[tuple[int, int, int]]) -> UInt8[np.ndarray, "atom atom"]:
-    """Return the codes of all pairs from one distance matrix, the rings and the bonds.
+def bond_matrix(mol: Mol, codes: Iterable[tuple[Any, int]]) -> UInt8[np.ndarray, "atom atom"]:
+    """Return a symmetric matrix of the codes of bonds, with 0 elsewhere."""
+    matrix = np.zeros((mol.GetNumAtoms(),) * 2, dtype=np.uint8)
+    for bond, code in codes:
+        first, second = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
+        matrix[first, second] = matrix[second, first] = code
+    return matrix
 
-    A bond is its first atom, its second atom and its code, to which a common ring adds 1.
+
+def coded_pairs(mol: Mol, bonds: UInt8[np.ndarray, "atom atom"]) -> UInt8[np.ndarray, "atom atom"]:
+    """Return the codes of all pairs from the rings and a matrix of bonds.
+
+    A common ring adds 1 to the code of a bond, too.
     """
-    atoms = mol.GetNumAtoms()
+    atoms, rings = len(bonds), rings_of(mol)
+    codes = np.empty_like(bonds)
+    if (native := extension()) is not None:
+        listed = array("q", chain.from_iterable((len(ring), *ring) for ring in rings))
+        given = {"atoms": atoms, "bonds": bonds, "rings": listed, "end": len(listed)}
+        native.pair_codes(**given, codes=codes)
+        return codes
     if not atoms:
-        return np.zeros((0, 0), dtype=np.uint8)
+        return codes
     # Atoms of different fragments are 1e8 bonds apart, all others fewer than there are atoms.
     steps = chem().GetDistanceMatrix(mol, force=True).astype(np.intp)
-    codes = _codes_by_distance(atoms).take(steps, mode="clip")
-    if bonds:
-        first, second, code = np.array(bonds, dtype=np.intp).T
-        codes[first, second] = code
-        codes[second, first] = code
-    rings = mol.GetRingInfo().AtomRings()
-    if rings:
-        member = np.zeros((len(rings), atoms), dtype=np.float32)
-        for row, ring in enumerate(rings):
-            member[row, list(ring)] = 1
-        codes += (member.T @ member) > 0
-        codes.ravel()[:: atoms + 1] = 0
+    codes = np.where(bonds, bonds, _codes_by_distance(atoms).take(steps, mode="clip"))
+    member = np.zeros((len(rings), atoms), dtype=np.float32)
+    for row, ring in enumerate(rings):
+        member[row, list(ring)] = 1
+    codes += (member.T @ member) > 0
+    np.fill_diagonal(codes, 0)
     return codes
 
 

@@ -40,6 +40,17 @@ def bonds_of(mol: Mol) -> list[Any]:
     return list(map(mol.GetBondWithIdx, range(mol.GetNumBonds())))
 
 
+def rings_of(mol: Mol) -> tuple[tuple[int, ...], ...]:
+    """Return the atoms of each ring: those that :func:`list_rings` has listed, or as it would."""
+    listed: Any = vars(mol).get("listed_rings")
+    return mol.GetRingInfo().AtomRings() if listed is None else listed
+
+
+def list_rings(mol: Mol) -> None:
+    """List the rings of a molecule that is not changed from now on: RDKit takes its time."""
+    mol.listed_rings = mol.GetRingInfo().AtomRings()
+
+
 @cache
 def columns_of(enumeration: str, names: tuple[str, ...]) -> dict[Any, int]:
     """Number some values of an enumeration of ``rdkit.Chem`` in the order of their names."""
@@ -147,15 +158,16 @@ def parse_smiles(smiles: object) -> Mol:
         raise MoleculeError(reason, smiles=text)
     # RDKit ignores any other character and all that follows it.
     readable = first.isascii() and "\0" not in text
-
-    def read(sanitize: bool = True, removeHs: bool = True) -> Mol:  # noqa: N803 - of RDKit
-        if removeHs:
-            return chem().MolFromSmiles(text, sanitize=sanitize) if readable else None
-        options = chem().SmilesParserParams()
-        options.removeHs = False
-        return chem().MolFromSmiles(text, options)
-
+    read = partial(_from_smiles, text, readable)
     return _parsed(read, "[H" in text, lambda: f"syntax: {_syntax_fault(first)}", text)
+
+
+def _from_smiles(text: str, readable: bool, **given: bool) -> Mol:
+    if "removeHs" not in given:
+        return chem().MolFromSmiles(text, **given) if readable else None
+    options = chem().SmilesParserParams()
+    options.removeHs = False
+    return chem().MolFromSmiles(text, options)
 
 
 def _parsed(

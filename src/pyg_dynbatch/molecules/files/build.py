@@ -23,7 +23,7 @@ import pyg_dynbatch
 from pyg_dynbatch.console import Progress
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.files import locked_folder
-from pyg_dynbatch.molecules.data import MoleculeData
+from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeData
 from pyg_dynbatch.molecules.features.rdkit_access import (
     MoleculeError,
     canonical_smiles,
@@ -41,7 +41,6 @@ from pyg_dynbatch.molecules.files.store import Arrays, ColumnReader, Featurizer,
 POLICIES = ("raise", "skip", "blank")
 CHUNK = 128  # records that are featurized at a time, and among which batches are formed
 
-_NO_PAIRS = torch.zeros(0, dtype=torch.uint8)
 # Chunks queued per process: enough to keep it busy, few enough to need little memory.
 _WAITING = 4
 
@@ -93,20 +92,18 @@ def _featurize(
     featurizer: Featurizer, packing: store.AtomPacking, bad: str, records: Sequence[RawMolecule]
 ) -> Featurized:
     """Featurize some records under a policy for bad rows."""
-    molecules: list[MoleculeData] = []
+    molecules: list[MoleculeArrays] = []
     errors: list[BadMolecule] = []
     for record in records:
         try:
-            molecules.append(featurize_record(featurizer, record, packing.num_tasks))
+            molecules.append(_arrays_of(featurizer, record, packing.num_tasks))
         except MoleculeError as error:
             where = (record.row, record.where, record.smiles)
             errors.append(BadMolecule(*where, error.reason, error.atom))
             if bad == "raise":
                 break
             if bad == "blank":
-                blank = MoleculeData(torch.zeros(0, packing.width), _NO_PAIRS)
-                blank.descriptor = torch.full((1, packing.num_descriptors), torch.nan)
-                blank.smiles, blank.row = (record.smiles or "").strip(), record.row
+                blank = packing.blank._replace(smiles=_text_of(record), row=record.row)
                 molecules.append(blank)
         except Exception as error:
             error.add_note(f"row {record.row} ({record.where}): {record.smiles!r}")
@@ -135,18 +132,22 @@ def featurize_record(
         >>> data.num_nodes, data.row, data.y_mask.tolist()
         (2, 7, [[True, False]])
     """
+    return _arrays_of(featurizer, record, num_tasks).data()
+
+
+def _arrays_of(
+    featurizer: Featurizer, record: RawMolecule, num_tasks: int | None
+) -> MoleculeArrays:
     if record.smiles is None and record.block is not None:
         mol = parse_mol_block(record.block)
-        data, text = featurizer(mol), canonical_smiles(mol)
+        found, text = featurizer.arrays(mol), canonical_smiles(mol)
     else:
-        data, text = featurizer(record.smiles), (record.smiles or "").strip()
-    data.smiles, data.row = text, record.row
-    targets = record.targets if num_tasks is None else record.targets[:num_tasks]
-    if targets:
-        values = [np.nan if value is None else value for value in targets]
-        data.y = torch.tensor([values], dtype=torch.float64)
-        data.y_mask = ~torch.isnan(data.y)
-    return data
+        found, text = featurizer.arrays(record.smiles), _text_of(record)
+    return found._replace(smiles=text, row=record.row, y=record.targets[:num_tasks])
+
+
+def _text_of(record: RawMolecule) -> str:
+    return (record.smiles or "").strip()
 
 
 def featurize_stream(

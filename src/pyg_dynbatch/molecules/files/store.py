@@ -19,7 +19,7 @@ from pyg_dynbatch.core.errors import checked_choice, mismatch, mismatch_text
 from pyg_dynbatch.core.structure import concatenated_ranges
 from pyg_dynbatch.files import write_atomically
 from pyg_dynbatch.loading import Segments
-from pyg_dynbatch.molecules.data import MoleculeColumns, MoleculeData, pairs_of_atoms
+from pyg_dynbatch.molecules.data import MoleculeArrays, MoleculeColumns, MoleculeData
 from pyg_dynbatch.molecules.features.base import KINDS
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.files.read import BadMolecule
@@ -50,36 +50,35 @@ class AtomPacking:
         self.names, self.width = tuple(names), len(kinds)
         self.num_tasks, self.num_descriptors = num_tasks, num_descriptors
         self._columns = {kind: np.flatnonzero(np.array(kinds) == kind) for kind in KINDS}
+        whole = np.full(num_descriptors, np.nan, np.float32) if num_descriptors else None
+        self.blank = MoleculeArrays(
+            np.empty((0, self.width), np.float32), np.empty(0, np.uint8), whole
+        )
 
-    def pack(self, molecules: Sequence[MoleculeData]) -> dict[str, np.ndarray]:
+    def pack(self, molecules: Sequence[MoleculeArrays]) -> dict[str, np.ndarray]:
         """Pack molecules; ``smiles``, ``row`` and ``y`` may be absent."""
         for number, molecule in enumerate(molecules):
             self._check_form(molecule, number)
-        texts = [(getattr(one, "smiles", None) or "").encode() for one in molecules]
-        atoms = np.array([one.num_nodes for one in molecules], dtype=np.int64)
-        no_atoms = np.empty((0, self.width), np.float32)
-        x = np.concatenate([no_atoms, *(one.x.numpy() for one in molecules)])
-        codes = [one.pair_code.numpy() for one in molecules]
-        targets = np.full((len(molecules), self.num_tasks), np.nan)
-        for number, one in enumerate(molecules):
-            if self.num_tasks and getattr(one, "y", None) is not None:
-                targets[number] = np.where(one.y_mask.numpy(), one.y.numpy(), np.nan)
+        texts = [(one.smiles or "").encode() for one in molecules]
+        atoms = np.array([len(one.x) for one in molecules], dtype=np.int64)
+        x = np.concatenate([self.blank.x, *(one.x for one in molecules)])
+        targets = [one.y or [None] * self.num_tasks for one in molecules]
         arrays = {
             "bits": np.packbits(self._whole(x, "bit", 0, 1).astype(np.uint8), axis=1),
             "counts": self._whole(x, "count", -128, 127).astype(np.int8),
             "reals": x[:, self._columns["real"]],
-            "codes": np.concatenate([np.empty(0, np.uint8), *codes]),
+            "codes": np.concatenate([self.blank.pair_code, *(one.pair_code for one in molecules)]),
             "text": np.frombuffer(b"".join(texts), np.uint8),
-            "y": targets,
-            "row": np.array([getattr(one, "row", -1) for one in molecules], dtype=np.int64),
+            "y": np.array(targets, dtype=np.float64).reshape(len(molecules), self.num_tasks),
+            "row": np.array([-1 if one.row is None else one.row for one in molecules], np.int64),
             "atom_start": Segments(atoms).starts,
             "pair_start": Segments(atoms * (atoms + 1) // 2).starts,
             "text_start": Segments([len(text) for text in texts]).starts,
         }
         if self.num_descriptors:
-            none = np.empty((0, self.num_descriptors), np.float32)
-            rows = [one.descriptor.numpy() for one in molecules]
-            arrays["descriptor"] = np.concatenate([none, *rows])
+            rows: Any = [one.descriptor for one in molecules]
+            whole = np.array(rows, dtype=np.float32)
+            arrays["descriptor"] = whole.reshape(len(molecules), self.num_descriptors)
         return arrays
 
     def unpack(self, arrays: Arrays, chosen: Int64[np.ndarray, " molecule"]) -> MoleculeColumns:
@@ -115,15 +114,15 @@ class AtomPacking:
             raise mismatch(ValueError, what, expected, got, where=where, hint='the kind "real"')
         return values
 
-    def _check_form(self, molecule: MoleculeData, number: int) -> None:
+    def _check_form(self, molecule: MoleculeArrays, number: int) -> None:
         atoms, width = molecule.x.shape
-        tasks, whole = (molecule[k].size(1) if k in molecule else 0 for k in ("y", "descriptor"))
-        found = (width, tasks or self.num_tasks, molecule.pair_code.numel(), whole)
-        wanted = (self.width, self.num_tasks, pairs_of_atoms(atoms), self.num_descriptors)
+        whole = 0 if molecule.descriptor is None else len(molecule.descriptor)
+        found = (width, len(molecule.y) or self.num_tasks, len(molecule.pair_code), whole)
+        wanted = (self.width, self.num_tasks, atoms * (atoms + 1) // 2, self.num_descriptors)
         if found != wanted:
             form = "{} atom features, {} targets, {} pairs of atoms, {} descriptors"
             what = f"packed molecules: a molecule of {atoms} atoms has fields of other sizes"
-            where = f"row {getattr(molecule, 'row', number)}"
+            where = f"row {number if molecule.row is None else molecule.row}"
             raise mismatch(ValueError, what, form.format(*wanted), form.format(*found), where=where)
 
 
@@ -238,7 +237,7 @@ class Featurizer(Protocol):
     def digest(self) -> str:
         """A hash of the spec."""
 
-    def __call__(self, molecule: Any) -> MoleculeData:
+    def arrays(self, molecule: Any) -> MoleculeArrays:
         """Convert one molecule, given as SMILES or RDKit molecule."""
 
 

@@ -41,6 +41,7 @@ from pyg_dynbatch.molecules.nets.properties import (
 from pyg_dynbatch.molecules.schema import MoleculeSchema
 from pyg_dynbatch.samplers import pack_in_order
 
+_NOTED = 8 * CHUNK  # rows after which a killed run continues
 _FEATURE_FILE = f":{FeatureFile.__qualname__}"
 
 
@@ -161,7 +162,8 @@ class MoleculePredictor(prediction.Predictor):
             yield [listed[number] for number in batch]
 
     def _one_batch(self, molecules: Sequence[MoleculeData], fingerprints: bool) -> Predicted:
-        batch = self.collater(molecules).to(self.device)
+        batch = self.collater(molecules)
+        batch = batch if self.device.type == "cpu" else batch.to(self.device)
         prints = None
         with ExitStack() as stack:
             for model in self.models:
@@ -450,7 +452,7 @@ class PredictionFiles:
                     self.reason = self.reason or f"row {row.record.row}: {row.status}"
                     if errors is not None:
                         write_errors(errors, [row.error], header=False)
-                if self.rows % CHUNK == 0:
+                if self.rows % _NOTED == 0:
                     self._write_note(files)
             file.flush()
             if prints is not None and not self._is_text:
