@@ -20,11 +20,11 @@ DOORS = (
     *("autobatch", "blocks", "compat.tree_lstm", "data", "datasets", "lightning", "loader"),
     *("models", "molecules", "nn", "testing"),
 )
-MAX_PUBLIC_NAMES = 237
+MAX_PUBLIC_NAMES = 238
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]
 
-MAX_FILES = 141
+MAX_FILES = 143
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_867,
@@ -32,17 +32,17 @@ MAX_LINES = {
     "compat": 307,
     "core": 6_176,
     "documents": 707,
-    "molecules": 8_564,
+    "molecules": 9_106,
     "native": 0,
     "kernels": 1_574,
-    "nn": 3_184,
+    "nn": 3_189,
     "training": 2_670,
     "trees": 4_232,
-    "other files": 3_152,
-    "installed": 42_468,
+    "other files": 3_171,
+    "installed": 43_034,
     "benchmarks": 7_237,
 }
-MAX_CODE = 27_233
+MAX_CODE = 27_648
 MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8
