@@ -1,107 +1,105 @@
-"""The weave network, with and without Morgan counts, beside scikit-learn's baselines.
+"""What `fit --select` chooses on random and on scaffold splits, beside every candidate.
 
     python examples/cases/molecule_baselines.py --output compared --raw-dir DATA/molecules
 
-Data:     ESOL, FreeSolv, Lipophilicity, BBBP and Tox21 of MoleculeNet (Wu et al. 2018), downloaded
-          unless --raw-dir names a folder with their files.
-Protocol: the shipped configs with the seeds 1 to 5, which draw five random splits (80/10/10); the
-          scaffold split of BBBP is the same for all seeds. The checkpoint is chosen on validation
-          and tested once. Baselines as in
-          `pyg-dynbatch baseline`: a random forest on Morgan counts, ridge or logistic regression on
-          RDKit descriptors. "both" adds Morgan counts to the descriptors the network reads.
+Data:     ESOL, FreeSolv, Lipophilicity, BBBP and Tox21 of MoleculeNet (Wu et al. 2018),
+          downloaded unless --raw-dir names a folder with their files.
+Protocol: the seeds 1 to 5, which draw random splits (80/10/10); the scaffold split of MoleculeNet
+          is the same for all seeds. On each split, five folds of the molecules that are not in the
+          test train and compare the candidates; the test is measured once. The networks of the
+          shipped configs read RDKit descriptors, and have the weights of the last epoch.
 Result:   compared/results.csv, compared/results.svg and docs/molecules.md
 
-The tables of finished data sets are kept, so the same command continues.
+Finished runs are kept, so the same command continues; several may run side by side with different
+--sets, --splits or --seeds.
 """
 
 import argparse
 import csv
+from collections import defaultdict
 from pathlib import Path
+
+import numpy as np
 
 from pyg_dynbatch.cli import main as command
 from pyg_dynbatch.visualize import SEQUENCE, new_figure, save_figure
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SETS = ("freesolv", "esol", "bbbp", "lipophilicity", "tox21")
-KEY = "--data.init_args.featurizer.init_args.descriptors"
-VARIANTS = {"network": "rdkit", "both": "[rdkit, morgan]"}
+SPLITS = ("random", "scaffold")
+WORDS = [
+    *("--data.init_args.featurizer.init_args.descriptors", "[rdkit, morgan]"),
+    *("--model.init_args.counts", "false", "--checkpoint.monitor", "null", "--select"),
+]
+CHOSEN = "selected"
 
 
-def run(name: str, variant: str, options: argparse.Namespace) -> Path:
-    """Train, test and measure the baselines on all splits, unless it is done."""
-    table = options.output / f"{name}-{variant}.csv"
-    if table.is_file() and all(int(row["runs"]) == options.times for row in rows_of(table)):
-        return table
-    argv = ["repeat", "--config", str(CONFIGS / f"{name}.yaml"), "--times", str(options.times)]
-    argv += ["--output", str(table), KEY, VARIANTS[variant]]
-    argv += ["--trainer.logger.init_args.save_dir", str(options.output / "runs")]
-    if variant == "network":
-        argv.append("--baselines")
-    if options.raw_dir is not None:
-        argv += ["--data.init_args.raw_dir", str(options.raw_dir)]
-    if options.epochs is not None:
-        argv += ["--trainer.max_epochs", str(options.epochs)]
-    if command(argv):
-        raise SystemExit(f"{name}, {variant}: repeat has failed")
-    return table
-
-
-def rows_of(table: Path) -> list[dict[str, str]]:
-    """Read a table."""
+def run(name: str, split: str, seed: int, options: argparse.Namespace) -> list[dict[str, str]]:
+    """Choose a model on one split, unless it is done; return the table of candidates."""
+    place = options.output / "runs" / f"{name}-{split}-{seed}"
+    table = place / "run" / "selection.csv"
+    if not table.is_file():
+        argv = ["fit", "--config", str(CONFIGS / f"{name}.yaml"), "--seed_everything", str(seed)]
+        argv += ["--data.init_args.split.method", split, "--data.init_args.split.leakage", "false"]
+        logger = "--trainer.logger.init_args."
+        argv += [f"{logger}save_dir", str(options.output / "runs"), f"{logger}name", place.name]
+        argv += [f"{logger}version", "run", "--trainer.enable_progress_bar", "false"]
+        if options.raw_dir is not None:
+            argv += ["--data.init_args.raw_dir", str(options.raw_dir)]
+        if options.epochs is not None:
+            argv += ["--trainer.max_epochs", str(options.epochs)]
+        if command([*argv, *WORDS]):
+            raise SystemExit(f"{place.name}: fit --select has failed")
     with table.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def main_rows(table: Path, variant: str) -> list[dict[str, str]]:
-    """Keep the rows of the main metric, of the mean where there are several properties."""
-    rows = rows_of(table)
-    several = {row["task"] for row in rows} > {"mean"}
-    metrics = {row["metric"] for row in rows}
-    metric = "rmse" if "rmse" in metrics else "roc_auc"
-    kept = [r for r in rows if r["metric"] == metric and (r["task"] == "mean") == several]
-    return [
-        {**row, "model": variant if row["model"] == "network" else row["model"]} for row in kept
-    ]
-
-
-def draw(found: dict[str, list[dict[str, str]]], path: Path) -> None:
-    """Draw a dot per split and a line at their mean, for every data set."""
-    figure, axes = new_figure(1, len(found), 2.6, 3.2)
-    for panel, (name, rows) in zip(axes, found.items(), strict=True):
-        for place, row in enumerate(rows):
-            values = [float(text) for key, text in row.items() if key.startswith("run_") and text]
+def draw(found: dict[tuple[str, str], dict[str, list[float]]], path: Path) -> None:
+    """Draw a dot per run and a line at their mean, for every data set and split."""
+    figure, axes = new_figure(len(SPLITS), len(found) // len(SPLITS) or 1, 2.6, 3.2)
+    for panel, ((name, split), values) in zip(axes, found.items(), strict=False):
+        for place, each in enumerate(values.values()):
             colour = SEQUENCE[place]
-            panel.plot([place] * len(values), values, "o", color=colour, alpha=0.6)
-            panel.hlines(float(row["mean"]), place - 0.3, place + 0.3, color=colour)
-        better = "lower" if rows[0]["metric"] == "rmse" else "higher"
-        panel.set(title=name, ylabel=f"{rows[0]['metric']} ({better} is better)")
-        panel.set_xticks(range(len(rows)), [row["model"] for row in rows], rotation=45)
+            panel.plot([place] * len(each), each, "o", color=colour, alpha=0.6)
+            panel.hlines(np.mean(each), place - 0.3, place + 0.3, color=colour)
+        panel.set(title=f"{name}, {split}")
+        panel.set_xticks(range(len(values)), list(values), rotation=45)
     save_figure(figure, path)
 
 
 def main() -> None:
     """Run what is missing, and write table and picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=Path("compared"))
-    parser.add_argument("--raw-dir", type=Path)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--epochs", type=int)
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("compared"))
+    add("--raw-dir", type=Path)
+    add("--sets", nargs="+", choices=SETS, default=SETS)
+    add("--splits", nargs="+", choices=SPLITS, default=SPLITS)
+    add("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    add("--epochs", type=int)
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, str]]] = {}
-    for name in options.sets:
-        tables = {variant: run(name, variant, options) for variant in VARIANTS}
-        found[name] = [row for v, table in tables.items() for row in main_rows(table, v)]
-        draw(found, options.output / "results.svg")
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for split in options.splits:
+        for name in options.sets:
+            values: defaultdict[str, list[float]] = defaultdict(list)
+            for seed in options.seeds:
+                rows = run(name, split, seed, options)
+                metric = next(key for key in rows[0] if key.startswith("test_"))
+                for row in rows:
+                    values[row["candidate"]].append(float(row[metric]))
+                    if row["chosen"]:
+                        values[CHOSEN].append(float(row[metric]))
+            found[name, split] = values
     with (options.output / "results.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["data", "model", "metric", "mean", "deviation"])
-        for name, rows in found.items():
-            for row in rows:
-                cells = [row["model"], row["metric"], row["mean"], row["deviation"]]
-                writer.writerow([name, *cells])
-                print(f"{name:<14} {cells[0]:<8} {cells[1]} {float(cells[2]):.3f} ± {cells[3]}")
+        writer.writerow(["data", "split", "candidate", "runs", "mean", "standard error"])
+        for (name, split), values in found.items():
+            for candidate, each in values.items():
+                error = np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+                cells = [name, split, candidate, len(each), f"{np.mean(each):.4f}", f"{error:.4f}"]
+                writer.writerow(cells)
+                print(f"{name:<14} {split:<9} {candidate:<9} {cells[4]} ± {cells[5]}")
+    draw(found, options.output / "results.svg")
 
 
 if __name__ == "__main__":
