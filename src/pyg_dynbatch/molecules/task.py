@@ -54,7 +54,7 @@ IN_UNITS = ("rmse", "mae")
 
 _NAN = float("nan")
 _WEIGHTS_AT_ONCE = 4_000_000
-_MOST_DRAWN = 12
+_MOST_DRAWN, _MOST_SAID = 12, 5
 
 
 def property_scores(
@@ -430,6 +430,12 @@ class MoleculeProperty(Task):
         super().start_from(data)
         if hasattr(data, "targets"):
             self.fit_targets(data.targets("train"))
+            if self.schema.kind == "regression":
+                scale = self.model.scale
+                each = zip(self.schema.task_names, scale.mean, scale.deviation, strict=True)
+                parts = [f"{name} (mean {m:.4g}, deviation {d:.4g})" for name, m, d in each]
+                more = ", …" * (len(parts) > _MOST_SAID)
+                rank_zero_info(f"targets are standardized: {', '.join(parts[:_MOST_SAID])}{more}")
             if getattr(self.model.network, "descriptors", None) is not None:
                 self.fit_descriptors(data.descriptors("train"))
 
