@@ -29,6 +29,7 @@ from litserve import LitAPI, LitServer
 from litserve.loops import BatchedLoop
 from starlette.responses import JSONResponse
 
+from pyg_dynbatch.cli import one_line
 from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.models import DocumentPredictor, MoleculePredictor, TreePredictor
 from pyg_dynbatch.molecules.work.predict import named_columns
@@ -236,7 +237,7 @@ def main() -> None:
             )
             make("cpu")
         except (OSError, ValueError) as error:
-            raise SystemExit(" ".join(f"{given.checkpoint[0]}: {error}".split())) from None
+            raise SystemExit(f"{given.checkpoint[0]}: {one_line(error)}") from None
     api = Predictions(make, max_batch_size=given.max_batch_size, batch_timeout=given.batch_timeout)
     options = {"timeout": given.timeout, "accelerator": given.device, "restart_workers": True}
     options |= {"middlewares": [(deadline, {"seconds": given.timeout})]}

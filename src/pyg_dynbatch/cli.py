@@ -176,7 +176,7 @@ def _dispatch(argv: list[str]) -> int:
     _import_tasks(command)
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
-    if command == "fit" and "--select" in options:
+    if command == "fit" and "--select" in (word.split("=")[0] for word in options):
         command = "select"
     if command in ("fit", "validate", "test", "predict"):
         return run_lightning(["--help" if word == "--help_all" else word for word in argv])

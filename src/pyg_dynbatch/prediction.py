@@ -54,11 +54,6 @@ class Model(nn.Module, ABC):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.started = False  # from a training split, or from weights that were
-
-    def _load_from_state_dict(self, *given: Any) -> None:
-        self.started = True
-        super()._load_from_state_dict(*given)
 
     def forward(self, batch: Any) -> Tensor:
         """Run the network."""

@@ -35,6 +35,7 @@ CASES = {
     **dict.fromkeys(("bbbp", "tox21"), (MOLECULES, "roc_auc")),
     **dict.fromkeys(("esol", "freesolv", "lipophilicity"), (MOLECULES, "rmse")),
     "json": (JSON, "accuracy"),
+    "molecules": (f"{NCI} --data.init_args.file {{folder}}/mine.csv", "roc_auc"),
     **dict.fromkeys(("listops", "listops_long"), (LISTOPS, "accuracy")),
     **dict.fromkeys(("sst", "sst_sentence_vectors", "sst_tai"), (SST, "accuracy")),
     "sst_contextual": (SST, "accuracy"),
@@ -48,6 +49,7 @@ TARGETS = {
     "freesolv": ("freesolv", ["expt"]),
     "lipophilicity": ("lipo", ["exp"]),
     "bbbp": ("bbbp", ["p_np"]),
+    "molecules": ("mine", ["label"]),
     "tox21": ("tox21", [f"assay {number}" for number in range(12)]),
 }
 

@@ -94,8 +94,28 @@ def test_a_new_task_is_evaluated_as_training_starts(
     trained(first, tmp_path, epochs=1)
     alone = trained(new(), tmp_path, epochs=1)[0].state_dict()
     torch.testing.assert_close(first[0].state_dict(), alone, rtol=0, atol=0)
-    # Weights that were trained or loaded come with their own numbers.
-    loaded = new()
-    loaded[0].load_state_dict({name: each + 1 for name, each in alone.items()})
-    measured(loaded, tmp_path)
-    assert all((loaded[0].state_dict()[name] == each + 1).all() for name, each in alone.items())
+    # Weights that were trained or loaded, as a whole or in part, come with their own numbers.
+    state = {name: each + 1 for name, each in alone.items()}
+    for write in (of_task, of_network, by_steps):
+        task, data = new()
+        write(task, state)
+        before = {name: each.clone() for name, each in task.state_dict().items()}
+        measured((task, data), tmp_path)
+        torch.testing.assert_close(task.state_dict(), before, rtol=0, atol=0)
+
+
+def of_task(task: Any, state: dict[str, torch.Tensor]) -> None:
+    task.load_state_dict(state)
+
+
+def of_network(task: Any, state: dict[str, torch.Tensor]) -> None:
+    start = "model.network."
+    own = {name[len(start) :]: each for name, each in state.items() if name.startswith(start)}
+    task.model.network.load_state_dict(own)
+
+
+def by_steps(task: Any, state: dict[str, torch.Tensor]) -> None:
+    weights = list(task.model.parameters())
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    torch.optim.SGD(weights, lr=0.1).step()

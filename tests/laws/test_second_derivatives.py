@@ -17,7 +17,7 @@ from pyg_dynbatch import schedule_structure
 from pyg_dynbatch.autobatch import programs
 from pyg_dynbatch.core.row_buffer import GradientBuffer, RowBuffer, new_token
 from pyg_dynbatch.kernels import linear
-from pyg_dynbatch.nn import DAGNNCell, NaryTreeLSTM, RecursiveLayer, weave
+from pyg_dynbatch.nn import DAGNNCell, NaryTreeLSTM, RecursiveLayer, WeaveStack, weave
 from pyg_dynbatch.nn.pairs import Pairs, order_relu, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation
 from tests.example_files import FOLDER
@@ -29,6 +29,7 @@ Case = tuple[Call, list[Tensor]]
 EDGES = torch.tensor([[1, 2, 3], [0, 0, 1]])
 STEPS = schedule_structure(EDGES, 4, arity=2)
 PAIRS = Pairs.all_pairs([3, 1])
+CODED = Pairs.from_codes(torch.tensor([0, 1, 1, 0, 1, 0, 0]), [3, 1], num_codes=2)
 
 
 def rows(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -110,6 +111,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "nn.dagnn._Levels": lambda: of_layer(RecursiveLayer(DAGNNCell(3, 2)), EDGES),
     "nn.pairs._Linear": lambda: (lambda x: pair_sum(x, PAIRS), rows((7, 2))),
     "nn.pairs._OrderReLU": lambda: (lambda x: order_relu(x, PAIRS), rows((4, 2))),
+    "nn.pairs._PairLayers": lambda: of_layer(WeaveStack(3, 2, 2), torch.eye(2).double(), CODED),
     "nn.readout._Histogram": lambda: of_layer(GaussianHistogramAggregation()),
     "nn.weave._Normalize": lambda: of_layer(weave.CountedBatchNorm(3)),
     "nn.weave._OverRanks": moments_of_ranks,

@@ -130,7 +130,7 @@ def test_targets_are_the_columns_of_numbers(tmp_path: Path) -> None:
     labels, values = (find_targets(path, None, (), None, k) for k in ("binary", "regression"))
     assert labels.names == ("label",) and values.names == ("value", "gap")
     said = str(values)
-    assert said.startswith("found regression of value, gap; not targets: num (increasing whole")
+    assert said.startswith("targets (regression): value, gap; not targets: num (increasing whole")
     assert "name (not numbers)" in said and "same (fewer than two" in said
     assert "label (labels)" in said
     assert find_targets(path, None, (), ["label"]).kind == "binary"
@@ -182,7 +182,8 @@ def test_the_best_on_validation_is_kept(folder: Path, capsys, kind: str) -> None
     expected = [float(row[column]) for row in table]
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4, atol=1e-5)
     assert run("test", "--run", str(place)) == 0
-    capsys.readouterr()
+    other = ["test", "--run", str(place), "--data.init_args.split.seed", "77"]
+    assert "trained on a different split" in complaint(capsys, *other)
     # What a mean cannot do.
     with pytest.raises(ValueError, match="only of a single network"):
         explain(predictor, predictor.featurizer("CCO"))
@@ -205,6 +206,9 @@ def test_what_cannot_be_selected_is_refused(folder: Path, capsys) -> None:
         (["--model.init_args.coverage", "0.9"], "an option cannot be used"),
         (["--folds", "1"], "expected at least 2"),
         (["--trainer.devices", "2"], "one device"),
+        (["--trainer.precision", "64-true"], "one of 32-true"),
+        (["--data.init_args.split.fractions", "[0.75, 0.25, 0.0]"], "the test split is empty"),
+        (["--data.init_args.featurizer.init_args.descriptors", "null"], "have no descriptors"),
         (["--model.init_args.members", "[network]"], "members: null"),
     ):
         assert said in complaint(capsys, *SELECT, *words)

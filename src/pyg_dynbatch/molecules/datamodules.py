@@ -189,7 +189,7 @@ class MoleculeDataModule(SplitDataModule):
         rank_zero_info(f"molecules: {counts}; split {self.parts.method} {self.parts.digest}")
         if self.own_targets:
             self._check_targets()
-        self._check_parts()
+        self.check_parts()
         if self.molecules.errors:
             bad, folder = self.molecules.errors, self.molecules.folder
             report = "only written if root is given" if folder is None else folder / ERRORS
@@ -214,7 +214,7 @@ class MoleculeDataModule(SplitDataModule):
             what, got = "the targets are labels, not values", f"only 0 and 1 in {names[:_SHOWN]}"
             raise self._error(what, expected, got, self._where, "--data.init_args.kind binary")
 
-    def _check_parts(self) -> None:
+    def check_parts(self) -> None:
         """Report targets that are constant in a split; raise an error if none can be learned."""
         names = self.molecules.task_names
         checked: tuple[SplitName, ...] = ("train", "val") if self.kind == "binary" else ("train",)
@@ -355,7 +355,7 @@ class MoleculeNetData(MoleculeDataModule):
 
 
 class MoleculeFileData(MoleculeDataModule):
-    """Load the molecules of a CSV, TSV, SMILES or SDF file.
+    """Load the molecules of a CSV, TSV or SDF file.
 
     Args:
         file: The file.

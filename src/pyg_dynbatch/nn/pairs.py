@@ -623,6 +623,9 @@ def order_relu(parts: Float[Tensor, "atom parts"], pairs: Pairs) -> Float[Tensor
     return _OrderReLU.apply(parts.resolve_neg().contiguous(), pairs, native)
 
 
+_WIDEST = 1024  # C keeps some rows on the stack
+
+
 class _PairLayers(Function):
     """Only in inference; a function, so that forward derivatives and transforms are refused."""
 
@@ -653,15 +656,20 @@ class _PairLayers(Function):
         return sums[:, : following.size(0)]
 
 
-def pair_layers(*given: Tensor, pairs: Pairs, coded: bool) -> Tensor | None:
+def computes_layers(*given: Tensor, pairs: Pairs) -> bool:
+    """Whether `pair_layers` computes on tensors like these: in inference on CPUs."""
+    training = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    narrow = max(each.size(1) for each in given) <= _WIDEST
+    return not training and narrow and pairs.plan.is_cpu and is_native(*given)
+
+
+def pair_layers(*given: Tensor, pairs: Pairs, coded: bool) -> Tensor:
     """Sum, for each atom, max(V max(W f + own, 0) + b, 0) of its pairs, f that of `order_relu`.
 
-    Given u and v of the atoms, ``own`` of the pairs or codes, W, V and b. None where that is not
-    inference on CPUs, which C computes without keeping a row per pair.
+    Given u and v of the atoms, ``own`` of the pairs or codes, W, V and b. C computes it without
+    keeping a row per pair.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or not pairs.plan.is_cpu:
-        return None
-    found: Tensor | None = _PairLayers.apply(pairs, coded, *given) if is_native(*given) else None
+    found: Tensor = _PairLayers.apply(pairs, coded, *given)
     return found
 
 

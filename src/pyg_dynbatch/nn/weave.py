@@ -17,6 +17,7 @@ from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.nn.pairs import (
     Pairs,
     code_rows,
+    computes_layers,
     in_single,
     neighbor_sum,
     order_gather,
@@ -430,7 +431,10 @@ class WeaveConv(nn.Module):
         simple = {type(self), type(after)} == {WeaveConv} and not self.residual
         calls = [calls_only(conv, forward=WeaveConv.forward) for conv in (self, after)]
         calls += [calls_only(each, forward=nn.Linear.forward) for each in linear]
+        weights = self.lin_p.weight, after.lin_pa.weight
         if not (simple and self.norm is after.norm is None and all(calls)):
+            return None
+        if not computes_layers(x, pair, *weights, pairs=pairs):
             return None
         self._check(x, pair, pairs, coded)
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)

@@ -203,6 +203,7 @@ class Task(pl.LightningModule, ABC):
         self._terms: Tensor | None = None  # of the batches whose gradients are accumulated
         self._loader_state: Any = None  # of the checkpoint that is resumed
         self._train_counts: dict[str, Any] = {}  # of its metrics, summed over ranks
+        self._fresh = _written(model)  # until it starts from data, or weights are written
         self._shares: tuple[int, Any] | None = None  # epoch, and sizes of its batches
 
     def setup(self, stage: str) -> None:
@@ -219,11 +220,11 @@ class Task(pl.LightningModule, ABC):
 
     def start_from(self, data: Any) -> None:
         """Take over from a data module what the training split decides, such as scales."""
-        self.model.started = True
+        self._fresh = []
 
     def on_validation_start(self) -> None:
         """Start from the data if neither ``fit`` nor weights came before."""
-        if not self.model.started:
+        if self._fresh == _written(self.model):
             with torch.inference_mode(False):  # what the data keep is for training too
                 self.start_from(getattr(self.trainer, "datamodule", None))
 
@@ -279,7 +280,6 @@ class Task(pl.LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Compute the loss of a batch, without a device sync."""
-        self.model.started = True  # in a loop of the user's own
         return self.scaled_loss(*self.evaluate(batch, "train"), batch, self.reduction)
 
     def validation_step(self, batch: Batch, batch_idx: int = 0) -> None:
@@ -466,6 +466,11 @@ class Task(pl.LightningModule, ABC):
             optimizer: Any = self.optimizers(use_pl_optimizer=False)
             renew_rates(optimizer, found, self.model, self.optimizer_options)
             self._rates_changed = False
+
+
+def _written(model: nn.Module) -> list[tuple[int, int]]:
+    """Return which weights a model has, and how often each was written."""
+    return [(id(weight), weight._version) for weight in model.parameters()]
 
 
 def ensemble_of(task: Task, checkpoints: Sequence[str | Path]) -> Task:

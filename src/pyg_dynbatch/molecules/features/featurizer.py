@@ -209,6 +209,13 @@ class MoleculeFeaturizer:
         tables = (part.table for part in self._pairs)
         self.pair_table: PairTable = reduce(PairTable.times, tables)
 
+    def __init_subclass__(cls) -> None:
+        """Refuse a subclass of which files would not use the features."""
+        super().__init_subclass__()
+        if "__call__" in vars(cls) and "arrays" not in vars(cls):
+            what, got = f"{cls.__name__}: files of molecules are not described by it", "__call__"
+            raise mismatch(TypeError, what, "a method arrays", got, hint="override arrays")
+
     def __call__(self, molecule: str | Mol) -> MoleculeData:
         """Describe one molecule."""
         return self.arrays(molecule).data()

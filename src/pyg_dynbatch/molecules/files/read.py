@@ -174,16 +174,22 @@ def _label(raw: RawMolecule, name: str, missing: Collection[str]) -> float | Non
     text = raw.extra.get(name, "").strip()
     if text.lower() in missing:
         return None
-    try:
-        value = math.nan if "_" in text else float(text)  # Python accepts 1_000
-    except ValueError:
-        value = math.nan
-    if not abs(value) <= _LARGEST:
+    value = _number(text)
+    if value is None:
         what = f"read_molecules: the label {name!r} is not a finite number"
         expected = f"a number up to {_LARGEST:.2g}, or an empty cell, nan or NA if missing"
         hint = f"missing=[{text!r}] (featurize: --missing), if that is a missing label"
         raise mismatch(ValueError, what, expected, repr(text), where=raw.where, hint=hint)
     return value
+
+
+def _number(text: str) -> float | None:
+    """Return a number that float32 can hold, or None; Python would accept 1_000 too."""
+    try:
+        value = math.nan if "_" in text else float(text)
+    except ValueError:
+        return None
+    return value if abs(value) <= _LARGEST else None
 
 
 def _format_of(path: str, given: str | None) -> str:
@@ -438,7 +444,7 @@ class FoundTargets(NamedTuple):
 
     def __str__(self) -> str:
         names = ", ".join(self.names[:_SHOWN_TARGETS]) + ", …" * (len(self.names) > _SHOWN_TARGETS)
-        text = f"found {self.kind} of {names}"
+        text = f"targets ({self.kind}): {names}"
         return f"{text}; not targets: {', '.join(self.others)}" if self.others else text
 
 
@@ -451,9 +457,7 @@ class _Column:
         self.last = -float("inf")
 
     def add(self, text: str) -> None:
-        try:
-            value = float(text)
-        except ValueError:
+        if (value := _number(text)) is None:
             self.numbers = False
             return
         self.labels &= value in (0, 1)
@@ -484,9 +488,9 @@ def find_targets(
     Raises:
         ValueError: If there are none, or both labels and values.
     """
-    file = Path(path)
-    stamp = file.stat().st_mtime_ns if file.is_file() else 0
-    columns = _columns(str(path), smiles_column, tuple(missing), stamp)
+    file = Path(path).absolute()
+    stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else ()
+    columns = _columns(str(file), smiles_column, tuple(missing), stamp)
     if targets is not None:
         all_labels = all(name in columns and columns[name].labels for name in targets)
         return FoundTargets(kind or ("binary" if all_labels else "regression"), tuple(targets))
@@ -512,7 +516,7 @@ def find_targets(
 
 @lru_cache(maxsize=8)
 def _columns(
-    path: str, smiles_column: str | None, missing: tuple[str, ...], stamp: int
+    path: str, smiles_column: str | None, missing: tuple[str, ...], stamp: tuple[int, ...]
 ) -> dict[str, _Column]:
     empty = {*MISSING, *(text.strip().lower() for text in missing)}
     columns: dict[str, _Column] = {}

@@ -254,7 +254,7 @@ class MoleculePropertyModel(Model):
             known.num_outputs,
             known.pair_table.features,
             num_descriptors=len(names),
-            descriptor_columns=columns,
+            descriptor_columns=None if len(columns) == len(names) else columns,
             **network,
         )
         if members is not None:

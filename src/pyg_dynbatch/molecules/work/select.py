@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pyg_dynbatch.console import OneLineArguments
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, locked_folder
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
-from pyg_dynbatch.molecules.nets.tabular import METHODS, library
+from pyg_dynbatch.molecules.nets.tabular import METHODS, TabularModel, library
 from pyg_dynbatch.molecules.splits import inner_folds
 from pyg_dynbatch.molecules.task import MoleculeProperty, ScoredSplit
 from pyg_dynbatch.molecules.work.baseline import check_molecules, fit_tabular
@@ -27,6 +28,7 @@ CANDIDATES = ("network", *METHODS)
 STACK = "stack"
 TABLE, RESULT = "selection.csv", "result.pt"
 _TREES = 100  # of the forest of one fold
+_PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 _LEAST = 1e-6  # probability
 _LEAST_WEIGHT = 1e-3
 
@@ -44,8 +46,10 @@ class SelectRun(Run):
     def __init__(
         self, words: Sequence[str], candidates: Sequence[str], folds: int, client: Any = None
     ) -> None:
-        library("skops.io")  # before hours of other work
-        self.words, self.candidates, self.folds = list(words), candidates, folds
+        if {*candidates} > {"network"}:
+            library("skops.io")  # before hours of other work
+        self.words, self.folds = list(words), folds
+        self.candidates = [*dict.fromkeys(candidates)]
         self.client = client
         super().__init__("fit", words)
 
@@ -59,16 +63,21 @@ class SelectRun(Run):
                 what, got = "fit --select: an option cannot be used", f"{name}: {options[name]}"
                 raise mismatch(ValueError, what, f"{name}: null", got)
         if self.checkpoint is not None:
-            what, expected = "fit --select: a run cannot be continued", "neither"
-            raise mismatch(ValueError, what, expected, "--run or --ckpt_path")
+            what = "fit --select: a run cannot be continued"
+            raise mismatch(ValueError, what, "no --ckpt_path", self.checkpoint)
 
     def fit(self) -> None:
         """Measure the candidates, weight them, and write the best as one checkpoint."""
         task, data, folder = self.model, self.datamodule, folder_of(self.trainer)
-        if folder is None or self.trainer.world_size > 1:
-            what, got = "fit --select: the trainer cannot be used", "no folder, or several devices"
-            raise mismatch(ValueError, what, "a CSVLogger, and one device", got)
-        data.setup("fit")
+        exact = self.trainer.precision in _PRECISIONS
+        if folder is None or self.trainer.world_size > 1 or not exact:
+            what = "fit --select: the trainer cannot be used"
+            got = f"folder {folder}, {self.trainer.world_size} devices, {self.trainer.precision}"
+            wanted = f"a CSVLogger, one device, one of {', '.join(_PRECISIONS)}"
+            raise mismatch(ValueError, what, wanted, got)
+        for stage in ("fit", "test"):
+            data.setup(stage)
+        self._check_candidates()
         task.fit_targets(data.targets("train"))
         rows = self._measured(folder, list(self._fold_words(folder)))
         val, test = ([found[part] for found in rows.values()] for part in ("val", "test"))
@@ -83,13 +92,14 @@ class SelectRun(Run):
         write_table(folder / TABLE, table)
         self._keep(folder, dict(zip(rows, shares[chosen], strict=True)))
         self.trainer.test(self.model, self.datamodule)
+        # With the split, which the trainer knows from the test.
+        self.trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
         self._predict_too()
         print(*summary(table), f"selection:        {folder / TABLE}", sep="\n")
 
     def _fold_words(self, folder: Path) -> Any:
         """Write the folds; yield the options of the run of each."""
         data, first = self.datamodule, int(self.config["seed_everything"])
-        self.splits = inner_folds(data.parts, data.molecules.texts(), self.folds, first)
         logger = "--trainer.logger.init_args."
         for number, split in enumerate(self.splits, start=1):
             path = split.write(folder / "folds" / f"split-{number}.json")
@@ -98,12 +108,27 @@ class SelectRun(Run):
                 "--data.init_args.split.method": "file",
                 "--data.init_args.split.file": path,
                 "--data.init_args.split.leakage": "false",
+                "--trainer.devices": 1,
                 f"{logger}save_dir": folder,
                 f"{logger}name": "folds",
             }
-            if self.plain_config()["data"]["init_args"].get("root", "") is None:
+            if getattr(data, "root", "") is None:
                 own["--data.init_args.root"] = folder / "molecules"  # featurized once
             yield [*self.words, *(str(word) for pair in own.items() for word in pair)]
+
+    def _check_candidates(self) -> None:
+        """Raise an error now if a candidate or a fold cannot be used."""
+        task, data = self.model, self.datamodule
+        tabular = [name for name in self.candidates if name != "network"]
+        if tabular and not len(TabularModel(task.schema, tabular[0]).counts):
+            text = "no Morgan counts for trees; descriptors: '[rdkit, morgan]' adds them"
+            rank_zero_info(f"fit --select: {text}")
+        kept = data.parts
+        first = int(self.config["seed_everything"])
+        self.splits = inner_folds(kept, data.molecules.texts(), self.folds, first)
+        for data.parts in self.splits:
+            data.check_parts()
+        data.parts = kept
 
     def _measured(self, folder: Path, words: list[list[str]]) -> dict[str, dict[str, Tensor]]:
         """Train all candidates on all folds; return their predictions, the mean for the test."""
@@ -161,8 +186,6 @@ class SelectRun(Run):
         task.load_state_dict({**task.state_dict(), **states})
         self.model = task
         self.config.model.init_args.members = members
-        self.trainer.strategy.connect(task)
-        self.trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
 
 
 def _result(folder: Path, name: str, number: int) -> dict[str, Any]:
