@@ -232,9 +232,8 @@ def main() -> None:
         kinds["DocumentPrediction"] = documents
         try:  # before listening, as a worker could not say it
             kind = read_checkpoint(given.checkpoint[0]).get("pyg_dynbatch_task", "unknown")
-            make = partial(
-                kinds[checked_choice("no model to serve", kind, kinds)], given.checkpoint
-            )
+            found = checked_choice("no model to serve", kind, kinds)
+            make = partial(kinds[found], given.checkpoint)
             make("cpu")
         except (OSError, ValueError) as error:
             raise SystemExit(f"{given.checkpoint[0]}: {one_line(error)}") from None

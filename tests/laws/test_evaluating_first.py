@@ -91,7 +91,8 @@ def test_a_new_task_is_evaluated_as_training_starts(
         wanted = pytest.approx(measured(started, tmp_path, how), rel=0, abs=0, nan_ok=True)
         assert measured(first := new(), tmp_path, how) == wanted
         torch.testing.assert_close(first[0].state_dict(), started[0].state_dict(), rtol=0, atol=0)
-    trained(first, tmp_path, epochs=1)
+    measured(first, tmp_path)
+    trained(first, tmp_path, epochs=1)  # which validates first
     alone = trained(new(), tmp_path, epochs=1)[0].state_dict()
     torch.testing.assert_close(first[0].state_dict(), alone, rtol=0, atol=0)
     # Weights that were trained or loaded, as a whole or in part, come with their own numbers.

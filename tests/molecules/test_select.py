@@ -131,12 +131,12 @@ def test_targets_are_the_columns_of_numbers(tmp_path: Path) -> None:
     assert labels.names == ("label",) and values.names == ("value", "gap")
     said = str(values)
     assert said.startswith("targets (regression): value, gap; not targets: num (increasing whole")
-    assert "name (not numbers)" in said and "same (fewer than two" in said
+    assert "name (not numbers, such as 'methanol')" in said and "same (fewer than two" in said
     assert "label (labels)" in said
     assert find_targets(path, None, (), ["label"]).kind == "binary"
     assert find_targets(path, None, (), ["label", "gap"]).kind == "regression"
     path.write_text("smiles,name\nCO,methanol\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"cannot be found[\s\S]*name \(not numbers\)"):
+    with pytest.raises(ValueError, match=r"cannot be found[\s\S]*name \(not numbers, such"):
         find_targets(path, None, ())
 
 
@@ -205,6 +205,7 @@ def test_what_cannot_be_selected_is_refused(folder: Path, capsys) -> None:
     for words, said in (
         (["--model.init_args.coverage", "0.9"], "an option cannot be used"),
         (["--folds", "1"], "expected at least 2"),
+        (["--folds", "25"], "too many folds"),
         (["--trainer.devices", "2"], "one device"),
         (["--trainer.precision", "64-true"], "one of 32-true"),
         (["--data.init_args.split.fractions", "[0.75, 0.25, 0.0]"], "the test split is empty"),

@@ -432,6 +432,9 @@ def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> l
         folds: Number of folds.
         seed: Seed of the order.
 
+    Raises:
+        ValueError: If there are more folds than groups.
+
     Example:
         >>> split = Split(np.arange(6), np.arange(6, 8), np.array([8]), num_examples=9)
         >>> [each.sizes for each in inner_folds(split, ["C"] * 9, folds=2, seed=0)]
@@ -446,6 +449,9 @@ def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> l
     parts: list[list[int]] = [[] for _ in range(folds)]
     for number in np.random.default_rng(seed).permutation(len(listed)):
         min(parts, key=len).extend(listed[number])
+    if not all(parts):
+        what = "inner_folds: there are too many folds"
+        raise mismatch(ValueError, what, f"at most {len(listed)}, the groups", folds)
     found = []
     for fold, val in enumerate(parts):
         train = [i for other in (*parts[:fold], *parts[fold + 1 :]) for i in other]

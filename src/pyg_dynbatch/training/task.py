@@ -153,8 +153,9 @@ class RatioMetric(Metric):
 
     def update(self, total: Float[Tensor, ""] | Int[Tensor, ""], count: Int[Tensor, ""]) -> None:
         """Add a batch."""
-        self.total += total.detach()
-        self.count += count
+        # Not in place: validation may have made the states in inference mode.
+        self.total = self.total + total.detach()
+        self.count = self.count + count
 
     def compute(self) -> Float[Tensor, ""]:
         """Divide the sum by the count."""

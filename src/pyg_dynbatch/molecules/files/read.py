@@ -432,7 +432,7 @@ def summary_of(first: BadMolecule, bad: int, total: int) -> str:
     )
 
 
-_SHOWN_TARGETS = 5
+_SHOWN_TARGETS = 12
 
 
 class FoundTargets(NamedTuple):
@@ -452,13 +452,13 @@ class _Column:
     """What the cells of a column have in common."""
 
     def __init__(self) -> None:
-        self.numbers, self.labels, self.increasing = True, True, True
+        self.bad, self.labels, self.increasing = "", True, True
         self.first: set[float] = set()  # at most two
         self.last = -float("inf")
 
     def add(self, text: str) -> None:
         if (value := _number(text)) is None:
-            self.numbers = False
+            self.bad = self.bad or text
             return
         self.labels &= value in (0, 1)
         self.increasing &= value > self.last and value.is_integer()
@@ -469,8 +469,8 @@ class _Column:
     @property
     def reason(self) -> str:
         """Why this is no target; empty if it is one."""
-        if not self.numbers:
-            return "not numbers"
+        if self.bad:
+            return f"not numbers, such as {self.bad[:_SHOWN]!r}"
         if len(self.first) < 2:
             return "fewer than two different values"
         return "increasing whole numbers, as of records" if self.increasing else ""
