@@ -154,8 +154,8 @@ class RatioMetric(Metric):
     def update(self, total: Float[Tensor, ""] | Int[Tensor, ""], count: Int[Tensor, ""]) -> None:
         """Add a batch."""
         # Not in place: validation may have made the states in inference mode.
-        self.total = self.total + total.detach()
-        self.count = self.count + count
+        self.total = (self.total + total.detach()).to(self.total.dtype)
+        self.count = (self.count + count).to(self.count.dtype)
 
     def compute(self) -> Float[Tensor, ""]:
         """Divide the sum by the count."""
