@@ -37,7 +37,7 @@ def test_runs_over_seeds_beside_baselines(folder: Path, capsys) -> None:
         (r["model"], r["task"], r["metric"]): r
         for r in rows_of("runs/small/version_0/repeated.csv")
     }
-    assert {key[0] for key in rows} == {"network", "forest", "linear"}
+    assert {key[0] for key in rows} == {"network", "forest", "boosting", "linear"}
     assert {key[1] for key in rows} == {"first", "second", "mean"}
     splits = [Path(f"runs/small/version_{number}/split.json").read_text() for number in (0, 3)]
     assert splits[0] != splits[1]

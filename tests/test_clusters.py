@@ -116,9 +116,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def molecule_file(path: Path, bad: slice) -> Path:
+def molecule_file(path: Path, bad: slice, rows: int = 1_200) -> Path:
     """Write molecules of 5 to about 40 atoms, of which some are bad."""
-    texts = ["CCO" * (row % 11) + "C" + SMILES[row % 32] for row in range(1_200)]
+    texts = ["CCO" * (row % 11) + "C" + SMILES[row % 32] for row in range(rows)]
     texts[bad] = ["C1CC"] * len(texts[bad])
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     return path
@@ -172,11 +172,12 @@ def test_featurizing_gives_the_files_of_one_process(client, smiles, tmp_path):
 def test_predicting_gives_the_files_of_one_process(client, smiles, one_thread, monkeypatch):
     # The workers have another working folder, in which these paths do not exist.
     monkeypatch.chdir(smiles.parent)
+    molecule_file(smiles, slice(7, None, 100), rows=9_000)  # a shard notes its rows twice
     checkpoint = trained(Path("trained"))
     options = {"fingerprints": "prints.npy", "block_size": 128}
     killer = shard_killer(Path("many", "shard-0001-of-0003"), "predictions.csv.part.json")
     path = predict(smiles.name, "many", [checkpoint], shards=3, client=client, **options)
-    assert len(path.read_text(encoding="utf-8").splitlines()) == 1_201
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 9_001
     assert killer.killed() == {}
     predict(smiles, "one", [checkpoint], **options)  # errors.csv has absolute paths
     assert files_of(Path("many")) == files_of(Path("one"))
