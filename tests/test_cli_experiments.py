@@ -39,9 +39,9 @@ def test_runs_over_seeds_beside_baselines(folder: Path, capsys) -> None:
     }
     assert {key[0] for key in rows} == {"network", "forest", "boosting", "linear"}
     assert {key[1] for key in rows} == {"first", "second", "mean"}
-    splits = [Path(f"runs/small/version_{number}/split.json").read_text() for number in (0, 3)]
+    splits = [Path(f"runs/small/version_{number}/split.json").read_text() for number in (0, 4)]
     assert splits[0] != splits[1]
-    for number, version in ((1, 0), (2, 3)):
+    for number, version in ((1, 0), (2, 4)):
         (table,) = [
             r
             for r in rows_of(f"runs/small/version_{version}/task_metrics.csv")
@@ -60,7 +60,7 @@ def test_runs_over_seeds_beside_baselines(folder: Path, capsys) -> None:
     more = ["repeat", "--config", "small.yaml", "--output", table, "--times"]
     assert run(*more, "2", "--baselines") == 0
     assert capsys.readouterr().out.count("done before") == 2
-    assert len(list(Path("runs/small").iterdir())) == 6
+    assert len(list(Path("runs/small").iterdir())) == 8
     assert "the table was made with other settings" in complaint(capsys, *more, "2")
 
 
