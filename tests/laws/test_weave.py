@@ -1,6 +1,7 @@
 """Laws of weave: equal to the equations, whatever the numbers of the atoms and the batch."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,19 @@ from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
 from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveRecorder
+from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 from tests.laws.changes import CHANGES, OVERRIDES
-from tests.nn.plain_weave import Molecules, close, gradients, molecules, plain_weave, shaken
+from tests.nn.plain_weave import (
+    Molecules,
+    close,
+    gradients,
+    molecules,
+    plain_directed,
+    plain_weave,
+    shaken,
+)
 from tests.nn.recursion import refused
 from tests.strategies import few
 
@@ -87,6 +97,22 @@ def test_module_with_pair_rows_is_the_equations(
     close(gradients([new_x, new_pair[number]], wanted), gradients([want_x, want_pair], wanted))
 
 
+@few(40)
+@given(mols=molecules(7, 3), steps=st.integers(1, 4), coded=st.booleans())
+def test_directed_messages_are_the_equations(mols: Molecules, steps: int, coded: bool) -> None:
+    stack: Any = shaken(DirectedStack(3, 2, 4, steps))
+    pairs, (x, rows), ordered = pairs_of(mols), inputs_of(mols), mols.ordered()
+    number = [c for _, _, c in ordered]
+    if not coded:
+        rows = torch.randn(pairs.num_pairs, 2, dtype=torch.double, requires_grad=True)
+        number = numbers_of(pairs, ordered)
+    wanted = [x, rows, *stack.parameters()]
+    expected = plain_directed(stack, x, rows[number], ordered)
+    found = stack(x, rows, pairs, coded=coded)
+    close(found, expected)
+    close(gradients([found], wanted), gradients([expected], wanted))
+
+
 @few(20)
 @given(mols=molecules(5, 3), norm=NO_BATCH_NORM)
 def test_program_is_the_fused_layer(mols: Molecules, norm: str | None) -> None:
@@ -116,8 +142,14 @@ def test_the_block_size_changes_nothing(mols: Molecules, block: int, norm: str |
 
 
 @few(20)
-@given(mols=molecules(5, 4), num_descriptors=st.sampled_from((0, 3)))
-def test_network_on_a_batch_is_the_network_on_each(mols: Molecules, num_descriptors: int) -> None:
+@given(
+    mols=molecules(5, 4),
+    num_descriptors=st.sampled_from((0, 3)),
+    messages=st.sampled_from(("weave", "directed")),
+)
+def test_network_on_a_batch_is_the_network_on_each(
+    mols: Molecules, num_descriptors: int, messages: Any
+) -> None:
     """Compare values, and gradients of all weights and atoms."""
     if not mols.sizes:
         return
@@ -125,9 +157,8 @@ def test_network_on_a_batch_is_the_network_on_each(mols: Molecules, num_descript
         Data(x=rows, pair_code=code, num_nodes=len(rows), descriptor=row)
         for rows, code, row in zip(*parts_of(mols, num_descriptors), strict=True)
     ]
-    net = WeaveNet(
-        3, 2, torch.randn(5, 2), hidden=4, atom_out=5, head=[6], num_descriptors=num_descriptors
-    )
+    options: Any = {"num_descriptors": num_descriptors, "messages": messages}
+    net = WeaveNet(3, 2, torch.randn(5, 2), hidden=4, atom_out=5, head=[6], **options)
     shaken(net).eval()
     if net.descriptors is not None:
         net.descriptors.fit(torch.cat([one.descriptor for one in data]))
@@ -155,9 +186,10 @@ def parts_of(mols: Molecules, width: int) -> tuple[tuple[Tensor, ...], ...]:
     return x.split(mols.sizes), code.split([n * (n + 1) // 2 for n in mols.sizes]), rows.split(1)
 
 
-def test_the_same_input_twice_is_the_same_to_the_bit() -> None:
+@pytest.mark.parametrize("make", [partial(WeaveStack, norm="batch"), DirectedStack])
+def test_the_same_input_twice_is_the_same_to_the_bit(make: Any) -> None:
     mols = Molecules([9, 1, 12], [n % 5 for n in range(45 + 1 + 78)])
-    stack, pairs = WeaveStack(3, 2, 16, norm="batch"), pairs_of(mols)
+    stack, pairs = make(3, 2, 16), pairs_of(mols)
     x, table = torch.randn(22, 3), torch.randn(5, 2)
     runs = []
     for _ in range(2):

@@ -44,10 +44,13 @@ def test_every_readout_learns_from_every_batch(readout: str | list[str], norm: s
     assert net.encode(batch).shape == (9, 6)
 
 
+@pytest.mark.parametrize("options", ({"norm": "batch"}, {"messages": "directed"}))
 @pytest.mark.parametrize("sizes", ((1,), (0,), (0, 0), (1, 1)))
 @pytest.mark.parametrize("training", (True, False))
-def test_molecules_without_proper_pairs(sizes: tuple[int, ...], training: bool) -> None:
-    found = small(norm="batch").train(training)(batch_of(*sizes))
+def test_molecules_without_proper_pairs(
+    sizes: tuple[int, ...], training: bool, options: dict[str, str]
+) -> None:
+    found = small(**options).train(training)(batch_of(*sizes))
     assert found.shape == (len(sizes), 2)
     assert torch.isfinite(found).all()
 

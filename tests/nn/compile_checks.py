@@ -20,6 +20,7 @@ from pyg_dynbatch.nn import (
     NaryTreeLSTMCell,
     TreeGRUCell,
     TreeRNNCell,
+    DirectedStack,
     WeaveConv,
     WeaveStack,
 )
@@ -123,6 +124,8 @@ def check_weave_stack() -> None:
     for norm in NORMS:
         stack, pairs, x, table = WeaveStack(3, 2, 8, 2, norm=norm), coded(), rows(6, 3), rows(4, 2)
         compare(stack, stack, x, table, pairs, leaves=(x, table))
+    directed, pairs, x, table = DirectedStack(3, 2, 8), coded(), rows(6, 3), rows(4, 2)
+    compare(directed, directed, x, table, pairs, leaves=(x, table))
 
 
 def check_heads() -> None:

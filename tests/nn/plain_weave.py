@@ -99,6 +99,32 @@ def plain_weave(
     return new_x, new_pair
 
 
+def plain_directed(
+    stack: torch.nn.Module, x: Tensor, pair: Tensor, ordered: list[tuple[int, int, int]]
+) -> Tensor:
+    """Messages along every ordered pair of two atoms; ``pair`` has a row for every ordered pair."""
+    weight = dict(stack.named_parameters())
+    zero = x.new_zeros(weight["lin_message.weight"].size(0))
+    start, sent = {}, {}
+    for (i, j, _), row in zip(ordered, pair, strict=True):
+        if i != j:
+            of_atom = weight["lin_atom.weight"] @ x[i] + weight["lin_atom.bias"]
+            start[i, j] = of_atom + weight["lin_pair.weight"] @ row
+            sent[i, j] = start[i, j].clamp(min=0)
+
+    def arrived(at: int, without: int | None = None) -> Tensor:
+        return sum((m for (k, i), m in sent.items() if i == at and k != without), zero)
+
+    for _ in range(stack.num_modules):
+        sent = {
+            (i, j): (own + weight["lin_message.weight"] @ arrived(i, j)).clamp(min=0)
+            for (i, j), own in start.items()
+        }
+    both = [torch.cat([row, arrived(atom)]) for atom, row in enumerate(x)]
+    rows = torch.stack(both) if both else x.new_zeros(0, weight["lin_out.weight"].size(1))
+    return (rows @ weight["lin_out.weight"].t() + weight["lin_out.bias"]).clamp(min=0)
+
+
 def close(a: object, b: object) -> None:
     torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 

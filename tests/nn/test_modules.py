@@ -10,7 +10,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
-from pyg_dynbatch.nn import DAGNN, Pairs, TopologicalConv, WeaveStack
+from pyg_dynbatch.nn import DAGNN, DirectedStack, Pairs, TopologicalConv, WeaveStack
 from tests.nn.recursion import IN, SMALL, make
 from tests.strategies import balanced
 
@@ -49,6 +49,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Run]] = {
     "DAGNN": (lambda: drawn(DAGNN(IN, 4)), over_nodes),
     "weave": (lambda: drawn(WeaveStack(IN, 2, 8)), over_pairs),
     "weave, batch": (lambda: drawn(WeaveStack(IN, 2, 8, norm="batch")), over_pairs),
+    "weave, directed": (lambda: drawn(DirectedStack(IN, 2, 8)), over_pairs),
     "weave, layer": (lambda: drawn(WeaveStack(IN, 2, 8, norm="layer")), over_pairs),
 }
 every_layer = pytest.mark.parametrize("kind", LAYERS)

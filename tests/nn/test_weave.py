@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pyg_dynbatch.core.native import NATIVE_SWITCH
 from pyg_dynbatch.nn import pairs as pair_sums
+from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
@@ -26,6 +27,7 @@ def rows(*shape: int) -> Tensor:
 
 
 LINEAR = {"pair_sum": (10, 3), "neighbor_sum": (6, 3), "order_gather": (6, 4), "code_rows": (4, 3)}
+LINEAR |= {"order_rows": (6, 3), "order_sum": (2, 10, 3)}
 
 
 @pytest.mark.parametrize("name", [*LINEAR, "order_relu"])
@@ -168,6 +170,18 @@ def test_last_module_has_no_weights_for_pairs() -> None:
     assert conv(torch.randn(6, 3), torch.randn(10, 2), some_pairs())[1] is None
 
 
+def test_dropped_messages() -> None:
+    """A row of dropped messages is that of an atom without neighbors."""
+    stack, pairs = DirectedStack(3, 2, 8, dropout=1.0), some_pairs()
+    x, table = torch.randn(6, 3), torch.randn(4, 2)
+    alone = Pairs.from_codes(torch.empty(0, dtype=torch.int64), [0] * 4, num_codes=4)
+    assert torch.equal(stack(x, table, pairs), stack(x, table, pairs))
+    close = torch.testing.assert_close
+    close(stack(x, table, pairs), stack.lin_out(torch.cat([x, torch.zeros(6, 8)], 1)).relu())
+    assert not torch.allclose(stack.eval()(x, table, pairs), stack.train()(x, table, pairs))
+    assert stack(x[:0], table, alone).shape == (0, 8)
+
+
 def test_dropout_drops_only_while_training() -> None:
     conv, pairs = WeaveConv(3, 2, 400, None, dropout=0.5), some_pairs()
     x, pair = torch.randn(6, 3), torch.randn(10, 2)
@@ -245,6 +259,11 @@ CONV, PAIRS = WeaveConv(3, 2), some_pairs()
         (lambda: WeaveConv(3, 2, hidden={"xx": 3}), "invalid width.*got: *xx=3"),
         (lambda: WeaveConv(3, 2, 0), "got: *atom_out=0"),
         (lambda: WeaveStack(3, 2, num_modules=0), "num_modules is too small.*got: *0"),
+        (lambda: DirectedStack(3, 2, num_modules=0), "num_modules is too small.*got: *0"),
+        (
+            lambda: DirectedStack(3, 2)(torch.zeros(6, 3), torch.zeros(5, 2), PAIRS),
+            r"rows and pairs do not fit.*\[6, 4\].*\[6, 5\]",
+        ),
         (
             lambda: CONV(torch.zeros(5, 3), torch.zeros(10, 2), PAIRS),
             r"x has the wrong shape.*\[6, 3\].*\[5, 3\]",

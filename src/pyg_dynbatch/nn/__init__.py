@@ -7,6 +7,7 @@ from pyg_dynbatch.nn.cell import (
     ChildSumTreeLSTMCell, NaryTreeLSTMCell, RecursiveCell, TreeGRUCell, TreeRNNCell,
 )
 from pyg_dynbatch.nn.dagnn import DAGNN, DAGNNCell
+from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs, pair_sum
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
 from pyg_dynbatch.nn.recursive import (
@@ -17,7 +18,7 @@ from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 __all__ = [
     "DAGNN", "ChildSumTreeLSTM", "ChildSumTreeLSTMCell", "CountedBatchNorm", "DAGNNCell",
-    "GaussianHistogramAggregation", "Linear", "NaryTreeLSTM", "NaryTreeLSTMCell", "Pairs",
+    "DirectedStack", "GaussianHistogramAggregation", "Linear", "NaryTreeLSTM", "NaryTreeLSTMCell", "Pairs",
     "RecursiveCell", "RecursiveLayer", "StandardizedInputs", "TopologicalConv", "TreeGRU",
     "TreeGRUCell", "TreeRNN", "TreeRNNCell", "WeaveConv", "WeaveStack", "linear", "pair_sum",
 ]

@@ -594,6 +594,24 @@ def order_gather(
     return _linear(parts, pairs, _gather_orders, _sum_orders)
 
 
+def _begin_rows(rows: Tensor, pairs: Pairs) -> Tensor:
+    return rows.index_select(0, pairs.begins).view(2, -1, rows.size(1))
+
+
+def _sum_begins(rows: Tensor, pairs: Pairs) -> Tensor:
+    return _add_up(rows.flatten(0, 1), *pairs.orders)
+
+
+def order_rows(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "two pair width"]:
+    """Look up the first atom of both orders of each pair."""
+    return _linear(rows, pairs, _begin_rows, _sum_begins)
+
+
+def order_sum(rows: Float[Tensor, "two pair width"], pairs: Pairs) -> Float[Tensor, "atom width"]:
+    """Sum, for each atom, the rows of the ordered pairs that begin with it."""
+    return _linear(in_single(rows).contiguous(), pairs, _sum_begins, _begin_rows)
+
+
 class _OrderReLU(Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, pairs: Pairs, native: bool) -> Tensor:

@@ -573,11 +573,16 @@ class WeaveStack(nn.Module):
             reset(conv)
 
     def forward(
-        self, x: Float[Tensor, "atom feature"], table: Float[Tensor, "code channel"], pairs: Pairs
+        self,
+        x: Float[Tensor, "atom feature"],
+        table: Float[Tensor, "row channel"],
+        pairs: Pairs,
+        *,
+        coded: bool = True,
     ) -> Float[Tensor, "atom out"]:
-        """Compute the atom rows after the last module."""
+        """Compute the atom rows after the last module; without codes from a row per pair."""
         convs: Any = self.convs
-        if self.pair_block is not None and pairs.num_pairs > self.pair_block:
+        if coded and self.pair_block is not None and pairs.num_pairs > self.pair_block:
             norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))
             whole = any(norm.training for norm in norms)
             whole |= not all(calls_only(conv, forward=WeaveConv.forward) for conv in convs)
@@ -586,11 +591,12 @@ class WeaveStack(nn.Module):
         pair = table
         for level, conv in enumerate(convs):
             if level + 2 == len(convs):
-                total = conv.sum_updated(convs[-1], x, pair, pairs, level == 0)
+                total = conv.sum_updated(convs[-1], x, pair, pairs, coded)
                 if total is not None:
-                    x = conv.update_atoms(x, conv.sum_pairs(pair, pairs, coded=level == 0))
+                    x = conv.update_atoms(x, conv.sum_pairs(pair, pairs, coded=coded))
                     return convs[-1].update_atoms(x, total)
-            x, pair = conv(x, pair, pairs, coded=level == 0)
+            x, pair = conv(x, pair, pairs, coded=coded)
+            coded = False
         return x
 
     def _by_blocks(self, x: Tensor, table: Tensor, pairs: Pairs, size: int) -> Tensor:

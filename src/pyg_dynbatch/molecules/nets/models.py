@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -13,21 +13,22 @@ from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from pyg_dynbatch.core.engine import Engine
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_choice, mismatch
 from pyg_dynbatch.core.operation import Operations, Ragged, Signature, calls_only
 from pyg_dynbatch.core.recording import Recording, Value
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.structure import checksum
 from pyg_dynbatch.core.types import RaggedRows, TensorType
+from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
 from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 
 class WeaveNet(nn.Module):
-    """Predict properties of molecules with weave modules on atoms and pairs of atoms.
+    """Predict properties of molecules with weave modules, or messages along directed bonds.
 
-    Weave modules, a linear layer with tanh, a normalization, a readout per molecule, and a dense
+    These, a linear layer with tanh, a normalization, a readout per molecule, and a dense
     head with ReLU between its layers.
 
     Args:
@@ -35,7 +36,7 @@ class WeaveNet(nn.Module):
         num_outputs: Width of the result: targets, or logits.
         pair_table: Features of every pair code, ``[code][feature]``; kept with the weights.
         hidden: Width of all rows within the weave modules.
-        num_modules: Number of weave modules.
+        num_modules: Number of weave modules, or of steps of messages.
         atom_out: Width of an atom row before the readout.
         readout: ``"histogram"``, ``"attention"``, or the name of any aggregation of PyG
             (``"sum"``, ``"mean"``, ``"max"``, ...); several in a list are concatenated.
@@ -46,7 +47,9 @@ class WeaveNet(nn.Module):
         sync: Whether all batch normalizations use the statistics of all ranks while training; see
             :class:`~pyg_dynbatch.nn.CountedBatchNorm`.
         residual: Whether weave modules add rows to their updates.
-        weave_dropout: Dropout probability of the atom rows between weave modules.
+        weave_dropout: Dropout probability of the atom rows between weave modules, or of messages.
+        messages: ``"weave"``, or ``"directed"`` for a :class:`~pyg_dynbatch.nn.DirectedStack`,
+            which has no ``norm``, ``residual`` and ``pair_block``; its pairs should be the bonds.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
         num_descriptors: Width of ``batch.descriptor``, which is concatenated to the readout after
             ``net.descriptors`` has standardized it (fit that first, see
@@ -64,7 +67,8 @@ class WeaveNet(nn.Module):
 
     Reference:
         Kearnes et al. (2016), arXiv:1603.00856. Differs: no batch normalization in the modules by
-        default, and tanh before the readout as in DeepChem.
+        default, and tanh before the readout as in DeepChem. Directed messages: Yang et al. (2019),
+        arXiv:1904.01561.
 
     Example:
         >>> from torch_geometric.data import Batch, Data
@@ -91,6 +95,7 @@ class WeaveNet(nn.Module):
         sync: bool = False,
         residual: bool = False,
         weave_dropout: float = 0.0,
+        messages: Literal["weave", "directed"] = "weave",
         pair_block: int | None = None,
         num_descriptors: int = 0,
         descriptor_columns: Sequence[int] | None = None,
@@ -102,16 +107,16 @@ class WeaveNet(nn.Module):
             expected = "a table [code, feature]; 'batch', 'layer' or None"
             raise mismatch(ValueError, what, expected, f"a table {got}; {atom_norm!r}")
         self.register_buffer("pair_table", table)
-        self.weave = WeaveStack(
-            atom_channels,
-            table.size(1),
-            hidden,
-            num_modules,
-            pair_block=pair_block,
-            norm=norm,
-            residual=residual,
-            dropout=weave_dropout,
-        )
+        widths = atom_channels, table.size(1), hidden, num_modules
+        options = {"pair_block": pair_block, "norm": norm, "residual": residual}
+        self.weave: nn.Module
+        if checked_choice("WeaveNet: messages", messages, ("weave", "directed")) == "weave":
+            self.weave = WeaveStack(*widths, **options, dropout=weave_dropout)
+        elif any(options.values()):
+            what, got = "WeaveNet: directed messages have no such option", f"{options}"
+            raise mismatch(ValueError, what, "norm=None, residual=False, pair_block=None", got)
+        else:
+            self.weave = DirectedStack(*widths, dropout=weave_dropout)
         norms = {None: nn.Identity, "batch": CountedBatchNorm, "layer": nn.LayerNorm}
         self.lin_atom = nn.Linear(hidden, atom_out)
         self.norm_atom = norms[atom_norm](atom_out)

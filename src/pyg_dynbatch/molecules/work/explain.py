@@ -157,9 +157,7 @@ def pair_rows(model: MoleculePropertyModel) -> Iterator[list[Tensor]]:
         x, table, pairs = given
         pair = table.detach()[pairs.code.long()].requires_grad_()
         rows.append(pair)
-        for conv in stack.convs:
-            x, pair = conv(x, pair, pairs)
-        return x
+        return stack.forward(x, pair, pairs, coded=False)
 
     network = model.weave
     hook = network.weave.register_forward_hook(run_on_rows)
