@@ -22,11 +22,11 @@ from torch import Tensor
 from benchmarks import bench
 from benchmarks.molecules import DEEPCHEM, DeepChem, deepchem, sources, usable
 from benchmarks.products import BareProducts, Product, work
+from examples.weave_with_engine import WeaveRecorder
 from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.steps import Steps
 from pyg_dynbatch.molecules.data import MoleculeCollater, MoleculeData
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
-from pyg_dynbatch.molecules.nets.models import WeaveRecorder
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
 

@@ -183,7 +183,7 @@ def _dispatch(argv: list[str]) -> int:
     if command == "ensemble":
         return run_ensemble(options)
     if command == "baseline":
-        from pyg_dynbatch.molecules.work.baseline import run_baseline
+        from pyg_dynbatch.molecules.work.select import run_baseline
 
         return run_baseline(options)
     from pyg_dynbatch.lightning import repeat, select, tune

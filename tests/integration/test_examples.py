@@ -105,6 +105,7 @@ LINES = {
     "blocks_tree_lstm": 135,
     "blocks_sentiment": 160,
     "serving": 254,
+    "weave_with_engine": 192,
 }
 ELSEWHERE = ["serving"]  # tested by test_serving.py
 

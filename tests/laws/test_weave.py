@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch_geometric.data import Batch, Data
 
-from pyg_dynbatch.molecules.nets.models import WeaveNet, WeaveRecorder
+from examples.weave_with_engine import WeaveRecorder
+from pyg_dynbatch.molecules.nets.models import WeaveNet
 from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.weave import WeaveConv, WeaveStack
@@ -100,7 +101,7 @@ def test_module_with_pair_rows_is_the_equations(
 @few(40)
 @given(mols=molecules(7, 3), steps=st.integers(1, 4), coded=st.booleans())
 def test_directed_messages_are_the_equations(mols: Molecules, steps: int, coded: bool) -> None:
-    stack: Any = shaken(DirectedStack(3, 2, 4, steps))
+    stack: Any = shaken(DirectedStack(3, 2, 4, steps, atom_out=5))
     pairs, (x, rows), ordered = pairs_of(mols), inputs_of(mols), mols.ordered()
     number = [c for _, _, c in ordered]
     if not coded:

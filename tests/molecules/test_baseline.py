@@ -13,7 +13,7 @@ from pyg_dynbatch.data import MoleculeFeaturizer, MorganCounts, RDKitDescriptors
 from pyg_dynbatch.datasets import FeaturizeOptions
 from pyg_dynbatch.lightning import MoleculeFileData, SplitOptions
 from pyg_dynbatch.molecules.nets.tabular import METHODS, TabularModel
-from pyg_dynbatch.molecules.work.baseline import fit_tabular
+from pyg_dynbatch.molecules.work.select import fit_tabular
 from pyg_dynbatch.nn import StandardizedInputs
 from tests.console import complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import DESCRIPTORS, molecule_csv, molecule_data, property_task

@@ -13,11 +13,15 @@ from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
 from pyg_dynbatch.molecules.work.explain import pair_rows, without_atom
 from tests.molecules.molecules import molecule_data, property_task, trained
 
+KINDS = ["regression", "binary", "multiclass", "regression, directed"]
 
-@pytest.fixture(scope="module", params=["regression", "binary", "multiclass"])
+
+@pytest.fixture(scope="module", params=KINDS)
 def predictor(request, tmp_path_factory: pytest.TempPathFactory) -> MoleculePredictor:
-    folder = tmp_path_factory.mktemp(request.param)
-    return MoleculePredictor([trained(folder, request.param, seed) for seed in (1, 2)])
+    kind, _, messages = request.param.partition(", ")
+    options = {"messages": messages} if messages else {}
+    folder = tmp_path_factory.mktemp(kind)
+    return MoleculePredictor([trained(folder, kind, seed, **options) for seed in (1, 2)])
 
 
 def explained_value(predictor: MoleculePredictor, molecule: MoleculeData, column: int) -> float:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -74,20 +75,22 @@ def test_pairs_of_the_collater_come_first() -> None:
     torch.testing.assert_close(net(batch_of(3).get_example(0)), net(batch_of(3)))
 
 
-def test_result_does_not_depend_on_company() -> None:
-    net, batch = small(norm="batch", pair_block=4).eval(), batch_of(3, 0, 6, 1)
+@pytest.mark.parametrize("options", ({"norm": "batch", "pair_block": 4}, {"messages": "directed"}))
+def test_result_does_not_depend_on_company(options: dict[str, object]) -> None:
+    net, batch = small(**options).eval(), batch_of(3, 0, 6, 1)
     alone = [net(Batch.from_data_list([batch.get_example(n)])) for n in range(4)]
     torch.testing.assert_close(net(batch), torch.cat(alone))
 
 
-def test_network_learns_to_count_bonds() -> None:
+@pytest.mark.parametrize("messages", ("weave", "directed"))
+def test_network_learns_to_count_bonds(messages: str) -> None:
     """Fails for a network whose weave weights stay where they started."""
     batch = batch_of(*range(1, 9))
     pairs = Pairs.from_codes(batch.pair_code, batch.ptr.diff(), num_codes=3)
     bonds = pairs.code_count[:, 1].float()
     y = torch.zeros(8).index_add(0, batch.batch, bonds)
     y = (y - y.mean()) / y.std()
-    net = small(readout="sum", atom_norm=None)
+    net = small(readout="sum", atom_norm=None, messages=messages)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     before = copy.deepcopy(net.state_dict())
     for _ in range(60):
@@ -100,13 +103,14 @@ def test_network_learns_to_count_bonds() -> None:
     assert unmoved == []
 
 
-def test_network_is_saved_copied_and_moved() -> None:
-    net, batch = small(norm="batch"), batch_of(4, 3)
+@pytest.mark.parametrize("options", ({"norm": "batch"}, {"messages": "directed"}))
+def test_network_is_saved_copied_and_moved(options: dict[str, Any]) -> None:
+    net, batch = small(**options), batch_of(4, 3)
     net(batch)
     net.eval()
     expected = net(batch)
     twins = [copy.deepcopy(net), pickle.loads(pickle.dumps(net))]
-    twins.append(WeaveNet(4, 2, torch.zeros(3, 2), hidden=8, atom_out=6, head=(10,), norm="batch"))
+    twins.append(WeaveNet(4, 2, torch.zeros(3, 2), hidden=8, atom_out=6, head=(10,), **options))
     twins[-1].load_state_dict(net.state_dict())
     twins[-1].eval()
     for twin in twins:
@@ -119,6 +123,14 @@ def test_network_is_saved_copied_and_moved() -> None:
     assert {p.device.type for p in net.to("meta").state_dict().values()} == {"meta"}
     twins[0].reset_parameters()
     assert not torch.equal(twins[0](batch), expected)
+
+
+def test_directed_messages_refuse_options_of_weave() -> None:
+    words = "directed messages have no pair_block, norm.*got.*'batch'"
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        small(messages="directed", norm="batch", pair_block=5)
+    with pytest.raises(ValueError, match="(?s)unknown messages.*'weave' or 'directed'"):
+        small(messages="both")
 
 
 def test_head_may_be_of_any_depth() -> None:

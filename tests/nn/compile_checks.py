@@ -16,11 +16,11 @@ from pyg_dynbatch.core.levels import schedule_structure
 from pyg_dynbatch.models import WeaveNet
 from pyg_dynbatch.nn import (
     ChildSumTreeLSTMCell,
+    DirectedStack,
     GaussianHistogramAggregation,
     NaryTreeLSTMCell,
     TreeGRUCell,
     TreeRNNCell,
-    DirectedStack,
     WeaveConv,
     WeaveStack,
 )

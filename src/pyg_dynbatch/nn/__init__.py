@@ -18,7 +18,8 @@ from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
 
 __all__ = [
     "DAGNN", "ChildSumTreeLSTM", "ChildSumTreeLSTMCell", "CountedBatchNorm", "DAGNNCell",
-    "DirectedStack", "GaussianHistogramAggregation", "Linear", "NaryTreeLSTM", "NaryTreeLSTMCell", "Pairs",
-    "RecursiveCell", "RecursiveLayer", "StandardizedInputs", "TopologicalConv", "TreeGRU",
-    "TreeGRUCell", "TreeRNN", "TreeRNNCell", "WeaveConv", "WeaveStack", "linear", "pair_sum",
+    "DirectedStack", "GaussianHistogramAggregation", "Linear", "NaryTreeLSTM",
+    "NaryTreeLSTMCell", "Pairs", "RecursiveCell", "RecursiveLayer", "StandardizedInputs",
+    "TopologicalConv", "TreeGRU", "TreeGRUCell", "TreeRNN", "TreeRNNCell", "WeaveConv",
+    "WeaveStack", "linear", "pair_sum",
 ]

@@ -24,13 +24,14 @@ class DirectedStack(nn.Module):
     Args:
         atom_in: Width of an atom row.
         pair_in: Width of a pair row.
-        channels: Width of all other rows.
+        channels: Width of a message.
         num_modules: Number of steps T, at least 1.
+        atom_out: Width of an updated atom row; ``channels`` by default.
         dropout: Probability of dropping an entry of a message while training.
 
     Shape:
         - x: ``[atom, atom_in]``, table: ``[code, pair_in]``
-        - returns: ``[atom, channels]``
+        - returns: ``[atom, atom_out]``
 
     Raises:
         ValueError: If there is no step, or the rows do not fit the pairs.
@@ -53,6 +54,7 @@ class DirectedStack(nn.Module):
         channels: int = 50,
         num_modules: int = 2,
         *,
+        atom_out: int | None = None,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ class DirectedStack(nn.Module):
         self.lin_atom = nn.Linear(atom_in, channels)
         self.lin_pair = nn.Linear(pair_in, channels, bias=False)
         self.lin_message = nn.Linear(channels, channels, bias=False)
-        self.lin_out = nn.Linear(atom_in + channels, channels)
+        self.lin_out = nn.Linear(atom_in + channels, atom_out or channels)
         self.drop = nn.Dropout(dropout)
 
     def reset_parameters(self) -> None:

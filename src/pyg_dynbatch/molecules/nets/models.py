@@ -1,9 +1,8 @@
-"""The weave network, and weave modules recorded for the engine."""
+"""Networks that predict properties of molecules from rows of atoms and of their pairs."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,24 +11,19 @@ from torch_geometric.nn.aggr import Aggregation, AttentionalAggregation
 from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
-from pyg_dynbatch.core.engine import Engine
 from pyg_dynbatch.core.errors import checked_choice, mismatch
-from pyg_dynbatch.core.operation import Operations, Ragged, Signature, calls_only
-from pyg_dynbatch.core.recording import Recording, Value
-from pyg_dynbatch.core.scheduling import schedule_recordings
 from pyg_dynbatch.core.structure import checksum
-from pyg_dynbatch.core.types import RaggedRows, TensorType
 from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs
 from pyg_dynbatch.nn.readout import GaussianHistogramAggregation, StandardizedInputs
-from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveConv, WeaveStack
+from pyg_dynbatch.nn.weave import CountedBatchNorm, WeaveStack
 
 
 class WeaveNet(nn.Module):
     """Predict properties of molecules with weave modules, or messages along directed bonds.
 
-    These, a linear layer with tanh, a normalization, a readout per molecule, and a dense
-    head with ReLU between its layers.
+    Weave modules and a linear layer with tanh, or a :class:`~pyg_dynbatch.nn.DirectedStack`; then a
+    normalization, a readout per molecule, and a dense head with ReLU between its layers.
 
     Args:
         atom_channels: Width of ``batch.x``.
@@ -48,8 +42,8 @@ class WeaveNet(nn.Module):
             :class:`~pyg_dynbatch.nn.CountedBatchNorm`.
         residual: Whether weave modules add rows to their updates.
         weave_dropout: Dropout probability of the atom rows between weave modules, or of messages.
-        messages: ``"weave"``, or ``"directed"`` for a :class:`~pyg_dynbatch.nn.DirectedStack`,
-            which has no ``norm``, ``residual`` and ``pair_block``; its pairs should be the bonds.
+        messages: ``"weave"``, or ``"directed"`` along the pairs, which should be the bonds; without
+            ``norm``, ``residual`` and ``pair_block``.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
         num_descriptors: Width of ``batch.descriptor``, which is concatenated to the readout after
             ``net.descriptors`` has standardized it (fit that first, see
@@ -95,7 +89,7 @@ class WeaveNet(nn.Module):
         sync: bool = False,
         residual: bool = False,
         weave_dropout: float = 0.0,
-        messages: Literal["weave", "directed"] = "weave",
+        messages: str = "weave",
         pair_block: int | None = None,
         num_descriptors: int = 0,
         descriptor_columns: Sequence[int] | None = None,
@@ -107,18 +101,21 @@ class WeaveNet(nn.Module):
             expected = "a table [code, feature]; 'batch', 'layer' or None"
             raise mismatch(ValueError, what, expected, f"a table {got}; {atom_norm!r}")
         self.register_buffer("pair_table", table)
-        widths = atom_channels, table.size(1), hidden, num_modules
-        options = {"pair_block": pair_block, "norm": norm, "residual": residual}
+        given = atom_channels, table.size(1), hidden, num_modules
+        options: Any = {"pair_block": pair_block, "norm": norm, "residual": residual}
         self.weave: nn.Module
-        if checked_choice("WeaveNet: messages", messages, ("weave", "directed")) == "weave":
-            self.weave = WeaveStack(*widths, **options, dropout=weave_dropout)
-        elif any(options.values()):
-            what, got = "WeaveNet: directed messages have no such option", f"{options}"
-            raise mismatch(ValueError, what, "norm=None, residual=False, pair_block=None", got)
+        self.lin_atom: nn.Module
+        chosen = [name for name, each in options.items() if each not in (None, False)]
+        if checked_choice("WeaveNet: unknown messages", messages, ("weave", "directed")) == "weave":
+            self.weave = WeaveStack(*given, **options, dropout=weave_dropout)
+            self.lin_atom = nn.Linear(hidden, atom_out)
+        elif chosen:
+            what = f"WeaveNet: directed messages have no {', '.join(chosen)}"
+            raise mismatch(ValueError, what, "messages='weave', or the default", options)
         else:
-            self.weave = DirectedStack(*widths, dropout=weave_dropout)
+            self.weave = DirectedStack(*given, atom_out=atom_out, dropout=weave_dropout)
+            self.lin_atom = nn.Identity()
         norms = {None: nn.Identity, "batch": CountedBatchNorm, "layer": nn.LayerNorm}
-        self.lin_atom = nn.Linear(hidden, atom_out)
         self.norm_atom = norms[atom_norm](atom_out)
         names = [readout] if isinstance(readout, str) else list(readout)
         self.readouts = nn.ModuleList(_readout(name, atom_out) for name in names)
@@ -156,7 +153,9 @@ class WeaveNet(nn.Module):
     def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
         """Compute the atom rows that the readout sees, in the order of ``batch.x``."""
         x = self.weave(batch.x, self.get_buffer("pair_table"), self.pairs_of(batch))
-        return self.norm_atom(torch.tanh(self.lin_atom(x)))
+        if isinstance(self.weave, WeaveStack):
+            x = torch.tanh(self.lin_atom(x))
+        return self.norm_atom(x)
 
     def fingerprint(self, batch: Any) -> Float[Tensor, "molecule channel"]:
         """Compute the readout of every molecule."""
@@ -201,152 +200,3 @@ def _readout(name: str, channels: int) -> Aggregation:
         what = f"WeaveNet: the readout {name!r} cannot be used"
         expected = "'histogram', 'attention', or an aggregation without arguments, such as 'sum'"
         raise mismatch(ValueError, what, expected, str(error).splitlines()[0]) from error
-
-
-# What is recorded in place of.
-_WEAVE_METHODS = ("forward", "split", "sum_pairs", "update_pairs", "update_atoms")
-
-
-class WeaveRecorder(nn.Module):
-    """Run the modules of a :class:`WeaveStack` by dynamic batching, with the same weights.
-
-    A molecule is a recording of calls of six functions, written as in the equations. The results
-    equal those of the stack, so a new variant can be tried here before a fast layer is written.
-
-    Args:
-        stack: The modules; its parameters are shared.
-        table: Features of every pair code.
-
-    Shape:
-        - x: ``[atom, atom_in]`` of all molecules, one after another
-        - returns: ``[atom, channels]``
-
-    Raises:
-        ValueError: If the modules have batch normalization, which depends on other calls, or
-            hooks, or override methods.
-
-    Reference:
-        Looks et al. (2017), arXiv:1702.02181, equations 4-5.
-
-    Example:
-        >>> stack, table = WeaveStack(3, 2, channels=8), torch.eye(2)
-        >>> weave = WeaveRecorder(stack, table)
-        >>> water = weave.recording(3, [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
-        >>> weave(torch.randn(6, 3), [water, water]).shape
-        torch.Size([6, 8])
-    """
-
-    def __init__(self, stack: WeaveStack, table: Float[Tensor, "code channel"]) -> None:
-        super().__init__()
-        convs: list[WeaveConv] = list(stack.convs)  # type: ignore[arg-type]
-        if any(conv.norm == "batch" for conv in convs):
-            what = "WeaveRecorder: batch normalization depends on other calls"
-            raise mismatch(ValueError, what, "norm=None or norm='layer'", "norm='batch'")
-        operations = Operations()
-        self.code = TensorType((), torch.long, "code")
-        self.atom = TensorType((convs[0].atom_in,), tag="atom")
-        pair = TensorType((table.size(1),), tag="pair")
-        lookup = nn.Embedding.from_pretrained(table)
-        self.lookup = operations.add(lookup, [self.code], [pair], name="lookup")
-        self.levels = [_WeaveModule(operations, conv, level) for level, conv in enumerate(convs)]
-        self.engine = Engine(operations)
-
-    def recording(self, num_atoms: int, code: Sequence[Sequence[int | None]]) -> Recording:
-        """Record one molecule; the inputs are its atoms, the outputs the updated atoms.
-
-        Args:
-            num_atoms: Number of atoms.
-            code: Code of every ordered pair, ``code[i][j]``; ``None`` for an unused pair.
-        """
-        recording, atoms = Recording(), range(num_atoms)
-        a: list[Value] = [recording.input(self.atom, i) for i in atoms]
-        p: dict[tuple[int, int], Value] = {
-            (i, j): recording.call(self.lookup, recording.constant(self.code, code[i][j]))
-            for i in atoms
-            for j in atoms
-            if code[i][j] is not None
-        }
-        for module in self.levels:
-            a, p = module.record(recording, a, p)
-        for value in a:
-            recording.output(value)
-        return recording
-
-    def forward(
-        self, x: Float[Tensor, "atom feature"], recordings: Sequence[Recording]
-    ) -> Float[Tensor, "atom out"]:
-        """Compute the atom rows of all molecules after the last module."""
-        code = {name: getattr(WeaveConv, name) for name in _WEAVE_METHODS}
-        for module in self.levels:
-            if not calls_only(module.conv, **code):
-                what, got = "a module has hooks or overrides methods", type(module.conv).__name__
-                hint = "hooks on its linear layers and normalizations, or the stack itself"
-                raise mismatch(ValueError, f"WeaveRecorder: {what}", "neither", got, hint=hint)
-        schedule = schedule_recordings(recordings)
-        return self.engine(schedule.to(x.device), {"atom": x})["output"]
-
-
-class _WeaveModule(nn.Module):
-    """One weave module as six operations, each of one function of equations 4 and 5."""
-
-    def __init__(self, operations: Operations, conv: WeaveConv, level: int) -> None:
-        super().__init__()
-        self.conv = conv
-        atom = TensorType((conv.atom_in,), tag="" if level else "atom")
-        pair = TensorType((conv.pair_in,), tag="pair")
-
-        def add(
-            name: str, *inputs: Any, run: Callable[..., Tensor] | None = None, tag: str = ""
-        ) -> Signature:
-            linear: Any = conv.get_submodule(f"lin_{name}")
-            outputs = [TensorType((linear.out_features,), tag=tag)]
-            run = run or partial(self.activated, name)
-            return operations.add(run, inputs, outputs, name=f"{name}{level}")
-
-        aa, pa = add("aa", atom), add("pa", pair)
-        a = add("a", atom, *aa.outputs, Ragged(pa.outputs[0]), run=self.atom)
-        self.of_atoms = aa, pa, a
-        self.of_pairs = None
-        if conv.pair_out is not None:
-            ap, pp = add("ap", atom, atom), add("pp", pair)
-            inputs = pair, *ap.outputs, *ap.outputs, *pp.outputs
-            self.of_pairs = ap, pp, add("p", *inputs, run=self.pair, tag="pair")
-
-    def record(
-        self, recording: Recording, a: list[Value], p: dict[tuple[int, int], Value]
-    ) -> tuple[list[Value], dict[tuple[int, int], Value]]:
-        """Record equations 4 and 5 for one molecule."""
-        call, atoms = recording.call, range(len(a))
-        f_aa, f_pa, f_a = self.of_atoms
-        new_a = []
-        for i in atoms:
-            received = [call(f_pa, p[i, j]) for j in atoms if (i, j) in p]
-            new_a.append(call(f_a, a[i], call(f_aa, a[i]), received))
-        if self.of_pairs is None:
-            return new_a, {}
-        f_ap, f_pp, f_p = self.of_pairs
-        ap = {(i, j): call(f_ap, a[i], a[j]) for i, j in p}
-        return new_a, {
-            (i, j): call(f_p, pair, ap[i, j], ap[j, i], call(f_pp, pair))
-            for (i, j), pair in p.items()
-        }
-
-    def atom(self, x: Tensor, own: Tensor, received: RaggedRows) -> Tensor:
-        """Update the rows of atoms."""
-        return self._updated(x, self.conv.drop(self.activated("a", own, received.sum())))
-
-    def pair(self, pair: Tensor, one: Tensor, other: Tensor, own: Tensor) -> Tensor:
-        """Update the rows of pairs."""
-        return self._updated(pair, self.activated("p", one + other, own))
-
-    def activated(self, name: str, *rows: Tensor) -> Tensor:
-        """Apply the linear layer of a function, its normalization and ReLU."""
-        joined = torch.cat(rows, 1) if len(rows) > 1 else rows[0]
-        result = getattr(self.conv, f"lin_{name}")(joined)
-        if self.conv.norm is not None:
-            result = self.conv.norms[name](result)
-        return result.relu()
-
-    def _updated(self, before: Tensor, update: Tensor) -> Tensor:
-        fits = self.conv.residual and before.shape == update.shape
-        return update + before if fits else update
