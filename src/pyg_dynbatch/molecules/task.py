@@ -612,9 +612,9 @@ class Pretrained(Callback):
 
     def _load(self, task: Any) -> None:
         contents = read_checkpoint(self.checkpoint)
-        theirs = MoleculeSchema.from_dict(contents.get("hyper_parameters", {}).get("schema"))
         what, hint = "Pretrained: the encoder does not fit", "the options of the checkpoint"
-        check_same(what, _described(task.model.schema), _described(theirs), hint)
+        both = task.hparams, contents.get("hyper_parameters", {})
+        check_same(what, *map(_described, both), hint)
         own = task.state_dict()
         weights, ours = (
             {name: each for name, each in state.items() if name.startswith(_ENCODER)}
@@ -633,11 +633,13 @@ class Pretrained(Callback):
         rank_zero_info(f"new: {new}; not loaded: {unused}")
 
 
-def _described(schema: MoleculeSchema) -> dict[str, Any]:
-    """Return what the encoder sees of a molecule."""
-    spec = schema.featurizer
-    options = {**spec.get("options", {}), "max_atoms": None}
-    facts = {"atoms": spec.get("atoms"), "atom pairs": spec.get("pairs"), "options": options}
+def _described(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the encoder sees of a molecule, and its options that have no weights."""
+    schema = MoleculeSchema.from_dict(options.get("schema"))
+    spec, own = schema.featurizer, {"num_modules": 2, "residual": False, **options}
+    given = {**spec.get("options", {}), "max_atoms": None}
+    facts = {"atoms": spec.get("atoms"), "atom pairs": spec.get("pairs"), "options": given}
+    facts |= {name: own[name] for name in ("num_modules", "residual")}
     return {**facts, "pairs": schema.pairs, "self_pairs": schema.self_pairs}
 
 
