@@ -340,3 +340,12 @@ def test_classes_lie_property_after_property() -> None:
 def test_balanced_weight_of_single_classes_is_one() -> None:
     targets = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, NAN], [0.0, NAN, NAN]])
     assert balanced_positive_weight(targets).tolist() == [2.0, 1.0, 1.0]
+
+
+def test_without_a_data_module_targets_are_not_standardized(tmp_path, caplog) -> None:
+    data = molecule_data(tmp_path)
+    task, loader = property_task(data), data.make_loader(data.dataset("train"), 4)
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        molecule_trainer(tmp_path).test(task, loader, verbose=False)
+    assert "targets are not standardized, as there is no data module" in caplog.text
+    assert task.model.scale.deviation.eq(1).all()

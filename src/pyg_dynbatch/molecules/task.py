@@ -438,6 +438,8 @@ class MoleculeProperty(Task):
                 rank_zero_info(f"targets are standardized: {', '.join(parts[:_MOST_SAID])}{more}")
             if getattr(self.model.network, "descriptors", None) is not None:
                 self.fit_descriptors(data.descriptors("train"))
+        elif self.schema.kind == "regression":
+            rank_zero_info("targets are not standardized, as there is no data module")
 
     def on_train_start(self) -> None:
         """Check that statistics are not synchronized over a part of the virtual ranks only."""
