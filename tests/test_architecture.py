@@ -32,17 +32,17 @@ MAX_LINES = {
     "compat": 307,
     "core": 6_176,
     "documents": 707,
-    "molecules": 8_996,
+    "molecules": 9_006,
     "native": 0,
     "kernels": 1_574,
-    "nn": 3_337,
-    "training": 2_676,
+    "nn": 3_344,
+    "training": 2_677,
     "trees": 4_232,
     "other files": 3_166,
-    "installed": 43_073,
+    "installed": 43_091,
     "benchmarks": 7_237,
 }
-MAX_CODE = 27_663
+MAX_CODE = 27_675
 MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

@@ -208,6 +208,5 @@ def test_the_shipped_space_has_options_of_the_shipped_settings(capsys) -> None:
     words = [word for name, text in texts.items() for word in (f"--{name}", text)]
     assert run("fit", "--config", str(configs / "esol.yaml"), *words, "--print_config") == 0
     settings = yaml.safe_load(capsys.readouterr().out)
-    assert settings["data"]["init_args"]["pairs"] == "all"
     assert settings["model"]["init_args"]["readout"] == ["sum", "max"]
-    assert settings["model"]["init_args"]["hidden"] == 100
+    assert settings["model"]["init_args"]["hidden"] == 160

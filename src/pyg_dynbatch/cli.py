@@ -12,7 +12,7 @@ from pyg_dynbatch import __version__
 _ONE_AT_A_TIME = Lock()  # a command sets seeds and sys.argv, which threads share
 
 _COMMANDS = {
-    "fit": "train; then test and predict with the best checkpoint, and draw pictures",
+    "fit": "train; then test and predict with the best or last checkpoint, and draw pictures",
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split, and draw its predictions",
     "predict": "write predictions to a table, of a split or of molecules, trees or JSON documents",

@@ -133,6 +133,26 @@ def test_directed_messages_refuse_options_of_weave() -> None:
         small(messages="both")
 
 
+class Wrapped(torch.nn.Module):
+    """Calls a module, as compiled modules and those of several devices do."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *given: Any) -> torch.Tensor:
+        return self.inner(*given)
+
+
+@pytest.mark.parametrize("messages", ("weave", "directed"))
+def test_layers_may_be_wrapped(messages: str) -> None:
+    net, batch = small(messages=messages, weave_dropout=0.5, atom_out=8), batch_of(4, 3)
+    assert not torch.equal(net(batch), net(batch))
+    expected = net.eval()(batch)
+    net.weave = Wrapped(net.weave)
+    torch.testing.assert_close(net(batch), expected)
+
+
 def test_head_may_be_of_any_depth() -> None:
     assert len(small(head=()).head) == 1
     assert len(small(head=(5, 6, 7)).head) == 10

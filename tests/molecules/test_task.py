@@ -347,5 +347,10 @@ def test_without_a_data_module_targets_are_not_standardized(tmp_path, caplog) ->
     task, loader = property_task(data), data.make_loader(data.dataset("train"), 4)
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         molecule_trainer(tmp_path).test(task, loader, verbose=False)
-    assert "targets are not standardized, as there is no data module" in caplog.text
+    assert "targets are not standardized: no data module has targets" in caplog.text
     assert task.model.scale.deviation.eq(1).all()
+
+
+def test_directed_messages_need_bonds(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"need bonds[\s\S]*pairs: bonds[\s\S]*pairs: 2"):
+        property_task(molecule_data(tmp_path, pairs=2), messages="directed")

@@ -174,12 +174,11 @@ def test_dropped_messages() -> None:
     """A row of dropped messages is that of an atom without neighbors."""
     stack, pairs = DirectedStack(3, 2, 8, dropout=1.0), some_pairs()
     x, table = torch.randn(6, 3), torch.randn(4, 2)
-    alone = Pairs.from_codes(torch.empty(0, dtype=torch.int64), [0] * 4, num_codes=4)
-    assert torch.equal(stack(x, table, pairs), stack(x, table, pairs))
-    close = torch.testing.assert_close
-    close(stack(x, table, pairs), stack.lin_out(torch.cat([x, torch.zeros(6, 8)], 1)).relu())
-    assert not torch.allclose(stack.eval()(x, table, pairs), stack.train()(x, table, pairs))
-    assert stack(x[:0], table, alone).shape == (0, 8)
+    alone = stack.lin_out(torch.cat([x, torch.zeros(6, 8)], 1)).relu()
+    torch.testing.assert_close(stack(x, table, pairs), alone)
+    half = DirectedStack(3, 2, 400, dropout=0.5)
+    assert not torch.equal(half(x, table, pairs), half(x, table, pairs))
+    assert torch.equal(half.eval()(x, table, pairs), half(x, table, pairs))
 
 
 def test_dropout_drops_only_while_training() -> None:
@@ -260,9 +259,11 @@ CONV, PAIRS = WeaveConv(3, 2), some_pairs()
         (lambda: WeaveConv(3, 2, 0), "got: *atom_out=0"),
         (lambda: WeaveStack(3, 2, num_modules=0), "num_modules is too small.*got: *0"),
         (lambda: DirectedStack(3, 2, num_modules=0), "num_modules is too small.*got: *0"),
+        (lambda: DirectedStack(3, 2, 0), "channels is too small.*got: *0"),
+        (lambda: DirectedStack(3, 2, atom_out=0), "atom_out is too small.*got: *0"),
         (
             lambda: DirectedStack(3, 2)(torch.zeros(6, 3), torch.zeros(5, 2), PAIRS),
-            r"rows and pairs do not fit.*\[6, 4\].*\[6, 5\]",
+            r"wrong shape.*\[6, 3\], \[4, 2\].*\[6, 3\], \[5, 2\]",
         ),
         (
             lambda: CONV(torch.zeros(5, 3), torch.zeros(10, 2), PAIRS),

@@ -296,7 +296,7 @@ def check_both_classes(target: Float[Tensor, "molecule task"], names: Sequence[s
 
 
 class MoleculeProperty(Task):
-    """Train a weave network with the mean loss of the known targets.
+    """Train a network with the mean loss of the known targets.
 
     Regression targets, and descriptors that the head reads, are scaled to mean 0 and deviation 1
     of the training split; metrics and predictions are in the units of the data.
@@ -389,7 +389,7 @@ class MoleculeProperty(Task):
         weights = options.get("task_weights") or [1.0]
         names = tuple(data.get("targets") or map(str, range(len(weights))))
         kind = data.get("kind", "regression")
-        schema = MoleculeSchema({}, 1, table, names, kind).as_dict()
+        schema = MoleculeSchema({}, 1, table, names, kind, pairs="bonds").as_dict()
         # The members of a mean need the descriptors.
         return cls.from_plain({**options, "schema": schema, "members": None})
 
@@ -438,8 +438,8 @@ class MoleculeProperty(Task):
                 rank_zero_info(f"targets are standardized: {', '.join(parts[:_MOST_SAID])}{more}")
             if getattr(self.model.network, "descriptors", None) is not None:
                 self.fit_descriptors(data.descriptors("train"))
-        elif self.schema.kind == "regression":
-            rank_zero_info("targets are not standardized, as there is no data module")
+        elif self.schema.kind == "regression" and self.model.scale.deviation.eq(1).all():
+            rank_zero_info("targets are not standardized: no data module has targets to train on")
 
     def on_train_start(self) -> None:
         """Check that statistics are not synchronized over a part of the virtual ranks only."""
@@ -556,6 +556,7 @@ class MoleculeProperty(Task):
 
 
 _PARTS = ("weave", "lin_atom", "norm_atom", "readouts")
+_DEFAULTS = {"messages": "weave", "num_modules": 2, "residual": False, "readout": "histogram"}
 _ENCODER = ("model.network.pair_table", *(f"model.network.{part}." for part in _PARTS))
 
 
@@ -615,15 +616,15 @@ class Pretrained(Callback):
     def _load(self, task: Any) -> None:
         contents = read_checkpoint(self.checkpoint)
         what, hint = "Pretrained: the encoder does not fit", "the options of the checkpoint"
-        both = task.hparams, contents.get("hyper_parameters", {})
-        check_same(what, *map(_described, both), hint)
+        ours, theirs = map(_described, (task.hparams, contents.get("hyper_parameters", {})))
+        check_same(what, ours, theirs, hint)
         own = task.state_dict()
-        weights, ours = (
+        weights, fitting = (
             {name: each for name, each in state.items() if name.startswith(_ENCODER)}
             for state in (contents["state_dict"], own)
         )
-        for name in sorted({*ours, *weights}):
-            both = (ours, weights)
+        for name in sorted({*fitting, *weights}):
+            both = (fitting, weights)
             shapes = [list(each[name].shape) if name in each else "none" for each in both]
             if shapes[0] != shapes[1]:
                 where = name.removeprefix("model.")
@@ -638,10 +639,10 @@ class Pretrained(Callback):
 def _described(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the encoder sees of a molecule, and its options that have no weights."""
     schema = MoleculeSchema.from_dict(options.get("schema"))
-    spec, own = schema.featurizer, {"num_modules": 2, "residual": False, **options}
+    spec, own = schema.featurizer, {**_DEFAULTS, **options}
     given = {**spec.get("options", {}), "max_atoms": None}
     facts = {"atoms": spec.get("atoms"), "atom pairs": spec.get("pairs"), "options": given}
-    facts |= {name: own[name] for name in ("num_modules", "residual")}
+    facts |= {name: own[name] for name in _DEFAULTS}
     return {**facts, "pairs": schema.pairs, "self_pairs": schema.self_pairs}
 
 

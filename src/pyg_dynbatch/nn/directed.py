@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_count, mismatch
+from pyg_dynbatch.core.errors import checked_count, count_or_none, mismatch
 from pyg_dynbatch.nn.pairs import Pairs, code_rows, order_rows, order_sum
 
 
@@ -30,15 +30,16 @@ class DirectedStack(nn.Module):
         dropout: Probability of dropping an entry of a message while training.
 
     Shape:
-        - x: ``[atom, atom_in]``, table: ``[code, pair_in]``
+        - x: ``[atom, atom_in]``, table: ``[code, pair_in]``, or ``[pair, pair_in]`` if not coded
         - returns: ``[atom, atom_out]``
 
     Raises:
         ValueError: If there is no step, or the rows do not fit the pairs.
 
     Reference:
-        Yang et al. (2019), arXiv:1904.01561, section 2.2, where the pairs are the bonds of a
-        molecule.
+        Yang et al. (2019), arXiv:1904.01561, equations 3-6, where the pairs are the bonds of a
+        molecule. Differs: what is added in each step is the sum before its ReLU, as in chemprop,
+        and :math:`W_x` has a bias.
 
     Example:
         >>> stack = DirectedStack(3, 2, channels=8)
@@ -59,10 +60,12 @@ class DirectedStack(nn.Module):
     ) -> None:
         super().__init__()
         self.num_modules = checked_count("DirectedStack: num_modules", num_modules)
+        checked_count("DirectedStack: channels", channels)
+        atom_out = count_or_none("DirectedStack: atom_out", atom_out) or channels
         self.lin_atom = nn.Linear(atom_in, channels)
         self.lin_pair = nn.Linear(pair_in, channels, bias=False)
         self.lin_message = nn.Linear(channels, channels, bias=False)
-        self.lin_out = nn.Linear(atom_in + channels, atom_out or channels)
+        self.lin_out = nn.Linear(atom_in + channels, atom_out)
         self.drop = nn.Dropout(dropout)
 
     def reset_parameters(self) -> None:
@@ -87,9 +90,10 @@ class DirectedStack(nn.Module):
             coded: Whether ``table`` has one row per code.
         """
         count = pairs.num_codes if coded else pairs.num_pairs
-        if x.size(0) != pairs.num_atoms or table.size(0) != count:
-            what, expected = "DirectedStack: rows and pairs do not fit", [pairs.num_atoms, count]
-            raise mismatch(ValueError, what, f"rows {expected}", [x.size(0), table.size(0)])
+        wanted = [pairs.num_atoms, self.lin_atom.in_features], [count, self.lin_pair.in_features]
+        if (found := ([*x.shape], [*table.shape])) != wanted:
+            what = "DirectedStack: x or table has the wrong shape"
+            raise mismatch(ValueError, what, "{}, {}".format(*wanted), "{}, {}".format(*found))
         of_pair = self.lin_pair(table)
         # One row per direction of each pair, [two, pair, width]; flipped, its reverse.
         start = order_rows(self.lin_atom(x), pairs) + (
@@ -98,8 +102,8 @@ class DirectedStack(nn.Module):
         messages = self._sent(start, pairs)
         for _ in range(self.num_modules):
             reverse = self.lin_message(messages).flip(0)
-            arrived = order_sum(reverse, pairs).to(reverse.dtype)
-            messages = self._sent(start + order_rows(arrived, pairs) - reverse, pairs)
+            others = order_rows(order_sum(reverse, pairs), pairs) - reverse
+            messages = self._sent(start + others.to(start.dtype), pairs)
         arrived = order_sum(messages.flip(0), pairs)
         return self.lin_out(torch.cat([x, arrived.to(x.dtype)], 1)).relu()
 

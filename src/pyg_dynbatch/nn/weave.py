@@ -580,7 +580,10 @@ class WeaveStack(nn.Module):
         *,
         coded: bool = True,
     ) -> Float[Tensor, "atom out"]:
-        """Compute the atom rows after the last module; without codes from a row per pair."""
+        """Compute the atom rows after the last module.
+
+        If not ``coded``, ``table`` has a row per pair, and ``pair_block`` is not used.
+        """
         convs: Any = self.convs
         if coded and self.pair_block is not None and pairs.num_pairs > self.pair_block:
             norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))

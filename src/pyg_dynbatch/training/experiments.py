@@ -327,7 +327,8 @@ def tune(words: str | Words, client: Any = None) -> Path:
     space = read_space(own.space)
     config = Run("fit", options, build=False).plain_config()
     if config["checkpoint"]["monitor"] is None:
-        what, hint = "tune: no metric compares the trials", "--checkpoint.monitor val/rmse"
+        what = "tune: no metric compares the trials"
+        hint = "--checkpoint.monitor val/rmse --checkpoint.mode min"
         raise mismatch(ValueError, what, "a metric of validation", "monitor: null", hint=hint)
     study = _open_study(own.study, config, space)
     work = partial(_try, config, options, space, own.study, own.trials)

@@ -29,7 +29,7 @@ class WeaveNet(nn.Module):
         atom_channels: Width of ``batch.x``.
         num_outputs: Width of the result: targets, or logits.
         pair_table: Features of every pair code, ``[code][feature]``; kept with the weights.
-        hidden: Width of all rows within the weave modules.
+        hidden: Width of all rows within the weave modules, or of a message.
         num_modules: Number of weave modules, or of steps of messages.
         atom_out: Width of an atom row before the readout.
         readout: ``"histogram"``, ``"attention"``, or the name of any aggregation of PyG
@@ -106,7 +106,9 @@ class WeaveNet(nn.Module):
         self.weave: nn.Module
         self.lin_atom: nn.Module
         chosen = [name for name, each in options.items() if each not in (None, False)]
-        if checked_choice("WeaveNet: unknown messages", messages, ("weave", "directed")) == "weave":
+        known = "weave", "directed"
+        self.messages = checked_choice("WeaveNet: unknown messages", messages, known)
+        if messages == "weave":
             self.weave = WeaveStack(*given, **options, dropout=weave_dropout)
             self.lin_atom = nn.Linear(hidden, atom_out)
         elif chosen:
@@ -153,7 +155,7 @@ class WeaveNet(nn.Module):
     def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
         """Compute the atom rows that the readout sees, in the order of ``batch.x``."""
         x = self.weave(batch.x, self.get_buffer("pair_table"), self.pairs_of(batch))
-        if isinstance(self.weave, WeaveStack):
+        if self.messages == "weave":
             x = torch.tanh(self.lin_atom(x))
         return self.norm_atom(x)
 

@@ -246,6 +246,9 @@ class MoleculePropertyModel(Model):
         **network: Any,
     ) -> None:
         known = MoleculeSchema.from_dict(schema)
+        if network.get("messages") == "directed" and known.pairs not in ("bonds", 1):
+            what, hint = "MoleculeProperty: directed messages need bonds", "an option of the data"
+            raise mismatch(ValueError, what, "pairs: bonds", f"pairs: {known.pairs}", hint=hint)
         scale = TargetScale(known.num_tasks)
         names = known.descriptor_names
         columns = [n for n, name in enumerate(names) if counts or not is_count(name)]

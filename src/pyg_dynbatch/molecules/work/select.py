@@ -24,7 +24,7 @@ from pyg_dynbatch.molecules.task import MoleculeProperty, ScoredSplit
 from pyg_dynbatch.prediction import evaluating, read_checkpoint, write_table
 from pyg_dynbatch.training.command import Run, prepare_process, with_run
 from pyg_dynbatch.training.experiments import as_list, compute_runs
-from pyg_dynbatch.training.runs import best_checkpoint, folder_of
+from pyg_dynbatch.training.runs import FILES, best_checkpoint, folder_of
 
 CANDIDATES = ("network", *METHODS)
 STACK = "stack"
@@ -33,7 +33,6 @@ _TREES = 100  # of the forest of one fold
 _PRECISIONS = ("32-true", "16-mixed", "bf16-mixed")
 _LEAST = 1e-6  # probability
 _LEAST_WEIGHT = 1e-3
-_FEATURIZER = "pyg_dynbatch.data.MoleculeFeaturizer"
 
 
 def fit_tabular(
@@ -58,70 +57,6 @@ def check_molecules(command: str, run: Run) -> None:
         raise mismatch(ValueError, what, expected, name)
 
 
-class BaselineRun(Run):
-    """Test a baseline in place of the model of a configuration."""
-
-    needs_weights = False
-    methods = METHODS
-
-    def __init__(self, method: str, words: Sequence[str]) -> None:
-        self.method = method
-        library("skops.io")  # before hours of other work
-        super().__init__("test", [*words, "--trainer.accelerator", "cpu", "--trainer.devices", "1"])
-
-    def before_instantiate_classes(self) -> None:
-        """Check that the task is one of molecules, and add descriptors, before data are loaded."""
-        super().before_instantiate_classes()
-        check_molecules("baseline", self)
-        data: Any = self.config.data.init_args
-        if self.config.data.class_path.rpartition(".")[2] == "PackedMoleculeData":
-            return  # whose descriptors are in its files
-        if data.featurizer is None:
-            data.featurizer = Namespace(class_path=_FEATURIZER, init_args=Namespace())
-        options = data.featurizer.init_args
-        given = options.get("descriptors") or []
-        parts = list(given) if isinstance(given, list) else [given]
-        names = [part if isinstance(part, str) else str(part.class_path) for part in parts]
-        for name, kind in DESCRIPTORS.items():
-            if not any(each == name or each.endswith(kind.__name__) for each in names):
-                parts.append(name)
-        options.descriptors = parts
-
-    def test(self) -> None:
-        """Fit the baseline, and test it in place of the network."""
-        task, data = self.model, self.datamodule
-        if self.checkpoint is not None:  # for its split; the weights are not used
-            self.take_split(self.contents, self.checkpoint)
-            self.checkpoint = None
-        data.setup("fit")  # checks the targets, as 'fit' does
-        seed = int(self.config["seed_everything"])
-        task.model.network = fit_tabular(task, data, self.method, seed)
-        self.trainer.validate(task, data, verbose=False)
-        name = f"val/{task.main_metric}"
-        print(f"{name}: {float(self.trainer.callback_metrics[name]):#.4g}")
-        super().test()
-
-
-def run_baseline(argv: list[str]) -> int:
-    """Run ``baseline``: the options of ``test``, and ``--methods``."""
-    parser = OneLineArguments(
-        "pyg-dynbatch baseline",
-        "Fit scikit-learn's models on the training split of a configuration, and test them as "
-        "'fit' tests a network, with the same tables and pictures in the folder of a new run: "
-        + "; ".join(f"{name}: {text}" for name, text in METHODS.items())
-        + ". All options of 'test' are available too, such as --config, or --run for the split "
-        "of a run.",
-    )
-    text = "which of them (default: all)"
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS], help=text)
-    own, others = parser.parse_known_args(argv)
-    prepare_process()
-    for method in own.methods:
-        print(f"{method}: {METHODS[method]}")
-        BaselineRun(method, with_run("test", others)).start()
-    return 0
-
-
 class SelectRun(Run):
     """Train every candidate on folds of the training and validation molecules, and keep the best.
 
@@ -135,8 +70,8 @@ class SelectRun(Run):
     def __init__(
         self, words: Sequence[str], candidates: Sequence[str], folds: int, client: Any = None
     ) -> None:
-        if {*candidates} > {"network"}:
-            library("skops.io")  # before hours of other work
+        for name in ("scipy.optimize", "skops.io") if {*candidates} > {"network"} else ():
+            library(name)  # before hours of other work
         self.words, self.folds = list(words), folds
         self.candidates = [*dict.fromkeys(candidates)]
         self.client = client
@@ -172,19 +107,20 @@ class SelectRun(Run):
         val, test = ([found[part] for found in rows.values()] for part in ("val", "test"))
         order = np.concatenate([split.val for split in self.splits])
         golds = torch.from_numpy(data.molecules.targets[order]), data.targets("test")
-        weights = stacked_weights(torch.stack(val), golds[0], task)
         shares = {name: np.eye(len(rows))[place] for place, name in enumerate(rows)}
         if len(rows) > 1:
-            shares[STACK] = weights
+            shares[STACK] = stacked_weights(torch.stack(val), golds[0], task)
         table = self._table(shares, (torch.stack(val), torch.stack(test)), golds)
         chosen = table["candidate"][table["chosen"] == "yes"][0]
         write_table(folder / TABLE, table)
+        data.parts.write(folder / FILES["split"])
         self._keep(folder, dict(zip(rows, shares[chosen], strict=True)))
         self.trainer.test(self.model, self.datamodule)
         # With the split, which the trainer knows from the test.
         self.trainer.save_checkpoint(folder / "best.ckpt", weights_only=True)
         self._predict_too()
-        print(*summary(table), f"selection:        {folder / TABLE}", sep="\n")
+        files = f"selection:        {folder / TABLE}", f"checkpoint:       {folder / 'best.ckpt'}"
+        print(*summary(table), *files, sep="\n")
 
     def _fold_words(self, folder: Path) -> Any:
         """Write the folds; yield the options of the run of each."""
@@ -223,8 +159,9 @@ class SelectRun(Run):
         """Train all candidates on all folds; return their predictions, the mean for the test."""
         items = [f"{name}-{fold}" for name in self.candidates for fold in range(1, self.folds + 1)]
         work = partial(run_candidate, folder / "folds", words)
-        for item in compute_runs(work, items, self.client, "candidate", self.plain_config()):
-            print(f"candidate {item}: done")
+        done = compute_runs(work, items, self.client, "candidate", self.plain_config())
+        for number, item in enumerate(done, start=1):
+            print(f"candidate {item}: done, {number} of {len(items)}")
         rows = {}
         for name in self.candidates:
             found = [_result(folder, name, fold) for fold in range(1, self.folds + 1)]
@@ -389,3 +326,70 @@ def select(words: str | Sequence[str], client: Any = None) -> Path:
     run = SelectRun(others, own.select or CANDIDATES, own.folds, client)
     run.start()
     return Path(str(folder_of(run.trainer)))
+
+
+_FEATURIZER = "pyg_dynbatch.data.MoleculeFeaturizer"
+
+
+class BaselineRun(Run):
+    """Test a baseline in place of the model of a configuration."""
+
+    needs_weights = False
+    methods = METHODS
+
+    def __init__(self, method: str, words: Sequence[str]) -> None:
+        self.method = method
+        library("skops.io")  # before hours of other work
+        super().__init__("test", [*words, "--trainer.accelerator", "cpu", "--trainer.devices", "1"])
+
+    def before_instantiate_classes(self) -> None:
+        """Check that the task is one of molecules, and add descriptors, before data are loaded."""
+        super().before_instantiate_classes()
+        check_molecules("baseline", self)
+        data: Any = self.config.data.init_args
+        if self.config.data.class_path.rpartition(".")[2] == "PackedMoleculeData":
+            return  # whose descriptors are in its files
+        if data.featurizer is None:
+            data.featurizer = Namespace(class_path=_FEATURIZER, init_args=Namespace())
+        options = data.featurizer.init_args
+        given = options.get("descriptors") or []
+        parts = list(given) if isinstance(given, list) else [given]
+        names = [part if isinstance(part, str) else str(part.class_path) for part in parts]
+        for name, kind in DESCRIPTORS.items():
+            if not any(each == name or each.endswith(kind.__name__) for each in names):
+                parts.append(name)
+        options.descriptors = parts
+
+    def test(self) -> None:
+        """Fit the baseline, and test it in place of the network."""
+        task, data = self.model, self.datamodule
+        if self.checkpoint is not None:  # for its split; the weights are not used
+            self.take_split(self.contents, self.checkpoint)
+            self.checkpoint = None
+        data.setup("fit")  # checks the targets, as 'fit' does
+        seed = int(self.config["seed_everything"])
+        task.model.network = fit_tabular(task, data, self.method, seed)
+        self.trainer.validate(task, data, verbose=False)
+        name = f"val/{task.main_metric}"
+        print(f"{name}: {float(self.trainer.callback_metrics[name]):#.4g}")
+        super().test()
+
+
+def run_baseline(argv: list[str]) -> int:
+    """Run ``baseline``: the options of ``test``, and ``--methods``."""
+    parser = OneLineArguments(
+        "pyg-dynbatch baseline",
+        "Fit scikit-learn's models on the training split of a configuration, and test them as "
+        "'fit' tests a network, with the same tables and pictures in the folder of a new run: "
+        + "; ".join(f"{name}: {text}" for name, text in METHODS.items())
+        + ". All options of 'test' are available too, such as --config, or --run for the split "
+        "of a run.",
+    )
+    text = "which of them (default: all)"
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS], help=text)
+    own, others = parser.parse_known_args(argv)
+    prepare_process()
+    for method in own.methods:
+        print(f"{method}: {METHODS[method]}")
+        BaselineRun(method, with_run("test", others)).start()
+    return 0
