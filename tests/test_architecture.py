@@ -32,17 +32,17 @@ MAX_LINES = {
     "compat": 307,
     "core": 6_176,
     "documents": 707,
-    "molecules": 9_006,
+    "molecules": 9_010,
     "native": 0,
     "kernels": 1_574,
-    "nn": 3_344,
+    "nn": 3_342,
     "training": 2_677,
     "trees": 4_232,
     "other files": 3_166,
-    "installed": 43_091,
+    "installed": 43_093,
     "benchmarks": 7_237,
 }
-MAX_CODE = 27_675
+MAX_CODE = 27_690
 MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

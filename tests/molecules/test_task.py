@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch_geometric.data import Batch
 
 from pyg_dynbatch.datasets import Split
 from pyg_dynbatch.lightning import (
@@ -354,3 +355,35 @@ def test_without_a_data_module_targets_are_not_standardized(tmp_path, caplog) ->
 def test_directed_messages_need_bonds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"need bonds[\s\S]*pairs: bonds[\s\S]*pairs: 2"):
         property_task(molecule_data(tmp_path, pairs=2), messages="directed")
+
+
+def test_a_model_reads_the_pairs_of_its_schema(tmp_path: Path) -> None:
+    """Batches of PyG's loaders have the codes of all pairs."""
+    data = molecule_data(tmp_path, pairs=2, self_pairs=False)
+    model, molecules = property_task(data).model.eval(), data.dataset("train")
+    loader = data.make_loader(molecules, len(molecules))
+    plain = Batch.from_data_list(list(molecules))
+    torch.testing.assert_close(model(plain), model(next(iter(loader))))
+    for options in ({"pairs": "all"}, {"pairs": "bonds"}, {"self_pairs": True}):
+        other = data.make_loader(molecules, len(molecules), **options)
+        with pytest.raises(ValueError, match="made for different pairs"):
+            model(next(iter(other)))
+
+
+def test_targets_of_a_different_shape_are_refused(tmp_path: Path) -> None:
+    data = molecule_data(tmp_path)
+    task = property_task(data)
+    batch = next(iter(data.make_loader(data.dataset("train"), 4)))
+    for y in (None, batch.y[:, 0], batch.y.repeat(1, 3)):
+        batch.y = y
+        with pytest.raises(ValueError, match="batch.y does not fit"):
+            task.training_step(batch, 0)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("messages", ["weave", "directed"])
+def test_every_precision_trains(tmp_path: Path, precision: str, messages: str) -> None:
+    data = molecule_data(tmp_path, pairs="bonds")
+    task = property_task(data, messages=messages)
+    molecule_trainer(tmp_path, precision=precision).fit(task, datamodule=data)
+    assert all(torch.isfinite(each).all() for each in task.parameters())

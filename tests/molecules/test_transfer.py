@@ -68,7 +68,7 @@ def test_encoders_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: str) -
         ({"hidden": 7}, r"does not fit[\s\S]*network.lin_atom.*[\s\S]*file: .*last.ckpt"),
         ({"residual": True}, r"expected: residual: True\n +got: +residual: False"),
         ({"num_modules": 3}, r"expected: num_modules: 3\n +got: +num_modules: 2"),
-        ({"readout": "sum"}, r"expected: readout: sum\n +got: +readout: \["),
+        ({"readout": "sum"}, r"expected: readout: \['sum'\]\n +got: +readout: \["),
     ):
         run = molecule_trainer(tmp_path, callbacks=[Pretrained(checkpoint)])
         with pytest.raises(ValueError, match=message):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch_geometric.data import Batch
 
 from pyg_dynbatch.core import Engine, RaggedRows
 from pyg_dynbatch.core.levels import schedule_structure
@@ -153,6 +154,24 @@ def check_other_sizes_are_compiled_once() -> None:
             results(compiled(*given), conv.parameters())
         # Once for the first sizes, and once for all.
         assert counter.frame_count <= 3, (norm, counter.frame_count)
+
+
+def check_networks_take_other_sizes() -> None:
+    for messages in ("weave", "directed"):
+        torch._dynamo.reset()
+        net = (
+            WeaveNet(3, 1, torch.eye(3)[:, 1:], hidden=8, head=(4,), messages=messages)
+            .double()
+            .eval()
+        )
+        compiled = torch.compile(net, backend="aot_eager")
+        for sizes in ([3, 2], [4, 1, 2], [5, 5]):
+            code = torch.arange(sum(n * (n + 1) // 2 for n in sizes)) % 3
+            molecule = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+            data = Batch(x=rows(sum(sizes), 3), batch=molecule, pairs=Pairs.from_codes(code, sizes))
+            data._num_graphs = len(sizes)
+            found, wanted = (results(run(data), net.parameters()) for run in (compiled, net))
+            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def main() -> None:

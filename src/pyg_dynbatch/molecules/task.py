@@ -389,7 +389,7 @@ class MoleculeProperty(Task):
         weights = options.get("task_weights") or [1.0]
         names = tuple(data.get("targets") or map(str, range(len(weights))))
         kind = data.get("kind", "regression")
-        schema = MoleculeSchema({}, 1, table, names, kind, pairs="bonds").as_dict()
+        schema = MoleculeSchema({}, 1, table, names, kind, pairs=data.get("pairs", "all")).as_dict()
         # The members of a mean need the descriptors.
         return cls.from_plain({**options, "schema": schema, "members": None})
 
@@ -475,7 +475,11 @@ class MoleculeProperty(Task):
 
     def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
         """Sum the losses of the known targets."""
-        target = batch.y.to(output.device)
+        target, wanted = batch.y, [output.size(0), self.schema.num_tasks]
+        if target is None or [*target.shape] != wanted:
+            what = "MoleculeProperty: batch.y does not fit the molecules and properties"
+            raise mismatch(ValueError, what, wanted, None if target is None else [*target.shape])
+        target = target.to(output.device)
         if self.schema.kind == "regression":
             target = self.model.scale.scaled(target)
         weights = (self.task_weight, self.positive)
@@ -640,6 +644,7 @@ def _described(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the encoder sees of a molecule, and its options that have no weights."""
     schema = MoleculeSchema.from_dict(options.get("schema"))
     spec, own = schema.featurizer, {**_DEFAULTS, **options}
+    own["readout"] = own["readout"] if isinstance(own["readout"], list) else [own["readout"]]
     given = {**spec.get("options", {}), "max_atoms": None}
     facts = {"atoms": spec.get("atoms"), "atom pairs": spec.get("pairs"), "options": given}
     facts |= {name: own[name] for name in _DEFAULTS}

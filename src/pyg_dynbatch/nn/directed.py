@@ -93,7 +93,8 @@ class DirectedStack(nn.Module):
         wanted = [pairs.num_atoms, self.lin_atom.in_features], [count, self.lin_pair.in_features]
         if (found := ([*x.shape], [*table.shape])) != wanted:
             what = "DirectedStack: x or table has the wrong shape"
-            raise mismatch(ValueError, what, "{}, {}".format(*wanted), "{}, {}".format(*found))
+            hint = "coded=False if table has a row per pair"
+            raise mismatch(ValueError, what, list(wanted), list(found), hint=hint)
         of_pair = self.lin_pair(table)
         # One row per direction of each pair, [two, pair, width]; flipped, its reverse.
         start = order_rows(self.lin_atom(x), pairs) + (

@@ -599,7 +599,7 @@ def _begin_rows(rows: Tensor, pairs: Pairs) -> Tensor:
 
 
 def _sum_begins(rows: Tensor, pairs: Pairs) -> Tensor:
-    return _add_up(rows.flatten(0, 1), *pairs.orders)
+    return _add_up(rows.reshape(2 * pairs.num_pairs, rows.size(2)), *pairs.orders)
 
 
 def order_rows(rows: Float[Tensor, "atom width"], pairs: Pairs) -> Float[Tensor, "two pair width"]:

@@ -580,10 +580,7 @@ class WeaveStack(nn.Module):
         *,
         coded: bool = True,
     ) -> Float[Tensor, "atom out"]:
-        """Compute the atom rows after the last module.
-
-        If not ``coded``, ``table`` has a row per pair, and ``pair_block`` is not used.
-        """
+        """Compute the atom rows; if not coded, ``table`` has a row per pair, and all are kept."""
         convs: Any = self.convs
         if coded and self.pair_block is not None and pairs.num_pairs > self.pair_block:
             norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))

@@ -320,7 +320,7 @@ class Run(LightningCLI):
         model, data = (runs.plain_options(config[part]) for part in ("model", "data"))
         task: Any = locate(model["_class_path"])
         loading: Any = locate(data["_class_path"])
-        facts = loading.known_facts(data)
+        facts = {"pairs": data.get("pairs", "all"), **loading.known_facts(data)}
         with torch.random.fork_rng(devices=[]):
             trial = task.dry_run_instance(model, facts)
         if trial is None:

@@ -105,15 +105,16 @@ class WeaveNet(nn.Module):
         options: Any = {"pair_block": pair_block, "norm": norm, "residual": residual}
         self.weave: nn.Module
         self.lin_atom: nn.Module
-        chosen = [name for name, each in options.items() if each not in (None, False)]
+        chosen = {name: v for name, v in options.items() if v is not None and v is not False}
         known = "weave", "directed"
+        self.kept: Tensor | None = None  # whether the pairs of each code are read; all by default
         self.messages = checked_choice("WeaveNet: unknown messages", messages, known)
         if messages == "weave":
             self.weave = WeaveStack(*given, **options, dropout=weave_dropout)
             self.lin_atom = nn.Linear(hidden, atom_out)
         elif chosen:
             what = f"WeaveNet: directed messages have no {', '.join(chosen)}"
-            raise mismatch(ValueError, what, "messages='weave', or the default", options)
+            raise mismatch(ValueError, what, "messages='weave', or the default", chosen)
         else:
             self.weave = DirectedStack(*given, atom_out=atom_out, dropout=weave_dropout)
             self.lin_atom = nn.Identity()
@@ -154,7 +155,8 @@ class WeaveNet(nn.Module):
 
     def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
         """Compute the atom rows that the readout sees, in the order of ``batch.x``."""
-        x = self.weave(batch.x, self.get_buffer("pair_table"), self.pairs_of(batch))
+        table = self.get_buffer("pair_table")
+        x = self.weave(batch.x.to(table.dtype), table, self.pairs_of(batch))
         if self.messages == "weave":
             x = torch.tanh(self.lin_atom(x))
         return self.norm_atom(x)
@@ -178,11 +180,17 @@ class WeaveNet(nn.Module):
         if pairs is None and code is not None:
             ptr = getattr(batch, "ptr", None)
             sizes = [batch.num_nodes] if ptr is None else ptr.diff()
-            pairs = Pairs.from_codes(code, sizes, num_codes=num_codes).to(batch.x.device)
-        elif code is not None and code.is_cpu and pairs.checksum not in (None, checksum(code)):
-            what = "WeaveNet: the pairs of the batch do not belong to its pair_code"
-            expected, hint = "the codes that the loader merged", "collate again"
-            raise mismatch(ValueError, what, expected, "other values", hint=hint)
+            pairs = Pairs.from_codes(code, sizes, self.kept, num_codes).to(batch.x.device)
+        elif code is not None and code.is_cpu and pairs.num_codes == num_codes:
+            what, hint = "", "collate again, with the pairs of the schema"
+            if pairs.checksum not in (None, checksum(code)):
+                what = "the pairs of the batch do not belong to its pair_code"
+            elif self.kept is not None and pairs.plan.is_cpu:
+                wanted = torch.bincount(code, minlength=num_codes) * self.kept
+                if not torch.equal(pairs.by_code[1].diff().long(), wanted):
+                    what = "the model was made for different pairs of the atoms of the batch"
+            if what:
+                raise mismatch(ValueError, f"WeaveNet: {what}", hint=hint)
         if pairs is None or pairs.num_codes != num_codes:
             what = "WeaveNet: the pairs of the batch do not fit the table"
             expected = f"batch.pairs or batch.pair_code with {num_codes} codes"

@@ -247,7 +247,7 @@ class MoleculePropertyModel(Model):
     ) -> None:
         known = MoleculeSchema.from_dict(schema)
         if network.get("messages") == "directed" and known.pairs not in ("bonds", 1):
-            what, hint = "MoleculeProperty: directed messages need bonds", "an option of the data"
+            what, hint = "model: directed messages need bonds", "--data.init_args.pairs bonds"
             raise mismatch(ValueError, what, "pairs: bonds", f"pairs: {known.pairs}", hint=hint)
         scale = TargetScale(known.num_tasks)
         names = known.descriptor_names
@@ -260,6 +260,7 @@ class MoleculePropertyModel(Model):
             descriptor_columns=None if len(columns) == len(names) else columns,
             **network,
         )
+        net.kept = known.pair_table.kept(known.pairs, known.self_pairs)
         if members is not None:
             each = (deepcopy(net) if m == "network" else TabularModel(known, m) for m in members)
             pairs = [(member, TargetScale(known.num_tasks)) for member in each]

@@ -58,19 +58,12 @@ def check_molecules(command: str, run: Run) -> None:
 
 
 class SelectRun(Run):
-    """Train every candidate on folds of the training and validation molecules, and keep the best.
-
-    Args:
-        words: The options of ``fit``.
-        candidates: Names, out of ``CANDIDATES``.
-        folds: Number of folds.
-        client: Of a cluster; None for this process.
-    """
+    """Train all candidates on folds of the training and validation molecules; keep the best."""
 
     def __init__(
         self, words: Sequence[str], candidates: Sequence[str], folds: int, client: Any = None
     ) -> None:
-        for name in ("scipy.optimize", "skops.io") if {*candidates} > {"network"} else ():
+        for name in ("scipy.optimize", "skops.io") if {*candidates} - {"network"} else ():
             library(name)  # before hours of other work
         self.words, self.folds = list(words), folds
         self.candidates = [*dict.fromkeys(candidates)]
@@ -258,10 +251,7 @@ def mean_of(predictions: Tensor, weights: np.ndarray) -> Tensor:
 def stacked_weights(predictions: Tensor, gold: Tensor, task: MoleculeProperty) -> np.ndarray:
     r"""Return the shares of a mean with the least squared error, or log loss, of known targets.
 
-    Shares are at least 0 and sum to 1.
-
-    Reference:
-        Breiman (1996), doi:10.1007/BF00117832, stacked regressions.
+    Shares are at least 0 and sum to 1: stacked regressions, Breiman (1996), doi:10.1007/BF00117832.
     """
     optimize, count, schema = library("scipy.optimize"), len(predictions), task.schema
     known = ~gold.isnan()
