@@ -96,15 +96,15 @@ def _measure(folder: Path, number: int, options: Namespace, device: str) -> Iter
         )
         for phase, argvs in ((command, shards), (f"{MERGE} {command}", [[MERGE, output]])):
             begun = time.perf_counter()
-            peaks = [_peaks(argv) for argv in argvs]
+            peaks = [_peaks(argv, options.threads) for argv in argvs]
             record = bench.make_record(common, "shards", phase, time.perf_counter() - begun)
             yield record | {f"{key}_bytes": max(peak[key] for peak in peaks) for key in _MEMORY}
 
 
-def _peaks(argv: Sequence[str]) -> dict[str, int]:
+def _peaks(argv: Sequence[str], threads: int) -> dict[str, int]:
     """Run a command; return its peak resident memory, and its peak without mapped files."""
     peaks = dict.fromkeys(_MEMORY, 0)
-    command = [sys.executable, "-m", "pyg_dynbatch", *argv]
+    command = ["env", f"OMP_NUM_THREADS={threads}", sys.executable, "-m", "pyg_dynbatch", *argv]
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log) as process,

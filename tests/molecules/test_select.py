@@ -160,6 +160,8 @@ def test_the_best_on_validation_is_kept(folder: Path, capsys, kind: str) -> None
     path = molecule_csv(folder, kind)
     options = ["--data.init_args.file", str(path), "--data.init_args.kind", kind]
     options += ["--checkpoint.monitor", "null"]
+    if kind == "binary":
+        options += ["--model.init_args.messages", "directed", "--data.init_args.pairs", "bonds"]
     assert run(*SELECT, *options) == 0
     said = capsys.readouterr().out
     place = Path("runs/small/version_0")
@@ -171,6 +173,7 @@ def test_the_best_on_validation_is_kept(folder: Path, capsys, kind: str) -> None
     best = min(values) if kind == "regression" else max(values)
     assert [row["candidate"] for row in rows if row["chosen"]] == [names[values.index(best)]]
     assert "chosen on validation" in said and f"test/{metric}: " in said
+    assert str(place / "best.ckpt") in said and str(place / "split.json") in said
     # The table of the test is of the model that is kept, which any command can load.
     chosen = rows[values.index(best)]
     tested = {row["task"]: row for row in rows_of(place / "task_metrics.csv")}
