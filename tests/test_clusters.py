@@ -143,11 +143,14 @@ class Killer(Thread):
         self.join(60)
         return self.found
 
+    def _holder(self) -> list[str]:
+        """Words of the lock, which is empty before its holder has written them."""
+        return self.lock.read_text(encoding="utf-8").split() if self.lock.is_file() else []
+
     def run(self) -> None:
-        while not self.lock.is_file() or not self.begun():
+        while len(holder := self._holder()) < 2 or not self.begun():
             time.sleep(0.002)
-        holder = self.lock.read_text(encoding="utf-8")
-        os.kill(int(holder.split()[1]), signal.SIGKILL)
+        os.kill(int(holder[1]), signal.SIGKILL)
         self.found = self.left()
 
 
