@@ -28,21 +28,21 @@ MAX_FILES = 143
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
     "autobatch": 5_867,
-    "blocks": 6_035,
-    "compat": 307,
-    "core": 6_176,
+    "blocks": 6_033,
+    "compat": 306,
+    "core": 6_183,
     "documents": 707,
-    "molecules": 9_010,
+    "molecules": 9_002,
     "native": 0,
     "kernels": 1_574,
-    "nn": 3_342,
-    "training": 2_677,
+    "nn": 3_340,
+    "training": 2_683,
     "trees": 4_232,
     "other files": 3_166,
     "installed": 43_093,
     "benchmarks": 7_237,
 }
-MAX_CODE = 27_690
+MAX_CODE = 27_683
 MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

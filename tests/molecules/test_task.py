@@ -370,16 +370,6 @@ def test_a_model_reads_the_pairs_of_its_schema(tmp_path: Path) -> None:
             model(next(iter(other)))
 
 
-def test_targets_of_a_different_shape_are_refused(tmp_path: Path) -> None:
-    data = molecule_data(tmp_path)
-    task = property_task(data)
-    batch = next(iter(data.make_loader(data.dataset("train"), 4)))
-    for y in (None, batch.y[:, 0], batch.y.repeat(1, 3)):
-        batch.y = y
-        with pytest.raises(ValueError, match="batch.y does not fit"):
-            task.training_step(batch, 0)
-
-
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 @pytest.mark.parametrize("messages", ["weave", "directed"])
 def test_every_precision_trains(tmp_path: Path, precision: str, messages: str) -> None:

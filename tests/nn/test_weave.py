@@ -271,11 +271,11 @@ CONV, PAIRS = WeaveConv(3, 2), some_pairs()
         ),
         (
             lambda: CONV(torch.zeros(6, 3), torch.zeros(4, 2), PAIRS),
-            "pair has the wrong shape.*one row per pair",
+            "wrong shape of the rows per pair.*coded says",
         ),
         (
             lambda: CONV(torch.zeros(6, 3), torch.zeros(10, 2), PAIRS, coded=True),
-            "table has the wrong shape.*one row per code",
+            "wrong shape of the rows per code.*coded says",
         ),
     ],
 )

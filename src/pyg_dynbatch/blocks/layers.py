@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pyg_dynbatch.blocks.block import Block
 from pyg_dynbatch.blocks.types import IOBase, ResultType, TensorType, TupleType, convert_to_type
-from pyg_dynbatch.core.errors import describe_value, mismatch
+from pyg_dynbatch.core.errors import checked_shape, describe_value, mismatch
 from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.row_buffer import check_precision
 
@@ -202,9 +202,7 @@ def _initial(who: str, table: Tensor, initializer: Any, bound: float) -> Tensor:
     # Entries that a function does not fill stay NaN.
     given = initializer(table.fill_(float("nan"))) if callable(initializer) else initializer
     values = torch.as_tensor(table if given is None else given).detach().to(table, copy=True)
-    if values.shape != table.shape:
-        what = f"{who}: the initial weights have a different shape"
-        raise mismatch(ValueError, what, list(table.shape), list(values.shape))
+    checked_shape(f"{who}: the initial weights have a different shape", values, table.shape)
     if unset := int(values.isnan().sum()):
         what = f"{who}: the initial weights are not all set"
         got = f"{unset} of {values.numel()} entries unset or NaN"

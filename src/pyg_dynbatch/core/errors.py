@@ -1,6 +1,6 @@
 """Format errors in user input: up to five lines in Python, one on a command line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from operator import index, le, lt
 from typing import Any, SupportsIndex, TypeVar
@@ -89,6 +89,13 @@ def checked_range(name: str, value: Any, interval: str) -> Any:
     if not isinstance(value, Real) or not (above(least, value) and below(value, most)):
         what, wanted = f"{name} is out of range", f"a number in {interval}"
         raise mismatch(ValueError, what, wanted, repr(value))
+    return value
+
+
+def checked_shape(what: str, value: Any, shape: Sequence[int], **notes: object) -> Any:
+    """Return a tensor that has this shape, or raise an error; notes are ``where`` and ``hint``."""
+    if getattr(value, "shape", None) != tuple(shape):
+        raise mismatch(ValueError, what, list(shape), describe_value(value), **notes)
     return value
 
 

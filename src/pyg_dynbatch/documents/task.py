@@ -280,7 +280,7 @@ class DocumentPrediction(Task):
 
         In training both ways predict alone, and the weights of the linear one have a penalty.
         """
-        network, scale, y = self.model.network, self.model.scale, batch.y
+        network, scale, y = self.model.network, self.model.scale, self.target(batch, len(output[0]))
         loss: Any = self.penalty * len(y) * network.penalty() if self.training else 0.0
         ways = output if self.training else [network.mean(output)]
         for way in ways:

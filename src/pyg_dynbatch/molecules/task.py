@@ -475,11 +475,7 @@ class MoleculeProperty(Task):
 
     def summed_loss(self, output: Tensor, batch: Batch) -> Summed:
         """Sum the losses of the known targets."""
-        target, wanted = batch.y, [output.size(0), self.schema.num_tasks]
-        if target is None or [*target.shape] != wanted:
-            what = "MoleculeProperty: batch.y does not fit the molecules and properties"
-            raise mismatch(ValueError, what, wanted, None if target is None else [*target.shape])
-        target = target.to(output.device)
+        target = self.target(batch, len(output), self.schema.num_tasks).to(output.device)
         if self.schema.kind == "regression":
             target = self.model.scale.scaled(target)
         weights = (self.task_weight, self.positive)

@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.nn.inits import reset
 
-from pyg_dynbatch.core.errors import checked_count, count_or_none, mismatch
-from pyg_dynbatch.nn.pairs import Pairs, code_rows, order_rows, order_sum
+from pyg_dynbatch.core.errors import checked_count, count_or_none
+from pyg_dynbatch.nn.pairs import Pairs, check_rows, code_rows, order_rows, order_sum
 
 
 class DirectedStack(nn.Module):
@@ -89,17 +89,12 @@ class DirectedStack(nn.Module):
             pairs: Which atoms are paired.
             coded: Whether ``table`` has one row per code.
         """
-        count = pairs.num_codes if coded else pairs.num_pairs
-        wanted = [pairs.num_atoms, self.lin_atom.in_features], [count, self.lin_pair.in_features]
-        if (found := ([*x.shape], [*table.shape])) != wanted:
-            what = "DirectedStack: x or table has the wrong shape"
-            hint = "coded=False if table has a row per pair"
-            raise mismatch(ValueError, what, list(wanted), list(found), hint=hint)
+        widths = self.lin_atom.in_features, self.lin_pair.in_features
+        check_rows("DirectedStack", x, table, widths, pairs, coded)
         of_pair = self.lin_pair(table)
+        of_pair = code_rows(of_pair, pairs) if coded else of_pair
         # One row per direction of each pair, [two, pair, width]; flipped, its reverse.
-        start = order_rows(self.lin_atom(x), pairs) + (
-            code_rows(of_pair, pairs) if coded else of_pair
-        )
+        start = order_rows(self.lin_atom(x), pairs) + of_pair
         messages = self._sent(start, pairs)
         for _ in range(self.num_modules):
             reverse = self.lin_message(messages).flip(0)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_shape, mismatch
 from pyg_dynbatch.core.movable import MovablePlan, plan_part
 from pyg_dynbatch.core.native import extension, is_native, loaded_extension
 from pyg_dynbatch.core.structure import concatenated_ranges
@@ -459,6 +459,16 @@ class Pairs(MovablePlan):
 
 
 torch.serialization.add_safe_globals([Pairs])
+
+
+def check_rows(
+    owner: str, x: Tensor, rows: Tensor, widths: tuple[int, int], pairs: Pairs, coded: bool
+) -> None:
+    """Check that there is a row per atom, and per code or per pair, of these widths."""
+    checked_shape(f"{owner}: x has the wrong shape", x, (pairs.num_atoms, widths[0]))
+    of, count = ("code", pairs.num_codes) if coded else ("pair", pairs.num_pairs)
+    what = f"{owner}: wrong shape of the rows per {of}"
+    checked_shape(what, rows, (count, widths[1]), hint="coded says whether rows are per code")
 
 
 # Sums and gathers.

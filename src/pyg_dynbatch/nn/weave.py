@@ -16,6 +16,7 @@ from pyg_dynbatch.core.operation import calls_only
 from pyg_dynbatch.core.types import without_autocast
 from pyg_dynbatch.nn.pairs import (
     Pairs,
+    check_rows,
     code_rows,
     computes_layers,
     in_single,
@@ -83,7 +84,7 @@ class CountedBatchNorm(nn.Module):
         norms = [part for part in module.modules() if isinstance(part, CountedBatchNorm)]
         if not norms:
             what = f"{type(module).__name__}: there are no batch statistics to synchronise"
-            hint = "norm='batch' or atom_norm='batch', or train without sync and sync_batchnorm"
+            hint = "atom_norm='batch' (or norm, of weave), or train without sync and sync_batchnorm"
             raise mismatch(ValueError, what, "batch normalization", "none", hint=hint)
         for norm in norms:
             norm.sync = True
@@ -350,7 +351,7 @@ class WeaveConv(nn.Module):
                 same as ``forward(x, pair[pairs.code], pairs)``, but whatever depends on the pair
                 features alone is computed once per code.
         """
-        self._check(x, pair, pairs, coded)
+        check_rows("WeaveConv", x, pair, (self.atom_in, self.pair_in), pairs, coded)
         updated = None
         if self.pair_out is not None:
             updated = self.update_pairs(self.split(x, pairs), pair, pairs, coded=coded)
@@ -436,7 +437,7 @@ class WeaveConv(nn.Module):
             return None
         if not computes_layers(x, pair, *weights, pairs=pairs):
             return None
-        self._check(x, pair, pairs, coded)
+        check_rows("WeaveConv", x, pair, (self.atom_in, self.pair_in), pairs, coded)
         own = self._activated("pp", self.lin_pp(pair), pairs, coded)
         weight, total = self._own_total(own)
         given = (self.split(x, pairs), total, weight, after.lin_pa.weight, after.lin_pa.bias)
@@ -481,14 +482,6 @@ class WeaveConv(nn.Module):
         # A hook may have kept the rows.
         last = self.norms[name] if self.norm else getattr(self, f"lin_{name}")
         return rows.relu_() if calls_only(last) else rows.relu()
-
-    def _check(self, x: Tensor, pair: Tensor, pairs: Pairs, coded: bool) -> None:
-        table = ("table", "code", pairs.num_codes) if coded else ("pair", "pair", pairs.num_pairs)
-        given = (x, self.atom_in, ("x", "atom", pairs.num_atoms)), (pair, self.pair_in, table)
-        for rows, width, (name, of, count) in given:
-            if tuple(rows.shape) != (count, width):
-                what, hint = f"WeaveConv: {name} has the wrong shape", f"one row per {of}"
-                raise mismatch(ValueError, what, [count, width], [*rows.shape], hint=hint)
 
     def extra_repr(self) -> str:
         """Show the widths."""
@@ -580,7 +573,7 @@ class WeaveStack(nn.Module):
         *,
         coded: bool = True,
     ) -> Float[Tensor, "atom out"]:
-        """Compute the atom rows; if not coded, ``table`` has a row per pair, and all are kept."""
+        """Compute the atom rows; if not coded, ``table`` has a row per pair: no ``pair_block``."""
         convs: Any = self.convs
         if coded and self.pair_block is not None and pairs.num_pairs > self.pair_block:
             norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))

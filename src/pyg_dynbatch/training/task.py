@@ -21,6 +21,7 @@ from torch_geometric.data import Batch
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from pyg_dynbatch.core.errors import checked_shape
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.prediction import Model, average
 from pyg_dynbatch.training.data import check_accumulation, continue_plan, sampler_of, seed_batch
@@ -263,6 +264,11 @@ class Task(pl.LightningModule, ABC):
             output: What the network returns.
             batch: The batch.
         """
+
+    def target(self, batch: Batch, *shape: int, name: str = "y") -> Any:
+        """Return the targets of a batch, which must have this shape."""
+        what = f"{type(self).__name__}: batch.{name} does not fit"
+        return checked_shape(what, getattr(batch, name, None), shape)
 
     @abstractmethod
     def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:

@@ -526,9 +526,8 @@ class TreeClassification(TreeTask):
 
     def summed_loss(self, output: Float[Tensor, "node class"], batch: Batch) -> Summed:
         """Sum the cross entropy of the nodes that have a loss."""
-        if self.loss_on == "roots":
-            return summed_cross_entropy(output[batch.root_index], batch.y[batch.root_index])
-        return summed_cross_entropy(output, batch.y)
+        rows = batch.root_index if self.loss_on == "roots" else slice(None)
+        return summed_cross_entropy(output[rows], self.target(batch, len(output))[rows])
 
     def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:
         """Count hits at the roots and at all nodes."""
@@ -608,7 +607,8 @@ class TreeRelatedness(TreeTask):
 
     def summed_loss(self, output: Float[Tensor, "example score"], batch: Batch) -> Summed:
         """Sum the divergences from the target."""
-        loss = F.kl_div(output.float(), batch.target.float(), reduction="sum")
+        target = self.target(batch, *output.shape, name="target").float()
+        loss = F.kl_div(output.float(), target, reduction="sum")
         return loss, torch.full((), batch.num_graphs, dtype=torch.long, device=loss.device)
 
     def update_scores(self, stage: str, output: Tensor, batch: Batch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dynbatch.core.errors import Mismatch, describe_value, mismatch
+from pyg_dynbatch.core.errors import Mismatch, checked_shape, describe_value, mismatch
 from pyg_dynbatch.core.levels import Levels, schedule_structure
 from pyg_dynbatch.core.structure import array_of
 
@@ -84,9 +84,8 @@ def batch_tree_input(batch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     parts = ("features", nodes, rest), ("node_order", nodes, ()), ("edge_order", per_tree, ())
     for name, counts, shape in parts:
         for number, (each, count) in enumerate(zip(found[name], counts, strict=True)):
-            if each.shape != (count, *shape):
-                what, got = f"{owner}: wrong shape of {name}", describe_value(each)
-                raise mismatch(ValueError, what, [count, *shape], got, where=f"tree {number}")
+            what, where = f"{owner}: wrong shape of {name}", f"tree {number}"
+            checked_shape(what, each, (count, *shape), where=where)
     merged = torch.cat(edges)
     own, sizes = array_of(merged), np.array(nodes)
     of = np.arange(len(trees)).repeat(per_tree)  # the tree of each edge

@@ -11,7 +11,7 @@ from torch_geometric.nn.aggr import Aggregation, AttentionalAggregation
 from torch_geometric.nn.inits import reset
 from torch_geometric.nn.resolver import aggregation_resolver
 
-from pyg_dynbatch.core.errors import checked_choice, mismatch
+from pyg_dynbatch.core.errors import checked_choice, checked_shape, mismatch
 from pyg_dynbatch.core.structure import checksum
 from pyg_dynbatch.nn.directed import DirectedStack
 from pyg_dynbatch.nn.pairs import Pairs
@@ -144,13 +144,9 @@ class WeaveNet(nn.Module):
         read = self.fingerprint(batch)
         if self.descriptors is None:
             return self.head(read)
-        row = getattr(batch, "descriptor", None)
-        wanted = (read.size(0), self.descriptors.num_inputs)
-        if row is None or row.shape != wanted:
-            what = "WeaveNet: the batch has no descriptors that fit"
-            expected, hint = f"batch.descriptor {list(wanted)}", "featurize as for training"
-            got = "none" if row is None else list(row.shape)
-            raise mismatch(ValueError, what, expected, got, hint=hint)
+        what, hint = "WeaveNet: batch.descriptor does not fit", "featurize as for training"
+        shape = read.size(0), self.descriptors.num_inputs
+        row = checked_shape(what, getattr(batch, "descriptor", None), shape, hint=hint)
         return self.head(torch.cat([read, self.descriptors(row).to(read.dtype)], 1))
 
     def encode(self, batch: Any) -> Float[Tensor, "atom channel"]:
