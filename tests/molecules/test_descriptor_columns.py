@@ -103,7 +103,7 @@ def test_prediction_rests_on_the_descriptors(checkpoint: str, tmp_path: Path) ->
     assert not np.allclose(before.values, after.values)
     assert before.fingerprint is not None and after.fingerprint is not None
     assert np.array_equal(before.fingerprint, after.fingerprint)
-    with pytest.raises(ValueError, match="the batch has no descriptors that fit"):
+    with pytest.raises(ValueError, match="batch.descriptor does not fit"):
         predictor.predict([MoleculeFeaturizer()("CCO")])
 
 

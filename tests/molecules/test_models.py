@@ -195,8 +195,8 @@ def test_descriptors_that_are_not_asked_for_are_ignored() -> None:
 
 def test_batches_without_the_descriptors_are_refused() -> None:
     net, batch = small(num_descriptors=3), batch_of(2, 3)
-    for given, got in ((batch, "none"), (with_descriptors(batch.clone(), 5), r"\[2, 5\]")):
-        message = rf"(?s)no descriptors that fit.*batch.descriptor \[2, 3\].*got: *{got}"
+    for given, got in ((batch, "nothing"), (with_descriptors(batch.clone(), 5), r".*\[2, 5\]")):
+        message = rf"(?s)batch.descriptor does not fit.*\[2, 3\].*got: *{got}"
         with pytest.raises(ValueError, match=message):
             net(given)
 

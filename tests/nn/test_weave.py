@@ -263,7 +263,7 @@ CONV, PAIRS = WeaveConv(3, 2), some_pairs()
         (lambda: DirectedStack(3, 2, atom_out=0), "atom_out is too small.*got: *0"),
         (
             lambda: DirectedStack(3, 2)(torch.zeros(6, 3), torch.zeros(5, 2), PAIRS),
-            r"wrong shape.*\[\[6, 3\], \[4, 2\]\].*\[\[6, 3\], \[5, 2\]\].*coded=False",
+            r"DirectedStack: wrong shape of the rows per code.*\[4, 2\].*\[5, 2\].*coded says",
         ),
         (
             lambda: CONV(torch.zeros(5, 3), torch.zeros(10, 2), PAIRS),
