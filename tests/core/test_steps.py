@@ -179,7 +179,6 @@ def stats_of(*shapes: object, policy: str = "depth") -> object:
 
 
 def test_a_small_tree_by_hand() -> None:
-    # mix(mix(1, 2), 3): the constant 3 is read at depth 2, so Fold copies it once.
     stats = stats_of(((1, 2), 3))
     assert asdict(stats) == {
         "examples": 1,
@@ -192,15 +191,7 @@ def test_a_small_tree_by_hand() -> None:
         "operations": ("mix", "mix"),
         "gathered_rows": 0,
         "fold_steps": 2,
-        "fold_copies": 1,
     }
-
-
-def test_folds_copies_by_hand() -> None:
-    # A comb of 4 leaves: the leaves enter at depths 1, 1, 2, 3 and are copied 0, 0, 1, 2 times.
-    assert stats_of((((1, 2), 3), 4)).fold_copies == 3
-    # A constant is copied once for all its readers: 4 is read at depths 1 and 3.
-    assert stats_of((((4, 2), 3), 4)).fold_copies == 3
 
 
 def test_folds_steps_are_every_operation_at_every_depth() -> None:
@@ -212,7 +203,6 @@ def test_folds_steps_are_every_operation_at_every_depth() -> None:
     stats = schedule_recordings([recording]).stats()
     assert (stats.steps, stats.critical_path, stats.lower_bound) == (1, 1, 1)  # squash+mix+score
     assert stats.fold_steps == 9
-    assert stats.fold_copies == 0
 
 
 def test_lower_bound_is_a_sum_over_operations() -> None:
@@ -227,16 +217,14 @@ def test_lower_bound_is_a_sum_over_operations() -> None:
 
 
 def test_a_structure_by_hand() -> None:
-    # A chain of 3: the inputs of nodes 1 and 2 are read at depths 2 and 3.
     stats = schedule_structure(torch.tensor([[0, 1], [1, 2]]), 3).stats()
     assert stats.widths == (1, 1, 1)
-    assert stats.fold_copies == 1 + 2
     assert stats.fold_steps == stats.lower_bound == stats.critical_path == 3
 
 
 def test_no_calls() -> None:
     stats = schedule_recordings([Recording(), Recording()]).stats()
-    assert (stats.examples, stats.steps, stats.rows, stats.fold_copies) == (2, 0, 0, 0)
+    assert (stats.examples, stats.steps, stats.rows) == (2, 0, 0)
     assert (stats.critical_path, stats.lower_bound, stats.fold_steps) == (0, 0, 0)
     recording = Recording()
     recording.output(recording.input(VECTOR, 3))

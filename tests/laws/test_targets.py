@@ -49,3 +49,8 @@ def test_targets_of_a_different_shape_are_refused(
     options = {"logger": False, "callbacks": [Spoil()], "enable_checkpointing": False}
     with pytest.raises(ValueError, match=f"batch.{name} does not fit"):
         trainer(tmp_path, 1, **options).fit(task, datamodule=data)
+    if spoil is first_rows:
+        batch = next(iter(data.train_dataloader()))
+        setattr(batch, name, spoil(batch[name]))
+        with pytest.raises(ValueError, match="the targets of the batch do not fit"):
+            task.predict_step(batch)

@@ -131,6 +131,21 @@ def test_classes_have_probabilities(tmp_path: Path, method: str, kind: str) -> N
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_a_property_of_one_class_is_certain(tmp_path: Path, method: str) -> None:
+    data = data_with(tmp_path, "binary")
+    x, y = data.descriptors("train"), data.targets("train")
+    y[:, 1] = 1
+    task = property_task(data)
+    task.model.network = TabularModel(task.schema, method)
+    task.model.network.fit((x, y), (x, y), trees=20)
+    other = TabularModel(task.schema, method)
+    other.load_state_dict(task.model.network.state_dict())
+    for network in (task.model.network, other):
+        chance = network(next(iter(data.test_dataloader()))).sigmoid()
+        assert chance[:, 1].min() > 0.999 and chance[:, 0].min() < 0.999
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_bad_rows_that_are_kept_are_predicted_too(tmp_path: Path, method: str) -> None:
     texts = ["C" * n + "O" for n in range(1, 12)] + ["C1CC"]
     path = molecule_csv(tmp_path, smiles=texts)

@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from pyg_dynbatch.datasets import Split
 from pyg_dynbatch.models import MoleculePredictor, explain
 from pyg_dynbatch.molecules.files.read import find_targets
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, TargetScale
-from pyg_dynbatch.molecules.splits import inner_folds, murcko_scaffold, random_split, scaffold_split
+from pyg_dynbatch.molecules.splits import (
+    canonical_texts,
+    describe_leakage,
+    inner_folds,
+    murcko_scaffold,
+    random_split,
+    scaffold_split,
+)
 from pyg_dynbatch.prediction import read_checkpoint
 from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import SMILES, molecule_csv, molecule_data, property_task
@@ -26,19 +34,21 @@ select = pytest.importorskip("pyg_dynbatch.molecules.work.select")
 
 @given(st.sampled_from(["random", "scaffold"]), st.integers(2, 6), st.integers(0, 9))
 def test_each_example_that_is_not_tested_validates_once(method: str, folds: int, seed: int) -> None:
-    split = scaffold_split(SMILES) if method == "scaffold" else random_split(len(SMILES), seed=seed)
-    found = inner_folds(split, SMILES, folds, seed)
+    smiles = [*SMILES, *SMILES[::3], "OCC", "CCO", "C(O)C"]
+    split = scaffold_split(smiles) if method == "scaffold" else random_split(len(smiles), seed=seed)
+    found = inner_folds(split, smiles, folds, seed)
     known = sorted([*split.train, *split.val])
     assert sorted(np.concatenate([each.val for each in found])) == known
     for each in found:
         assert sorted([*each.train, *each.val]) == known
         assert each.test.tolist() == split.test.tolist()
+        assert "both train and val" not in describe_leakage(each, canonical_texts(smiles))
         if method == "scaffold":
-            parts = ({murcko_scaffold(SMILES[i]) for i in part} for part in (each.train, each.val))
+            parts = ({murcko_scaffold(smiles[i]) for i in part} for part in (each.train, each.val))
             assert set.intersection(*parts) <= {""}
     if method == "random":
         sizes = [len(each.val) for each in found]
-        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) - min(sizes) <= 4  # copies of ethanol
 
 
 class Fixed(nn.Module):
@@ -78,6 +88,22 @@ def test_an_average_has_the_shares_of_its_members(seed: int, kind: Any) -> None:
         )
     expected = torch.einsum("m,mro->ro", shares, each.double())
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shares_of_small_errors_have_the_least_loss(tmp_path: Path) -> None:
+    """The exact shares of unbounded least squares, which are positive here."""
+    task = property_task(molecule_data(tmp_path))
+    for size in (1.0, 1e-3, 1e-6):
+        generator = torch.Generator().manual_seed(1)
+        gold = torch.randn(60, 2, generator=generator).double()
+        errors = torch.tensor([1.0, 1.5, 2.0])[:, None, None] * torch.randn(
+            3, 60, 2, generator=generator
+        )
+        errors = size * errors.double()
+        rows = errors.flatten(1)
+        exact = torch.linalg.solve(rows @ rows.t(), torch.ones(3).double())
+        found = select.stacked_weights(gold + errors, gold, task)
+        np.testing.assert_allclose(found, exact / exact.sum(), atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["regression", "binary", "multiclass"])
@@ -130,11 +156,19 @@ def test_targets_are_the_columns_of_numbers(tmp_path: Path) -> None:
     labels, values = (find_targets(path, None, (), None, k) for k in ("binary", "regression"))
     assert labels.names == ("label",) and values.names == ("value", "gap")
     said = str(values)
-    assert said.startswith("targets (regression): value, gap; not targets: num (increasing whole")
+    assert said.startswith("targets (regression): value, gap; not targets: num (different whole")
     assert "name (not numbers, such as 'methanol')" in said and "same (fewer than two" in said
     assert "label (labels)" in said
     assert find_targets(path, None, (), ["label"]).kind == "binary"
     assert find_targets(path, None, (), ["label", "gap"]).kind == "regression"
+    rows = [f"{'C' * n},{n * 37 % 61},{n / 8}" for n in range(1, 9)]
+    path.write_text("\n".join(["smiles,registered,value", *rows]), encoding="utf-8")
+    assert "value; not targets: registered (different whole" in str(find_targets(path, None, ()))
+    path.write_text("\n".join(["smiles,registered,value", *rows, "CO,9,<0.5"]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"some cells of 'value' are not[\s\S]*<0.5[\s\S]*missing"):
+        find_targets(path, None, ())
+    assert find_targets(path, None, ["<0.5"]).names == ("value",)
+    assert find_targets(path, None, (), ["registered"]).names == ("registered",)
     path.write_text("smiles,name\nCO,methanol\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"cannot be found[\s\S]*name \(not numbers, such"):
         find_targets(path, None, ())
@@ -145,6 +179,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     prepare(tmp_path, monkeypatch, CONFIG)
     molecule_csv(tmp_path)
     return tmp_path
+
+
+def fold_area(place: Path, table: Path, name: str, number: int) -> float:
+    """The area of a candidate on its fold, mean of the properties."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    guesses = torch.load(place / f"folds/{name}-{number}/result.pt", weights_only=True)["val"]
+    rows = np.array(rows_of(table))[Split.read(place / f"folds/split-{number}.json").val]
+    areas = []
+    for column, task in enumerate(("first", "second")):
+        known = [place for place, row in enumerate(rows) if row[task]]
+        gold = [int(rows[place][task]) for place in known]
+        areas.append(metrics.roc_auc_score(gold, guesses[known, column]))
+    return float(np.mean(areas))
 
 
 WORDS = ["fit", "--config", "small.yaml", "--trainer.max_epochs", "2"]
@@ -167,6 +214,9 @@ def test_the_best_on_validation_is_kept(folder: Path, capsys, kind: str) -> None
     place = Path("runs/small/version_0")
     rows = rows_of(place / "selection.csv")
     names = [row["candidate"] for row in rows]
+    if kind == "binary":  # the mean over folds of the area of each
+        found = [fold_area(place, path, "linear", number) for number in (1, 2)]
+        assert float(rows[3]["val_roc_auc"]) == pytest.approx(np.mean(found), abs=1e-6)
     assert names == ["network", "forest", "boosting", "linear", "stack"]
     metric = "scaled_rmse" if kind == "regression" else "roc_auc"
     values = [float(row[f"val_{metric}"]) for row in rows]

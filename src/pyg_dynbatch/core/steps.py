@@ -154,14 +154,12 @@ class Steps(MovablePlan):
         return "+".join(self.signatures[each].name for each in self.chain_of(step).operations)
 
     def stats(self) -> "ScheduleStats":
-        """Count steps, rows, the critical path, the lower bound, and the copies Fold would make."""
+        """Count steps, rows, the critical path, the lower bound, and the steps Fold would make."""
         schedule, kinds = self.cpu(), len(self.signatures) + len(self.fused)
         # Per row: the longest path of steps of each operation that leads to it, and of any.
         paths = [np.zeros((buffer.rows, kinds + 1), dtype=np.int64) for buffer in schedule.buffers]
-        # Per row: its depth in calls, and that of the deepest call that reads it.
-        depths = [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers]
-        uses = [column.copy() for column in depths]
-        gathered = rows = copies = 0
+        depths = [np.zeros(buffer.rows, dtype=np.int64) for buffer in schedule.buffers]  # in calls
+        gathered = rows = 0
         for step in schedule.steps:
             path, reads = np.zeros((step.size, kinds + 1), dtype=np.int64), []
             for read in step.arguments:
@@ -173,17 +171,12 @@ class Steps(MovablePlan):
                 gathered += read.length if read.start == GATHER else 0
             path[:, [step.operation, -1]] += 1
             chain = schedule.chain_of(step)
-            made, used = schedule._depths(chain, step.size, iter(reads), depths, uses)
+            made = schedule._depths(chain, step.size, iter(reads), depths)
             rows += step.size * len(chain.calls)
-            inner = {*range(len(made))}.difference(chain.outputs)
-            copies += sum(int(np.maximum(used[n] - made[n] - 1, 0).sum()) for n in inner)
             for (buffer, start), number in zip(step.results, chain.outputs, strict=True):
                 paths[buffer][start : start + step.size] = path
                 depths[buffer][start : start + step.size] = made[number]
-                uses[buffer][start : start + step.size] = used[number]
         *longest, deepest = np.vstack([np.zeros((1, kinds + 1), np.int64), *paths]).max(0).tolist()
-        both = zip(uses, depths, strict=True)
-        copies += sum(int(np.maximum(use - depth - 1, 0).sum()) for use, depth in both)
         return ScheduleStats(
             examples=schedule.num_examples,
             steps=len(schedule.steps),
@@ -196,36 +189,21 @@ class Steps(MovablePlan):
             gathered_rows=gathered,
             fold_steps=len(schedule.operations)
             * max((int(d.max(initial=0)) for d in depths), default=0),
-            fold_copies=copies,
         )
 
-    def _depths(
-        self, chain: Chain, size: int, reads: Iterator[Any], depths: Columns, uses: Columns
-    ) -> tuple[Columns, Columns]:
-        """Return the depths of all results of a step, and of the deepest call within that reads it.
-
-        Notes those of the calls that read the rows of earlier steps.
-        """
-        made, used = list[np.ndarray](), list[np.ndarray]()
+    def _depths(self, chain: Chain, size: int, reads: Iterator[Any], depths: Columns) -> Columns:
+        """Return the depths of all results of a step."""
+        made = list[np.ndarray]()
         for operation, arguments in chain.calls:
-            depth, mine = np.zeros(size, dtype=np.int64), list[Any]()
+            depth = np.zeros(size, dtype=np.int64)
             for number in arguments:
                 if number < 0:
-                    mine.append(next(reads))
-                    buffer, rows, call = mine[-1]
+                    buffer, rows, call = next(reads)
                     np.maximum.at(depth, call, depths[buffer][rows])
                 else:
                     depth = np.maximum(depth, made[number])
-            depth = depth + 1
-            for buffer, rows, call in mine:
-                np.maximum.at(uses[buffer], rows, depth[call])
-            for number in arguments:
-                if number >= 0:
-                    used[number] = np.maximum(used[number], depth)
-            for _ in self.signatures[operation].outputs:
-                made.append(depth)
-                used.append(np.zeros(size, dtype=np.int64))
-        return made, used
+            made += [depth + 1] * len(self.signatures[operation].outputs)
+        return made
 
     # Moving to a device, comparing, printing.
 
@@ -288,11 +266,10 @@ class ScheduleStats:
         operations: Name of each step's operation; fused ones joined by ``+``.
         gathered_rows: Rows read through an index; the others are contiguous.
         fold_steps: Batched calls that Fold's loop makes: every operation at every depth.
-        fold_copies: Rows that Fold copies forward, for values read more than one level later.
 
     Reference:
         Lower bound: Chen et al. (2023), arXiv:2302.03851. Fold: Looks et al. (2017),
-        arXiv:1702.02181, section 2 (pass-through operations).
+        arXiv:1702.02181, section 2.
     """
 
     examples: int
@@ -305,7 +282,6 @@ class ScheduleStats:
     operations: tuple[str, ...]
     gathered_rows: int
     fold_steps: int
-    fold_copies: int
 
 
 def contiguous(rows: np.ndarray) -> int:

@@ -360,7 +360,7 @@ class MoleculeFileData(MoleculeDataModule):
     Args:
         file: The file.
         targets: Columns (or SDF properties) to learn; by default all columns of numbers, except
-            those that number the records. What was found is reported.
+            whole numbers that all differ, as of records. What was found is reported.
         kind: ``regression``, ``binary`` (labels 0 and 1, an error in a regression) or
             ``multiclass`` (labels 0, 1, ...); by default ``binary`` if all targets are 0 or 1,
             ``regression`` otherwise.
@@ -378,7 +378,7 @@ class MoleculeFileData(MoleculeDataModule):
     def __init__(
         self,
         file: str,
-        targets: list[str] | None = None,
+        targets: list[str] | str | None = None,
         kind: PropertyKind | None = None,
         classes: int = 2,
         smiles_column: str | None = None,
@@ -400,6 +400,7 @@ class MoleculeFileData(MoleculeDataModule):
     def known_facts(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return kind and names of the targets, found in the file unless they are given."""
         targets, kind = options.get("targets"), options.get("kind")
+        targets = [targets] if isinstance(targets, str) else targets
         if targets == [] or (targets and kind):
             return {"kind": kind, "targets": targets}
         given = (options["file"], options.get("smiles_column"), options.get("missing") or ())

@@ -423,8 +423,8 @@ def scaffold_split(
 def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> list[Split]:
     """Divide the training and validation examples of a split into folds, each of which validates.
 
-    If the split is by scaffolds, molecules of a scaffold are in the same fold; those without rings,
-    which have none, are assigned one by one. Groups go to the smallest fold, in random order.
+    Copies of a molecule are in the same fold and, if the split is by scaffolds, all molecules of a
+    scaffold; those without rings have none. Groups go to the smallest fold, in random order.
 
     Args:
         split: The split, whose test examples are those of every result.
@@ -437,13 +437,15 @@ def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> l
 
     Example:
         >>> split = Split(np.arange(6), np.arange(6, 8), np.array([8]), num_examples=9)
-        >>> [each.sizes for each in inner_folds(split, ["C"] * 9, folds=2, seed=0)]
+        >>> smiles = ["C" * length for length in range(1, 10)]
+        >>> [each.sizes for each in inner_folds(split, smiles, folds=2, seed=0)]
         [(4, 4, 1), (4, 4, 1)]
     """
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for example in np.concatenate([split.train, split.val]).tolist():
         by_scaffold = split.method.startswith("scaffold")
         text = _text_or_none(murcko_scaffold, smiles[example]) if by_scaffold else None
+        text = text or _text_or_none(canonical_smiles, smiles[example])
         groups[text or str(example)].append(example)
     listed = list(groups.values())
     parts: list[list[int]] = [[] for _ in range(folds)]

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.core.errors import checked_shape, mismatch
 from pyg_dynbatch.molecules.features.pair_table import PairTable
 from pyg_dynbatch.molecules.nets.properties import AveragedProperties, MoleculePropertyModel
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
@@ -367,7 +367,7 @@ class MoleculeProperty(Task):
             got = f"kind: {known.kind}, calibration: {calibration}"
             raise mismatch(ValueError, what, "kind: binary, or calibration: none", got)
         weights = [1.0] * known.num_tasks if task_weights is None else task_weights
-        if len(weights) != known.num_tasks or any(weight < 0 for weight in weights):
+        if len(weights) != known.num_tasks or not all(0 <= weight < math.inf for weight in weights):
             what = "MoleculeProperty: task_weights do not fit the properties"
             raise mismatch(ValueError, what, f"{known.num_tasks} numbers, 0 or more", weights)
         self.schema = known
@@ -455,6 +455,8 @@ class MoleculeProperty(Task):
 
     def fit_targets(self, targets: Float[Tensor, "molecule task"]) -> None:
         """Fit target scaling and label weights to targets, NaN where unknown, as ``fit`` does."""
+        what = "MoleculeProperty: the targets do not fit the properties"
+        checked_shape(what, targets, (len(targets), self.schema.num_tasks))
         if self.schema.kind == "regression":
             self.model.scale.fit(targets)
             deviations = self.model.scale.deviation.tolist()

@@ -18,8 +18,8 @@ class DirectedStack(nn.Module):
             W_h \textstyle\sum_{k \neq j} h_{ki}^t\big) \\
         x_i' &= \mathrm{ReLU}\big(W_o [x_i, \textstyle\sum_k h_{ki}^T] + b_o\big)
 
-    All steps share their weights. A message does not return at once to the atom that it came from.
-    Self pairs carry no messages.
+    The sums run over the atoms k that are paired with i; e are the rows of pairs. All T steps share
+    weights. A message does not return at once to where it came from. Self pairs carry no messages.
 
     Args:
         atom_in: Width of an atom row.
@@ -30,16 +30,16 @@ class DirectedStack(nn.Module):
         dropout: Probability of dropping an entry of a message while training.
 
     Shape:
-        - x: ``[atom, atom_in]``, table: ``[code, pair_in]``, or ``[pair, pair_in]`` if not coded
+        - x: ``[atom, atom_in]``; table: ``[code, pair_in]``, if not ``coded`` ``[pair, pair_in]``
         - returns: ``[atom, atom_out]``
 
     Raises:
-        ValueError: If there is no step, or the rows do not fit the pairs.
+        ValueError: If ``num_modules`` is below 1, or the rows do not fit the pairs.
 
     Reference:
         Yang et al. (2019), arXiv:1904.01561, equations 3-6, where the pairs are the bonds of a
-        molecule. Differs: what is added in each step is the sum before its ReLU, as in chemprop,
-        and :math:`W_x` has a bias.
+        molecule. Differs: each step adds the input of the first ReLU, as in chemprop, and
+        :math:`W_x` has a bias.
 
     Example:
         >>> stack = DirectedStack(3, 2, channels=8)
@@ -93,7 +93,7 @@ class DirectedStack(nn.Module):
         check_rows("DirectedStack", x, table, widths, pairs, coded)
         of_pair = self.lin_pair(table)
         of_pair = code_rows(of_pair, pairs) if coded else of_pair
-        # One row per direction of each pair, [two, pair, width]; flipped, its reverse.
+        # One row per direction of each pair, [two, pair, width]; flip(0) reverses the directions.
         start = order_rows(self.lin_atom(x), pairs) + of_pair
         messages = self._sent(start, pairs)
         for _ in range(self.num_modules):
@@ -105,6 +105,6 @@ class DirectedStack(nn.Module):
 
     def _sent(self, rows: Tensor, pairs: Pairs) -> Tensor:
         rows = self.drop(rows.relu())
-        if pairs.num_entries < 2 * pairs.num_pairs:
+        if pairs.num_entries < 2 * pairs.num_pairs:  # there are self pairs
             rows = rows.masked_fill(pairs.is_self[:, None], 0)
         return rows

@@ -266,7 +266,8 @@ def summary(runs: Runs, metric: str) -> list[str]:
 
 def _shown(runs: Runs, metric: str) -> list[str]:
     """Choose the first properties and the last, which is the mean."""
-    tasks = list(dict.fromkeys(task for _, task, name in runs if name == metric))
+    means = {task: _spread(each)[0] for (_, task, name), each in runs.items() if name == metric}
+    tasks = [task for task, mean in means.items() if not np.isnan(mean)] or [*means]
     return tasks if len(tasks) <= _MOST_SHOWN else [*tasks[: _MOST_SHOWN - 1], tasks[-1]]
 
 

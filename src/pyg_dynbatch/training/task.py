@@ -21,7 +21,7 @@ from torch_geometric.data import Batch
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from pyg_dynbatch.core.errors import checked_shape
+from pyg_dynbatch.core.errors import checked_shape, mismatch
 from pyg_dynbatch.loading import ResumableLoader
 from pyg_dynbatch.prediction import Model, average
 from pyg_dynbatch.training.data import check_accumulation, continue_plan, sampler_of, seed_batch
@@ -299,7 +299,12 @@ class Task(pl.LightningModule, ABC):
 
     def predict_step(self, batch: Batch, batch_idx: int = 0) -> dict[str, Tensor]:
         """Return the columns of the table of predictions; ``example`` is relative to the batch."""
-        return self.model.predict(batch)
+        columns = self.model.predict(batch)
+        rows = {name: len(column) for name, column in columns.items()}
+        if len({*rows.values()}) > 1:
+            what = f"{type(self).__name__}: the targets of the batch do not fit"
+            raise mismatch(ValueError, what, "as many as predictions", rows)
+        return columns
 
     def forward(self, batch: Batch) -> Tensor:
         """Run the model."""

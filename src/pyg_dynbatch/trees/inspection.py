@@ -32,7 +32,6 @@ _ROWS: dict[str, Callable[[ScheduleStats], float]] = {
     "equal calls merged": attrgetter("merged_calls"),
     "rows gathered": attrgetter("gathered_rows"),
     "steps Fold would make": attrgetter("fold_steps"),
-    "rows Fold would copy": attrgetter("fold_copies"),
     "rows per step": lambda stats: stats.rows / stats.steps,
 }
 

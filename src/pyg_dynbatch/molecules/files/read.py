@@ -452,28 +452,28 @@ class _Column:
     """What the cells of a column have in common."""
 
     def __init__(self) -> None:
-        self.bad, self.labels, self.increasing = "", True, True
-        self.first: set[float] = set()  # at most two
-        self.last = -float("inf")
+        self.labels = self.numbers = True  # numbers of records: whole, and all different
+        self.seen: set[float] = set()
+        self.count, self.bad, self.num_bad = 0, "", 0
 
     def add(self, text: str) -> None:
         if (value := _number(text)) is None:
-            self.bad = self.bad or text
+            self.bad, self.num_bad = self.bad or text, self.num_bad + 1
             return
+        self.count += 1
         self.labels &= value in (0, 1)
-        self.increasing &= value > self.last and value.is_integer()
-        self.last = value
-        if len(self.first) < 2:
-            self.first.add(value)
+        self.numbers &= value.is_integer() and value not in self.seen
+        if self.numbers or len(self.seen) < 2:
+            self.seen.add(value)
 
     @property
     def reason(self) -> str:
         """Why this is no target; empty if it is one."""
         if self.bad:
             return f"not numbers, such as {self.bad[:_SHOWN]!r}"
-        if len(self.first) < 2:
+        if len(self.seen) < 2:
             return "fewer than two different values"
-        return "increasing whole numbers, as of records" if self.increasing else ""
+        return "different whole numbers, as of records" if self.numbers else ""
 
 
 def find_targets(
@@ -486,7 +486,8 @@ def find_targets(
     """Find what is not given: all columns of numbers, which are labels if all are 0 or 1.
 
     Raises:
-        ValueError: If there are none, or both labels and values.
+        ValueError: If there are none, or both labels and values, or some cells of a column of
+            numbers are something else.
     """
     file = Path(path).absolute()
     stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else ()
@@ -494,6 +495,12 @@ def find_targets(
     if targets is not None:
         all_labels = all(name in columns and columns[name].labels for name in targets)
         return FoundTargets(kind or ("binary" if all_labels else "regression"), tuple(targets))
+    for name, column in columns.items():
+        if column.count > column.num_bad > 0:
+            what, odd = f"some cells of {name!r} are not numbers", column.bad[:_SHOWN]
+            hint = f"--data.init_args.missing '[{odd!r}]', or --data.init_args.targets '[NAME]'"
+            got = f"{column.num_bad} others, such as {odd!r}"
+            raise mismatch(ValueError, what, "numbers, or named targets", got, hint=hint)
     usable = {name: column for name, column in columns.items() if not column.reason}
     labels = [name for name, column in usable.items() if column.labels]
     values = [name for name in usable if name not in labels]
@@ -506,6 +513,8 @@ def find_targets(
         what = "the targets cannot be found in the file"
         got = "; ".join(f"{each}: {', '.join(chosen[each][:_SHOWN_TARGETS])}" for each in kinds)
         hint = "--data.init_args.targets '[NAME]', or --data.init_args.kind regression or binary"
+        hint += " (labels are 0 and 1)"
+        others += [f"{name} (labels)" for name in labels]
         got = got or ", ".join(others[:_SHOWN_TARGETS]) or "no columns"
         raise mismatch(ValueError, what, "columns of one kind", got, where=path, hint=hint)
     names: list[str] = chosen[kinds[0]]
@@ -524,6 +533,7 @@ def _columns(
         for name, cell in record.extra.items():
             column = columns.setdefault(name, _Column())
             text = cell.strip()
-            if text.lower() not in empty:
+            column.numbers &= (known := text.lower() not in empty)
+            if known:
                 column.add(text)
     return columns

@@ -37,7 +37,8 @@ class WeaveNet(nn.Module):
         head: Width of each hidden layer of the head; empty for one linear layer.
         dropout: Dropout probability in the head.
         norm: ``"batch"``, ``"layer"`` or ``None``, within the weave modules.
-        atom_norm: Normalization of the rows before the readout; the histogram needs ``"batch"``.
+        atom_norm: ``"batch"``, ``"layer"`` or ``None``: normalization of the rows before the
+            readout; the bins of the histogram are made for ``"batch"``.
         sync: Whether all batch normalizations use the statistics of all ranks while training; see
             :class:`~pyg_dynbatch.nn.CountedBatchNorm`.
         residual: Whether weave modules add rows to their updates.
@@ -46,13 +47,13 @@ class WeaveNet(nn.Module):
             ``norm``, ``residual`` and ``pair_block``.
         pair_block: See :class:`~pyg_dynbatch.nn.WeaveStack`.
         num_descriptors: Width of ``batch.descriptor``, which is concatenated to the readout after
-            ``net.descriptors`` has standardized it (fit that first, see
+            the attribute ``descriptors`` has standardized it (fit that first, see
             :meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`).
         descriptor_columns: Which of its columns are used; all by default.
 
     Shape:
-        - batch: ``x`` ``[atom, atom_channels]``, ``batch``, and ``pairs`` or ``pair_code`` (of
-          all pairs); perhaps ``descriptor`` ``[molecule, num_descriptors]``, NaN where unknown
+        - batch: ``x`` ``[atom, atom_channels]``, ``batch``, and ``pairs`` or ``pair_code`` (of all
+          pairs of atoms); perhaps ``descriptor`` ``[molecule, num_descriptors]``, NaN if unknown
         - returns: ``[molecule, num_outputs]``
 
     Raises:
@@ -60,8 +61,8 @@ class WeaveNet(nn.Module):
             to synchronize.
 
     Reference:
-        Kearnes et al. (2016), arXiv:1603.00856. Differs: no batch normalization in the modules by
-        default, and tanh before the readout as in DeepChem. Directed messages: Yang et al. (2019),
+        Kearnes et al. (2016), arXiv:1603.00856. Differs: no batch normalization within the modules
+        by default; tanh before the readout, as in DeepChem. Directed messages: Yang et al. (2019),
         arXiv:1904.01561.
 
     Example:
@@ -107,7 +108,7 @@ class WeaveNet(nn.Module):
         self.lin_atom: nn.Module
         chosen = {name: v for name, v in options.items() if v is not None and v is not False}
         known = "weave", "directed"
-        self.kept: Tensor | None = None  # whether the pairs of each code are read; all by default
+        self.kept: Tensor | None = None  # whether pairs of each code are read, from the schema
         self.messages = checked_choice("WeaveNet: unknown messages", messages, known)
         if messages == "weave":
             self.weave = WeaveStack(*given, **options, dropout=weave_dropout)

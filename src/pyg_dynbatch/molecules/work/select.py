@@ -166,12 +166,17 @@ class SelectRun(Run):
         """Tabulate the main metric of every candidate, and which is the best on validation."""
         task = self.model
         metric, deviation = task.main_metric, task.model.scale.deviation
+
+        def mean_score(guess: Tensor, gold: Tensor, sizes: list[int]) -> float:
+            # Ranks of different models cannot be compared.
+            parts = zip(guess.split(sizes), gold.split(sizes), strict=True)
+            found = [ScoredSplit(*part, task.schema, deviation).mean[metric] for part in parts]
+            return float(np.nanmean(found))
+
+        sizes = [len(split.val) for split in self.splits], [len(golds[1])]
         scores = {
-            part: [
-                ScoredSplit(mean_of(guess, weights), gold, task.schema, deviation).mean[metric]
-                for weights in shares.values()
-            ]
-            for part, guess, gold in zip(("val", "test"), predictions, golds, strict=True)
+            part: [mean_score(mean_of(guess, each), *rest) for each in shares.values()]
+            for part, guess, *rest in zip(("val", "test"), predictions, golds, sizes, strict=True)
         }
         sign = -1 if task.schema.kind == "regression" else 1
         best = int(np.nanargmax(sign * np.array(scores["val"])))
@@ -269,10 +274,12 @@ def stacked_weights(predictions: Tensor, gold: Tensor, task: MoleculeProperty) -
             error = -right.clamp(min=_LEAST).log()
         return float(error[known].mean())
 
+    unit = min(map(loss, np.eye(count))) or 1.0
     start = np.full(count, 1 / count)
     total = {"type": "eq", "fun": lambda weights: weights.sum() - 1}
     limits: Any = {"bounds": [(0, 1)] * count, "constraints": total}
-    found = optimize.minimize(loss, start, method="SLSQP", **limits).x
+    limits["options"] = {"ftol": 1e-12, "maxiter": 500}
+    found = optimize.minimize(lambda given: loss(given) / unit, start, method="SLSQP", **limits).x
     found = np.where(found < _LEAST_WEIGHT, 0, found)
     return found / found.sum()
 
