@@ -27,12 +27,12 @@ SHARED_NAMES = ["TensorType", "Collater"]
 MAX_FILES = 143
 # Lines per slice, docstrings included; a limit is lowered when a slice has become smaller.
 MAX_LINES = {
-    "autobatch": 5_862,
+    "autobatch": 5_867,
     "blocks": 6_033,
     "compat": 306,
-    "core": 6_159,
+    "core": 6_156,
     "documents": 707,
-    "molecules": 9_026,
+    "molecules": 9_024,
     "native": 0,
     "kernels": 1_574,
     "nn": 3_340,

@@ -299,9 +299,8 @@ def test_targets_whose_squares_are_out_of_range_are_refused() -> None:
         with pytest.raises(ValueError, match=r"target 'two'[\s\S]*another unit"):
             task.fit_targets(targets)
     task.fit_targets(targets / torch.tensor([1, 1e160], dtype=torch.double))
-    for wrong in (targets[:, 0], targets[:, :1], targets.tolist()):
-        with pytest.raises(ValueError, match="targets do not fit the properties"):
-            task.fit_targets(wrong)
+    with pytest.raises(ValueError, match="targets do not fit the properties"):
+        task.fit_targets(targets[:, :1])
 
 
 @pytest.mark.parametrize(("name", "loss"), [("mse", F.mse_loss), ("l1", F.l1_loss)])

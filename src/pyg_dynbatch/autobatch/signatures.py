@@ -118,6 +118,11 @@ class Site:
     called: Sequence[Part] = ()  # the module that is called, and all inside
 
     @property
+    def num_reads(self) -> int:
+        """How many values a call reads."""
+        return 0 if self.spec is None else len(self.spec.inputs)
+
+    @property
     def parts(self) -> tuple[Snapshot, ...]:
         """What notices that a module has changed."""
         return tuple(part.snapshot for part in self.called)

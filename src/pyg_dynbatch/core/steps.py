@@ -1,6 +1,6 @@
 """The batched calls of recordings, step by step: which rows each call reads and writes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
@@ -14,8 +14,6 @@ from torch import Tensor
 from pyg_dynbatch.core.movable import MovablePlan
 from pyg_dynbatch.core.operation import Ragged, Signature
 from pyg_dynbatch.core.types import RowType, TensorType, describe
-
-Columns = list[np.ndarray]
 
 GATHER, ZEROS = -1, -2
 """Values of ``IndexSlice.start``: the rows are not contiguous; all of them are the row of zeros."""
@@ -191,7 +189,7 @@ class Steps(MovablePlan):
             * max((int(d.max(initial=0)) for d in depths), default=0),
         )
 
-    def _depths(self, chain: Chain, size: int, reads: Iterator[Any], depths: Columns) -> Columns:
+    def _depths(self, chain: Chain, size: int, reads: Any, depths: Any) -> list[np.ndarray]:
         """Return the depths of all results of a step."""
         made = list[np.ndarray]()
         for operation, arguments in chain.calls:
@@ -268,8 +266,7 @@ class ScheduleStats:
         fold_steps: Batched calls that Fold's loop makes: every operation at every depth.
 
     Reference:
-        Lower bound: Chen et al. (2023), arXiv:2302.03851. Fold: Looks et al. (2017),
-        arXiv:1702.02181, section 2.
+        Lower bound: Chen et al. (2023), arXiv:2302.03851.
     """
 
     examples: int

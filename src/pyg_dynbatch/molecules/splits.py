@@ -445,8 +445,8 @@ def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> l
     for example in np.concatenate([split.train, split.val]).tolist():
         by_scaffold = split.method.startswith("scaffold")
         text = _text_or_none(murcko_scaffold, smiles[example]) if by_scaffold else None
-        text = text or _text_or_none(canonical_smiles, smiles[example])
-        groups[text or str(example)].append(example)
+        key = text or _text_or_none(canonical_smiles, smiles[example]) or str(example)
+        groups[key].append(example)
     listed = list(groups.values())
     parts: list[list[int]] = [[] for _ in range(folds)]
     for number in np.random.default_rng(seed).permutation(len(listed)):

@@ -498,25 +498,24 @@ def find_targets(
     for name, column in columns.items():
         if column.count > column.num_bad > 0:
             what, odd = f"some cells of {name!r} are not numbers", column.bad[:_SHOWN]
-            hint = f"--data.init_args.missing '[{odd!r}]', or --data.init_args.targets '[NAME]'"
             got = f"{column.num_bad} others, such as {odd!r}"
+            hint = f"""--data.init_args.missing '["{odd}"]', or --data.init_args.targets '[NAME]'"""
             raise mismatch(ValueError, what, "numbers, or named targets", got, hint=hint)
     usable = {name: column for name, column in columns.items() if not column.reason}
     labels = [name for name, column in usable.items() if column.labels]
     values = [name for name in usable if name not in labels]
     others = [f"{name} ({each.reason})" for name, each in columns.items() if each.reason]
-    chosen: dict[Any, list[str]]
-    chosen = {"binary": labels, "regression": values, "multiclass": [*usable]}
+    chosen: Any = {"binary": labels, "regression": values, "multiclass": [*usable]}
     kinds: list[Any] = [each for each in ("binary", "regression") if chosen[each]]
     kinds = kinds if kind is None else [kind] * bool(chosen[kind])
     if len(kinds) != 1:
         what = "the targets cannot be found in the file"
         got = "; ".join(f"{each}: {', '.join(chosen[each][:_SHOWN_TARGETS])}" for each in kinds)
         hint = "--data.init_args.targets '[NAME]', or --data.init_args.kind regression or binary"
-        hint += " (labels are 0 and 1)"
         others += [f"{name} (labels)" for name in labels]
         got = got or ", ".join(others[:_SHOWN_TARGETS]) or "no columns"
-        raise mismatch(ValueError, what, "columns of one kind", got, where=path, hint=hint)
+        wanted = "columns of one kind, numbers or labels 0 and 1"
+        raise mismatch(ValueError, what, wanted, got, where=path, hint=hint)
     names: list[str] = chosen[kinds[0]]
     left = ((name, "labels" if name in labels else "values") for name in usable)
     others += [f"{name} ({what})" for name, what in left if name not in names]

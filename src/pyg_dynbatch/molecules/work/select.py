@@ -118,7 +118,6 @@ class SelectRun(Run):
     def _fold_words(self, folder: Path) -> Any:
         """Write the folds; yield the options of the run of each."""
         data, first = self.datamodule, int(self.config["seed_everything"])
-        logger = "--trainer.logger.init_args."
         for number, split in enumerate(self.splits, start=1):
             path = split.write(folder / "folds" / f"split-{number}.json")
             own = {
@@ -127,8 +126,8 @@ class SelectRun(Run):
                 "--data.init_args.split.file": path,
                 "--data.init_args.split.leakage": "false",
                 "--trainer.devices": 1,
-                f"{logger}save_dir": folder,
-                f"{logger}name": "folds",
+                "--trainer.logger.init_args.save_dir": folder,
+                "--trainer.logger.init_args.name": "folds",
             }
             if getattr(data, "root", "") is None:
                 own["--data.init_args.root"] = folder / "molecules"  # featurized once
