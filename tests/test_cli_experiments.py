@@ -14,11 +14,18 @@ import yaml
 
 from pyg_dynbatch.cli import main
 from pyg_dynbatch.files import locked_folder
-from pyg_dynbatch.training.experiments import read_space
+from pyg_dynbatch.training.experiments import read_space, summary
 from tests.console import complaint, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv
 from tests.test_cli import CONFIG as TREES
 from tests.test_cli_molecules import CONFIG
+
+
+def test_a_mean_that_is_not_defined_is_not_shown() -> None:
+    """As of errors in the units of several properties."""
+    runs = {("network", task, "rmse"): [1.0, 2.0] for task in ("a", "b")}
+    runs["network", "mean", "rmse"] = [float("nan")] * 2
+    assert [line.split()[1] for line in summary(runs, "rmse")] == ["a", "b"]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import yaml
 
 from pyg_dynbatch.datasets import PackedMolecules
 from pyg_dynbatch.molecules.datamodules import MoleculeDataModule
+from pyg_dynbatch.prediction import read_checkpoint
 from tests.console import TRAINER, complaint, fit_small, prepare, rows_of, run
 from tests.molecules.molecules import molecule_csv, trained
 from tests.test_files import files_of_at_most
@@ -122,6 +123,19 @@ def test_a_metric_is_checked_before_data_is_processed(folder, data, main, capsys
     assert f"expected: {main}, the main metric" in complaint(
         capsys, "fit", "--config", "other.yaml"
     )
+
+
+def test_without_a_metric_the_last_epoch_is_kept(folder: Path) -> None:
+    """Also if it was not validated; of one target that is named as a word."""
+    for path in (Path(__file__).parents[1] / "configs").glob("*.yaml"):
+        options = yaml.safe_load(path.read_text(encoding="utf-8")).get("checkpoint", {})
+        if options.get("monitor", "") is None:
+            assert options["save_on_train_epoch_end"] is True, path
+    words = "--data.init_args.targets first --checkpoint.monitor null"
+    words += " --checkpoint.save_on_train_epoch_end true --trainer.check_val_every_n_epoch 2"
+    assert run("fit", "--config", "small.yaml", *words.split(), "--trainer.max_epochs", "3") == 0
+    kept = read_checkpoint("runs/small/version_0/best.ckpt")
+    assert kept["epoch"] == 2 and kept["hyper_parameters"]["schema"]["task_names"] == ["first"]
 
 
 @pytest.mark.long
