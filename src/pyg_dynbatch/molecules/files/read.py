@@ -500,7 +500,7 @@ def find_targets(
             what, odd = f"some cells of {name!r} are not numbers", column.bad[:_SHOWN]
             got = f"{column.num_bad} others, such as {odd!r}"
             hint = f"""--data.init_args.missing '["{odd}"]', or --data.init_args.targets '[NAME]'"""
-            raise mismatch(ValueError, what, "numbers, or named targets", got, hint=hint)
+            raise mismatch(ValueError, what, "numbers, or targets", got, where=path, hint=hint)
     usable = {name: column for name, column in columns.items() if not column.reason}
     labels = [name for name, column in usable.items() if column.labels]
     values = [name for name in usable if name not in labels]
