@@ -486,8 +486,7 @@ def find_targets(
     """Find what is not given: all columns of numbers, which are labels if all are 0 or 1.
 
     Raises:
-        ValueError: If there are none, or both labels and values, or some cells of a column of
-            numbers are something else.
+        ValueError: If there are none, both labels and values, or a few odd cells among numbers.
     """
     file = Path(path).absolute()
     stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else ()

@@ -162,7 +162,7 @@ class SelectRun(Run):
         return rows
 
     def _table(self, shares: Any, predictions: Any, golds: Any) -> dict[str, np.ndarray]:
-        """Tabulate the main metric of every candidate, and which is the best on validation."""
+        """Tabulate loss and main metric of every candidate, and which has the least loss."""
         task = self.model
         metric, deviation = task.main_metric, task.model.scale.deviation
 
@@ -177,11 +177,11 @@ class SelectRun(Run):
             part: [mean_score(mean_of(guess, each), *rest) for each in shares.values()]
             for part, guess, *rest in zip(("val", "test"), predictions, golds, sizes, strict=True)
         }
-        sign = -1 if task.schema.kind == "regression" else 1
-        best = int(np.nanargmax(sign * np.array(scores["val"])))
-        names = list(shares)
+        losses = [stack_loss(predictions[0], golds[0], task, each) for each in shares.values()]
+        best, names = int(np.argmin(losses)), list(shares)
         return {
             "candidate": np.array(names, dtype=object),
+            "val_loss": np.array(losses),
             f"val_{metric}": np.array(scores["val"]),
             f"test_{metric}": np.array(scores["test"]),
             "weight": np.array([*shares.get(STACK, np.ones(1)), 1.0][: len(names)]),
@@ -252,27 +252,27 @@ def mean_of(predictions: Tensor, weights: np.ndarray) -> Tensor:
     return torch.einsum("cmo,c->mo", predictions, torch.from_numpy(np.asarray(weights)).double())
 
 
+def stack_loss(rows: Tensor, gold: Tensor, task: MoleculeProperty, weights: np.ndarray) -> float:
+    """Return the squared error in deviations, or the log loss, of a mean, for known targets."""
+    mean, filled = mean_of(rows, weights), gold.nan_to_num(0)
+    if task.schema.kind == "regression":
+        error = ((mean - filled) / task.model.scale.deviation).square()
+    elif task.schema.kind == "binary":
+        error = -torch.where(filled == 1, mean, 1 - mean).clamp(min=_LEAST).log()
+    else:
+        chance = mean.unflatten(1, (task.schema.num_tasks, -1))
+        right = chance.gather(2, filled.long()[..., None])[..., 0]
+        error = -right.clamp(min=_LEAST).log()
+    return float(error[~gold.isnan()].mean())
+
+
 def stacked_weights(predictions: Tensor, gold: Tensor, task: MoleculeProperty) -> np.ndarray:
-    r"""Return the shares of a mean with the least squared error, or log loss, of known targets.
+    r"""Return the shares of the mean with the least loss.
 
     Shares are at least 0 and sum to 1: stacked regressions, Breiman (1996), doi:10.1007/BF00117832.
     """
-    optimize, count, schema = library("scipy.optimize"), len(predictions), task.schema
-    known = ~gold.isnan()
-    filled = gold.nan_to_num(0)
-
-    def loss(weights: np.ndarray) -> float:
-        mean = mean_of(predictions, weights)
-        if schema.kind == "regression":
-            error = ((mean - filled) / task.model.scale.deviation).square()
-        elif schema.kind == "binary":
-            error = -torch.where(filled == 1, mean, 1 - mean).clamp(min=_LEAST).log()
-        else:
-            chance = mean.unflatten(1, (schema.num_tasks, -1))
-            right = chance.gather(2, filled.long()[..., None])[..., 0]
-            error = -right.clamp(min=_LEAST).log()
-        return float(error[known].mean())
-
+    optimize, count = library("scipy.optimize"), len(predictions)
+    loss = partial(stack_loss, predictions, gold, task)
     unit = min(map(loss, np.eye(count))) or 1.0
     start = np.full(count, 1 / count)
     total = {"type": "eq", "fun": lambda weights: weights.sum() - 1}
@@ -286,10 +286,11 @@ def stacked_weights(predictions: Tensor, gold: Tensor, task: MoleculeProperty) -
 def summary(table: dict[str, np.ndarray]) -> list[str]:
     """Format the table of candidates."""
     names = list(table)
-    lines = [f"{'candidate':<10} {names[1]:>16} {names[2]:>16} {'weight':>7}"]
-    for row in zip(*table.values(), strict=True):
-        mark = "  chosen on validation" if row[4] else ""
-        lines.append(f"{row[0]:<10} {row[1]:>16.4f} {row[2]:>16.4f} {row[3]:>7.2f}{mark}")
+    lines = [f"{names[0]:<10} {names[1]:>9} {names[2]:>16} {names[3]:>16} {names[4]:>7}"]
+    for name, loss, *scores, weight, chosen in zip(*table.values(), strict=True):
+        numbers = " ".join(f"{score:>16.4f}" for score in scores)
+        mark = "  chosen on validation" if chosen else ""
+        lines.append(f"{name:<10} {loss:>9.4f} {numbers} {weight:>7.2f}{mark}")
     return lines
 
 
