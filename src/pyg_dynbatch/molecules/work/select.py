@@ -178,7 +178,7 @@ class SelectRun(Run):
             for part, guess, *rest in zip(("val", "test"), predictions, golds, sizes, strict=True)
         }
         losses = [stack_loss(predictions[0], golds[0], task, each) for each in shares.values()]
-        best, names = int(np.argmin(losses)), list(shares)
+        best, names = int(np.nanargmin(losses)), list(shares)
         return {
             "candidate": np.array(names, dtype=object),
             "val_loss": np.array(losses),
