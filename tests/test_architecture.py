@@ -32,17 +32,17 @@ MAX_LINES = {
     "compat": 306,
     "core": 6_156,
     "documents": 707,
-    "molecules": 9_024,
+    "molecules": 9_025,
     "native": 0,
     "kernels": 1_574,
     "nn": 3_340,
-    "training": 2_689,
+    "training": 2_690,
     "trees": 4_231,
     "other files": 3_166,
-    "installed": 43_093,
+    "installed": 43_095,
     "benchmarks": 7_237,
 }
-MAX_CODE = 27_684
+MAX_CODE = 27_687
 MAX_LINES_OF_C = 5_085
 MAX_LINES_OF_FUNCTION = 60
 MAX_PARAMETERS = 8

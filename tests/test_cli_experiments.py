@@ -25,7 +25,8 @@ def test_a_mean_that_is_not_defined_is_not_shown() -> None:
     """As of errors in the units of several properties."""
     runs = {("network", task, "rmse"): [1.0, 2.0] for task in ("a", "b")}
     runs["network", "mean", "rmse"] = [float("nan")] * 2
-    assert [line.split()[1] for line in summary(runs, "rmse")] == ["a", "b"]
+    runs["forest", "b", "rmse"] = [float("nan")] * 2
+    assert [line.split()[1] for line in summary(runs, "rmse")] == ["a", "b", "b"]
 
 
 @pytest.fixture

@@ -237,9 +237,9 @@ def test_checkpoint_of_molecules_described_differently(tmp_path: Path) -> None:
     property_task(other).model.check_origin({"schema": schema})  # only the version differs
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0]])
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [1.0, float("nan")], [float("inf"), 1.0]])
 def test_task_weights_fit_the_properties(tmp_path: Path, weights: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"task_weights do not fit[\s\S]*2 numbers, 0 or more"):
+    with pytest.raises(ValueError, match=r"task_weights do not fit[\s\S]*2 finite numbers >= 0"):
         property_task(molecule_data(tmp_path), task_weights=weights)
 
 

@@ -266,7 +266,7 @@ class ScheduleStats:
         fold_steps: Batched calls that Fold's loop makes: every operation at every depth.
 
     Reference:
-        Lower bound: Chen et al. (2023), arXiv:2302.03851.
+        Lower bound: Chen et al. (2023), arXiv:2302.03851. Fold: Looks et al. (2017).
     """
 
     examples: int

@@ -360,7 +360,7 @@ class MoleculeFileData(MoleculeDataModule):
     Args:
         file: The file.
         targets: Columns (or SDF properties) to learn; by default all columns of numbers, except
-            whole numbers that all differ, as of records. What was found is reported.
+            whole numbers that never repeat, like record numbers. What was found is reported.
         kind: ``regression``, ``binary`` (labels 0 and 1, an error in a regression) or
             ``multiclass`` (labels 0, 1, ...); by default ``binary`` if all targets are 0 or 1,
             ``regression`` otherwise.

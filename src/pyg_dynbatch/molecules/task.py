@@ -369,7 +369,7 @@ class MoleculeProperty(Task):
         weights = [1.0] * known.num_tasks if task_weights is None else task_weights
         if len(weights) != known.num_tasks or not all(0 <= weight < math.inf for weight in weights):
             what = "MoleculeProperty: task_weights do not fit the properties"
-            raise mismatch(ValueError, what, f"{known.num_tasks} numbers, 0 or more", weights)
+            raise mismatch(ValueError, what, f"{known.num_tasks} finite numbers >= 0", weights)
         self.schema = known
         self.loss: RegressionLoss = loss
         self.positive_weight = positive_weight

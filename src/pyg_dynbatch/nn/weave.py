@@ -573,7 +573,7 @@ class WeaveStack(nn.Module):
         *,
         coded: bool = True,
     ) -> Float[Tensor, "atom out"]:
-        """Compute the atom rows; if not coded, ``table`` has a row per pair: no ``pair_block``."""
+        """Compute the atom rows; if not coded, ``table`` has a row per pair; no ``pair_block``."""
         convs: Any = self.convs
         if coded and self.pair_block is not None and pairs.num_pairs > self.pair_block:
             norms = (part for part in self.modules() if isinstance(part, CountedBatchNorm))

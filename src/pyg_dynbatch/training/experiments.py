@@ -265,9 +265,10 @@ def summary(runs: Runs, metric: str) -> list[str]:
 
 
 def _shown(runs: Runs, metric: str) -> list[str]:
-    """Choose the first properties and the last, which is the mean."""
-    means = {task: _spread(each)[0] for (_, task, name), each in runs.items() if name == metric}
-    tasks = [task for task, mean in means.items() if not np.isnan(mean)] or [*means]
+    """Choose the first properties and the last, the mean if it is defined."""
+    means = [(task, _spread(each)[0]) for (_, task, name), each in runs.items() if name == metric]
+    defined = {task for task, mean in means if not np.isnan(mean)}
+    tasks = [task for task in dict(means) if task in defined or not defined]
     return tasks if len(tasks) <= _MOST_SHOWN else [*tasks[: _MOST_SHOWN - 1], tasks[-1]]
 
 

@@ -473,7 +473,7 @@ class _Column:
             return f"not numbers, such as {self.bad[:_SHOWN]!r}"
         if len(self.seen) < 2:
             return "fewer than two different values"
-        return "different whole numbers, as of records" if self.numbers else ""
+        return "whole numbers that never repeat" if self.numbers else ""
 
 
 def find_targets(
@@ -513,8 +513,7 @@ def find_targets(
         hint = "--data.init_args.targets '[NAME]', or --data.init_args.kind regression or binary"
         others += [f"{name} (labels)" for name in labels]
         got = got or ", ".join(others[:_SHOWN_TARGETS]) or "no columns"
-        wanted = "columns of one kind, numbers or labels 0 and 1"
-        raise mismatch(ValueError, what, wanted, got, where=path, hint=hint)
+        raise mismatch(ValueError, what, "values, or labels 0 and 1", got, where=path, hint=hint)
     names: list[str] = chosen[kinds[0]]
     left = ((name, "labels" if name in labels else "values") for name in usable)
     others += [f"{name} ({what})" for name, what in left if name not in names]
@@ -531,7 +530,6 @@ def _columns(
         for name, cell in record.extra.items():
             column = columns.setdefault(name, _Column())
             text = cell.strip()
-            column.numbers &= (known := text.lower() not in empty)
-            if known:
+            if text.lower() not in empty:
                 column.add(text)
     return columns

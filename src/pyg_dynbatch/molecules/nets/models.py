@@ -37,8 +37,7 @@ class WeaveNet(nn.Module):
         head: Width of each hidden layer of the head; empty for one linear layer.
         dropout: Dropout probability in the head.
         norm: ``"batch"``, ``"layer"`` or ``None``, within the weave modules.
-        atom_norm: ``"batch"``, ``"layer"`` or ``None``: normalization of the rows before the
-            readout; the bins of the histogram are made for ``"batch"``.
+        atom_norm: Before the readout: ``"batch"``, as histograms expect, ``"layer"`` or ``None``.
         sync: Whether all batch normalizations use the statistics of all ranks while training; see
             :class:`~pyg_dynbatch.nn.CountedBatchNorm`.
         residual: Whether weave modules add rows to their updates.

@@ -94,9 +94,8 @@ class TabularModel(nn.Module):
             gold, held = gold[known], held[measured]
             candidates = self._candidates(len(np.unique(gold)), seed, trees)
             fitted = [model.fit(x[known], gold) for model in candidates]
-            for model in fitted:
-                if "n_jobs" in model.get_params():
-                    model.set_params(n_jobs=None)  # threads would slow predictions down
+            for model in (each for each in fitted if "n_jobs" in each.get_params()):
+                model.set_params(n_jobs=None)  # threads would slow predictions down
             losses = [self._loss(model, held_x[measured], held) for model in fitted]
             self.models.append(fitted[int(np.argmin(losses))])
 

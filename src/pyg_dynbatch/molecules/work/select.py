@@ -158,7 +158,13 @@ class SelectRun(Run):
         for name in self.candidates:
             found = [_result(folder, name, fold) for fold in range(1, self.folds + 1)]
             val = torch.cat([each["val"] for each in found])
-            rows[name] = {"val": val, "test": torch.stack([e["test"] for e in found]).mean(0)}
+            test = torch.stack([each["test"] for each in found]).mean(0)
+            if val.isfinite().all() and test.isfinite().all():
+                rows[name] = {"val": val, "test": test}
+            else:
+                print(f"candidate {name}: left out, as some of its predictions are not finite")
+        if not rows:
+            raise mismatch(ValueError, "fit --select: all candidates have diverged")
         return rows
 
     def _table(self, shares: Any, predictions: Any, golds: Any) -> dict[str, np.ndarray]:
@@ -178,7 +184,7 @@ class SelectRun(Run):
             for part, guess, *rest in zip(("val", "test"), predictions, golds, sizes, strict=True)
         }
         losses = [stack_loss(predictions[0], golds[0], task, each) for each in shares.values()]
-        best, names = int(np.nanargmin(losses)), list(shares)
+        best, names = int(np.argmin(losses)), list(shares)
         return {
             "candidate": np.array(names, dtype=object),
             "val_loss": np.array(losses),
@@ -275,9 +281,8 @@ def stacked_weights(predictions: Tensor, gold: Tensor, task: MoleculeProperty) -
     loss = partial(stack_loss, predictions, gold, task)
     unit = min(map(loss, np.eye(count))) or 1.0
     start = np.full(count, 1 / count)
-    total = {"type": "eq", "fun": lambda weights: weights.sum() - 1}
-    limits: Any = {"bounds": [(0, 1)] * count, "constraints": total}
-    limits["options"] = {"ftol": 1e-12, "maxiter": 500}
+    limits: Any = {"bounds": [(0, 1)] * count, "options": {"ftol": 1e-12, "maxiter": 500}}
+    limits["constraints"] = {"type": "eq", "fun": lambda weights: weights.sum() - 1}
     found = optimize.minimize(lambda given: loss(given) / unit, start, method="SLSQP", **limits).x
     found = np.where(found < _LEAST_WEIGHT, 0, found)
     return found / found.sum()
