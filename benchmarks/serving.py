@@ -23,14 +23,17 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 
 from benchmarks import bench
-from benchmarks.bulk import write_checkpoint
 from benchmarks.trees import CLASSES, Shape
 from pyg_dynbatch.core.errors import mismatch
+from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import rdkit_data_folder
+from pyg_dynbatch.molecules.schema import MoleculeSchema
+from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.trees.task import TreeClassification
 
 ONE, BATCHES = "one by one", "batches"
@@ -140,7 +143,7 @@ def run(options: Namespace, device: torch.device) -> list[bench.Record]:
         for units in options.units:
             path = _tree_checkpoint(folder / f"{units}.ckpt", units)
             records += _measure(f"trees, {units} units", path, trees, options, device, clients)
-        path = write_checkpoint(folder)
+        path = _write_molecule_checkpoint(folder)
         records += _measure("molecules", path, _molecules(), options, device, clients)
     return records
 
@@ -167,6 +170,26 @@ def _trees(generator: np.random.Generator) -> list[Any]:
                 texts[node] = f"({' '.join(texts[child] for child in shape.children[node])})"
         requests.append({"tree": texts[0]})
     return requests
+
+
+def _write_molecule_checkpoint(folder: Path) -> Path:
+    """Write a small weave network with random weights."""
+    featurizer = MoleculeFeaturizer()
+    pair_table = featurizer.pair_table
+    schema = MoleculeSchema(featurizer.spec, len(featurizer.atom_names), pair_table, ("y",))
+    torch.manual_seed(0)
+    task = MoleculeProperty(schema.as_dict(), hidden=50, atom_out=128, readout="sum", head=[64])
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.strategy.connect(task)
+    path = folder / "small.ckpt"
+    trainer.save_checkpoint(path)
+    return path
 
 
 def _molecules() -> list[Any]:

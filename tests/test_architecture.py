@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "pyg_dynbatch").rglob("*.py"))
 DOORS = (
     *("autobatch", "blocks", "compat.tree_lstm", "data", "datasets", "lightning", "loader"),
-    *("models", "molecules", "nn", "testing"),
+    *("models", "nn", "testing"),
 )
 # Names of Fold and of PyG for two different things.
 SHARED_NAMES = ["TensorType", "Collater"]

@@ -467,7 +467,6 @@ def test_trees_are_predicted_from_the_checkpoint_alone(folder: Path, capsys) -> 
     for options, said in (
         (["--output", "new.txt"], "an output is also an input"),
         (["--fingerprints", "f.npy"], "unrecognized arguments: --fingerprints"),
-        (["--shard", "0/2"], "trees cannot be predicted in shards"),
     ):
         assert said in complaint(capsys, *alone, "new.txt", *options)
 

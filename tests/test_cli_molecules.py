@@ -241,30 +241,6 @@ def test_featurize_and_go_on(folder: Path, capsys) -> None:
     assert "bad rows: some/errors.csv" in capsys.readouterr().out
 
 
-def test_shards_are_merged(folder: Path, checkpoint: str, capsys) -> None:
-    given = ["--input", "regression.csv", "--block-size", "8", "--targets", "first"]
-    for number in (1, 0):
-        argv = ["featurize", *given, "--output", "packed", "--shard", f"{number}/2"]
-        assert run(*argv) == 0
-        assert capsys.readouterr().out == f"packed molecules: packed/shard-000{number}-of-0002\n"
-    assert run("merge", "packed") == 0
-    assert run("featurize", *given, "--output", "one") == 0
-    contents = [
-        {path.name: path.read_bytes() for path in Path(name).iterdir() if path.is_file()}
-        for name in ("packed", "one")
-    ]
-    assert contents[0] == contents[1] and len(contents[0]) == 12
-    argv = ["predict", "--checkpoint", checkpoint, "--input", "some.csv", "--output"]
-    for number in (1, 0):
-        assert run(*argv, "out", "--shard", f"{number}/2", "--fingerprints", "p.npy") == 0
-    capsys.readouterr()
-    assert run("merge", "out") == 0
-    assert "merge: 2 of 3 records predicted" in capsys.readouterr().err
-    assert run(*argv, "one.csv", "--fingerprints", "p.npy") == 0
-    for merged, whole in (("out/predictions.csv", "one.csv"), ("out/p.npy", "p.npy")):
-        assert Path(merged).read_bytes() == Path(whole).read_bytes()
-
-
 def test_explain_leaves_pictures_tables_and_one_page(folder: Path, checkpoint: str, capsys) -> None:
     argv = ["--input", "some.csv", "--output", "out", "--name-column", "name"]
     assert run("explain", "--checkpoint", checkpoint, *argv, "--task", "second") == 0
@@ -399,9 +375,6 @@ FEATURIZE = "featurize --output o --input"
 
 WRONG_OPTIONS = [
     (f"{PREDICT} none.csv", "none.csv"),
-    (f"{PREDICT} some.csv --shard 0/2", "--shard: expected a folder as --output"),
-    (f"{FEATURIZE} some.csv --shard 2/2", "out of range. expected: i/n with i from 0 to n-1"),
-    ("merge none", "merge: the folder has no shards"),
     (f"{PREDICT} some.csv --smiles-column nope", "nope"),
     (f"{PREDICT} some.csv --workers -1", "--workers: expected at least 0"),
     (f"{PREDICT} some.csv --max-pairs 0", "--max-pairs: expected at least 1"),

@@ -54,8 +54,6 @@ import pyg_dynbatch.nn, pyg_dynbatch.blocks, pyg_dynbatch.autobatch, pyg_dynbatc
 everything = [getattr(pyg_dynbatch, name) for name in pyg_dynbatch.__all__]
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
 assert loaded.isdisjoint(heavy), loaded.intersection(heavy)
-import pyg_dynbatch.molecules
-assert set(sys.modules).isdisjoint(("dask", "distributed", "ray"))
 """
 
 

@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 
 _NAMESPACES = (
     "autobatch", "blocks", "compat.tree_lstm", "data", "datasets", "lightning", "loader", "models",
-    "molecules", "nn", "testing",
+    "nn", "testing",
 )
 _MODULES = {name.partition(".")[0] for name in _NAMESPACES}
 

@@ -21,7 +21,6 @@ _COMMANDS = {
     "tune": "choose options on the validation split by Optuna",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
     "featurize": "describe the molecules of a file once, in packed files",
-    "merge": "join the shards of featurize --shard or predict --shard",
     "explain": "attribute predictions to atoms and their pairs, with pictures, or to JSON paths",
     "inspect": "show the schedule of a data set or of a file of trees; --native: the C in use",
 }
@@ -44,7 +43,7 @@ examples:
   pyg-dynbatch repeat --config configs/esol.yaml --times 5 --baselines
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
-  pyg-dynbatch featurize --input molecules.smi.gz --output packed --shard 0/8
+  pyg-dynbatch featurize --input molecules.smi.gz --output packed
   pyg-dynbatch explain --checkpoint best.ckpt --smiles CCO "c1ccccc1O" --output explained
 
 'pyg-dynbatch COMMAND --help' lists the options of a command. An error is one line and exit code 2;
@@ -161,10 +160,10 @@ def _dispatch(argv: list[str]) -> int:
         from pyg_dynbatch.trees.inspection import run_inspect
 
         return run_inspect(options)
-    if command in ("featurize", "merge"):
-        from pyg_dynbatch.molecules.work.commands import run_featurize, run_merge
+    if command == "featurize":
+        from pyg_dynbatch.molecules.work.commands import run_featurize
 
-        return {"featurize": run_featurize, "merge": run_merge}[command](options)
+        return run_featurize(options)
     has_file = bool({"--checkpoint", "--input"} & {word.split("=")[0] for word in options})
     if command == "explain" or (command == "predict" and has_file):
         return _run_on_file(command, options)

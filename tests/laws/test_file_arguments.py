@@ -26,13 +26,11 @@ PREDICT = "--input regression.csv --output new.csv"
 ARGUMENTS = {
     "predict --checkpoint": "predict --checkpoint BAD " + PREDICT,
     "predict --checkpoint, the second": "predict --checkpoint last.ckpt BAD " + PREDICT,
-    "predict --checkpoint --shard": "predict --shard 0/1 --checkpoint BAD " + PREDICT,
     "predict --input": "predict --checkpoint last.ckpt --input BAD --output new.csv",
     "predict --features": "predict --checkpoint last.ckpt --features BAD " + PREDICT,
     "explain --checkpoint": "explain --checkpoint BAD --input regression.csv --output new",
     "explain --input": "explain --checkpoint last.ckpt --input BAD --output new",
     "featurize --input": "featurize --input BAD --output new",
-    "featurize --input --shard": "featurize --shard 0/2 --input BAD --output new",
     "inspect": "inspect BAD --output new",
     "fit --config": "fit --config BAD",
     "fit --ckpt_path": f"fit {FIT} --ckpt_path BAD",
@@ -43,7 +41,6 @@ ARGUMENTS = {
     "tune --space": f"tune {FIT} --space BAD",
     "repeat --config": "repeat --config BAD",
     "ensemble": f"ensemble {FIT} --checkpoints BAD last.ckpt",
-    "merge": "merge BAD",
 }
 
 
@@ -89,7 +86,7 @@ def checkpoint(tmp_path_factory) -> str:
 
 
 KINDS = [missing, a_folder, empty, truncated, with_a_changed_weight, of_a_wrong_kind, unreadable]
-QUICK = ["predict --checkpoint", "predict --input", "featurize --input --shard", "inspect"]
+QUICK = ["predict --checkpoint", "predict --input", "featurize --input", "inspect"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,7 +119,7 @@ def test_it_is_said_what_is_wrong(
         said = complaint(capsys, *ARGUMENTS[argument].replace("BAD", str(bad)).split())
     assert bad.name in said
     assert "expected:" in said
-    if kind is unreadable and argument != "merge":
+    if kind is unreadable:
         assert "Permission denied" in said and "[Errno" not in said and "truncated" not in said
     assert written(tmp_path) == before
 
@@ -130,7 +127,7 @@ def test_it_is_said_what_is_wrong(
 def test_a_second_process_with_the_same_output_loses_nothing(tmp_path: Path) -> None:
     table, facts = tmp_path / "table.csv", {"--input": "some hash"}
     note = tmp_path / "table.csv.part.json"
-    note.write_text(json.dumps({"identity": facts, "counts": [128, 0, ""], "sizes": [3, 0, 0]}))
+    note.write_text(json.dumps({"identity": facts, "counts": [128, 0, ""], "sizes": [3, 0]}))
     with atomic_file(table, resume_at=0) as first:
         first.write("row")
         first.flush()

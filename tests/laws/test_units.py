@@ -201,8 +201,6 @@ def commands_in(folder: Path, unit: tuple[float, float], patch: pytest.MonkeyPat
     predict = ["predict", "--input", "regression.csv", "--checkpoint"]
     assert run(*predict, best[0], "--output", "one.csv", "--narrow") == 0
     assert run(*predict, *best[1:], "--output", "two.csv", "--narrow", "--dropout", "2") == 0
-    assert run(*predict, best[0], "--output", "shards", "--narrow", "--shard", "0/1") == 0
-    assert run("merge", "shards") == 0
     options = ["--config", "small.yaml", "--times", "2", "--baselines", "--output", "repeated.csv"]
     assert run("repeat", *options) == 0
     return folder

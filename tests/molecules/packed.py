@@ -131,5 +131,5 @@ def assert_same(one: MoleculeData, other: MoleculeData) -> None:
 
 
 def files_of(folder: str | Path) -> dict[str, bytes]:
-    """Read the files of a folder, except hidden ones and those of its shards."""
+    """Read the files of a folder, except hidden ones."""
     return {path.name: path.read_bytes() for path in Path(folder).glob("[!.]*") if path.is_file()}

@@ -113,8 +113,8 @@ def test_a_candidate_that_has_diverged_is_left_out(tmp_path: Path, monkeypatch, 
         return {"val": torch.full((4, 2), value), "test": torch.ones(3, 2)}
 
     monkeypatch.setattr(select, "_result", result)
-    monkeypatch.setattr(select, "compute_runs", lambda *given: ())
-    run = SimpleNamespace(candidates=["network", "linear"], folds=2, client=None, plain_config=dict)
+    monkeypatch.setattr(select, "run_candidate", lambda *given: "")
+    run = SimpleNamespace(candidates=["network", "linear"], folds=2)
     diverged = ["network"]
     assert list(select.SelectRun._measured(run, tmp_path, [])) == ["linear"]
     assert "candidate network: left out" in capsys.readouterr().out

@@ -4,16 +4,14 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from pydoc import locate
 from typing import Any
 
 import numpy as np
 import yaml
 
-from pyg_dynbatch.clusters import Items, Work, compute
 from pyg_dynbatch.console import OneLineArguments, check_outputs, optional
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
@@ -30,13 +28,11 @@ _FACTS = ("model", "task", "metric", "runs", "mean", "deviation", "settings")
 _MOST_SHOWN = 13  # properties
 
 
-def repeat(words: str | Words, client: Any = None) -> Path:
+def repeat(words: str | Words) -> Path:
     """Train and test several times, and write one table, as the command ``repeat`` does.
 
     Args:
         words: Words of the command: options of ``fit``, ``--times``, ``--output``, ``--baselines``.
-        client: A ``dask.distributed.Client``, or the module ``ray``, whose workers find the same
-            files and do one run at a time; None for this process, run by run.
 
     Returns:
         Path of the table: means, deviations, and the result of every run, whoever has done it.
@@ -66,6 +62,7 @@ def repeat(words: str | Words, client: Any = None) -> Path:
     if own.times is not None and own.times < 2:
         parser.error(f"argument --times: expected at least 2, got {own.times}")
     check_outputs("repeat", [own.output], options)
+    prepare_process()
     config = Run("fit", options, build=False).plain_config()
     variants = _variants(config, own.times)
     models: dict[str, Callable[[Words], Run]] = {"network": partial(Run, "fit")}
@@ -74,7 +71,7 @@ def repeat(words: str | Words, client: Any = None) -> Path:
         models |= {method: partial(kind, method) for method in kind.methods}
     count, output = len(variants), own.output
     run = partial(_run, config, options, variants, models, own.output)
-    for settings, number, done in compute_runs(run, range(1, count + 1), client, "run", config):
+    for settings, number, done in map(run, range(1, count + 1)):
         output = Path(output or done["network"] / "repeated.csv")
         if own.output is None:
             _add_run(output, settings, count, number, done)  # now, in case a later run fails
@@ -109,25 +106,6 @@ def _run(
 def as_list(words: str | Words) -> list[str]:
     """Split a command line into words."""
     return shlex.split(words) if isinstance(words, str) else list(words)
-
-
-def compute_runs(work: Work, items: Items, client: Any, what: str, config: Config) -> Iterator[Any]:
-    """Yield results as ``compute`` does, of work in the folder of the caller that trains."""
-    data, trainer = config["data"].get("init_args") or {}, config["trainer"]
-    if client is not None and (devices := trainer["devices"]) not in ("auto", "1", 1):
-        what = f"a {what} on a cluster has one device"
-        raise mismatch(ValueError, what, "trainer.devices: 1", devices)
-    gpu = {"auto": None, "cuda": True, "gpu": True}.get(trainer["accelerator"], False)
-    here = partial(_prepared, config, Path.cwd(), work)
-    return compute(here, items, client, what, gpu, data.get("num_workers") or 0)
-
-
-def _prepared(config: Config, folder: Path, work: Work, item: Any) -> Any:
-    for part in ("model", "data"):
-        locate(config[part]["class_path"])  # words can name a class once it is imported
-    prepare_process()
-    with chdir(folder):
-        return work(item)
 
 
 def _locked(path: str | Path, run: str = "", wait: bool = True) -> Any:
@@ -288,13 +266,12 @@ def draw_runs(path: Path, runs: Runs, metric: str) -> Path:
     return save_figure(figure, path)
 
 
-def tune(words: str | Words, client: Any = None) -> Path:
+def tune(words: str | Words) -> Path:
     """Choose options on the validation split, as the command ``tune`` does.
 
     Args:
         words: Words of the command: options of ``fit``, ``--space``, ``--trials``, ``--study``,
             ``--output``.
-        client: As of :func:`repeat`; Optuna then chooses with the trials that are finished.
 
     Returns:
         Path of the best settings.
@@ -327,6 +304,7 @@ def tune(words: str | Words, client: Any = None) -> Path:
         parser.error(f"argument --trials: expected at least 1, got {own.trials}")
     check_outputs("tune", [own.study, own.output], [own.space, *options])
     space = read_space(own.space)
+    prepare_process()
     config = Run("fit", options, build=False).plain_config()
     if config["checkpoint"]["monitor"] is None:
         what = "tune: no metric compares the trials"
@@ -335,7 +313,8 @@ def tune(words: str | Words, client: Any = None) -> Path:
     study = _open_study(own.study, config, space)
     work = partial(_try, config, options, space, own.study, own.trials)
     left = range(own.trials - len(_finished(study)))
-    list(compute_runs(work, left, client, "task", config))
+    for number in left:
+        work(number)
     finished = _finished(study)
     if others := [trial.number for trial in study.trials if trial.number not in finished]:
         print(f"without result:   trials {others}: failed, stopped, or in other processes")

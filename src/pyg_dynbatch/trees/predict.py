@@ -216,11 +216,7 @@ def run_tree_predict(argv: list[str]) -> int:
     parser = prediction_arguments("predict", text, "bracketed trees, one per line", "trees")
     add = parser.add_argument
     add("--nodes", metavar="FILE", help="also write a CSV file with one row per node")
-    add("--shard", metavar="I/N", help="molecules only")
     options = parser.parse_args(argv)
-    if options.shard is not None:
-        what, hint = "predict: trees cannot be predicted in shards", "split -n l/8 FILE first"
-        raise mismatch(ValueError, what, "no --shard", options.shard, hint=hint)
     paths = options.checkpoint
     check_outputs("predict", [options.output, options.nodes], [options.input, *paths])
     predictor = TreePredictor(paths, options.device)

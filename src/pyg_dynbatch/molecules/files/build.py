@@ -53,8 +53,7 @@ class FeaturizeOptions:
         bad: Policy for rows that are not molecules: ``"raise"``, ``"skip"``, or ``"blank"``: keep
             the row, as a molecule without atoms and targets.
         num_workers: Number of processes; scripts need ``if __name__ == "__main__":``. 0 for none.
-        block_size: Records saved, and dealt to shards, together: an interruption loses at most this
-            many.
+        block_size: Records saved together: an interruption loses at most this many.
         progress: Whether to show the progress: a bar on a terminal, lines elsewhere.
         force: Whether to rebuild everything.
 
@@ -358,7 +357,7 @@ class StoreBuilder:
             "bad": options.bad,
             "pyg_dynbatch": pyg_dynbatch.__version__,
         }
-        self.total = self.bad = 0  # records, and bad ones among them
+        self.total = 0  # records
         self._digests: list[str] = []  # of the parts, in order
         self._earlier: PackedMolecules | None = None
         # The valid parts and the readers of their columns, by the digests of the parts.
@@ -432,14 +431,14 @@ class StoreBuilder:
             read = partial(_read, folder, 0)
         self._parts[digest] = part, read
 
-    def finish(self, may_be_empty: bool = False) -> PackedMolecules:
+    def finish(self) -> PackedMolecules:
         """Join the parts; write the columns, the header and the report of bad rows."""
         found = [self._parts[digest] for digest in self._digests]
         # A part without bad rows may have been made under a different policy.
         parts = [{**part, "bad": self.options.bad} for part, _ in found]
-        self.bad = check_parts(self.name, parts, self.total, may_be_empty)
+        check_parts(self.name, parts, self.total)
         empty = self.packing.pack([])
-        readers = [read for _, read in found] or [empty.__getitem__]
+        readers = [read for _, read in found]
         header = {**self._header, "parts": parts}
         if self.folder is None:
             return PackedMolecules((header, store.join_packs(readers, empty)))
@@ -451,18 +450,15 @@ def _read(folder: Path, number: int, name: str) -> np.ndarray:
     return PackedMolecules(folder).part(number, name)
 
 
-def check_parts(
-    name: str, parts: Sequence[Mapping[str, Any]], total: int, may_be_empty: bool = False
-) -> int:
-    """Report and count the bad rows of a store; raise an error if there is no molecule."""
+def check_parts(name: str, parts: Sequence[Mapping[str, Any]], total: int) -> None:
+    """Report the bad rows of a store; raise an error if there is no molecule."""
     bad = sum(len(part["errors"]) for part in parts)
     first = next((BadMolecule(**part["errors"][0]) for part in parts if part["errors"]), None)
     said = "no records" if first is None else summary_of(first, bad, total)
-    if bad == total and not may_be_empty:
+    if bad == total:
         raise mismatch(ValueError, f"{name}: no molecules", "at least one", said)
     if bad:
         print(f"{name}: {said}", file=sys.stderr)
-    return bad
 
 
 def finish_store(

@@ -4,7 +4,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import chain
@@ -59,21 +59,6 @@ class RawMolecule:
     source: tuple[Sequence[str], Sequence[str]] = ((), ())
 
 
-Wanted = Callable[[int], bool]  # whether a row is wanted
-
-
-class MoleculeRecords(Iterator[RawMolecule]):
-    """Stream of the records of a file; of rows that are not wanted, little is read."""
-
-    def __init__(self, read: Callable[["MoleculeRecords"], Iterator[RawMolecule]]) -> None:
-        self.wanted: Wanted = lambda row: True  # changes have no effect after the first record
-        self.total = 0  # records in the file so far, wanted or not
-        self._records = read(self)
-
-    def __next__(self) -> RawMolecule:
-        return next(self._records)
-
-
 def read_molecules(
     path: str | Path,
     *,
@@ -84,7 +69,7 @@ def read_molecules(
     missing: Collection[str] = (),
     first_of_repeated: bool = False,
     keep_source: bool = False,
-) -> MoleculeRecords:
+) -> Iterator[RawMolecule]:
     r"""Read a file of molecules as a stream: a million records need no more memory than one.
 
     - ``csv``, ``tsv``: a line of column names, then one record per line; quoted cells may hold
@@ -143,31 +128,30 @@ def read_molecules(
     labels = frozenset(targets)
     empty = frozenset((*MISSING, *(token.strip().lower() for token in missing)))
 
-    def read(stream: MoleculeRecords) -> Iterator[RawMolecule]:
+    def read() -> Iterator[RawMolecule]:
+        found = False
         with open_lines(path) as lines:
             if kind == "smi":
-                records = _read_smi(lines, stream.wanted)
+                records = _read_smi(lines)
             elif kind == "sdf":
-                records = _read_sdf(lines, targets, stream.wanted)
+                records = _read_sdf(lines, targets)
             else:
                 names = (smiles_column, targets, name_column, first_of_repeated)
-                records = _read_table(lines, _DELIMITERS[kind], *names, stream.wanted)
+                records = _read_table(lines, _DELIMITERS[kind], *names)
             for raw in records:
-                stream.total += 1
-                if raw is None:
-                    continue
+                found = True
                 yield replace(
                     raw,
                     targets=tuple(_label(raw, name, empty) for name in targets),
                     extra={name: raw.extra[name] for name in raw.extra if name not in labels},
                     source=raw.source if keep_source else ((), ()),
                 )
-            if not stream.total:
+            if not found:
                 what = f"{lines.name}: the file contains no molecules"
                 got = f"{lines.number} lines"
                 raise mismatch(ValueError, what, f"at least one {kind} record", got, where=path)
 
-    return MoleculeRecords(read)
+    return read()
 
 
 def _label(raw: RawMolecule, name: str, missing: Collection[str]) -> float | None:
@@ -209,8 +193,7 @@ def _read_table(
     targets: Sequence[str],
     name: str | None,
     first_of_repeated: bool,
-    wanted: Wanted,
-) -> Iterator[RawMolecule | None]:
+) -> Iterator[RawMolecule]:
     records = _cells(lines, delimiter)
     _, header = next(records, (0, []))
     if not header:
@@ -228,9 +211,6 @@ def _read_table(
             names, got = (f"{len(texts)}: {', '.join(texts)[:200]}" for texts in (header, cells))
             where, hint = f"{lines.path}:{start}", "quotes around separators"
             raise mismatch(ValueError, what, names, got, where=where, hint=hint)
-        if not wanted(row):
-            yield None
-            continue
         yield RawMolecule(
             row,
             f"{lines.path}:{start}",
@@ -286,7 +266,7 @@ def _find_smiles(
     return header.index(found[0])
 
 
-def _read_smi(lines: Lines, wanted: Wanted) -> Iterator[RawMolecule | None]:
+def _read_smi(lines: Lines) -> Iterator[RawMolecule]:
     row, header = 0, False
     for line in lines:
         text = line.strip()
@@ -296,9 +276,6 @@ def _read_smi(lines: Lines, wanted: Wanted) -> Iterator[RawMolecule | None]:
             header = True
             continue
         row += 1
-        if not wanted(row - 1):
-            yield None
-            continue
         smiles, _, rest = text.replace("\t", " ").partition(" ")
         rest = rest.strip()
         if rest.startswith("|") and "|" in rest[1:]:  # the extension of CXSMILES
@@ -307,7 +284,7 @@ def _read_smi(lines: Lines, wanted: Wanted) -> Iterator[RawMolecule | None]:
         yield RawMolecule(row - 1, f"{lines.path}:{lines.number}", smiles=smiles, name=rest or None)
 
 
-def _read_sdf(lines: Lines, targets: Sequence[str], wanted: Wanted) -> Iterator[RawMolecule | None]:
+def _read_sdf(lines: Lines, targets: Sequence[str]) -> Iterator[RawMolecule]:
     # Not with RDKit's suppliers, which read no streams and give molecules without block and line.
     seen: dict[str, None] = {}
     record: list[str] = []
@@ -317,11 +294,10 @@ def _read_sdf(lines: Lines, targets: Sequence[str], wanted: Wanted) -> Iterator[
             record.append(line.rstrip("\r\n"))
             continue
         if any(text.strip() for text in record):
-            is_wanted = wanted(row)
-            fields = _fields(record) if is_wanted or targets else {}
+            fields = _fields(record)
             seen |= dict.fromkeys(fields)
             where = f"{lines.path}:{start}"
-            yield _sdf_molecule(record, row, where, fields) if is_wanted else None
+            yield _sdf_molecule(record, row, where, fields)
             row += 1
         record, start = [], lines.number + 1
     never = [name for name in targets if name not in seen]

@@ -1,1 +1,1 @@
-"""Work on files of molecules: predict, explain, baselines, shards."""
+"""Work on files of molecules: predict, explain, baselines."""

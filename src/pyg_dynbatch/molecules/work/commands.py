@@ -20,10 +20,9 @@ from pyg_dynbatch.molecules.data import MoleculeData
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.features.rdkit_access import MoleculeError, parse_mol_block
 from pyg_dynbatch.molecules.files.build import ERRORS, FeaturizeOptions, build_store
-from pyg_dynbatch.molecules.files.read import FORMATS, MoleculeRecords, RawMolecule, read_molecules
+from pyg_dynbatch.molecules.files.read import FORMATS, RawMolecule, read_molecules
 from pyg_dynbatch.molecules.files.store import HEADER
 from pyg_dynbatch.molecules.nets.properties import MoleculePropertyModel
-from pyg_dynbatch.molecules.work.bulk import FeaturizeJob, PredictJob, Shard, merge
 from pyg_dynbatch.molecules.work.explain import (
     Explanation,
     atom_labels,
@@ -51,19 +50,17 @@ def add_input(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 def read_input(
     options: argparse.Namespace, targets: list[str] | None = None, keep_source: bool = False
-) -> MoleculeRecords:
+) -> Iterator[RawMolecule]:
     """Open the records that the options name."""
-    return read_molecules(options.input, **_reading(options, targets), keep_source=keep_source)
-
-
-def _reading(options: argparse.Namespace, targets: list[str] | None = None) -> dict[str, Any]:
-    return {
-        "smiles_column": options.smiles_column,
-        "target_columns": targets,
-        "name_column": options.name_column,
-        "format": options.format or ("smi" if options.input == "-" else None),
-        "missing": getattr(options, "missing", ()),
-    }
+    return read_molecules(
+        options.input,
+        smiles_column=options.smiles_column,
+        target_columns=targets,
+        name_column=options.name_column,
+        format=options.format or ("smi" if options.input == "-" else None),
+        missing=getattr(options, "missing", ()),
+        keep_source=keep_source,
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -74,14 +71,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     text = "their numbers, if trained with a FeatureFile: CSV, or .npy in the order of the input"
     add("--features", metavar="FILE", help=text)
     add("--device", default="cpu", help="cpu, cuda, ... (default: cpu)")
-
-
-def _add_shard(parser: argparse.ArgumentParser) -> None:
-    """Add the options for one of several shards of a file."""
-    add = parser.add_argument
-    add("--shard", metavar="I/N", help="do one of N shards, numbered from 0, in the folder OUTPUT")
-    text = "records saved, and dealt to shards, together (default: 4096)"
-    add("--block-size", type=int, default=4_096, metavar="N", help=text)
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -107,17 +96,14 @@ def _predict_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     _add_model(parser)
     add_input(parser)
-    text = "CSV file; - for stdout (default); with --shard, a folder"
-    add("--output", default="-", metavar="FILE", help=text)
+    add("--output", default="-", metavar="FILE", help="CSV file; - for stdout (default)")
     add("--narrow", action="store_true", help="of the input, keep only row, name and SMILES")
     zero = _at_least(0)
     add("--dropout", type=zero, default=0, metavar="N", help="passes with dropout, for a deviation")
-    text = "also write fingerprints, .npy or .csv; with --shard, a name in its folder"
-    add("--fingerprints", metavar="FILE", help=text)
+    add("--fingerprints", metavar="FILE", help="also write fingerprints, .npy or .csv")
     add("--workers", type=zero, default=0, metavar="N", help="processes that read molecules")
     text = "pairs of atoms in a batch"
     add("--max-pairs", type=_at_least(1), default=200_000, metavar="N", help=text)
-    _add_shard(parser)
     return parser
 
 
@@ -125,8 +111,6 @@ def run_molecule_predict(argv: list[str], checkpoint: Mapping[str, Any]) -> int:
     """Run ``predict`` on a stream of molecules; the first checkpoint may be read already."""
     parser = _predict_parser()
     options = parser.parse_args(argv)
-    if options.shard is not None:
-        return _predict_shard(parser, options)
     paths, written = options.checkpoint, (options.output, options.fingerprints)
     check_outputs("predict", written, [options.input, options.features, *paths])
     first = MoleculePropertyModel.from_checkpoint(checkpoint, paths[0]) if checkpoint else paths[0]
@@ -153,24 +137,11 @@ def _no_molecule(command: str, where: str, bad: int, reason: str) -> ValueError:
     return mismatch(ValueError, what, "at least one", got, where=where)
 
 
-def _predict_shard(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.features is not None:
-        parser.error("argument --features: shards use the file of the checkpoint")
-    if options.output == "-":
-        parser.error("argument --shard: expected a folder as --output, got standard output")
-    names = ("narrow", "dropout", "max_pairs", "max_atoms", "device", "fingerprints", "block_size")
-    given = {name: getattr(options, name) for name in names}
-    given |= {"reading": _reading(options), "num_workers": options.workers}
-    job = PredictJob(options.input, options.output, options.checkpoint, **given)
-    print(f"written: {job.run(Shard.parse(options.shard))}", file=sys.stderr)
-    return 0
-
-
 def _identity(options: argparse.Namespace) -> dict[str, str] | None:
     """Return the facts in which a run must equal the killed one that it continues."""
     if options.output == "-" or not Path(options.input).is_file():
         return None
-    passed = ("workers", "output", "checkpoint", "input", "shard", "block_size")
+    passed = ("workers", "output", "checkpoint", "input")
     given = {name: value for name, value in vars(options).items() if name not in passed}
     identity = {f"--{name.replace('_', '-')}": str(value) for name, value in given.items()}
     identity["--input"] = sha256_of(options.input)
@@ -203,7 +174,8 @@ def _featurize_parser() -> argparse.ArgumentParser:
     text = "bad rows (default: skip)"
     add("--bad", choices=("skip", "blank", "raise"), default="skip", help=text)
     add("--workers", type=int, default=0, metavar="N", help="processes")
-    _add_shard(parser)
+    text = "records saved together (default: 4096)"
+    add("--block-size", type=int, default=4_096, metavar="N", help=text)
     add("--force", action="store_true", help="featurize everything again")
     return parser
 
@@ -218,11 +190,6 @@ def run_featurize(argv: list[str]) -> int:
     featurizer = MoleculeFeaturizer(**chosen)
     numbers = (options.bad, options.workers, options.block_size)
     given = FeaturizeOptions(*numbers, force=options.force)
-    if options.shard is not None:
-        paths, reading = (options.input, options.output), _reading(options, options.targets)
-        job = FeaturizeJob(*paths, reading=reading, featurizer=featurizer, options=given)
-        print(f"packed molecules: {job.run(Shard.parse(options.shard))}")
-        return 0
     folder, names = Path(options.output), options.targets
     records = read_input(options, names)
     store = build_store(folder, records, featurizer, task_names=names, options=given)
@@ -233,18 +200,6 @@ def run_featurize(argv: list[str]) -> int:
     print(f"packed molecules: {folder}")
     if store.errors:
         print(f"bad rows: {folder / ERRORS}")
-    return 0
-
-
-def run_merge(argv: list[str]) -> int:
-    """Run ``merge``."""
-    parser = OneLineArguments(
-        "pyg-dynbatch merge",
-        "Join the finished shards of featurize --shard or predict --shard to what one process "
-        "would have written, after checking that all are there, unchanged, and of the same work.",
-    )
-    parser.add_argument("folder", metavar="FOLDER", help="the --output of the shards")
-    merge(parser.parse_args(argv).folder)
     return 0
 
 

@@ -27,12 +27,7 @@ from pyg_dynbatch.molecules.features.base import part_to_spec
 from pyg_dynbatch.molecules.features.descriptors import FeatureFile
 from pyg_dynbatch.molecules.features.featurizer import MoleculeFeaturizer
 from pyg_dynbatch.molecules.files.build import CHUNK, featurize_stream, packing_of
-from pyg_dynbatch.molecules.files.read import (
-    BadMolecule,
-    MoleculeRecords,
-    RawMolecule,
-    write_errors,
-)
+from pyg_dynbatch.molecules.files.read import BadMolecule, RawMolecule
 from pyg_dynbatch.molecules.nets.properties import (
     ConformalSets,
     MoleculePropertyModel,
@@ -332,7 +327,7 @@ class Columns(NamedTuple):
 
 
 def open_columns(
-    read: Callable[..., MoleculeRecords], predicted: list[str], narrow: bool, where: str
+    read: Callable[..., Iterator[RawMolecule]], predicted: list[str], narrow: bool, where: str
 ) -> tuple[Columns, Iterator[RawMolecule]]:
     """Open records with `read`, and report under which names their columns are written."""
     records = read(keep_source=not narrow)
@@ -355,38 +350,32 @@ def open_columns(
 
 
 def predict_file(
-    read: Callable[..., MoleculeRecords],
+    read: Callable[..., Iterator[RawMolecule]],
     predictor: MoleculePredictor,
     files: "PredictionFiles",
     where: str,
     narrow: bool,
     num_workers: int,
-    chosen: MoleculeRecords | None = None,
-    name: str = "",
 ) -> None:
-    """Predict the records that `read` opens, or only those chosen, from where `files` end."""
+    """Predict the records that `read` opens, from where `files` end."""
     columns, records = open_columns(read, column_names(predictor), narrow, where)
     if files.rows:
-        print(f"{name}continuing after {files.rows:,} records", file=sys.stderr)
-    left = islice(records if chosen is None else chosen, files.rows, None)
+        print(f"continuing after {files.rows:,} records", file=sys.stderr)
+    left = islice(records, files.rows, None)
     rows = predict_stream(left, predictor, num_workers, files.fingerprints is not None)
     width = predictor.models[0].weave.fingerprint_channels if files.fingerprints else 0
     files.write(rows, columns, width)
 
 
 class PredictionFiles:
-    """The table of a stream of predictions, and the files of its fingerprints and bad records.
+    """The table of a stream of predictions, and the file of its fingerprints.
 
     Until they are complete the files are named ``FILE.part``. If the run has an identity, a note
     next to the table counts the rows in them, so that the same run can continue if it is killed.
     """
 
     def __init__(
-        self,
-        table: str,
-        fingerprints: str | None = None,
-        identity: Mapping[str, Any] | None = None,
-        errors: str | None = None,
+        self, table: str, fingerprints: str | None = None, identity: Mapping[str, Any] | None = None
     ) -> None:
         if fingerprints is not None and Path(fingerprints).suffix not in (".npy", ".csv"):
             what = "fingerprints: unknown kind of file"
@@ -395,8 +384,8 @@ class PredictionFiles:
         self.rows, self.bad, self.reason = 0, 0, ""  # the reason of the first bad row
         self.note = Path(f"{part_of(table)}.json")
         self._is_text = str(fingerprints).endswith(".csv")
-        self._paths = (table, fingerprints, errors)
-        self._sizes: Sequence[int | None] = [None if identity is None else 0] * 3
+        self._paths = (table, fingerprints)
+        self._sizes: Sequence[int | None] = [None if identity is None else 0] * 2
         parts = [part_of(path) for path in self._paths if path is not None]
         if identity is not None and all(path.is_file() for path in (self.note, *parts)):
             self._continue(identity, parts)
@@ -429,15 +418,13 @@ class PredictionFiles:
             is_stream = self._paths[0] == "-"
             files: list[Any] = [
                 None if path is None else stack.enter_context(_opened(path, mode, size))
-                for path, mode, size in zip(self._paths, ("w", "wb", "w"), self._sizes, strict=True)
+                for path, mode, size in zip(self._paths, ("w", "wb"), self._sizes, strict=True)
             ]
-            file, prints, errors = files
+            file, prints = files
             writer = csv.writer(file, lineterminator="\n")
             if not self.rows:
                 writer.writerow([*columns.shown, *columns.own, *columns.predicted])
                 self._write_header(prints, width)
-                if errors is not None:
-                    write_errors(errors)
             # A bar among the rows would spoil them.
             visible = not is_stream or not sys.stdout.isatty()
             progress = stack.enter_context(Progress("predicting", "records", shown=visible))
@@ -450,8 +437,6 @@ class PredictionFiles:
                 if row.error is not None:
                     self.bad += 1
                     self.reason = self.reason or f"row {row.record.row}: {row.status}"
-                    if errors is not None:
-                        write_errors(errors, [row.error], header=False)
                 if self.rows % _NOTED == 0:
                     self._write_note(files)
             file.flush()

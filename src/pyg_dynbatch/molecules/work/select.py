@@ -23,7 +23,7 @@ from pyg_dynbatch.molecules.splits import inner_folds
 from pyg_dynbatch.molecules.task import MoleculeProperty, ScoredSplit
 from pyg_dynbatch.prediction import evaluating, read_checkpoint, write_table
 from pyg_dynbatch.training.command import Run, prepare_process, with_run
-from pyg_dynbatch.training.experiments import as_list, compute_runs
+from pyg_dynbatch.training.experiments import as_list
 from pyg_dynbatch.training.runs import FILES, best_checkpoint, folder_of
 
 CANDIDATES = ("network", *METHODS)
@@ -60,14 +60,11 @@ def check_molecules(command: str, run: Run) -> None:
 class SelectRun(Run):
     """Train all candidates on folds of the training and validation molecules; keep the best."""
 
-    def __init__(
-        self, words: Sequence[str], candidates: Sequence[str], folds: int, client: Any = None
-    ) -> None:
+    def __init__(self, words: Sequence[str], candidates: Sequence[str], folds: int) -> None:
         for name in ("scipy.optimize", "skops.io") if {*candidates} - {"network"} else ():
             library(name)  # before hours of other work
         self.words, self.folds = list(words), folds
         self.candidates = [*dict.fromkeys(candidates)]
-        self.client = client
         super().__init__("fit", words)
 
     def before_instantiate_classes(self) -> None:
@@ -151,8 +148,7 @@ class SelectRun(Run):
         """Train all candidates on all folds; return their predictions, the mean for the test."""
         items = [f"{name}-{fold}" for name in self.candidates for fold in range(1, self.folds + 1)]
         work = partial(run_candidate, folder / "folds", words)
-        done = compute_runs(work, items, self.client, "candidate", self.plain_config())
-        for number, item in enumerate(done, start=1):
+        for number, item in enumerate(map(work, items), start=1):
             print(f"candidate {item}: done, {number} of {len(items)}")
         rows = {}
         for name in self.candidates:
@@ -299,12 +295,11 @@ def summary(table: dict[str, np.ndarray]) -> list[str]:
     return lines
 
 
-def select(words: str | Sequence[str], client: Any = None) -> Path:
+def select(words: str | Sequence[str]) -> Path:
     """Choose between models of molecules on validation folds, as ``fit --select`` does.
 
     Args:
         words: Words of the command: options of ``fit``, ``--select``, ``--folds``.
-        client: As of :func:`~pyg_dynbatch.lightning.repeat`; a candidate and a fold are one item.
 
     Returns:
         Folder of the run: ``selection.csv`` with the figures of all candidates, and ``best.ckpt``.
@@ -325,7 +320,7 @@ def select(words: str | Sequence[str], client: Any = None) -> Path:
     if own.folds < 2:
         parser.error(f"argument --folds: expected at least 2, got {own.folds}")
     prepare_process()
-    run = SelectRun(others, own.select or CANDIDATES, own.folds, client)
+    run = SelectRun(others, own.select or CANDIDATES, own.folds)
     run.start()
     return Path(str(folder_of(run.trainer)))
 
