@@ -25,7 +25,6 @@ RUNS = ("fit", "validate", "test", "predict")
 # What each command needs; then one of its words is replaced.
 RIGHT = {
     **{name: f"{name} --config small.yaml" for name in RUNS},
-    "baseline": "baseline --config small.yaml",
     "repeat": "repeat --config small.yaml --times 2",
     "tune": "tune --config small.yaml --space space.yaml",
     "ensemble": "ensemble --config small.yaml --checkpoints tree.ckpt",
@@ -35,11 +34,11 @@ RIGHT = {
 }
 # The others share the parser of fit.
 COMMANDS = [
-    pytest.param(name, marks=[pytest.mark.long] * (name in (*RUNS[1:], "baseline", "repeat")))
+    pytest.param(name, marks=[pytest.mark.long] * (name in (*RUNS[1:], "repeat")))
     for name in _COMMANDS
 ]
 NOTHING = {
-    **dict.fromkeys((*RUNS, "baseline", "repeat"), "--config"),
+    **dict.fromkeys((*RUNS, "repeat"), "--config"),
     "tune": "--space",
     "ensemble": "--checkpoints or --members",
     "featurize": "--input, --output",
@@ -111,7 +110,7 @@ def test_a_missing_file(command: str, capsys) -> None:
             check_hints(line)
 
 
-@pytest.mark.parametrize("command", [*RUNS, "baseline"])
+@pytest.mark.parametrize("command", RUNS)
 @pytest.mark.parametrize("run_folder", ["nosuch", "."])
 def test_not_a_run(command: str, run_folder: str, capsys) -> None:
     line = complaint(capsys, command, "--run", run_folder)

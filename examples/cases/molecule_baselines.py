@@ -1,105 +1,157 @@
-"""What `fit --select` chooses on random and on scaffold splits, beside every candidate.
+"""The network of a configuration beside models of scikit-learn, on the same splits of molecules.
 
-    python examples/cases/molecule_baselines.py --output compared --raw-dir DATA/molecules
+    python examples/cases/molecule_baselines.py molecules --file mine.csv
+    python examples/cases/molecule_baselines.py esol --raw-dir DATA/molecules
 
-Data:     ESOL, FreeSolv, Lipophilicity, BBBP and Tox21 of MoleculeNet (Wu et al. 2018),
-          downloaded unless --raw-dir names a folder with their files.
-Protocol: the seeds 1 to 5, which draw random splits (80/10/10); the scaffold split of MoleculeNet
-          is the same for all seeds. On each split, five folds of the molecules that are not in the
-          test train and compare the candidates; the test is measured once. The networks of the
-          shipped configs read RDKit descriptors, and have the weights of the last epoch.
-Result:   compared/results.csv, compared/results.svg and docs/molecules.md
+Needs:    pip install scikit-learn
+Data:     that of configs/NAME.yaml, or your own table with configs/molecules.yaml.
+Protocol: each seed draws a split, and trains the network by `pyg-dynbatch fit`. The other models
+          read RDKit's descriptors and Morgan counts of the same training molecules; the strength
+          of the linear one is chosen by cross-validation. The mean is that of all predictions.
+Result:   docs/reference.md
 
-Finished runs are kept, so the same command continues; several may run side by side with different
---sets, --splits or --seeds.
+Networks are kept in --output: delete their folder to train them again.
 """
 
 import argparse
 import csv
-from collections import defaultdict
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from rdkit import Chem
+from sklearn import ensemble
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import mean_squared_error, roc_auc_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from pyg_dynbatch.cli import main as command
-from pyg_dynbatch.visualize import SEQUENCE, new_figure, save_figure
+from pyg_dynbatch.data import MorganCounts, RDKitDescriptors
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-SETS = ("freesolv", "esol", "bbbp", "lipophilicity", "tox21")
-SPLITS = ("random", "scaffold")
-WORDS = [
-    *("--data.init_args.featurizer.init_args.descriptors", "[rdkit, morgan]"),
-    *("--model.init_args.counts", "false", "--checkpoint.monitor", "null", "--select"),
-]
-CHOSEN = "selected"
+PARTS = ("train", "test")
+TREES = {"max_iter": 300, "learning_rate": 0.05, "max_leaf_nodes": 15, "max_features": 0.3}
+Table = list[dict[str, str]]
 
 
-def run(name: str, split: str, seed: int, options: argparse.Namespace) -> list[dict[str, str]]:
-    """Choose a model on one split, unless it is done; return the table of candidates."""
-    place = options.output / "runs" / f"{name}-{split}-{seed}"
-    table = place / "run" / "selection.csv"
-    if not table.is_file():
-        argv = ["fit", "--config", str(CONFIGS / f"{name}.yaml"), "--seed_everything", str(seed)]
-        argv += ["--data.init_args.split.method", split, "--data.init_args.split.leakage", "false"]
-        logger = "--trainer.logger.init_args."
-        argv += [f"{logger}save_dir", str(options.output / "runs"), f"{logger}name", place.name]
-        argv += [f"{logger}version", "run", "--trainer.enable_progress_bar", "false"]
-        if options.raw_dir is not None:
-            argv += ["--data.init_args.raw_dir", str(options.raw_dir)]
-        if options.epochs is not None:
-            argv += ["--trainer.max_epochs", str(options.epochs)]
-        if command([*argv, *WORDS]):
-            raise SystemExit(f"{place.name}: fit --select has failed")
-    with table.open(newline="", encoding="utf-8") as file:
+def train(seed: int, options: argparse.Namespace) -> dict[str, Table]:
+    """Train the network; return the tables of its predictions, which have all targets."""
+    folder = options.output / f"{options.config}-{seed}"
+    words = ["--config", f"{options.config}.yaml", "--seed_everything", str(seed)]
+    words += ["--data.init_args.split.seed", str(seed)]
+    words += ["--trainer.logger.init_args.save_dir", str(options.output)]
+    words += ["--trainer.logger.init_args.name", folder.name]
+    words += ["--trainer.logger.init_args.version", "network"]
+    for name in ("file", "raw_dir"):
+        if (path := getattr(options, name)) is not None:
+            words += [f"--data.init_args.{name}", str(path)]
+    if options.epochs is not None:
+        words += ["--trainer.max_epochs", str(options.epochs)]
+    checkpoint = folder / "network" / "best.ckpt"
+    calls = [] if checkpoint.is_file() else [["fit", *words]]
+    for part in PARTS:
+        of_part = ["--data.init_args.predict_split", part, "--predictions.folder", folder / part]
+        calls.append(["predict", *words, *map(str, of_part), "--ckpt_path", str(checkpoint)])
+    for call in calls:
+        if command(call):
+            raise SystemExit(f"the command has failed: {' '.join(call)}")
+    return {part: read(folder / part / "predictions.csv") for part in PARTS}
+
+
+def read(path: Path) -> Table:
+    """Read a table."""
+    with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def draw(found: dict[tuple[str, str], dict[str, list[float]]], path: Path) -> None:
-    """Draw a dot per run and a line at their mean, for every data set and split."""
-    figure, axes = new_figure(len(SPLITS), len(found) // len(SPLITS) or 1, 2.6, 3.2)
-    for panel, ((name, split), values) in zip(axes, found.items(), strict=False):
-        for place, each in enumerate(values.values()):
-            colour = SEQUENCE[place]
-            panel.plot([place] * len(each), each, "o", color=colour, alpha=0.6)
-            panel.hlines(np.mean(each), place - 0.3, place + 0.3, color=colour)
-        panel.set(title=f"{name}, {split}")
-        panel.set_xticks(range(len(values)), list(values), rotation=45)
-    save_figure(figure, path)
+def numbers(table: Table, column: str) -> np.ndarray:
+    """Return a column, NaN where it is empty."""
+    return np.array([float(row[column] or "nan") for row in table])
+
+
+def described(tables: dict[str, Table]) -> dict[str, np.ndarray]:
+    """Compute descriptors, and the Morgan counts that 1 % of the training molecules have."""
+    parts = RDKitDescriptors(), MorganCounts()
+    rows = {}
+    for part, table in tables.items():
+        mols = [Chem.MolFromSmiles(row["smiles"]) for row in table]
+        rows[part] = [np.nan_to_num(np.stack([each.row(mol) for mol in mols])) for each in parts]
+    frequent = (rows["train"][1] > 0).sum(0) >= max(5, len(tables["train"]) / 100)
+    return {part: np.hstack([one, counts[:, frequent]]) for part, (one, counts) in rows.items()}
+
+
+def models_of(is_label: bool, seed: int) -> dict[str, Any]:
+    """Return models to fit to one property."""
+    suffix, share = ("Classifier", "sqrt") if is_label else ("Regressor", 1 / 3)
+    forest = getattr(ensemble, f"ExtraTrees{suffix}")
+    boosting = getattr(ensemble, f"HistGradientBoosting{suffix}")
+    clip = FunctionTransformer(np.clip, kw_args={"a_min": -3, "a_max": 3})
+    last = LogisticRegression(max_iter=2000) if is_label else Ridge()
+    linear = Pipeline([("scale", StandardScaler()), ("clip", clip), ("linear", last)])
+    strengths = {"C": [0.001, 0.01, 0.1, 1.0]} if is_label else {"alpha": [1.0, 10.0, 100.0, 1e3]}
+    grid = {f"linear__{name}": values for name, values in strengths.items()}
+    return {
+        "forest": forest(500, max_features=share, random_state=seed, n_jobs=-1),
+        "boosting": boosting(**TREES, early_stopping=False, random_state=seed),
+        "linear": GridSearchCV(linear, grid),
+    }
+
+
+def compare(tables: dict[str, Table], seed: int) -> dict[str, dict[str, float]]:
+    """Return the metrics of all models on the test: RMSE by property, or the mean ROC-AUC."""
+    columns = tables["test"][0]
+    names = [column.removeprefix("target_") for column in columns if column.startswith("target_")]
+    is_label = f"probability_{names[0]}" in columns
+    x = described(tables)
+    scores: dict[str, dict[str, float]] = {}
+    for name in names:
+        y = {part: numbers(table, f"target_{name}") for part, table in tables.items()}
+        known = {part: ~np.isnan(gold) for part, gold in y.items()}
+        if is_label and min(len(set(y[part][known[part]])) for part in PARTS) < 2:
+            continue  # one class has no area
+        column = f"probability_{name}" if is_label else f"prediction_{name}"
+        found = {"network": numbers(tables["test"], column)}
+        for model_name, model in models_of(is_label, seed).items():
+            model.fit(x["train"][known["train"]], y["train"][known["train"]])
+            chance = model.predict_proba(x["test"])[:, 1] if is_label else None
+            found[model_name] = model.predict(x["test"]) if chance is None else chance
+        found["mean"] = np.mean([*found.values()], axis=0)
+        for model_name, values in found.items():
+            pair = y["test"][known["test"]], values[known["test"]]
+            score = roc_auc_score(*pair) if is_label else mean_squared_error(*pair) ** 0.5
+            scores.setdefault(model_name, {})[name] = float(score)
+    if is_label:
+        return {model: {"roc_auc": float(np.mean([*of.values()]))} for model, of in scores.items()}
+    if len(names) == 1:
+        return {model: {"rmse": of[names[0]]} for model, of in scores.items()}
+    return {model: {f"rmse {name}": of[name] for name in of} for model, of in scores.items()}
 
 
 def main() -> None:
-    """Run what is missing, and write table and picture."""
+    """Run all seeds, and print means and deviations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--output", type=Path, default=Path("compared"))
-    add("--raw-dir", type=Path)
-    add("--sets", nargs="+", choices=SETS, default=SETS)
-    add("--splits", nargs="+", choices=SPLITS, default=SPLITS)
+    add("config", help="name of a configuration, such as esol or molecules")
+    add("--file", type=Path, help="your own table, for molecules")
+    add("--raw-dir", type=Path, help="folder of the files of MoleculeNet")
     add("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     add("--epochs", type=int)
+    add("--output", type=Path, default=Path("runs/baselines"))
+    add("--json", type=Path)
     options = parser.parse_args()
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for split in options.splits:
-        for name in options.sets:
-            values: defaultdict[str, list[float]] = defaultdict(list)
-            for seed in options.seeds:
-                rows = run(name, split, seed, options)
-                metric = next(key for key in rows[0] if key.startswith("test_"))
-                for row in rows:
-                    values[row["candidate"]].append(float(row[metric]))
-                    if row["chosen"]:
-                        values[CHOSEN].append(float(row[metric]))
-            found[name, split] = values
-    with (options.output / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["data", "split", "candidate", "runs", "mean", "standard error"])
-        for (name, split), values in found.items():
-            for candidate, each in values.items():
-                error = np.std(each, ddof=1) / len(each) ** 0.5 if len(each) > 1 else float("nan")
-                cells = [name, split, candidate, len(each), f"{np.mean(each):.4f}", f"{error:.4f}"]
-                writer.writerow(cells)
-                print(f"{name:<14} {split:<9} {candidate:<9} {cells[4]} ± {cells[5]}")
-    draw(found, options.output / "results.svg")
+    results: dict[str, dict[str, list[float]]] = {}
+    for seed in options.seeds:
+        for model, metrics in compare(train(seed, options), seed).items():
+            for metric, value in metrics.items():
+                results.setdefault(model, {}).setdefault(metric, []).append(value)
+    for model, metrics in results.items():
+        for metric, each in metrics.items():
+            spread = f" ± {np.std(each, ddof=1):.3f}" if len(each) > 1 else ""
+            print(f"{model:<9} {metric:<20} {np.mean(each):.3f}{spread}")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"rows": results}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ _COMMANDS = {
     "validate": "measure a checkpoint on the validation split",
     "test": "measure a checkpoint on the test split, and draw its predictions",
     "predict": "write predictions to a table, of a split or of molecules, trees or JSON documents",
-    "baseline": "measure scikit-learn's models of molecules on the split of a configuration",
     "repeat": "train and test several times, for means and deviations in one table",
     "tune": "choose options on the validation split by Optuna",
     "ensemble": "test and predict with the average of several checkpoints, trained before or now",
@@ -39,8 +38,7 @@ examples:
   pyg-dynbatch test --run runs/sst/version_0
   pyg-dynbatch ensemble --config configs/sst.yaml --checkpoints a.ckpt b.ckpt
   pyg-dynbatch ensemble --config configs/esol.yaml --members 5
-  pyg-dynbatch baseline --config configs/esol.yaml
-  pyg-dynbatch repeat --config configs/esol.yaml --times 5 --baselines
+  pyg-dynbatch repeat --config configs/esol.yaml --times 5
   pyg-dynbatch inspect my_trees.txt --batch-size 100
   pyg-dynbatch predict --checkpoint best.ckpt --input molecules.csv --output predictions.csv
   pyg-dynbatch featurize --input molecules.smi.gz --output packed
@@ -95,13 +93,6 @@ output:
   --report.resamples N          bootstrap resamples for molecules (default: 1000)
 
 'pyg-dynbatch {command} --help_all' lists every option of Lightning's trainer as well.
-"""
-
-_SELECT_HELP = """
-for molecules with descriptors:
-  --select [NAME ...]           choose between network, forest, boosting, linear (default: all) and
-                                their stacked mean on folds of the molecules that are not tested
-  --folds N                     number of the folds (default: 5)
 """
 
 _FILE_HELP = """
@@ -167,27 +158,21 @@ def _dispatch(argv: list[str]) -> int:
     has_file = bool({"--checkpoint", "--input"} & {word.split("=")[0] for word in options})
     if command == "explain" or (command == "predict" and has_file):
         return _run_on_file(command, options)
-    own_help = ("baseline", "ensemble", "repeat", "tune")
+    own_help = ("ensemble", "repeat", "tune")
     if command not in own_help and options[:1] in (["-h"], ["--help"]):
         text = _LIGHTNING_HELP.format(command=command, summary=_COMMANDS[command])
-        print(text + {"fit": _SELECT_HELP, "predict": _FILE_HELP}.get(command, ""), end="")
+        print(text + (_FILE_HELP if command == "predict" else ""), end="")
         return 0
     _import_tasks(command)
     from pyg_dynbatch.training.command import run_ensemble, run_lightning
 
-    if command == "fit" and "--select" in (word.split("=")[0] for word in options):
-        command = "select"
     if command in ("fit", "validate", "test", "predict"):
         return run_lightning(["--help" if word == "--help_all" else word for word in argv])
     if command == "ensemble":
         return run_ensemble(options)
-    if command == "baseline":
-        from pyg_dynbatch.molecules.work.select import run_baseline
+    from pyg_dynbatch.lightning import repeat, tune
 
-        return run_baseline(options)
-    from pyg_dynbatch.lightning import repeat, select, tune
-
-    {"repeat": repeat, "select": select, "tune": tune}[command](options)
+    {"repeat": repeat, "tune": tune}[command](options)
     return 0
 
 

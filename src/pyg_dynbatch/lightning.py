@@ -9,7 +9,6 @@ from pyg_dynbatch.molecules.datamodules import (
 from pyg_dynbatch.molecules.splits import SplitOptions
 from pyg_dynbatch.molecules.task import MoleculeProperty
 from pyg_dynbatch.molecules.task import Pretrained
-from pyg_dynbatch.molecules.work.select import select
 from pyg_dynbatch.training.experiments import repeat, tune
 from pyg_dynbatch.training.runs import LastCheckpoint, RandomState
 from pyg_dynbatch.training.data import SplitDataModule
@@ -30,6 +29,5 @@ __all__ = [
     "OptimizerOptions", "PackedMoleculeData", "PredictionTable", "Pretrained", "RandomState",
     "RateOptions", "RunReport", "SICKData", "SSTData", "SplitDataModule", "SplitOptions",
     "Task", "TreeClassification", "TreeDataModule", "TreeFileData",
-    "TreeRelatedness", "VectorOptions", "build_optimizer", "ensemble_of", "repeat", "select",
-    "tune",
+    "TreeRelatedness", "VectorOptions", "build_optimizer", "ensemble_of", "repeat", "tune",
 ]

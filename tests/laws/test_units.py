@@ -201,7 +201,7 @@ def commands_in(folder: Path, unit: tuple[float, float], patch: pytest.MonkeyPat
     predict = ["predict", "--input", "regression.csv", "--checkpoint"]
     assert run(*predict, best[0], "--output", "one.csv", "--narrow") == 0
     assert run(*predict, *best[1:], "--output", "two.csv", "--narrow", "--dropout", "2") == 0
-    options = ["--config", "small.yaml", "--times", "2", "--baselines", "--output", "repeated.csv"]
+    options = ["--config", "small.yaml", "--times", "2", "--output", "repeated.csv"]
     assert run("repeat", *options) == 0
     return folder
 

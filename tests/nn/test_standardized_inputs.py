@@ -111,11 +111,3 @@ def test_wrong_number_of_columns() -> None:
     with pytest.raises(ValueError, match="StandardizedInputs: wrong number of col") as caught:
         StandardizedInputs(2).fit(torch.zeros(3, 5))
     assert "expected: 2\n  got:      5" in str(caught.value)
-
-
-def test_chosen_columns_are_those_of_the_whole() -> None:
-    rows = torch.randn(9, 4)
-    whole, some = fitted(rows), StandardizedInputs(4, [3, 1])
-    some.fit(rows)
-    torch.testing.assert_close(some(rows), whole(rows)[:, [3, 1]], rtol=0, atol=0)
-    assert some(rows).shape == (9, some.num_outputs)

@@ -420,48 +420,6 @@ def scaffold_split(
     return _split(parts, method, seed, total)
 
 
-def inner_folds(split: Split, smiles: Sequence[str], folds: int, seed: int) -> list[Split]:
-    """Divide the training and validation examples of a split into folds, each of which validates.
-
-    Copies of a molecule are in the same fold and, if the split is by scaffolds, all molecules of a
-    scaffold; those without rings have none. Groups go to the smallest fold, in random order.
-
-    Args:
-        split: The split, whose test examples are those of every result.
-        smiles: One text per example of the data set.
-        folds: Number of folds.
-        seed: Seed of the order.
-
-    Raises:
-        ValueError: If there are more folds than groups.
-
-    Example:
-        >>> split = Split(np.arange(6), np.arange(6, 8), np.array([8]), num_examples=9)
-        >>> smiles = ["C" * length for length in range(1, 10)]
-        >>> [each.sizes for each in inner_folds(split, smiles, folds=2, seed=0)]
-        [(4, 4, 1), (4, 4, 1)]
-    """
-    groups: defaultdict[str, list[int]] = defaultdict(list)
-    for example in np.concatenate([split.train, split.val]).tolist():
-        by_scaffold = split.method.startswith("scaffold")
-        text = _text_or_none(murcko_scaffold, smiles[example]) if by_scaffold else None
-        key = text or _text_or_none(canonical_smiles, smiles[example]) or str(example)
-        groups[key].append(example)
-    listed = list(groups.values())
-    parts: list[list[int]] = [[] for _ in range(folds)]
-    for number in np.random.default_rng(seed).permutation(len(listed)):
-        min(parts, key=len).extend(listed[number])
-    if not all(parts):
-        what = "inner_folds: there are too many folds"
-        raise mismatch(ValueError, what, f"at most {len(listed)}, the groups", folds)
-    found = []
-    for fold, val in enumerate(parts):
-        train = [i for other in (*parts[:fold], *parts[fold + 1 :]) for i in other]
-        facts = f"fold {fold + 1} of {folds}", seed, split.num_examples
-        found.append(replace(_split((train, val, split.test), *facts), molecules=split.molecules))
-    return found
-
-
 def column_split(
     values: Sequence[Any] | Mapping[int, Any], rows: Sequence[int] | np.ndarray
 ) -> Split:

@@ -390,8 +390,7 @@ class MoleculeProperty(Task):
         names = tuple(data.get("targets") or map(str, range(len(weights))))
         kind = data.get("kind", "regression")
         schema = MoleculeSchema({}, 1, table, names, kind, pairs=data.get("pairs", "all")).as_dict()
-        # The members of a mean need the descriptors.
-        return cls.from_plain({**options, "schema": schema, "members": None})
+        return cls.from_plain({**options, "schema": schema})
 
     def report_test(self, folder: Path, trees: int, resamples: int) -> None:
         """Write the table and the pictures of the last test."""
@@ -408,13 +407,6 @@ class MoleculeProperty(Task):
 
     def setup(self, stage: str) -> None:
         """Prepare the layers for several ranks, and check the targets to calibrate by."""
-        members = self.hparams.get("members")
-        if members is not None and stage in ("fit", "validate"):
-            what = "MoleculeProperty: members that fit --select has made cannot be trained further"
-            if stage == "validate":
-                what = "MoleculeProperty: the members were trained on the validation split too"
-            hint = "fit --select again; its selection.csv has figures of validation"
-            raise mismatch(ValueError, what, "members: null", members, hint=hint)
         super().setup(stage)
         if stage == "fit" and getattr(self.trainer.strategy, "_layer_sync", None) is not None:
             CountedBatchNorm.synchronise(self.model.network)  # Lightning knows torch's classes only

@@ -1,6 +1,5 @@
 """Gaussian histograms of atoms, and standardized descriptors of whole molecules."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -173,11 +172,10 @@ class StandardizedInputs(nn.Module):
 
     Args:
         num_inputs: Number of columns.
-        columns: Which of them are used; all by default.
 
     Shape:
         - x: ``[row, input]``, NaN where unknown
-        - returns: ``[row, column]``, finite
+        - returns: ``[row, input]``, finite
 
     Example:
         >>> scale = StandardizedInputs(2)
@@ -189,13 +187,11 @@ class StandardizedInputs(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, num_inputs: int, columns: Sequence[int] | None = None) -> None:
+    def __init__(self, num_inputs: int) -> None:
         super().__init__()
         self.num_inputs = num_inputs
-        self.columns = slice(None) if columns is None else list(columns)
-        self.num_outputs = num_inputs if columns is None else len(columns)
-        self.register_buffer("mean", torch.zeros(self.num_outputs))
-        self.register_buffer("deviation", torch.ones(self.num_outputs))
+        self.register_buffer("mean", torch.zeros(num_inputs))
+        self.register_buffer("deviation", torch.ones(num_inputs))
 
     def fit(self, x: Float[Tensor, "row input"]) -> None:
         """Measure mean and standard deviation of the finite numbers of every column."""
@@ -203,7 +199,7 @@ class StandardizedInputs(nn.Module):
             what = "StandardizedInputs: wrong number of columns"
             raise mismatch(ValueError, what, self.num_inputs, x.size(1))
         # The squares of numbers that float32 can hold would overflow in float32.
-        exact = x[:, self.columns].double()
+        exact = x.double()
         exact = torch.where(exact.isfinite(), exact, torch.nan)
         mean = exact.nanmean(0).nan_to_num(0.0)
         deviation = (exact - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
@@ -212,9 +208,8 @@ class StandardizedInputs(nn.Module):
         self.mean.copy_(mean)
         self.deviation.copy_(torch.where(varies, deviation, torch.zeros_like(deviation)))
 
-    def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row column"]:
+    def forward(self, x: Float[Tensor, "row input"]) -> Float[Tensor, "row input"]:
         """Standardize."""
-        x = x[:, self.columns]
         varies = self.deviation > 0
         # Unknown numbers become the mean, and deviations of 0 become 1, so that no NaN arises: it
         # would spread through gradients even if it is not selected.

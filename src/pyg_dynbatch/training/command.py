@@ -12,7 +12,7 @@ from functools import partial
 from inspect import isabstract
 from pathlib import Path
 from pydoc import locate
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 import torch
@@ -218,12 +218,6 @@ class Run(LightningCLI):
         build: Whether to load the data and build the model, not only read and check the options.
     """
 
-    needs_weights = True
-    """Whether ``test`` measures trained weights."""
-
-    methods: ClassVar[Iterable[str]] = ()
-    """Names, for the first argument, of what a subclass measures in place of the network."""
-
     def __init__(
         self,
         command: str,
@@ -302,7 +296,7 @@ class Run(LightningCLI):
             given, fit = self.plain_config(), self.command == "fit"
             for line in runs.check_options(self.contents, given, fit):
                 rank_zero_info(f"changed: {line}")
-        elif self.command != "fit" and not self.checkpoints and self.needs_weights:
+        elif self.command != "fit" and not self.checkpoints:
             what = f"{self.command}: no checkpoint is given"
             expected = "--ckpt_path FILE, or --run FOLDER for the best one of a run"
             raise mismatch(ValueError, what, expected, "untrained weights")
@@ -391,7 +385,7 @@ class Run(LightningCLI):
             for path in self.checkpoints:
                 self.take_split(read_checkpoint(path), path)
         self.trainer.test(**self._given)
-        if self.checkpoints or not self.needs_weights:
+        if self.checkpoints:
             self._predict_too()
         else:
             self._keep_results()

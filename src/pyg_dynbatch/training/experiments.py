@@ -16,7 +16,7 @@ from pyg_dynbatch.console import OneLineArguments, check_outputs, optional
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.files import atomic_file, locked_folder, sha256_of
 from pyg_dynbatch.prediction import read_table, write_table
-from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml, subclasses
+from pyg_dynbatch.training.command import Run, find_config, prepare_process, read_yaml
 from pyg_dynbatch.training.runs import best_checkpoint, folder_of, panels, tested_scores
 from pyg_dynbatch.visualize import SEQUENCE, save_figure
 
@@ -32,7 +32,7 @@ def repeat(words: str | Words) -> Path:
     """Train and test several times, and write one table, as the command ``repeat`` does.
 
     Args:
-        words: Words of the command: options of ``fit``, ``--times``, ``--output``, ``--baselines``.
+        words: Words of the command: options of ``fit``, ``--times``, ``--output``.
 
     Returns:
         Path of the table: means, deviations, and the result of every run, whoever has done it.
@@ -55,7 +55,6 @@ def repeat(words: str | Words) -> Path:
     )
     add = parser.add_argument
     add("--times", type=int, metavar="N", help="runs (default: 5, or the number of folds)")
-    add("--baselines", action="store_true", help="measure scikit-learn's models of molecules too")
     text = "the table (default: repeated.csv in the folder of the first run)"
     add("--output", metavar="FILE", help=text)
     own, options = parser.parse_known_args(as_list(words))
@@ -66,9 +65,6 @@ def repeat(words: str | Words) -> Path:
     config = Run("fit", options, build=False).plain_config()
     variants = _variants(config, own.times)
     models: dict[str, Callable[[Words], Run]] = {"network": partial(Run, "fit")}
-    others: Any = subclasses(Run).values() if own.baselines else ()
-    for kind in others:
-        models |= {method: partial(kind, method) for method in kind.methods}
     count, output = len(variants), own.output
     run = partial(_run, config, options, variants, models, own.output)
     for settings, number, done in map(run, range(1, count + 1)):

@@ -48,7 +48,6 @@ class WeaveNet(nn.Module):
         num_descriptors: Width of ``batch.descriptor``, which is concatenated to the readout after
             the attribute ``descriptors`` has standardized it (fit that first, see
             :meth:`~pyg_dynbatch.nn.StandardizedInputs.fit`).
-        descriptor_columns: Which of its columns are used; all by default.
 
     Shape:
         - batch: ``x`` ``[atom, atom_channels]``, ``batch``, and ``pairs`` or ``pair_code`` (of all
@@ -92,7 +91,6 @@ class WeaveNet(nn.Module):
         messages: str = "weave",
         pair_block: int | None = None,
         num_descriptors: int = 0,
-        descriptor_columns: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         table = torch.as_tensor(pair_table, dtype=torch.float32).detach().clone()
@@ -124,9 +122,8 @@ class WeaveNet(nn.Module):
         self.readouts = nn.ModuleList(_readout(name, atom_out) for name in names)
         bins = [getattr(part, "num_bins", 1) for part in self.readouts]
         self.fingerprint_channels = atom_out * sum(bins)
-        columns = StandardizedInputs(num_descriptors, descriptor_columns)
-        self.descriptors = columns if columns.num_outputs else None
-        widths = [self.fingerprint_channels + columns.num_outputs, *head]
+        self.descriptors = StandardizedInputs(num_descriptors) if num_descriptors else None
+        widths = [self.fingerprint_channels + num_descriptors, *head]
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]

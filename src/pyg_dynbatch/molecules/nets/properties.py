@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch_geometric.data import Batch
 
 from pyg_dynbatch.core.errors import mismatch
 from pyg_dynbatch.molecules.nets.models import WeaveNet
-from pyg_dynbatch.molecules.nets.tabular import TabularModel, is_count
 from pyg_dynbatch.molecules.schema import MoleculeSchema, PropertyKind, check_same
 from pyg_dynbatch.prediction import SAME_CONFIGURATION, ExactBuffers, Model
 
@@ -76,8 +74,6 @@ class TargetScale(ExactBuffers):
 class AveragedProperties(ExactBuffers):
     """Average the values, in the units of the data, or probabilities that networks predict.
 
-    Its buffer ``weights`` holds the share of each member, all equal at first.
-
     Args:
         members: The networks, each with the scale of its targets.
         scale: Scale of the result, which can replace the outputs of one network.
@@ -106,22 +102,21 @@ class AveragedProperties(ExactBuffers):
         self.scale = scale
         self.kind: PropertyKind = kind
         self.num_tasks = num_tasks
-        self.register_buffer("weights", torch.full((len(members),), 1 / len(members)).double())
 
     def forward(self, batch: Any) -> Float[Tensor, "molecule output"]:
         """Return the average as scaled values, logits, or log-probabilities."""
         outputs = torch.stack([member(batch) for member in self.members])
-        weights = self.get_buffer("weights")[:, None, None]
+        share = math.log(len(self.members))
         if self.kind == "multiclass":
             logs = outputs.unflatten(2, (self.num_tasks, -1)).log_softmax(-1)
-            return (logs + weights.log().to(logs)[..., None]).logsumexp(0).flatten(1)
+            return (logs.logsumexp(0) - share).flatten(1)
         pairs: Any = zip(self.scales, outputs, strict=True)
         values = torch.stack([scale.restored(output) for scale, output in pairs])
         if self.kind == "regression":
-            return self.scale.scaled((values * weights).sum(0)).float()
+            return self.scale.scaled(values.mean(0)).float()
         # log(p / (1 - p)) of the mean probability, exact also where p is nearly 0 or 1.
-        ones, zeros = (F.logsigmoid(each) + weights.log() for each in (values, -values))
-        return self.scale.scaled(ones.logsumexp(0) - zeros.logsumexp(0)).float()
+        ones, zeros = F.logsigmoid(values).logsumexp(0), F.logsigmoid(-values).logsumexp(0)
+        return self.scale.scaled(ones - zeros).float()
 
 
 class ConformalSets(ExactBuffers):
@@ -227,9 +222,6 @@ class MoleculePropertyModel(Model):
     Args:
         schema: ``MoleculeSchema.as_dict`` of a schema.
         coverage: If given, predictions have intervals, or sets of classes: ``ConformalSets``.
-        members: Of a weighted mean, as ``fit --select`` makes it: ``"network"``, or a method of
-            ``TabularModel``, for each; None for one network.
-        counts: Whether the network reads Morgan counts among the descriptors; trees always do.
         **network: Options of ``WeaveNet``.
     """
 
@@ -238,36 +230,23 @@ class MoleculePropertyModel(Model):
     training_options = ("coverage", "pair_block", "schema", "sync")
 
     def __init__(
-        self,
-        schema: Mapping[str, Any],
-        coverage: float | None = None,
-        members: Sequence[str] | None = None,
-        counts: bool = True,
-        **network: Any,
+        self, schema: Mapping[str, Any], coverage: float | None = None, **network: Any
     ) -> None:
         known = MoleculeSchema.from_dict(schema)
         if network.get("messages") == "directed" and known.pairs not in ("bonds", 1):
             what, hint = "model: directed messages need bonds", "--data.init_args.pairs bonds"
             raise mismatch(ValueError, what, "pairs: bonds", f"pairs: {known.pairs}", hint=hint)
-        scale = TargetScale(known.num_tasks)
-        names = known.descriptor_names
-        columns = [n for n, name in enumerate(names) if counts or not is_count(name)]
-        net: nn.Module = WeaveNet(
+        net = WeaveNet(
             known.atom_channels,
             known.num_outputs,
             known.pair_table.features,
-            num_descriptors=len(names),
-            descriptor_columns=None if len(columns) == len(names) else columns,
+            num_descriptors=len(known.descriptor_names),
             **network,
         )
         net.kept = known.pair_table.kept(known.pairs, known.self_pairs)
-        if members is not None:
-            each = (deepcopy(net) if m == "network" else TabularModel(known, m) for m in members)
-            pairs = [(member, TargetScale(known.num_tasks)) for member in each]
-            net = AveragedProperties(pairs, scale, known.kind, known.num_tasks)
         super().__init__(net)
         self.schema = known
-        self.scale = scale
+        self.scale = TargetScale(known.num_tasks)
         self.conformal = None if coverage is None else ConformalSets(self.schema, coverage)
 
     def predicted(
@@ -285,8 +264,7 @@ class MoleculePropertyModel(Model):
         """The network of a model that is no mean, for fingerprints and attributions."""
         if not isinstance(self.network, WeaveNet):
             what = "fingerprints and attributions: only of a single network"
-            hint = "the checkpoint of a network, such as RUN/folds/network-1/best.ckpt"
-            raise mismatch(ValueError, what, "WeaveNet", type(self.network).__name__, hint=hint)
+            raise mismatch(ValueError, what, "WeaveNet", type(self.network).__name__)
         return self.network
 
     @property

@@ -1,1 +1,1 @@
-"""Work on files of molecules: predict, explain, baselines."""
+"""Work on files of molecules: predict, explain."""

@@ -1,0 +1,64 @@
+"""Targets are found in tables; those that cannot be learned are refused before training."""
+
+from pathlib import Path
+
+import pytest
+
+from pyg_dynbatch.molecules.files.read import find_targets
+from tests.console import complaint, prepare
+from tests.test_cli_molecules import CONFIG
+
+TABLE = """num,name,smiles,label,value,same,gap
+1,methanol,CO,0,0.5,3,
+2,ethanol,CCO,1,1.5,3,2
+3,propanol,CCCO,1,-2,3,NA
+5,butanol,CCCCO,0,7,3,1.5
+"""
+
+
+def test_targets_are_the_columns_of_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(TABLE, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"binary: label; regression: value, gap[\s\S]*targets"):
+        find_targets(path, None, ())
+    labels, values = (find_targets(path, None, (), None, k) for k in ("binary", "regression"))
+    assert labels.names == ("label",) and values.names == ("value", "gap")
+    said = str(values)
+    assert said.startswith(
+        "targets (regression): value, gap; not targets: num (whole numbers that never"
+    )
+    assert "name (not numbers, such as 'methanol')" in said and "same (fewer than two" in said
+    assert "label (labels)" in said
+    assert find_targets(path, None, (), ["label"]).kind == "binary"
+    assert find_targets(path, None, (), ["label", "gap"]).kind == "regression"
+    rows = ["O,,", *(f"{'C' * n},{n * 37 % 61},{n / 8}" for n in range(1, 9))]
+    path.write_text("\n".join(["smiles,registered,value", *rows]), encoding="utf-8")
+    assert "value; not targets: registered (whole" in str(find_targets(path, None, ()))
+    path.write_text("\n".join(["smiles,registered,value", *rows, "CO,9,<0.5"]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"some cells of 'value' are not[\s\S]*<0.5[\s\S]*missing"):
+        find_targets(path, None, ())
+    assert find_targets(path, None, ["<0.5"]).names == ("value",)
+    assert find_targets(path, None, (), ["registered"]).names == ("registered",)
+    path.write_text("smiles,name\nCO,methanol\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"cannot be found[\s\S]*name \(not numbers, such"):
+        find_targets(path, None, ())
+
+
+def test_targets_that_cannot_be_learned_are_refused(tmp_path: Path, monkeypatch, capsys) -> None:
+    prepare(tmp_path, monkeypatch, CONFIG)
+    parts = ("train", "train", "val", "test")
+    rows = [f"{'C' * n},{n % 2},{n if n % 4 > 1 else ''},{n},{parts[n % 4]}" for n in range(1, 17)]
+    text = "\n".join(["smiles,label,late,known,part", *rows])
+    Path("regression.csv").write_text(text, encoding="utf-8")
+    split = "--data.init_args.split.method column --data.init_args.split.column part"
+    argv = ["fit", "--config", "small.yaml", *split.split()]
+    for targets, said in (
+        ("[label]", "the targets are labels, not values"),
+        ("[late]", "the training split has no target of a property"),
+        ("[known,late]", "got: none of late"),
+        ("[known,known]", "all different; got: known, known"),
+    ):
+        options = ["--data.init_args.targets", targets, "--checkpoint.monitor", "val/r2"]
+        options += ["--data.init_args.kind", "regression"]
+        options += ["--checkpoint.mode", "max"]
+        assert said in complaint(capsys, *argv, *options)
